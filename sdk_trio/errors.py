@@ -1,0 +1,143 @@
+"""Every exception that sdk_trio raises on purpose.
+
+::
+
+    SdkError
+    ├── OptionsValidationError          settings are wrong; lists every problem with its full key
+    ├── NotInThisVersionError           a documented part that this version does not contain
+    ├── NotSupportedError               asked for by the specification to be refused
+    ├── HandlerRegistrationError        a handler was registered wrongly
+    │   └── MissingHandlersError        FailOnMissingHandlers and known types without a handler
+    ├── StorageError
+    │   ├── StoreUnavailableError       the store cannot read or write at present
+    │   ├── StoreLockedError            another process uses the data directory
+    │   └── StoreVersionError           the store was written by another version
+    ├── VerificationError               a delivery is not authentic
+    ├── DeliveryDecodingError           a verified body is no event
+    ├── NotRunningError                 a receiver was called before it was started
+    └── RetryLater                      raised *by handlers* to ask for a later attempt
+
+Every class carries ``exit_code``, the exit status of a command that ends with it
+(sysexits: 1 failure, 2 usage, 69 unavailable, 78 configuration).
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import attrs
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_UNAVAILABLE = 69
+EXIT_CONFIGURATION = 78
+
+
+class SdkError(Exception):
+    """Base of every exception of this package."""
+
+    exit_code: ClassVar[int] = EXIT_FAILURE
+
+
+@attrs.frozen
+class Problem:
+    """One thing that is wrong with the settings.
+
+    ``key`` is the full key (``Sdk:Webhooks:ToleranceSeconds``), ``message`` what is wrong and
+    what to do, ``origin`` where the value came from (a file, a variable, an argument), if known.
+    """
+
+    key: str
+    message: str
+    origin: str | None = None
+
+    def __str__(self) -> str:
+        where = f" (from {self.origin})" if self.origin else ""
+        return f"{self.key}: {self.message}{where}"
+
+
+class OptionsValidationError(SdkError):
+    """The settings are invalid; ``problems`` holds every one of them (spec 7)."""
+
+    exit_code = EXIT_CONFIGURATION
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        lines = "\n".join(f"  {problem}" for problem in self.problems)
+        count = len(self.problems)
+        super().__init__(f"{count} problem{'s' if count != 1 else ''} in the settings:\n{lines}")
+
+
+class NotInThisVersionError(OptionsValidationError):
+    """The settings ask for documented parts that this version does not contain."""
+
+
+class NotSupportedError(SdkError):
+    """The specification names this choice and asks for it to be refused."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class HandlerRegistrationError(SdkError):
+    """A handler was registered wrongly: the message says which and how to register it."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class MissingHandlersError(HandlerRegistrationError):
+    """``FailOnMissingHandlers`` is true and known event types have no handler (spec 6.1)."""
+
+    def __init__(self, missing: Sequence[str], message: str) -> None:
+        self.missing = tuple(missing)
+        super().__init__(message)
+
+
+class StorageError(SdkError):
+    """Base of what can go wrong with the store."""
+
+
+class StoreUnavailableError(StorageError):
+    """The store cannot read or write at present: disk full, I/O error, closed."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class StoreLockedError(StorageError):
+    """Another process holds the lock of the data directory."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class StoreVersionError(StorageError):
+    """The store's schema is newer than this version, or is no store of ours."""
+
+
+class VerificationError(SdkError):
+    """A delivery is not authentic. ``cause`` is one word for logs, never for the sender."""
+
+    def __init__(self, cause: str, detail: str) -> None:
+        self.cause = cause
+        self.detail = detail
+        super().__init__(f"{cause}: {detail}")
+
+
+class DeliveryDecodingError(SdkError):
+    """A verified body is no JSON object with a string ``type``."""
+
+
+class NotRunningError(SdkError):
+    """A receiver or runtime was used before it was started, or after it had ended."""
+
+
+class RetryLater(SdkError):  # noqa: N818 - reads as an instruction where a handler raises it
+    """Raised by a handler: run me again, no earlier than in ``seconds`` (contracts 3).
+
+    An inline delivery is answered 503 with ``Retry-After``; an enqueued one waits in the store.
+    The attempt counts as a failed one.
+    """
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        if not 0 <= seconds < 86_400 * 30:
+            raise ValueError("RetryLater takes 0 to 2592000 seconds")
+        self.seconds = seconds
+        self.reason = reason
+        super().__init__(reason or f"asked to be retried in {seconds:g} s")

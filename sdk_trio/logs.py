@@ -1,0 +1,89 @@
+"""Structured logs: one logger per domain, over the standard library's logging.
+
+Embedded, nothing is configured: events go to the standard logger ``sdk_trio.<domain>`` and the
+host decides what becomes of them. The command line calls :func:`configure` once. Events are
+dotted and past tense (contracts 10); no secret, signature, token or body is ever passed in.
+"""
+
+import logging
+import sys
+from typing import Any, TextIO, cast
+
+import structlog
+
+ROOT = "sdk_trio"
+
+#: Level names of ``Sdk:Logging:Level`` and what they mean to the standard library.
+LEVELS = {
+    "Debug": logging.DEBUG,
+    "Info": logging.INFO,
+    "Warning": logging.WARNING,
+    "Error": logging.ERROR,
+}
+
+
+def _render_for_stdlib(_logger: Any, _method: str, event: Any) -> Any:
+    """Hand the event to stdlib logging as a readable message, its fields in ``record.sdk``."""
+    name = event.pop("event")
+    exc_info = event.pop("exc_info", None)
+    message = " ".join([name, *(f"{key}={value!r}" for key, value in event.items())])
+    return (message,), {"extra": {"sdk": (name, event)}, "exc_info": exc_info}
+
+
+def get_logger(domain: str) -> structlog.stdlib.BoundLogger:
+    """Return the logger of ``domain`` (``webhooks``, ``client``, ...); disabled levels are cheap."""
+    return cast(
+        "structlog.stdlib.BoundLogger",
+        structlog.wrap_logger(
+            logging.getLogger(f"{ROOT}.{domain}"),
+            processors=[structlog.stdlib.filter_by_level, _render_for_stdlib],
+            wrapper_class=structlog.stdlib.BoundLogger,
+            cache_logger_on_first_use=True,
+        ),
+    )
+
+
+class _Formatter(logging.Formatter):
+    """Renders records with structlog: readable on a terminal, JSON lines elsewhere."""
+
+    def __init__(self, *, json: bool, colors: bool) -> None:
+        super().__init__()
+        self._stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
+        self._render: Any = (
+            structlog.processors.JSONRenderer()
+            if json
+            else structlog.dev.ConsoleRenderer(colors=colors)
+        )
+
+    def format(self, record: logging.LogRecord) -> str:
+        name, fields = getattr(record, "sdk", (record.getMessage(), {}))
+        event: dict[str, Any] = {
+            "event": name,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **fields,
+        }
+        event = dict(self._stamp(None, "", event))
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return str(self._render(None, record.levelname.lower(), event))
+
+
+def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | None = None) -> None:  # noqa: A002 - the name of the setting
+    """Send the package's logs to ``stream`` (standard error): for programs, never when embedded.
+
+    Args:
+        level: ``Debug``, ``Info``, ``Warning`` or ``Error``.
+        format: ``Json``, ``Console``, or ``Auto``: readable on a terminal, JSON otherwise.
+        stream: a text stream; default ``sys.stderr``.
+
+    A second call replaces what the first one set, so a reload can change the level.
+    """
+    target = stream or sys.stderr
+    terminal = target.isatty()
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(_Formatter(json=format == "Json" or (format == "Auto" and not terminal), colors=terminal))
+    root = logging.getLogger(ROOT)
+    root.handlers[:] = [handler]
+    root.setLevel(LEVELS[level])
+    root.propagate = False

@@ -1,0 +1,153 @@
+"""What the inbox keeps of a delivery: plain records, without I/O (contracts 5).
+
+Times are Unix seconds as floats, ids are the ``webhook-id`` header's text.
+"""
+
+import enum
+from collections.abc import Sequence
+
+import attrs
+
+
+class DeliveryState(enum.StrEnum):
+    """``received -> running -> done | retrying -> running ... | dead``, and ``parked``."""
+
+    RECEIVED = "received"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    DONE = "done"
+    DEAD = "dead"
+    PARKED = "parked"
+
+
+#: States from which the runtime itself will still do something.
+UNFINISHED = frozenset({DeliveryState.RECEIVED, DeliveryState.RUNNING, DeliveryState.RETRYING})
+
+
+@attrs.frozen
+class NewDelivery:
+    """A verified delivery as it goes into the inbox.
+
+    ``subject`` is ``data.id`` or None; with ``ordered`` the unfinished events of one subject run
+    one at a time in the order of arrival. ``timestamp`` is the signed header, in Unix seconds.
+    """
+
+    webhook_id: str
+    type: str
+    raw: bytes
+    timestamp: int
+    received_at: float
+    subject: str | None = None
+    ordered: bool = False
+
+
+@attrs.frozen
+class DeliveryRecord:
+    """One delivery as the inbox holds it now.
+
+    ``sequence`` grows in order of arrival. ``queued`` says that our own workers run it; False
+    means that the sender's redeliveries do. ``attempts`` counts the runs that were started.
+    ``raw`` is None once the payload retention has passed, or where a listing leaves bodies out.
+    """
+
+    sequence: int
+    webhook_id: str
+    type: str
+    state: DeliveryState
+    queued: bool
+    attempts: int
+    received_at: float
+    timestamp: int
+    subject: str | None
+    ordered: bool
+    next_attempt_at: float | None
+    started_at: float | None
+    finished_at: float | None
+    last_error: str | None
+    raw: bytes | None
+
+
+@attrs.frozen
+class AttemptRecord:
+    """One run that failed: its number from 1, when, for how long, and why."""
+
+    number: int
+    started_at: float
+    finished_at: float
+    error: str
+
+
+class Admission(enum.Enum):
+    """What the inbox says to a delivery that wants in."""
+
+    NEW = enum.auto()
+    """It is ours now: committed (``accept``) or claimed (``claim``)."""
+    QUEUED = enum.auto()
+    """The same id is committed to the queue and not finished."""
+    RUNNING = enum.auto()
+    """The same id runs inline under another live owner."""
+    DONE = enum.auto()
+    """The same id has finished within the dedup retention."""
+
+
+@attrs.frozen
+class Admitted:
+    """Answer of ``accept`` and ``claim``.
+
+    ``attempts`` are the runs started before now. ``same_body`` is False when the id was known
+    with other bytes (the first bytes stay).
+    """
+
+    admission: Admission
+    attempts: int = 0
+    same_body: bool = True
+
+
+@attrs.frozen
+class Due:
+    """What ``take_due`` hands to the queue; the caller holds the lease of every record.
+
+    ``records`` carry their bodies. ``more`` says that further records were due beyond ``limit``.
+    ``next_due_at`` is the time of the next retry that was not due yet, or None.
+    """
+
+    records: Sequence[DeliveryRecord]
+    more: bool
+    next_due_at: float | None
+
+
+@attrs.frozen
+class Done:
+    """The handler finished."""
+
+
+@attrs.frozen
+class Retry:
+    """The run failed. ``at`` is when our workers try again; None: the sender's redelivery will."""
+
+    at: float | None
+    error: str
+
+
+@attrs.frozen
+class Dead:
+    """The run failed and was the last one allowed."""
+
+    error: str
+
+
+@attrs.frozen
+class Released:
+    """The run was cut short by a shutdown: the attempt does not count, the event is due again."""
+
+
+Outcome = Done | Retry | Dead | Released
+
+
+@attrs.frozen
+class Purged:
+    """What a retention pass removed: bodies, whole finished deliveries, parked deliveries."""
+
+    bodies: int
+    finished: int
+    parked: int
