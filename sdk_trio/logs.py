@@ -6,12 +6,15 @@ dotted and past tense (contracts 10); no secret, signature, token or body is eve
 """
 
 import logging
+import os
 import sys
 from typing import Any, TextIO, cast
 
 import structlog
 
 ROOT = "sdk_trio"
+
+_Fields = tuple[str, dict[str, Any]]
 
 #: Level names of ``Sdk:Logging:Level`` and what they mean to the standard library.
 LEVELS = {
@@ -31,7 +34,7 @@ def _render_for_stdlib(_logger: Any, _method: str, event: Any) -> Any:
 
 
 def get_logger(domain: str) -> structlog.stdlib.BoundLogger:
-    """Return the logger of ``domain`` (``webhooks``, ``client``, ...); disabled levels are cheap."""
+    """Return the logger of ``domain`` (``webhooks``, ...); a disabled level costs little."""
     return cast(
         "structlog.stdlib.BoundLogger",
         structlog.wrap_logger(
@@ -56,7 +59,7 @@ class _Formatter(logging.Formatter):
         )
 
     def format(self, record: logging.LogRecord) -> str:
-        name, fields = getattr(record, "sdk", (record.getMessage(), {}))
+        name, fields = cast("_Fields", getattr(record, "sdk", (record.getMessage(), {})))
         event: dict[str, Any] = {
             "event": name,
             "level": record.levelname.lower(),
@@ -69,7 +72,7 @@ class _Formatter(logging.Formatter):
         return str(self._render(None, record.levelname.lower(), event))
 
 
-def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | None = None) -> None:  # noqa: A002 - the name of the setting
+def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | None = None) -> None:
     """Send the package's logs to ``stream`` (standard error): for programs, never when embedded.
 
     Args:
@@ -82,7 +85,12 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
     target = stream or sys.stderr
     terminal = target.isatty()
     handler = logging.StreamHandler(target)
-    handler.setFormatter(_Formatter(json=format == "Json" or (format == "Auto" and not terminal), colors=terminal))
+    handler.setFormatter(
+        _Formatter(
+            json=format == "Json" or (format == "Auto" and not terminal),
+            colors=terminal and not os.environ.get("NO_COLOR"),
+        )
+    )
     root = logging.getLogger(ROOT)
     root.handlers[:] = [handler]
     root.setLevel(LEVELS[level])

@@ -50,8 +50,12 @@ class Inbox(Protocol):
         ...
 
     async def park(self, delivery: NewDelivery) -> Admitted:
-        """Keep ``delivery`` as ``parked``: nothing handles its type. ``NEW`` when it was unknown
-        or its finished record was older than the dedup retention."""
+        """Keep ``delivery`` as ``parked``: nothing handles its type.
+
+        ``NEW`` when it was unknown, done longer ago than the dedup retention, or had failed inline
+        and waited for a redelivery, which it has got now. Everything else changes nothing:
+        ``QUEUED``, ``RUNNING``, or ``DONE`` when it was done, dead or parked.
+        """
         ...
 
     async def start(self, webhook_id: str, *, now: float) -> None:
@@ -105,7 +109,7 @@ class Inbox(Protocol):
     async def find(
         self,
         *,
-        type: str | None = None,  # noqa: A002 - the field's name
+        type: str | None = None,
         state: DeliveryState | None = None,
         since: float | None = None,
         after_sequence: int | None = None,
@@ -120,7 +124,10 @@ class Inbox(Protocol):
         ...
 
     async def changed_elsewhere(self) -> bool:
-        """Return whether another connection or process has changed the store since the last call."""
+        """Return whether somebody else has changed the store since the last call.
+
+        Somebody else is another process, or another inbox in this one.
+        """
         ...
 
     async def purge(self, *, now: float) -> Purged:
@@ -133,5 +140,8 @@ class Inbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish what was begun and close. Shielded from cancellation; a second call does nothing."""
+        """Finish what was begun and close; a second call does nothing.
+
+        Shielded from cancellation, but not for ever from a disk that hangs.
+        """
         ...

@@ -141,7 +141,12 @@ class Released:
     """The run was cut short by a shutdown: the attempt does not count, the event is due again."""
 
 
-Outcome = Done | Retry | Dead | Released
+@attrs.frozen
+class Parked:
+    """Nothing handles the type any more: the event is kept, and replayable."""
+
+
+Outcome = Done | Retry | Dead | Released | Parked
 
 
 @attrs.frozen

@@ -1,0 +1,8 @@
+"""The command line: ``sdk-trio`` and ``python -m sdk_trio`` (contracts 9).
+
+Every command of :mod:`.commands` is imported when it is chosen, so that ``--help`` is fast.
+"""
+
+from .runner import main
+
+__all__ = ["main"]

@@ -1,0 +1,99 @@
+"""The argument parser, built from the table of commands."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from .commands import COMMANDS, GROUPS
+from .usage import UsageError, check_words
+
+PROGRAM = "sdk-trio"
+
+_EXIT_CODES = """\
+exit status: 0 fine, 1 failure, 2 usage, 69 unavailable, 78 configuration, 128 + the signal's
+number when it was cut short. Every command is described in docs/reference/command-line.md.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are :class:`UsageError`; no option can be abbreviated."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of exiting: one place words what people see."""
+        raise UsageError(f"{message}\n{self.format_usage().rstrip()}")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed arguments; ``target`` names the chosen command's function.
+
+    Raises:
+        UsageError: there is no such command or argument.
+        SystemExit: ``--help`` or ``--version``, after printing.
+    """
+    check_words(arguments, [command.words for command in COMMANDS])
+    return build_parser().parse_args(arguments)
+
+
+def build_parser() -> Parser:
+    """Return the parser of every command in :data:`~.commands.COMMANDS`."""
+    parser = Parser(
+        prog=PROGRAM,
+        description="A runtime for signed webhooks.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    top = _add_choices(parser)
+    groups: dict[str, Any] = {}
+    for command in COMMANDS:
+        group, _, word = command.words.rpartition(" ")
+        if group and group not in groups:
+            about = GROUPS[group]
+            groups[group] = _add_choices(top.add_parser(group, help=about, description=about))
+        chosen = (groups[group] if group else top).add_parser(
+            word,
+            help=command.summary,
+            description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+        )
+        command.add_arguments(chosen)
+        _add_settings(chosen)
+        chosen.set_defaults(target=command.target, words=command.words)
+    return parser
+
+
+def _add_choices(parser: argparse.ArgumentParser) -> Any:
+    return parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=Parser
+    )
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("settings")
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a settings file, JSON or TOML; may be repeated, later ones win",
+    )
+    group.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="one setting, such as Sdk:Webhooks:Path=/hooks; may be repeated; not for secrets",
+    )
+
+
+class _Version(argparse.Action):
+    """Prints the version; the look into the package's metadata happens only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"{PROGRAM} {version('sdk-trio')}\n")
+        parser.exit()

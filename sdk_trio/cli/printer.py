@@ -1,0 +1,109 @@
+"""What commands print: data to standard output, everything else to standard error."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..config.layers import printable
+
+Row = Mapping[str, Any]
+
+
+def print_text(text: str) -> None:
+    """Print one line of data."""
+    sys.stdout.write(f"{text}\n")
+
+
+def print_json(document: Any) -> None:
+    """Print a JSON document: ASCII, indented, so that it survives any terminal and locale."""
+    print_text(json.dumps(document, indent=2))
+
+
+def print_json_line(document: Any) -> None:
+    """Print a JSON document on a line of its own, at once: for streams."""
+    print_text(json.dumps(document))
+    sys.stdout.flush()
+
+
+def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) -> None:
+    """Print rows as a table of ``columns``, or all that they hold as a JSON array of objects.
+
+    On a terminal the table is drawn to its width. Elsewhere every cell is printed whole, in
+    aligned columns.
+    """
+    if as_json:
+        print_json([dict(row) for row in rows])
+        return
+    if not rows:
+        return
+    headings = [column.replace("_", " ") for column in columns]
+    cells = [[cell(row.get(column)) for column in columns] for row in rows]
+    if is_terminal():
+        _draw(headings, cells)
+        return
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    for line in (headings, *cells):
+        padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+        print_text("  ".join(padded).rstrip())
+
+
+def cell(value: Any) -> str:
+    """Return a value as one line of text, without characters that would steer a terminal."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return printable(str(value))
+
+
+def is_terminal() -> bool:
+    """Say whether standard output is a terminal that draws: not with ``TERM=dumb``."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def say(text: str) -> None:
+    """Tell the user something that is no data."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+class Progress:
+    """Shows how far long work has come: one line on a terminal's standard error, else nothing.
+
+    ``total`` is how many steps there will be; below ``quiet_below`` nothing is shown.
+    """
+
+    def __init__(self, label: str, total: int, *, quiet_below: int = 20) -> None:
+        self._label = label
+        self._total = total
+        self._done = 0
+        self._shown = total >= quiet_below and sys.stderr.isatty()
+
+    def advance(self, steps: int = 1) -> None:
+        """Count steps that were done."""
+        self._done += steps
+        if self._shown:
+            end = "\n" if self._done >= self._total else ""
+            sys.stderr.write(f"\r{self._label}: {self._done} of {self._total}{end}")
+            sys.stderr.flush()
+
+
+def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    # Imported here: half of the time of a command that prints no table.
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for line in cells:
+        table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in line))
+    Console(file=sys.stdout).print(table)
+
+
+#: States that somebody should look at stand out.
+_STYLES = {"dead": "bold red", "retrying": "yellow", "parked": "yellow", "done": "green"}

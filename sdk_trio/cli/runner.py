@@ -1,0 +1,98 @@
+"""Runs one command and turns however it ends into an exit status (reference: command line)."""
+
+import importlib
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+from ..errors import EXIT_FAILURE, SdkError
+from .parser import PROGRAM, parse
+
+#: 128 + SIGINT and 128 + SIGPIPE, as a shell reports commands that these signals ended.
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    Args:
+        arguments: what follows the program's name; None takes ``sys.argv``.
+
+    Nothing is raised: errors become one line on standard error, ``sdk-trio: error: ...``. In the
+    Development environment a traceback comes before it.
+    """
+    parsed = Namespace()
+    try:
+        parsed = parse(sys.argv[1:] if arguments is None else arguments)
+        status = _command(parsed)
+        sys.stdout.flush()
+    except SystemExit as ended:  # --help, --version
+        return ended.code if isinstance(ended.code, int) else EXIT_FAILURE
+    except BaseException as error:  # noqa: BLE001 - every end has a status
+        return _status_of(only_member(error), parsed)
+    return status
+
+
+def only_member(error: BaseException) -> BaseException:
+    """Return the only exception of nested groups of one; any other exception as it is."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _command(parsed: Namespace) -> int:
+    """Import the chosen command and run it."""
+    module, _, name = parsed.target.partition(":")
+    function = getattr(importlib.import_module(f".{module}", __package__), name)
+    status: int = function(parsed)
+    return status
+
+
+def _status_of(error: BaseException, parsed: Namespace) -> int:
+    """Say what went wrong and return the exit status for it."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        _forget_output()
+        return PIPE_CLOSED
+    if isinstance(error, SdkError):
+        _show_detail(error, parsed)
+        _complain(str(error))
+        return error.exit_code
+    if not _show_detail(error, parsed):
+        _complain(
+            f"unexpected {type(error).__name__}: {error}; "
+            "run with Sdk:Environment=Development for details"
+        )
+    else:
+        _complain(f"unexpected {type(error).__name__}: {error}")
+    return EXIT_FAILURE
+
+
+def _show_detail(error: BaseException, parsed: Namespace) -> bool:
+    """Print the traceback where that is wanted: in Development, of starts and of our own faults."""
+    from .settings_reader import is_development
+
+    starting = getattr(parsed, "words", "") == "run"
+    if isinstance(error, SdkError) and not starting and error.__cause__ is None:
+        return False
+    if not is_development(parsed):
+        return False
+    import traceback
+
+    traceback.print_exception(error)
+    return True
+
+
+def _complain(message: str) -> None:
+    sys.stderr.write(f"{PROGRAM}: error: {message}\n")
+
+
+def _forget_output() -> None:
+    """Point standard output at nothing: else the interpreter's last flush complains of the pipe."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return

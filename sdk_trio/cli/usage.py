@@ -1,0 +1,61 @@
+"""Words that name a command, rightly or wrongly. Pure (contracts 9)."""
+
+import difflib
+from collections.abc import Collection, Sequence
+
+from ..errors import EXIT_USAGE, SdkError
+
+#: Commands that the documentation names and this version does not contain.
+NOT_IN_THIS_VERSION = frozenset(
+    {
+        "doctor",
+        "call",
+        "events reconcile",
+        "listen",
+        "tenant",
+        "upgrade",
+        "replication",
+        "notify",
+        "storage",
+        "openapi",
+    }
+)
+
+
+class UsageError(SdkError):
+    """A command was called wrongly: the message says which argument and what it takes."""
+
+    exit_code = EXIT_USAGE
+
+
+def check_words(arguments: Sequence[str], known: Collection[str]) -> None:
+    """Check the words before the first option against the commands that there are.
+
+    Args:
+        arguments: the command line after the program's name.
+        known: the commands in full, such as ``run`` and ``events list``.
+
+    Raises:
+        UsageError: the command is not in this version, or is none; with the closest name.
+    """
+    groups = {command.partition(" ")[0] for command in known if " " in command}
+    if not arguments or arguments[0].startswith("-"):
+        return
+    first = arguments[0]
+    _check(first, [command.partition(" ")[0] for command in known])
+    if first in groups and len(arguments) > 1 and not arguments[1].startswith("-"):
+        _check(f"{first} {arguments[1]}", [c for c in known if c.startswith(f"{first} ")])
+
+
+def _check(chosen: str, candidates: Sequence[str]) -> None:
+    if chosen in candidates:
+        return
+    if chosen in NOT_IN_THIS_VERSION:
+        raise UsageError(f"the command '{chosen}' is not in this version")
+    close = difflib.get_close_matches(chosen, [*candidates, *NOT_IN_THIS_VERSION], n=1)
+    advice = (
+        f"did you mean '{close[0]}'?"
+        if close
+        else f"choose from {', '.join(dict.fromkeys(candidates))}"
+    )
+    raise UsageError(f"there is no command '{chosen}': {advice}")

@@ -1,0 +1,32 @@
+"""The settings: where they come from, what they may be, and what is wrong with them (spec 2).
+
+``load_settings`` reads all sources; ``Settings.from_mapping`` takes a mapping alone;
+``read_settings`` returns problems, warnings and origins as data.
+"""
+
+from .availability import missing_parts
+from .describe import Row, describe
+from .loader import Loaded, load_settings, read_settings
+from .options import BUNDLED_API_VERSION, KeyDerivation, Mode, Secret, Settings, StorageBackend
+from .schema import json_schema
+from .secrets import ParsedSecret, parse_secret
+
+__all__ = [
+    "BUNDLED_API_VERSION",
+    "Settings",
+    "Secret",
+    "Mode",
+    "KeyDerivation",
+    "StorageBackend",
+    # reading
+    "load_settings",
+    "read_settings",
+    "Loaded",
+    # looking
+    "describe",
+    "Row",
+    "json_schema",
+    "missing_parts",
+    "parse_secret",
+    "ParsedSecret",
+]

@@ -1,0 +1,70 @@
+"""What is known about one setting besides its type and default: the metadata of options. Pure.
+
+Binding, rules, JSON Schema and the reference page read it from the fields of the option classes,
+so that a setting is described in one place.
+"""
+
+import enum
+from typing import Any
+
+import attrs
+
+_METADATA_KEY = "sdk_trio.about"
+
+
+class Form(enum.Enum):
+    """What a text must look like; ``rules.py`` checks it, ``schema.py`` and the page name it."""
+
+    HTTPS_URL = "absolute HTTPS URL (HTTP to this machine is allowed in Development)"
+    URL = "absolute HTTP or HTTPS URL"
+    API_VERSION = "ISO date, YYYY-MM-DD or YYYY-MM"
+    ROUTE = "path that starts with /"
+    HEADER = "name of an HTTP header"
+    ENVIRONMENT_NAME = "letters, digits, _ and -"
+    ENV_VAR = "name of an environment variable, never its value"
+    SLUG = "1-64 lowercase letters, digits and hyphens, no hyphen at either end"
+    PHONE = "phone number in E.164 format, such as +15551234567"
+    EMAIL = "email address"
+    HEADER_TEXT = "one line without control characters"
+    BIND = "HOST:PORT, [IPv6]:PORT, unix:PATH or fd:N"
+    CIDR = "CIDR block or address"
+    PROXY = "CIDR block, address, or unix"
+    ABSOLUTE_PATH = "absolute path"
+    SIGNING = "whsec_..., whpk_..., or the text that the upstream signs with"
+
+
+@attrs.frozen
+class About:
+    """Metadata of one setting.
+
+    ``doc`` is one plain sentence; ``source`` the section that defines it (``spec 2.1``,
+    ``contracts 2``, or ``ours``); ``minimum`` and ``maximum`` are inclusive, in ``unit``;
+    ``required`` means that it may not be blank while its section is in use. ``key`` replaces the
+    name that is derived from the attribute. ``default_note`` says what a null default stands for.
+    """
+
+    doc: str
+    source: str
+    minimum: float | None = None
+    maximum: float | None = None
+    unit: str | None = None
+    form: Form | None = None
+    required: bool = False
+    key: str | None = None
+    default_note: str | None = None
+
+
+def about(doc: str, source: str, **details: Any) -> dict[str, About]:
+    """Return field metadata that holds an :class:`About`; ``details`` are its further fields."""
+    return {_METADATA_KEY: About(doc, source, **details)}
+
+
+def about_field(field: "attrs.Attribute[Any]") -> About | None:
+    """Return the :class:`About` of an attrs field, or None for a nested section."""
+    found = field.metadata.get(_METADATA_KEY)
+    return found if isinstance(found, About) else None
+
+
+def pascal_case(name: str) -> str:
+    """Return the key of an attribute: ``retry_base_seconds`` becomes ``RetryBaseSeconds``."""
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))

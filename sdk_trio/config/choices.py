@@ -1,0 +1,88 @@
+"""The enumerations of the settings: each value is spelled as it is written in a file (spec 2).
+
+Values are matched without regard to case when settings are bound.
+"""
+
+import enum
+
+
+class Mode(enum.StrEnum):
+    """Which upstream the client calls (spec 2.1)."""
+
+    TEST = "Test"
+    LIVE = "Live"
+    CUSTOM = "Custom"
+
+
+class ApiVersionStrictness(enum.StrEnum):
+    """What an ApiVersion other than the bundled one leads to (spec 9)."""
+
+    WARN = "Warn"
+    STRICT = "Strict"
+    OFF = "Off"
+
+
+class KeyDerivation(enum.StrEnum):
+    """How a webhook secret becomes an HMAC key (contracts 2)."""
+
+    AUTO = "Auto"
+    """Either of the two below; a signature made with either key is accepted."""
+    STANDARD = "Standard"
+    """The bytes that the base64 after ``whsec_`` decodes to."""
+    UTF8 = "Utf8"
+    """The UTF-8 bytes of the whole text, its prefix included."""
+
+
+class StorageBackend(enum.StrEnum):
+    """Where the inbox is kept (contracts 2)."""
+
+    SQLITE = "Sqlite"
+    POSTGRES = "Postgres"
+    MEMORY = "Memory"
+
+
+class LogLevel(enum.StrEnum):
+    """The least severe log events that are written."""
+
+    DEBUG = "Debug"
+    INFO = "Info"
+    WARNING = "Warning"
+    ERROR = "Error"
+
+
+class LogFormat(enum.StrEnum):
+    """How log events are written; ``Auto`` is readable on a terminal and JSON elsewhere."""
+
+    AUTO = "Auto"
+    JSON = "Json"
+    CONSOLE = "Console"
+
+
+class DefaultTenantStrategy(enum.StrEnum):
+    """How the single-tenant upgrade finds the default tenant (spec 2.6)."""
+
+    LITERAL_DEFAULT = "LiteralDefault"
+    FIRST_USER_ORGANIZATION = "FirstUserOrganization"
+    HOST_SUPPLIED = "HostSupplied"
+
+
+class ReplicaTargetType(enum.StrEnum):
+    """Where tenant databases are replicated to (spec 2.7)."""
+
+    OBJECT_STORE = "ObjectStore"
+    BLOB_STORE = "BlobStore"
+    CLOUD_STORAGE = "CloudStorage"
+    SFTP = "Sftp"
+    LOCAL_DISK = "LocalDisk"
+
+
+class EmailProvider(enum.StrEnum):
+    """The email provider; one in v1.0 (spec 2.9)."""
+
+    EMAIL_PROVIDER_A = "EmailProviderA"
+
+
+class SmsProvider(enum.StrEnum):
+    """The SMS provider; one in v1.0 (spec 2.9)."""
+
+    SMS_PROVIDER_A = "SmsProviderA"

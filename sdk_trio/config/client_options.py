@@ -1,0 +1,97 @@
+"""The client's settings below the core ones: spec 2.2, 2.3 and contracts 2. Pure."""
+
+import attrs
+
+from .about import Form, about
+
+
+@attrs.frozen(kw_only=True)
+class UpstreamOptions:
+    """Addresses of the upstream API (contracts 2)."""
+
+    production_url: str = attrs.field(
+        default="https://api.polar.sh",
+        metadata=about(
+            "Base address of Mode Live.", "contracts 2", form=Form.HTTPS_URL, required=True
+        ),
+    )
+    sandbox_url: str = attrs.field(
+        default="https://sandbox-api.polar.sh",
+        metadata=about(
+            "Base address of Mode Test.", "contracts 2", form=Form.HTTPS_URL, required=True
+        ),
+    )
+    version_header: str = attrs.field(
+        default="Sdk-Version",
+        metadata=about(
+            "Name of the header that carries ApiVersion.",
+            "contracts 2",
+            form=Form.HEADER,
+            required=True,
+        ),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ResilienceOptions:
+    """Circuit breaker and hedging of the client (spec 2.2)."""
+
+    circuit_breaker_failure_threshold: int = attrs.field(
+        default=5,
+        metadata=about("Consecutive failures before the circuit opens.", "spec 2.2", minimum=1),
+    )
+    circuit_breaker_sampling_seconds: int = attrs.field(
+        default=30,
+        metadata=about(
+            "Window in which failures are counted.", "spec 2.2", minimum=1, unit="seconds"
+        ),
+    )
+    circuit_breaker_break_seconds: int = attrs.field(
+        default=15,
+        metadata=about(
+            "Time the circuit stays open before probe requests are allowed.",
+            "spec 2.2",
+            minimum=1,
+            unit="seconds",
+        ),
+    )
+    hedge_after_ms: int | None = attrs.field(
+        default=None,
+        metadata=about(
+            "A duplicate GET or HEAD is sent after this time; never for other methods.",
+            "spec 2.2",
+            minimum=1,
+            unit="milliseconds",
+            default_note="disabled",
+        ),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ConnectionOptions:
+    """The client's connection pool (spec 2.3)."""
+
+    max_connections_per_server: int = attrs.field(
+        default=100,
+        metadata=about("Cap on simultaneous TCP connections per host.", "spec 2.3", minimum=1),
+    )
+    pooled_connection_lifetime_minutes: int = attrs.field(
+        default=15,
+        metadata=about("Forced reconnection interval.", "spec 2.3", minimum=1, unit="minutes"),
+    )
+    pooled_connection_idle_timeout_minutes: int = attrs.field(
+        default=2,
+        metadata=about(
+            "Idle connections are closed after this period.", "spec 2.3", minimum=1, unit="minutes"
+        ),
+    )
+    enable_http2: bool = attrs.field(
+        default=True, metadata=about("Use HTTP/2 multiplexing.", "spec 2.3")
+    )
+    enable_http3: bool = attrs.field(
+        default=False, metadata=about("Use HTTP/3; experimental, opt-in.", "spec 2.3")
+    )
+    enable_multiple_http2_connections: bool = attrs.field(
+        default=True,
+        metadata=about("Allow several simultaneous HTTP/2 connections.", "spec 2.3"),
+    )

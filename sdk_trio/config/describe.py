@@ -1,0 +1,51 @@
+"""The settings as rows for people: key, value with secrets masked by type, and origin. Pure."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import attrs
+
+from .options import Settings
+from .table import table
+from .timespan import format_timespan
+
+DEFAULT_ORIGIN = "default"
+
+
+@attrs.frozen
+class Row:
+    """One setting as ``config show`` shows it."""
+
+    key: str
+    value: str
+    origin: str
+
+
+def describe(settings: Settings, origins: Mapping[str, str] | None = None) -> tuple[Row, ...]:
+    """Return a row for each setting, in the order of the specification.
+
+    Args:
+        settings: the settings to show.
+        origins: where each key came from (``Loaded.origins``); what is not in it is a default.
+    """
+    known = origins or {}
+    return tuple(
+        Row(setting.key, shown_value(setting.of(settings)), known.get(setting.key, DEFAULT_ORIGIN))
+        for setting in table()
+    )
+
+
+def shown_value(value: Any) -> str:
+    """Return a value as it would be written in a file; a secret is masked by its ``str``."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return f"[{', '.join(shown_value(item) for item in value)}]"
+    if isinstance(value, timedelta):
+        return format_timespan(value)
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return str(value)

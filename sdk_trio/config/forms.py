@@ -1,0 +1,214 @@
+"""What the texts in settings must look like. Pure.
+
+Each check returns what is wrong, as the end of a sentence that begins with the setting's key, or
+None. Values are not quoted: a credential may have been put where its name belongs.
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable
+from datetime import date
+from urllib.parse import SplitResult, urlsplit
+
+from .about import Form
+
+#: The kernel's limit of a Unix socket's address, without the closing NUL.
+UNIX_PATH_BYTES = 107
+
+_ROUTE = re.compile(r"/[!-~]*")
+_HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ENV_VAR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SLUG = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+_PHONE = re.compile(r"\+[1-9]\d{1,14}", re.ASCII)
+_EMAIL = re.compile(r"[^\s@<>,;\"\x00-\x1f\x7f]+@[^\s@<>,;\"\x00-\x1f\x7f]+")
+_API_VERSION = re.compile(r"([0-9]{4})-([0-9]{2})(?:-([0-9]{2}))?")
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
+_LOOPBACK = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
+_WINDOWS_ROOT = re.compile(r"[A-Za-z]:[\\/]")
+
+
+def check_form(form: Form, text: str, *, development: bool) -> str | None:
+    """Return what is wrong with ``text``, or None.
+
+    Args:
+        form: the form that it must have.
+        text: a value that is not empty.
+        development: plain HTTP to this machine is allowed.
+    """
+    if form is Form.HTTPS_URL:
+        return _https_url(text, development=development)
+    return _CHECKS[form](text)
+
+
+def _https_url(text: str, *, development: bool) -> str | None:
+    url = _split_url(text)
+    if isinstance(url, str):
+        return url
+    if url.scheme == "https":
+        return None
+    if url.scheme != "http" or not _LOOPBACK.fullmatch(url.hostname or ""):
+        return "must be an absolute HTTPS URL, such as https://api.example.com"
+    if development:
+        return None
+    return "must be an HTTPS URL; plain HTTP to this machine is allowed in Development only"
+
+
+def _url(text: str) -> str | None:
+    url = _split_url(text)
+    return url if isinstance(url, str) else None
+
+
+def _split_url(text: str) -> SplitResult | str:
+    """Return the parts of an absolute URL, or what is wrong with it."""
+    if any(character <= " " or character == "\x7f" for character in text):
+        return "holds white space or a control character: remove it"
+    try:
+        url = urlsplit(text)
+        complete = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        complete = False
+    if not complete:
+        return "must be an absolute URL with a host, such as https://api.example.com"
+    if "@" in url.netloc:
+        return "holds a user or password: remove it, credentials have settings of their own"
+    if "?" in text or "#" in text:
+        return "holds a query or fragment: remove it"
+    return url
+
+
+def _api_version(text: str) -> str | None:
+    match = _API_VERSION.fullmatch(text)
+    try:
+        if match is not None:
+            date(int(match[1]), int(match[2]), int(match[3] or 1))
+            return None
+    except ValueError:
+        pass  # such as month 13: the same advice serves
+    return "must be an ISO date, such as 2026-04-01 or 2026-04"
+
+
+def _route(text: str) -> str | None:
+    if not text.startswith("/"):
+        return "must start with /"
+    if not _ROUTE.fullmatch(text) or "?" in text or "#" in text:
+        return "must be a plain path: no white space, ?, # or characters outside ASCII"
+    return None
+
+
+def _header(text: str) -> str | None:
+    return None if _HEADER.fullmatch(text) else "must be the name of an HTTP header"
+
+
+def _environment_name(text: str) -> str | None:
+    if _ENVIRONMENT_NAME.fullmatch(text):
+        return None
+    return "must be 1 to 64 letters, digits, _ or -, such as Production or Development"
+
+
+def _env_var(text: str) -> str | None:
+    if _ENV_VAR.fullmatch(text):
+        return None
+    return "must be the name of an environment variable, never its value"
+
+
+def _slug(text: str) -> str | None:
+    if _SLUG.fullmatch(text):
+        return None
+    return "must be 1 to 64 lowercase letters, digits and hyphens, with no hyphen at either end"
+
+
+def _phone(text: str) -> str | None:
+    if _PHONE.fullmatch(text):
+        return None
+    return "must be a phone number in E.164 format, such as +15551234567"
+
+
+def _email(text: str) -> str | None:
+    return None if _EMAIL.fullmatch(text) else "must be an email address, without a display name"
+
+
+def _header_text(text: str) -> str | None:
+    if any(ord(character) < 32 or ord(character) == 127 for character in text):
+        return "must be one line without control characters"
+    return None
+
+
+def _absolute_path(text: str) -> str | None:
+    absolute = text.startswith("/") or _WINDOWS_ROOT.match(text)
+    return None if absolute else "must be an absolute path"
+
+
+def _bind(text: str) -> str | None:
+    if text.startswith("unix:"):
+        return _unix_path(text.removeprefix("unix:"))
+    if text.startswith("fd:"):
+        number = text.removeprefix("fd:")
+        valid = number.isascii() and number.isdigit() and len(number) <= 6
+        return None if valid else "must be fd: and the number of an open file descriptor"
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or len(port) > 5:
+        return "must be HOST:PORT, [IPv6]:PORT, unix:PATH or fd:N"
+    if int(port) > 65_535:
+        return "has a port above 65535"
+    if host.startswith("[") and host.endswith("]"):
+        return _ipv6(host[1:-1])
+    if not _HOST.fullmatch(host):
+        return "must name a host before the port; an IPv6 address goes in brackets"
+    return None
+
+
+def _unix_path(path: str) -> str | None:
+    if not path or "\0" in path:
+        return "must have a path after unix:"
+    if len(path.encode(errors="surrogateescape")) > UNIX_PATH_BYTES:
+        return f"has a path of more than {UNIX_PATH_BYTES} bytes: Unix sockets take no longer one"
+    return None
+
+
+def _ipv6(text: str) -> str | None:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return "must have an IPv6 address in its brackets"
+    return None
+
+
+def _cidr(text: str) -> str | None:
+    try:
+        loose = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return "must be a CIDR block, such as 10.0.0.0/8, or an address"
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return f"has bits set beyond its prefix: write {loose}"
+    return None
+
+
+def _proxy(text: str) -> str | None:
+    wrong = None if text == "unix" else _cidr(text)
+    return f"{wrong}, or unix" if wrong and wrong.endswith("an address") else wrong
+
+
+def _signing(_text: str) -> str | None:
+    return None  # depends on KeyDerivation: rules.py goes through the secrets together
+
+
+_CHECKS: dict[Form, Callable[[str], str | None]] = {
+    Form.URL: _url,
+    Form.API_VERSION: _api_version,
+    Form.ROUTE: _route,
+    Form.HEADER: _header,
+    Form.ENVIRONMENT_NAME: _environment_name,
+    Form.ENV_VAR: _env_var,
+    Form.SLUG: _slug,
+    Form.PHONE: _phone,
+    Form.EMAIL: _email,
+    Form.HEADER_TEXT: _header_text,
+    Form.BIND: _bind,
+    Form.CIDR: _cidr,
+    Form.PROXY: _proxy,
+    Form.ABSOLUTE_PATH: _absolute_path,
+    Form.SIGNING: _signing,
+}

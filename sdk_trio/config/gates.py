@@ -1,0 +1,76 @@
+"""Which settings count: a section that is switched off is not validated (spec 2.7, 2.9). Pure."""
+
+from collections.abc import Collection
+
+from .choices import DefaultTenantStrategy, ReplicaTargetType
+from .options import Settings
+from .table import Setting, full_key, table
+
+REPLICATION = full_key(("MultiTenant", "FileDb", "Replication"))
+NOTIFICATIONS = full_key(("MultiTenant", "Notifications"))
+UPGRADE = full_key(("MultiTenant", "SingleTenantUpgrade"))
+
+USE_REPLICATION = f"{REPLICATION}:UseReplication"
+TARGET = f"{REPLICATION}:ReplicaTargetType"
+NOTIFICATIONS_ENABLED = f"{NOTIFICATIONS}:Enabled"
+STRATEGY = f"{UPGRADE}:DefaultTenantStrategy"
+
+
+def used_settings(settings: Settings, invalid: Collection[str] = ()) -> tuple[Setting, ...]:
+    """Return the settings that the others do not switch off.
+
+    Args:
+        settings: what was bound.
+        invalid: full keys that could not be bound; a section behind such a key is left alone,
+            because nobody can tell whether it was meant to be on.
+    """
+    unused = _unused(settings, invalid)
+    return tuple(setting for setting in table() if not _is_switched_off(setting.key, unused))
+
+
+def is_unused(key: str, settings: Settings, invalid: Collection[str] = ()) -> bool:
+    """Return whether a key lies in a section that is switched off, whatever it holds."""
+    return _is_switched_off(key, _unused(settings, invalid))
+
+
+def is_below(key: str, prefix: str) -> bool:
+    """Return whether ``key`` is ``prefix`` or lies under it, without regard to case."""
+    return f"{key.casefold()}:".startswith(f"{prefix.casefold()}:")
+
+
+def _is_switched_off(key: str, unused: list[str]) -> bool:
+    if any(is_below(key, gate) for gate in (USE_REPLICATION, NOTIFICATIONS_ENABLED)):
+        return False
+    return any(is_below(key, prefix) for prefix in unused)
+
+
+def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
+    replication = settings.multi_tenant.file_db.replication
+    notifications = settings.multi_tenant.notifications
+    channels = notifications.enabled_channels
+    upgrade = settings.multi_tenant.single_tenant_upgrade
+    prefixes: list[str] = []
+    if not replication.use_replication:
+        prefixes.append(REPLICATION)
+    prefixes += [
+        f"{REPLICATION}:{target}"
+        for target in ReplicaTargetType
+        if TARGET in invalid or target is not replication.replica_target_type
+    ]
+    if not notifications.enabled:
+        prefixes.append(NOTIFICATIONS)
+    prefixes += [
+        f"{NOTIFICATIONS}:{name}"
+        for name, enabled in (
+            ("Email", channels.email),
+            ("Sms", channels.sms),
+            ("Webhook", channels.webhook),
+        )
+        if not enabled or f"{NOTIFICATIONS}:EnabledChannels:{name}" in invalid
+    ]
+    if (
+        upgrade.default_tenant_strategy is not DefaultTenantStrategy.LITERAL_DEFAULT
+        or STRATEGY in invalid
+    ):
+        prefixes += [f"{UPGRADE}:LiteralDefaultTenantSlug", f"{UPGRADE}:LiteralDefaultTenantName"]
+    return prefixes

@@ -1,0 +1,217 @@
+"""From all sources to validated settings, in the order of precedence. Does I/O.
+
+Later sources win: defaults, ``$STATE_DIRECTORY``, files with their ``.{Environment}`` siblings,
+``.env`` in Development, key-per-file directories, variables, arguments (reference: configuration).
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..errors import OptionsValidationError, Problem
+from .about import Form
+from .binding import bind
+from .forms import check_form
+from .gates import is_unused
+from .layers import Layer, read_section
+from .options import DEVELOPMENT, Settings
+from .prober import probe
+from .rules import USUAL_ENVIRONMENTS, check
+from .sources import (
+    CREDENTIALS_DIRECTORY_VARIABLE,
+    read_directory,
+    read_dotenv,
+    read_environ,
+    read_environment_name,
+    read_file,
+    read_overrides,
+    read_state_directory,
+)
+from .table import ROOT, fold
+
+#: Read from the working directory when no file is named.
+DEFAULT_FILES = ("appsettings.json", "sdk.toml")
+
+SECRETS_DIRECTORY = "/run/secrets"
+
+
+@attrs.frozen
+class Loaded:
+    """What reading the settings came to.
+
+    ``settings`` is None when there are ``problems``. ``origins`` holds, for each full key that
+    some source gave (items of lists included), the file, variable or argument it came from.
+    """
+
+    settings: Settings | None
+    problems: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
+    origins: Mapping[str, str]
+
+    def require(self) -> Settings:
+        """Return the settings.
+
+        Raises:
+            OptionsValidationError: there are problems; it holds all of them.
+        """
+        if self.settings is None:
+            raise OptionsValidationError(self.problems)
+        return self.settings
+
+
+def load_settings(
+    *files: str | os.PathLike[str],
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    standalone: bool = False,
+    receiver: bool = True,
+) -> Settings:
+    """Read the settings from all their sources, log the warnings, and return what is valid.
+
+    Args:
+        files: JSON or TOML files, later ones win; without any, ``appsettings.json`` and
+            ``sdk.toml`` of the working directory are read where they exist.
+        overrides: arguments of the command line, such as ``{"Sdk:Mode": "Custom"}``.
+        environ: the environment variables; default ``os.environ``.
+        standalone: the receiver alone runs, so no AccessToken is needed (spec 1.6).
+        receiver: the receiver runs, so at least one webhook secret is needed.
+
+    Raises:
+        OptionsValidationError: with every problem there is.
+    """
+    loaded = read_settings(
+        *files, overrides=overrides, environ=environ, standalone=standalone, receiver=receiver
+    )
+    _log(loaded.warnings)
+    return loaded.require()
+
+
+def read_settings(
+    *files: str | os.PathLike[str],
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    standalone: bool = False,
+    receiver: bool = True,
+    directory: str | os.PathLike[str] = "",
+    secrets_directory: str | os.PathLike[str] = SECRETS_DIRECTORY,
+) -> Loaded:
+    """Read the settings as :func:`load_settings` does, but return problems and warnings as data.
+
+    Args:
+        directory: where the files that nobody named are looked for, ``.env`` among them; default
+            the working directory.
+        secrets_directory: a directory with one file per key, read before the one that the
+            variable ``CREDENTIALS_DIRECTORY`` names.
+    """
+    variables = os.environ if environ is None else environ
+    layers = _layers(
+        tuple(Path(file) for file in files),
+        overrides=overrides or {},
+        environ=variables,
+        directory=Path(directory),
+        secrets_directory=Path(secrets_directory),
+    )
+    return _validated(layers, standalone=standalone, receiver=receiver, environ=variables)
+
+
+def settings_from_mapping(
+    mapping: Mapping[str, Any], *, standalone: bool, receiver: bool
+) -> Settings:
+    """Validate a mapping alone: what ``Settings.from_mapping`` does; see there."""
+    layers = [read_section(mapping, None)]
+    loaded = _validated(layers, standalone=standalone, receiver=receiver, environ=None)
+    _log(loaded.warnings)
+    return loaded.require()
+
+
+def _layers(
+    files: tuple[Path, ...],
+    *,
+    overrides: Mapping[str, Any],
+    environ: Mapping[str, str],
+    directory: Path,
+    secrets_directory: Path,
+) -> list[Layer]:
+    """Return the layers of all sources, in the order of precedence."""
+    directories = [read_directory(secrets_directory)]
+    if environ.get(CREDENTIALS_DIRECTORY_VARIABLE):
+        directories.append(read_directory(Path(environ[CREDENTIALS_DIRECTORY_VARIABLE])))
+    above_files = [
+        *directories,
+        read_environment_name(environ),
+        read_environ(environ),
+        read_overrides(overrides),
+    ]
+    paths = files or tuple(directory / name for name in DEFAULT_FILES)
+    bases = {path: read_file(path, optional=not files) for path in paths}
+    environment = _environment_name([*bases.values(), *above_files])
+    below = [read_state_directory(environ)]
+    for path in paths:
+        sibling = path.with_name(f"{path.stem}.{environment}{path.suffix}")
+        below += [bases[path], read_file(sibling, optional=True)]
+    if environment == DEVELOPMENT:
+        below.append(read_dotenv(directory / ".env"))
+    return [*below, *above_files]
+
+
+def _environment_name(layers: Iterable[Layer]) -> str:
+    """Return the Environment that chooses the files, spelled as their names are."""
+    name = Settings().environment
+    for layer in layers:
+        for entry in layer.entries:
+            if fold(entry.path) == ("environment",) and isinstance(entry.value, str):
+                name = entry.value
+    if check_form(Form.ENVIRONMENT_NAME, name, development=False):
+        return Settings().environment  # no part of a file name; the rules report it
+    usual = {known.casefold(): known for known in USUAL_ENVIRONMENTS}
+    return usual.get(name.casefold(), name)
+
+
+def _validated(
+    layers: list[Layer],
+    *,
+    standalone: bool,
+    receiver: bool,
+    environ: Mapping[str, str] | None,
+) -> Loaded:
+    """Bind, check and, with ``environ``, probe."""
+    bound = bind(layers)
+    invalid = frozenset(problem.key for problem in bound.problems)
+    problems = [p for p in bound.problems if not is_unused(p.key, bound.settings, invalid)]
+    findings = check(bound.settings, standalone=standalone, receiver=receiver, invalid=invalid)
+    warnings = [*bound.warnings, *findings.warnings]
+    # What a source that could not be read would have set, nobody can call missing.
+    unread = ROOT in invalid
+    problems += [p for p in findings.problems if not unread or p.key in bound.origins]
+    if not problems and environ is not None:
+        probed = probe(bound.settings, environ)
+        problems += probed.problems
+        warnings += probed.warnings
+    return Loaded(
+        settings=None if problems else bound.settings,
+        problems=_located(problems, bound.origins),
+        warnings=_located(warnings, bound.origins),
+        origins=bound.origins,
+    )
+
+
+def _located(problems: Iterable[Problem], origins: Mapping[str, str]) -> tuple[Problem, ...]:
+    """Add to each problem where the value came from, and leave out repetitions."""
+    located = (
+        problem if problem.origin else attrs.evolve(problem, origin=origins.get(problem.key))
+        for problem in problems
+    )
+    return tuple(dict.fromkeys(located))
+
+
+def _log(warnings: Iterable[Problem]) -> None:
+    if not warnings:
+        return
+    from ..logs import get_logger  # takes time to import, and most starts have nothing to warn of
+
+    logger = get_logger("config")
+    for warning in warnings:
+        logger.warning("config.warning", key=warning.key, message=str(warning))

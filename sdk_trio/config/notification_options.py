@@ -1,0 +1,185 @@
+"""Site-manager notifications: spec 2.9 and its extensions in contracts 2. Pure."""
+
+import attrs
+
+from .about import Form, about
+from .choices import EmailProvider, SmsProvider
+
+
+@attrs.frozen(kw_only=True)
+class EnabledChannelsOptions:
+    """Which channels dispatch (spec 2.9)."""
+
+    email: bool = attrs.field(default=True, metadata=about("Email channel dispatches.", "spec 2.9"))
+    sms: bool = attrs.field(default=False, metadata=about("SMS channel dispatches.", "spec 2.9"))
+    webhook: bool = attrs.field(
+        default=False, metadata=about("Webhook channel dispatches.", "spec 2.9")
+    )
+
+
+@attrs.frozen(kw_only=True)
+class EmailProviderAOptions:
+    """The email provider's account (spec 2.9)."""
+
+    api_key_env_var: str = attrs.field(
+        default="EMAIL_API_KEY",
+        metadata=about(
+            "Variable with the provider key.", "spec 2.9", form=Form.ENV_VAR, required=True
+        ),
+    )
+    base_url: str = attrs.field(
+        default="https://api.sendgrid.com",
+        metadata=about(
+            "Base address, for regions and tests.",
+            "contracts 2",
+            form=Form.HTTPS_URL,
+            required=True,
+        ),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class EmailOptions:
+    """The email channel (spec 2.9)."""
+
+    provider: EmailProvider = attrs.field(
+        default=EmailProvider.EMAIL_PROVIDER_A,
+        metadata=about("The only provider of v1.0.", "spec 2.9"),
+    )
+    from_address: str = attrs.field(
+        default="",
+        metadata=about(
+            "From header of outgoing messages.", "spec 2.9", form=Form.EMAIL, required=True
+        ),
+    )
+    from_display_name: str = attrs.field(
+        default="Platform",
+        metadata=about("Display name in the From header.", "spec 2.9", form=Form.HEADER_TEXT),
+    )
+    email_provider_a: EmailProviderAOptions = attrs.field(factory=EmailProviderAOptions)
+
+
+@attrs.frozen(kw_only=True)
+class SmsProviderAOptions:
+    """The SMS provider's account (spec 2.9)."""
+
+    account_sid_env_var: str = attrs.field(
+        default="SMS_ACCOUNT_SID",
+        metadata=about(
+            "Variable with the account id.", "spec 2.9", form=Form.ENV_VAR, required=True
+        ),
+    )
+    auth_token_env_var: str = attrs.field(
+        default="SMS_AUTH_TOKEN",
+        metadata=about(
+            "Variable with the auth token.", "spec 2.9", form=Form.ENV_VAR, required=True
+        ),
+    )
+    from_number: str = attrs.field(
+        default="",
+        metadata=about("Sender number.", "spec 2.9", form=Form.PHONE, required=True),
+    )
+    base_url: str = attrs.field(
+        default="https://api.twilio.com",
+        metadata=about(
+            "Base address, for regions and tests.",
+            "contracts 2",
+            form=Form.HTTPS_URL,
+            required=True,
+        ),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class SmsOptions:
+    """The SMS channel (spec 2.9)."""
+
+    provider: SmsProvider = attrs.field(
+        default=SmsProvider.SMS_PROVIDER_A,
+        metadata=about("The only provider of v1.0.", "spec 2.9"),
+    )
+    sms_provider_a: SmsProviderAOptions = attrs.field(factory=SmsProviderAOptions)
+
+
+@attrs.frozen(kw_only=True)
+class WebhookChannelOptions:
+    """The webhook channel (spec 2.9)."""
+
+    url: str = attrs.field(
+        default="",
+        metadata=about(
+            "Receives the JSON payload by POST.", "spec 2.9", form=Form.HTTPS_URL, required=True
+        ),
+    )
+    signing_secret_env_var: str = attrs.field(
+        default="SDK_WEBHOOK_SECRET",
+        metadata=about(
+            "Variable with the HMAC signing secret.",
+            "spec 2.9",
+            form=Form.ENV_VAR,
+            required=True,
+        ),
+    )
+    timeout_seconds: int = attrs.field(
+        default=10,
+        metadata=about("Timeout of one POST.", "spec 2.9", minimum=1, maximum=300, unit="seconds"),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class TemplateOptions:
+    """The texts of one transition; placeholders such as ``{TenantName}`` are substituted."""
+
+    email_subject: str = attrs.field(
+        metadata=about("Subject of the email.", "spec 2.9", form=Form.HEADER_TEXT)
+    )
+    email_body: str = attrs.field(metadata=about("Text of the email.", "spec 2.9"))
+    sms_body: str = attrs.field(metadata=about("Text of the SMS.", "spec 2.9"))
+
+
+def _template(status: str) -> TemplateOptions:
+    return TemplateOptions(
+        email_subject=f"{{TenantName}} has been {status}",
+        email_body=(
+            f"{{TenantName}} ({{TenantIdentifier}}) has been {status} at {{OccurredAt}}.\n"
+            "Status: {NewStatus} (before: {PreviousStatus}).\n"
+            "Reason: {Reason}\n"
+        ),
+        sms_body=f"{{TenantName}} has been {status}.",
+    )
+
+
+@attrs.frozen(kw_only=True)
+class TemplatesOptions:
+    """One template per status transition (spec 2.9)."""
+
+    suspended: TemplateOptions = attrs.field(factory=lambda: _template("suspended"))
+    reactivated: TemplateOptions = attrs.field(factory=lambda: _template("reactivated"))
+    deactivated: TemplateOptions = attrs.field(factory=lambda: _template("deactivated"))
+    deleted: TemplateOptions = attrs.field(factory=lambda: _template("deleted"))
+
+
+@attrs.frozen(kw_only=True)
+class NotificationsOptions:
+    """Site-manager notifications, gated by Enabled (spec 2.9)."""
+
+    enabled: bool = attrs.field(
+        default=False,
+        metadata=about("Master toggle; when false the section is ignored.", "spec 2.9"),
+    )
+    enabled_channels: EnabledChannelsOptions = attrs.field(factory=EnabledChannelsOptions)
+    send_to_unverified_email: bool = attrs.field(
+        default=False,
+        metadata=about(
+            "When false, the email channel skips recipients whose email is not verified.",
+            "spec 2.9",
+        ),
+    )
+    max_attempts: int = attrs.field(
+        default=8,
+        metadata=about("Attempts of one message on one channel.", "contracts 2", minimum=1),
+    )
+    email: EmailOptions = attrs.field(factory=EmailOptions)
+    sms: SmsOptions = attrs.field(factory=SmsOptions)
+    webhook: WebhookChannelOptions = attrs.field(factory=WebhookChannelOptions)
+    templates: TemplatesOptions = attrs.field(factory=TemplatesOptions)

@@ -1,0 +1,240 @@
+"""Settings are checked against the specification: values, ranges, and what needs what. Pure.
+
+Ranges, required values and forms come from the metadata; the rules that join several settings are
+written out here (spec 2, 5, 7, 9).
+"""
+
+from collections.abc import Collection, Iterator
+from datetime import timedelta
+from typing import Any
+
+import attrs
+
+from ..errors import Problem
+from .choices import ApiVersionStrictness, Mode
+from .forms import check_form
+from .gates import NOTIFICATIONS, REPLICATION, is_below, used_settings
+from .options import BUNDLED_API_VERSION, Settings
+from .secret import Secret
+from .secrets import parse_secret
+from .table import Setting, full_key
+
+ACCESS_TOKEN = full_key(("AccessToken",))
+WEBHOOK_SECRET = full_key(("Webhooks", "Secret"))
+
+#: Environments that people use; another name that is nearly one of them is probably a slip.
+USUAL_ENVIRONMENTS = ("Production", "Staging", "Development")
+
+
+@attrs.frozen
+class Findings:
+    """What is wrong (``problems``) and what is merely odd (``warnings``)."""
+
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+
+
+def check(
+    settings: Settings,
+    *,
+    standalone: bool = False,
+    receiver: bool = True,
+    invalid: Collection[str] = (),
+) -> Findings:
+    """Check settings against every rule.
+
+    Args:
+        settings: what was bound, or made by hand.
+        standalone: the receiver alone runs, so no AccessToken is needed (spec 1.6).
+        receiver: the receiver runs, so at least one webhook secret is needed.
+        invalid: full keys that could not be bound; nothing more is said about them.
+    """
+    used = used_settings(settings, invalid)
+    problems = [problem for setting in used for problem in _check_value(setting, settings)]
+    problems += _core(settings, standalone=standalone)
+    secret_findings = _webhook_secrets(settings, receiver=receiver, invalid=invalid)
+    problems += secret_findings.problems
+    problems += _queue_and_servers(settings)
+    problems += _replication(settings)
+    problems += _notifications(settings)
+    warnings = [*_version(settings, ApiVersionStrictness.WARN), *secret_findings.warnings]
+    warnings += _environment(settings)
+    problems += _version(settings, ApiVersionStrictness.STRICT)
+    told = [p for p in problems if not any(is_below(key, p.key) for key in invalid)]
+    return Findings(tuple(told), tuple(warnings))
+
+
+def _check_value(setting: Setting, settings: Settings) -> Iterator[Problem]:
+    """Check one setting by its metadata: required, range, form."""
+    value = setting.of(settings)
+    if setting.about.required and _is_blank(value):
+        yield Problem(
+            setting.key,
+            "is required: set a value, or remove the key for the default"
+            if setting.default
+            else "is required: set a value",
+        )
+        return
+    values = enumerate(value) if setting.many else [(None, value)]
+    for index, item in values:
+        wrong = _range_fault(setting, item) or _form_fault(setting, item, settings)
+        if wrong:
+            key = setting.key if index is None else f"{setting.key}:{index}"
+            yield Problem(key, wrong)
+
+
+def _is_blank(value: Any) -> bool:
+    return not value.strip() if isinstance(value, str) else value is None or value == ()
+
+
+def _range_fault(setting: Setting, value: Any) -> str | None:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    least, greatest = setting.bounds
+    if (least is None or value >= least) and (greatest is None or value <= greatest):
+        return None
+    unit = f" {setting.about.unit}" if setting.about.unit else ""
+    # Digits beyond that say nothing, and Python refuses to print thousands of them.
+    shown = f", not {value}" if abs(value) < 10**15 else ""
+    if greatest is None:
+        return f"must be at least {least:.15g}{unit}{shown}"
+    return f"must be {least:.15g} to {greatest:.15g}{unit}{shown}"
+
+
+def _form_fault(setting: Setting, value: Any, settings: Settings) -> str | None:
+    if setting.about.form is None or not isinstance(value, str):
+        return None
+    if value == "" and not setting.many:
+        return None
+    return check_form(setting.about.form, value, development=settings.is_development)
+
+
+def _core(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
+    token = settings.access_token.reveal() if settings.access_token else ""
+    if not token.strip():
+        if not standalone:
+            yield Problem(
+                ACCESS_TOKEN,
+                "is required: set it through the variable SDK__ACCESSTOKEN or a secret store, or "
+                "run standalone, without the client",
+            )
+    elif not all("!" <= character <= "~" for character in token):
+        yield Problem(
+            ACCESS_TOKEN,
+            "holds white space, a line break or characters outside ASCII: copy it again",
+        )
+    if settings.mode is Mode.CUSTOM and _is_blank(settings.custom_base_url):
+        yield Problem(
+            full_key(("CustomBaseUrl",)), "is required when Mode is Custom: set an HTTPS URL"
+        )
+
+
+def _version(settings: Settings, strictness: ApiVersionStrictness) -> Iterator[Problem]:
+    """Speak of an ApiVersion that is not the bundled one, if that is how strict we are (spec 9)."""
+    version = settings.api_version
+    differs = version is not None and version != BUNDLED_API_VERSION
+    if differs and settings.api_version_strictness is strictness:
+        yield Problem(
+            full_key(("ApiVersion",)),
+            f"differs from the bundled version {BUNDLED_API_VERSION}, and ApiVersionStrictness is "
+            f"{strictness}: remove the key, or set ApiVersionStrictness to Off if this is meant",
+        )
+
+
+def _environment(settings: Settings) -> Iterator[Problem]:
+    name = settings.environment
+    if name.casefold() in {usual.casefold() for usual in USUAL_ENVIRONMENTS}:
+        return
+    import difflib  # on the path of an unusual name only
+
+    meant = difflib.get_close_matches(name.title(), USUAL_ENVIRONMENTS, n=1, cutoff=0.8)
+    if meant:
+        yield Problem(full_key(("Environment",)), f"is unusual: did you mean {meant[0]}?")
+
+
+def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[str]) -> Findings:
+    """Check every webhook secret; verification is never skipped for want of one."""
+    webhooks = settings.webhooks
+    problems: list[Problem] = []
+    warnings: list[Problem] = []
+    seen: dict[Secret, str] = {}
+    for key, secret in _keyed_secrets(settings):
+        try:
+            parsed = parse_secret(secret.reveal(), webhooks.key_derivation)
+        except ValueError as error:
+            problems.append(Problem(key, str(error)))
+            continue
+        warnings += [Problem(key, warning) for warning in parsed.warnings]
+        first = seen.setdefault(secret, key)
+        if first != key:
+            warnings.append(Problem(key, f"is the same secret as {first}: remove one of them"))
+    unread = any(key.startswith(WEBHOOK_SECRET) for key in invalid)
+    if receiver and not webhooks.all_secrets and not unread:
+        problems.append(
+            Problem(
+                WEBHOOK_SECRET,
+                "is required: the receiver needs at least one secret; set it through the variable "
+                "SDK__WEBHOOKS__SECRET or a secret store",
+            )
+        )
+    return Findings(tuple(problems), tuple(warnings))
+
+
+def _keyed_secrets(settings: Settings) -> Iterator[tuple[str, Secret]]:
+    if settings.webhooks.secret is not None:
+        yield WEBHOOK_SECRET, settings.webhooks.secret
+    for index, secret in enumerate(settings.webhooks.secrets):
+        yield f"{WEBHOOK_SECRET}s:{index}", secret
+
+
+def _queue_and_servers(settings: Settings) -> Iterator[Problem]:
+    queue, server = settings.webhooks.queue, settings.server
+    if queue.retry_cap_seconds < queue.retry_base_seconds:
+        yield Problem(
+            full_key(("Webhooks", "Queue", "RetryCapSeconds")),
+            f"must be at least RetryBaseSeconds ({queue.retry_base_seconds:g})",
+        )
+    for present, missing, name in (
+        (server.cert_file, server.key_file, "KeyFile"),
+        (server.key_file, server.cert_file, "CertFile"),
+    ):
+        if not _is_blank(present) and _is_blank(missing):
+            yield Problem(
+                full_key(("Server", name)),
+                "is required: TLS needs both CertFile and KeyFile, or neither",
+            )
+    taken: dict[str, str] = {}
+    addresses = [(f"{full_key(('Server', 'Bind'))}:{i}", b) for i, b in enumerate(server.bind)]
+    if settings.admin.enabled:
+        addresses.append((full_key(("Admin", "Bind")), settings.admin.bind))
+    for key, address in addresses:
+        first = taken.setdefault(address.casefold(), key)
+        if first != key and not address.endswith(":0"):
+            yield Problem(key, f"is the same address as {first}: choose another one")
+
+
+def _replication(settings: Settings) -> Iterator[Problem]:
+    options = settings.multi_tenant.file_db.replication
+    if not (options.use_replication and options.auto_regenerate_on_tenant_change):
+        return
+    for name, value in (
+        ("ConfigOutputPath", options.config_output_path),
+        ("ReplicatorPidFilePath", options.replicator_pid_file_path),
+    ):
+        if _is_blank(value):
+            yield Problem(
+                f"{REPLICATION}:{name}",
+                "is required when AutoRegenerateOnTenantChange is true: set a path",
+            )
+
+
+def _notifications(settings: Settings) -> Iterator[Problem]:
+    options = settings.multi_tenant.notifications
+    channels = options.enabled_channels
+    if options.enabled and not (channels.email or channels.sms or channels.webhook):
+        yield Problem(
+            f"{NOTIFICATIONS}:EnabledChannels",
+            "has no channel: enable one, or set Notifications:Enabled to false",
+        )

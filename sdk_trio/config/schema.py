@@ -1,0 +1,88 @@
+"""The JSON Schema (draft 2020-12) of the settings file, for editors. Pure."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from .about import Form
+from .secret import Secret
+from .table import ROOT, Setting, table
+from .timespan import format_timespan
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+_PATTERNS = {
+    Form.ENV_VAR: "^[A-Za-z_][A-Za-z0-9_]*$",
+    Form.SLUG: "^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$",
+    Form.PHONE: r"^\+[1-9][0-9]{1,14}$",
+    Form.ROUTE: "^/",
+}
+_TIMESPAN = r"^([0-9]{1,8}\.)?([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,7})?$"
+_JSON_TYPES: Mapping[type, str] = {int: "integer", float: "number", bool: "boolean"}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the schema of a whole file; keys beside ``Sdk`` are allowed, unknown ones in it not.
+
+    Nothing is required in a file: any setting may come from a variable or a secret store.
+    """
+    root = _section("Settings of the webhook receiver and client.")
+    for setting in table():
+        section = root
+        for part in setting.path[:-1]:
+            section = section["properties"].setdefault(part, _section())
+        section["properties"][setting.path[-1]] = _property(setting)
+    return {
+        "$schema": DIALECT,
+        "title": "sdk_trio settings",
+        "type": "object",
+        "properties": {ROOT: root},
+    }
+
+
+def _section(description: str | None = None) -> dict[str, Any]:
+    section: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    return section if description is None else {"description": description, **section}
+
+
+def _property(setting: Setting) -> dict[str, Any]:
+    value = _value(setting)
+    if setting.many:
+        value = {"type": "array", "items": value}
+    elif setting.nullable:
+        value = {**value, "type": [value["type"], "null"]}
+    described = {"description": _description(setting), **value}
+    if setting.kind is not Secret:
+        described["default"] = _default(setting.default)
+    return described
+
+
+def _value(setting: Setting) -> dict[str, Any]:
+    if issubclass(setting.kind, StrEnum):
+        return {"type": "string", "enum": [member.value for member in setting.kind]}
+    if setting.kind is timedelta:
+        return {"type": "string", "pattern": _TIMESPAN}
+    value: dict[str, Any] = {"type": _JSON_TYPES.get(setting.kind, "string")}
+    if setting.kind in (int, float):
+        least, greatest = setting.bounds
+        value |= {} if least is None else {"minimum": least}
+        value |= {} if greatest is None else {"maximum": greatest}
+    elif setting.about.form in _PATTERNS and setting.default != "":
+        value["pattern"] = _PATTERNS[setting.about.form]
+    return value
+
+
+def _description(setting: Setting) -> str:
+    about = setting.about
+    unit = f" In {about.unit}." if about.unit else ""
+    form = f" Form: {about.form.value}." if about.form else ""
+    return f"{about.doc}{unit}{form}"
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return format_timespan(value)
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, StrEnum) else value

@@ -1,0 +1,130 @@
+"""Servers, store and logs: contracts 2. Pure."""
+
+import attrs
+
+from .about import Form, about
+from .choices import LogFormat, LogLevel, StorageBackend
+
+
+@attrs.frozen(kw_only=True)
+class ServerOptions:
+    """The receiver's server (contracts 2)."""
+
+    bind: tuple[str, ...] = attrs.field(
+        default=("127.0.0.1:8080",),
+        metadata=about("Addresses of the receiver.", "contracts 2", form=Form.BIND, required=True),
+    )
+    cert_file: str | None = attrs.field(
+        default=None,
+        metadata=about(
+            "PEM certificate chain: TLS ends here. Needs KeyFile.",
+            "contracts 2",
+            default_note="no TLS",
+        ),
+    )
+    key_file: str | None = attrs.field(
+        default=None,
+        metadata=about("PEM private key. Needs CertFile.", "contracts 2", default_note="no TLS"),
+    )
+    trusted_proxies: tuple[str, ...] = attrs.field(
+        default=(),
+        metadata=about(
+            "Peers whose forwarding headers are believed; unix stands for every peer of a Unix "
+            "socket.",
+            "contracts 2",
+            form=Form.PROXY,
+        ),
+    )
+    fast_path: bool = attrs.field(
+        default=True,
+        metadata=about(
+            "Serve plain HTTP/1.1 on the project's own connection class; false: stock hypercorn.",
+            "contracts 2",
+        ),
+    )
+    processes: int = attrs.field(
+        default=1,
+        metadata=about(
+            "Receiver processes that share the sockets and the store.",
+            "contracts 2",
+            minimum=1,
+            maximum=256,
+        ),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class AdminOptions:
+    """The admin address: probes, metrics, console (contracts 2)."""
+
+    enabled: bool = attrs.field(
+        default=True,
+        metadata=about("Serve probes, metrics, console, its API and its feed.", "contracts 2"),
+    )
+    bind: str = attrs.field(
+        default="127.0.0.1:8081",
+        metadata=about("The admin address.", "contracts 2", form=Form.BIND, required=True),
+    )
+    token_env_var: str = attrs.field(
+        default="SDK_ADMIN_TOKEN",
+        metadata=about(
+            "Variable with the admin token; when unset, one is generated into the data directory.",
+            "contracts 2",
+            form=Form.ENV_VAR,
+            required=True,
+        ),
+    )
+    read_only: bool = attrs.field(
+        default=False, metadata=about("The console shows, and changes nothing.", "contracts 2")
+    )
+
+
+@attrs.frozen(kw_only=True)
+class RelayOptions:
+    """The relay for local development (contracts 2)."""
+
+    enabled: bool = attrs.field(
+        default=False,
+        metadata=about(
+            "Let the listen command connect from elsewhere; needs the admin token.", "contracts 2"
+        ),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class StorageOptions:
+    """The store (contracts 2)."""
+
+    backend: StorageBackend = attrs.field(
+        default=StorageBackend.SQLITE, metadata=about("The kind of store.", "contracts 2")
+    )
+    path: str = attrs.field(
+        default="sdk-data",
+        metadata=about(
+            "Data directory; its default is the STATE_DIRECTORY variable where that is set.",
+            "contracts 2",
+            required=True,
+        ),
+    )
+    postgres_dsn_env_var: str = attrs.field(
+        default="SDK_POSTGRES_DSN",
+        metadata=about(
+            "Variable with the connection string of Backend Postgres.",
+            "contracts 2",
+            form=Form.ENV_VAR,
+            required=True,
+        ),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class LoggingOptions:
+    """What the command line logs; an embedding host configures logging itself."""
+
+    level: LogLevel = attrs.field(
+        default=LogLevel.INFO, metadata=about("The least severe events that are written.", "ours")
+    )
+    format: LogFormat = attrs.field(
+        default=LogFormat.AUTO,
+        metadata=about("Auto is readable on a terminal and JSON elsewhere.", "ours"),
+    )

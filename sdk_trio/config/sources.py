@@ -1,0 +1,225 @@
+"""Where settings come from: files, directories of secrets, variables, arguments. Does I/O.
+
+Each function reads one source into a layer (``layers.py``) and never raises on account of what it
+finds there: a file that cannot be read is a problem of its layer, with line and column. File
+contents never appear in a message.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import Problem
+from .layers import (
+    Entry,
+    Layer,
+    Pairs,
+    below_root,
+    layer_of,
+    printable,
+    read_mapping,
+    read_section,
+    split_key,
+)
+from .table import ROOT
+
+ENVIRONMENT_VARIABLE = "SDK_ENVIRONMENT"
+STATE_DIRECTORY_VARIABLE = "STATE_DIRECTORY"
+CREDENTIALS_DIRECTORY_VARIABLE = "CREDENTIALS_DIRECTORY"
+
+#: Longer whole numbers fit no setting; Python refuses to convert those beyond 4300 digits.
+_LONGEST_INTEGER = 30
+
+_DOTENV_LINE = re.compile(
+    r"""(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_.:-]*)\s*=\s*"""
+    r"""(?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<plain>[^'"\s#](?:.*?))?)"""
+    r"""\s*(?:(?:^|(?<=\s))\#.*)?"""
+)
+_DOTENV_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def read_file(path: Path, *, optional: bool = False) -> Layer:
+    """Read a JSON or TOML file, told apart by its suffix; with ``optional`` it may be missing."""
+    name = str(path)
+    text, problem = _read_text(path, optional=optional)
+    if text is None:
+        return Layer(problems=(problem,) if problem else ())
+    content: Mapping[str, Any] | Pairs | None
+    if path.suffix.lower() == ".json":
+        content, message = _parse_json(text)
+    elif path.suffix.lower() == ".toml":
+        content, message = _parse_toml(text)
+    else:
+        content, message = None, "has an unknown kind: name the file .json or .toml"
+    if content is None:
+        return Layer(problems=(Problem(ROOT, message, name),))
+    layer = read_mapping(content, name)
+    if layer.entries or layer.problems or _has_root(content):
+        return layer
+    return Layer(warnings=(Problem(ROOT, f"is missing: the file has no key {ROOT}", name),))
+
+
+def read_dotenv(path: Path) -> Layer:
+    """Read the ``SDK__...=value`` lines of a ``.env`` file, if there is one; others are ignored."""
+    text, problem = _read_text(path, optional=True)
+    problems = [problem] if problem else []
+    entries: list[Entry] = []
+    for number, line in enumerate((text or "").splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        match = _DOTENV_LINE.fullmatch(stripped)
+        if match is None:
+            message = f"cannot be read at line {number}: write NAME=value, with quotes if needed"
+            problems.append(Problem(ROOT, message, str(path)))
+            continue
+        below = _path_of(match["name"])
+        if below is not None:
+            entries.append(Entry(below, _dotenv_value(match), f"{path}:{number}"))
+    layer = layer_of(entries, str(path))
+    return Layer(layer.entries, (*problems, *layer.problems))
+
+
+def read_directory(directory: Path) -> Layer:
+    """Read a directory with one file per key, such as ``Sdk__Webhooks__Secret``.
+
+    One line break at the end of a file is not part of the value. Other files are ignored, and so
+    is a directory that does not exist.
+    """
+    try:
+        files = sorted(path for path in directory.iterdir() if _path_of(path.name) is not None)
+    except (FileNotFoundError, NotADirectoryError):
+        return Layer()
+    except OSError as error:
+        message = f"the directory cannot be read: {error.strerror}"
+        return Layer(warnings=(Problem(ROOT, message, str(directory)),))
+    entries: list[Entry] = []
+    problems: list[Problem] = []
+    for path in files:
+        if path.is_dir():
+            continue
+        text, problem = _read_text(path)
+        if problem is not None:
+            problems.append(problem)
+        below = _path_of(path.name)
+        if text is not None and below is not None:
+            entries.append(Entry(below, _without_line_break(text), str(path)))
+    layer = layer_of(entries, str(directory))
+    return Layer(layer.entries, (*problems, *layer.problems))
+
+
+def read_state_directory(environ: Mapping[str, str]) -> Layer:
+    """Take the default of Storage:Path from the service manager, which may name several."""
+    first = environ.get(STATE_DIRECTORY_VARIABLE, "").split(":")[0]
+    return _variable(("Storage", "Path"), first, STATE_DIRECTORY_VARIABLE)
+
+
+def read_environment_name(environ: Mapping[str, str]) -> Layer:
+    """Take Environment from ``SDK_ENVIRONMENT``."""
+    name = environ.get(ENVIRONMENT_VARIABLE, "")
+    return _variable(("Environment",), name, ENVIRONMENT_VARIABLE)
+
+
+def read_environ(environ: Mapping[str, str]) -> Layer:
+    """Read the variables ``SDK__...``, such as ``SDK__WEBHOOKS__SECRETS__0``."""
+    found = ((below, name) for name in environ if (below := _path_of(name)) is not None)
+    entries = [Entry(below, environ[name], _variable_origin(name)) for below, name in found]
+    return layer_of(entries, "the environment")
+
+
+def read_overrides(overrides: Mapping[str, Any]) -> Layer:
+    """Read ``Sdk:Mode``-like keys from the command line; the root may be left out."""
+    layer = read_section(overrides, "arguments")
+    entries = (Entry(e.path, e.value, f"argument {e.key}") for e in layer.entries)
+    return Layer(tuple(entries), layer.problems)
+
+
+def _variable(path: tuple[str, ...], value: str, name: str) -> Layer:
+    return Layer((Entry(path, value, _variable_origin(name)),)) if value else Layer()
+
+
+def _variable_origin(name: str) -> str:
+    return f"variable {printable(name)}"
+
+
+def _path_of(name: str) -> tuple[str, ...] | None:
+    """Return the path that a variable or file name stands for, or None when it is not ours."""
+    return below_root(split_key(name)) or None
+
+
+def _without_line_break(text: str) -> str:
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
+
+
+def _read_text(path: Path, *, optional: bool = False) -> tuple[str | None, Problem | None]:
+    """Return the text of a file, or the problem with it; neither when it may be missing and is."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        message = "the file does not exist: check its path"
+        return None, None if optional else Problem(ROOT, message, str(path))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a path"
+        return None, Problem(ROOT, f"the file cannot be read: {reason}", str(path))
+    try:
+        return content.decode("utf-8-sig"), None
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        line = before.count(b"\n") + 1
+        column = error.start - before.rfind(b"\n")
+        message = f"the file is not UTF-8 text at line {line}, byte {column}: save it as UTF-8"
+        return None, Problem(ROOT, message, str(path))
+
+
+def _parse_json(text: str) -> tuple[Pairs | None, str]:
+    """Return the object in ``text``, or None and what is wrong."""
+    try:
+        content = json.loads(text, object_pairs_hook=_pairs, parse_int=_parse_integer)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        return None, f"the file is not valid JSON at {where}: {error.msg}"
+    except RecursionError:
+        return None, "the file is nested too deeply"
+    if isinstance(content, Pairs):
+        return content, ""
+    return None, "the file must hold a JSON object at line 1, column 1"
+
+
+def _parse_toml(text: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the table in ``text``, or None and what is wrong."""
+    import tomllib  # most installations have no TOML file
+
+    try:
+        return tomllib.loads(text), ""
+    except tomllib.TOMLDecodeError as error:
+        # Its message ends with the line and column.
+        return None, f"the file is not valid TOML: {error}"
+    except (RecursionError, ValueError):
+        return None, "the file is nested too deeply, or holds a number that is too long"
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> Pairs:
+    return Pairs(tuple(pairs))
+
+
+def _parse_integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _LONGEST_INTEGER else float(digits)
+
+
+def _has_root(content: Mapping[str, Any] | Pairs) -> bool:
+    pairs: Iterable[tuple[Any, Any]] = (
+        content.pairs if isinstance(content, Pairs) else content.items()
+    )
+    return any(below_root((key,)) is not None for key, _ in pairs)
+
+
+def _dotenv_value(match: re.Match[str]) -> str:
+    if match["single"] is not None:
+        return match["single"]
+    if match["double"] is not None:
+        return re.sub(
+            r"\\(.)", lambda found: _DOTENV_ESCAPES.get(found[1], found[1]), match["double"]
+        )
+    return match["plain"] or ""

@@ -1,0 +1,5 @@
+"""The runtime: every part as a sibling task of one nursery, and its orderly end."""
+
+from .runtime import Runtime, Started
+
+__all__ = ["Runtime", "Started"]

@@ -1,0 +1,41 @@
+"""Which ASGI application answers which path on the receiver's address."""
+
+from ..config import Settings
+from ..webhooks import Simulator, WebhookReceiver
+from ..webhooks.receiver import Receive, Scope, Send
+from ..webhooks.simulator import PREFIX
+
+
+class Routes:
+    """The receiver at its path and, in Development, the simulator beside it (spec 4.3)."""
+
+    def __init__(self, settings: Settings, receiver: WebhookReceiver) -> None:
+        self._receiver = receiver
+        self._simulator = Simulator(settings) if settings.is_development else None
+
+    def started(self, address: str) -> None:
+        """Tell the simulator where its deliveries go: the receiver's real address."""
+        if self._simulator is not None:
+            self._simulator.address = address
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] == "lifespan":
+            await _acknowledge_lifespan(receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1000})
+        elif self._simulator is not None and scope["path"].startswith(PREFIX):
+            await self._simulator(scope, receive, send)
+        else:
+            await self._receiver(scope, receive, send)
+
+
+async def _acknowledge_lifespan(receive: Receive, send: Send) -> None:
+    """Answer the server's lifespan: the runtime starts and ends the parts itself."""
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            await send({"type": "lifespan.startup.complete"})
+        else:
+            await send({"type": "lifespan.shutdown.complete"})
+            return

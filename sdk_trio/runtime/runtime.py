@@ -1,0 +1,184 @@
+"""The nursery tree: every part of the runtime as a sibling task, and their orderly end.
+
+``run`` has three layers. The caller's cancellation reaches only its body, which waits; when that
+ends, however it ends, a synchronous ``finally`` starts the drain. The parts live in a shielded
+scope, so that a cancelled caller still drains; the same ``finally`` gives that scope its deadline,
+so that no drain lasts longer than ``GracefulDrainTimeoutSeconds`` (spec 4.2 and 8).
+"""
+
+import time
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from ..config import Settings, missing_parts
+from ..errors import NotInThisVersionError, NotRunningError
+from ..logs import get_logger
+from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
+from .routes import Routes
+from .server import Server
+
+_log = get_logger("runtime")
+
+
+@attrs.frozen
+class Started:
+    """Where a running runtime listens: real URLs, with the ports that were picked for 0."""
+
+    receiver: tuple[str, ...]
+    admin: tuple[str, ...] = ()
+
+    @property
+    def webhook_url(self) -> str:
+        """The first address that deliveries can be sent to, without the path."""
+        return self.receiver[0]
+
+
+class Runtime:
+    """Everything in one nursery: receiver, inbox, queue and workers (contracts 1).
+
+    Args:
+        settings: validated settings of :func:`sdk_trio.load_settings`.
+        handlers: which handler runs for which event type; None: every event is parked.
+        clock: returns Unix seconds.
+
+    Raises:
+        NotInThisVersionError: the settings ask for a part that this version does not contain.
+        MissingHandlersError: ``FailOnMissingHandlers`` is true and a known type has no handler.
+
+    It runs once; make another one to run again. No signal handler is installed.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        handlers: HandlerRegistry | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        problems = missing_parts(settings)
+        if problems:
+            raise NotInThisVersionError(problems)
+        self.settings = settings
+        self.receiver = WebhookReceiver(settings, handlers or HandlerRegistry(), clock=clock)
+        self.started: Started | None = None
+        self._reason = "the surrounding scope ended"
+        self._stop_wanted = trio.Event()
+        self._drain_begun = trio.Event()
+        self._scope = trio.CancelScope()
+        self._used = False
+
+    @property
+    def report(self) -> DrainReport | None:
+        """What the shutdown left behind; None until :meth:`run` has ended."""
+        return self.receiver.report
+
+    @property
+    def ready(self) -> bool:
+        """Whether deliveries are accepted."""
+        return self.receiver.ready
+
+    def shut_down(self, reason: str) -> None:
+        """Begin a graceful stop: accept nothing new, drain, end. A second call does nothing."""
+        if not self._stop_wanted.is_set():
+            self._reason = reason
+            self._stop_wanted.set()
+
+    def force(self) -> None:
+        """Cut a drain short: handlers are cancelled now, their events stay in the store."""
+        self._stop_wanted.set()
+        self._scope.cancel()
+
+    async def run(  # noqa: ASYNC910 - opening the nursery is a checkpoint, or it raises
+        self, *, task_status: trio.TaskStatus[Started] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Run until :meth:`shut_down`; started with the real addresses once it serves.
+
+        Cancelled, it drains as well, within ``GracefulDrainTimeoutSeconds``, then raises
+        ``Cancelled``. If a part crashes, the others are cancelled and its own exception is raised.
+
+        Raises:
+            BindError: an address cannot be listened on.
+            StoreLockedError: another process uses the data directory.
+            StorageError: the store cannot be opened.
+        """
+        if self._used:
+            raise NotRunningError("this runtime has been run already; make another one")
+        self._used = True
+        try:
+            async with trio.open_nursery(strict_exception_groups=True) as nursery:
+                try:
+                    self.started = await nursery.start(self._serve)
+                    task_status.started(self.started)
+                    await self._stop_wanted.wait()
+                finally:
+                    self._begin_drain()
+        except BaseExceptionGroup as group:
+            _raise_only_member(group)
+        finally:
+            self._log_end()
+
+    def _begin_drain(self) -> None:
+        self._scope.deadline = min(
+            self._scope.deadline,
+            trio.current_time() + self.settings.webhooks.graceful_drain_timeout_seconds,
+        )
+        self._drain_begun.set()
+        if self.started is not None:
+            self.receiver.stop_accepting()
+            _log.info("runtime.draining", reason=self._reason, queued=self.receiver.queue_depth)
+
+    async def _serve(self, *, task_status: trio.TaskStatus[Started]) -> None:
+        settings = self.settings
+        routes = Routes(settings, self.receiver)
+        server = Server(
+            routes,
+            settings.server.bind,
+            key="Sdk:Server:Bind",
+            graceful_seconds=settings.webhooks.graceful_drain_timeout_seconds,
+            cert_file=settings.server.cert_file,
+            key_file=settings.server.key_file,
+        )
+        with self._scope:
+            async with trio.open_nursery() as parts:
+                await parts.start(self.receiver.run)
+                started = Started(receiver=await parts.start(server.run))
+                routes.started(started.receiver[0])
+                _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
+                # From here on, only the drain's deadline or force() ends the parts.
+                self._scope.shield = True
+                task_status.started(started)
+                # hypercorn returns without being asked when it swallows KeyboardInterrupt.
+                parts.start_soon(_call_after, server.ended, self.shut_down, "the server ended")
+                await self._drain_begun.wait()
+                server.stop()
+                await server.ended.wait()
+                await self.receiver.drain()
+                parts.cancel_scope.cancel()
+
+    def _log_end(self) -> None:
+        report = self.report
+        if report is None:
+            return
+        log = _log.error if report.lost else _log.info
+        log(
+            "runtime.stopped",
+            drained=report.drained,
+            persisted=report.persisted,
+            lost=report.lost,
+            ids=report.ids,
+        )
+
+
+async def _call_after(event: trio.Event, call: Callable[[str], None], argument: str) -> None:
+    await event.wait()
+    call(argument)
+
+
+def _raise_only_member(group: BaseExceptionGroup[BaseException]) -> None:
+    """Raise the group's only exception, through nested groups of one; else the group itself."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    raise error from (None if error is group else error.__cause__)

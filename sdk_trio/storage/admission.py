@@ -1,0 +1,112 @@
+"""What the inbox answers to a delivery that wants in, decided without I/O (contracts 3 and 5).
+
+Every store asks the same two questions: where does the known record of this id stand, and what
+does that mean for ``accept``, ``claim`` or ``park``? The answers are here, the writing is theirs.
+"""
+
+import enum
+
+import attrs
+
+from .records import Admission, DeliveryState
+
+
+@attrs.frozen(kw_only=True)
+class Terms:
+    """What an opened inbox brings to every change: its owner, and its periods in seconds."""
+
+    owner: str
+    lease_seconds: float
+    dedup_seconds: float
+    payload_seconds: float
+
+
+@attrs.frozen
+class Known:
+    """What decides about a known id: columns of its record, times in Unix seconds."""
+
+    state: DeliveryState
+    queued: bool
+    attempts: int
+    finished_at: float | None
+    lease_until: float | None
+
+
+class Standing(enum.Enum):
+    """Where the record of an id stands, as far as a further delivery of it is concerned."""
+
+    FORGOTTEN = enum.auto()
+    """Done longer ago than the dedup retention: as if it had never been seen."""
+    FINISHED = enum.auto()
+    """Done, and still remembered."""
+    QUEUED = enum.auto()
+    """Our own workers will run it or are running it."""
+    RUNNING = enum.auto()
+    """An inline handler runs it, under a live lease."""
+    WAITING = enum.auto()
+    """It failed or was cut short inline, and waits for the sender's redelivery."""
+    DEAD = enum.auto()
+    PARKED = enum.auto()
+
+
+class Change(enum.Enum):
+    """What the store has to write."""
+
+    NOTHING = enum.auto()
+    REPLACE = enum.auto()
+    """Forget the record with its body and its attempts, then insert the delivery as new."""
+    UPDATE = enum.auto()
+    """Keep the record and its first body, give it its new state, attempts go on."""
+    RESTART = enum.auto()
+    """As UPDATE, but with attempts at 0 and the last error cleared."""
+
+
+@attrs.frozen
+class Ruling:
+    """The answer to give, and what to write."""
+
+    admission: Admission
+    change: Change = Change.NOTHING
+
+
+_NEW_AGAIN = Ruling(Admission.NEW, Change.REPLACE)
+_RESTART = Ruling(Admission.NEW, Change.RESTART)
+_CONTINUE = Ruling(Admission.NEW, Change.UPDATE)
+_DONE = Ruling(Admission.DONE)
+_QUEUED = Ruling(Admission.QUEUED)
+_RUNNING = Ruling(Admission.RUNNING)
+
+#: What ``accept`` does: the delivery is to become ``received``, for our own workers.
+ACCEPTING = {
+    Standing.FORGOTTEN: _NEW_AGAIN,
+    Standing.FINISHED: _DONE,
+    Standing.QUEUED: _QUEUED,
+    Standing.RUNNING: _RUNNING,
+    Standing.WAITING: _CONTINUE,
+    Standing.DEAD: _RESTART,
+    Standing.PARKED: _RESTART,
+}
+
+#: What ``claim`` does: the delivery is to become ``running``, inline. A dead one goes on counting.
+CLAIMING = {**ACCEPTING, Standing.DEAD: _CONTINUE}
+
+#: What ``park`` does. One that waits for a redelivery has got its last one: the sender is told
+#: 200 now, and only as ``parked`` can it be replayed.
+PARKING = {**ACCEPTING, Standing.DEAD: _DONE, Standing.PARKED: _DONE}
+
+
+def standing_of(known: Known, *, now: float, dedup_seconds: float) -> Standing:
+    """Return where a known record stands at ``now``, the arrival of the further delivery."""
+    if known.state is DeliveryState.DONE:
+        finished_at = known.finished_at if known.finished_at is not None else now
+        return Standing.FORGOTTEN if now - finished_at > dedup_seconds else Standing.FINISHED
+    if known.state is DeliveryState.DEAD:
+        return Standing.DEAD
+    if known.state is DeliveryState.PARKED:
+        return Standing.PARKED
+    if known.queued:
+        return Standing.QUEUED
+    live = known.lease_until is not None and known.lease_until > now
+    if known.state is DeliveryState.RUNNING and live:
+        return Standing.RUNNING
+    return Standing.WAITING

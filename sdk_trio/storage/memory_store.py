@@ -1,0 +1,412 @@
+"""The inbox in this process's memory: for tests, development, and where losing it is no loss.
+
+It keeps nothing after the process has ended, and forgets a done delivery whole, with its body, as
+soon as the dedup retention has passed: its size is bounded by that and by what is unfinished.
+
+Cancellation: every method is one checkpoint, *before* anything is looked at or changed. Cancelled
+therefore means untouched, and a change is complete the moment it is made.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+import attrs
+import trio
+
+from ..errors import StoreUnavailableError
+from .admission import (
+    ACCEPTING,
+    CLAIMING,
+    PARKING,
+    Change,
+    Known,
+    Ruling,
+    Standing,
+    Terms,
+    standing_of,
+)
+from .memory_rows import Deliveries, Row
+from .records import (
+    UNFINISHED,
+    Admission,
+    Admitted,
+    AttemptRecord,
+    Dead,
+    DeliveryRecord,
+    DeliveryState,
+    Done,
+    Due,
+    NewDelivery,
+    Outcome,
+    Parked,
+    Purged,
+    Released,
+    Retry,
+)
+
+
+class MemoryInbox:
+    """:class:`~.ports.Inbox` in memory.
+
+    Args:
+        owner: who holds the leases taken here.
+        lease_seconds: how long a lease lasts without renewal; above 0.
+        dedup_seconds: how long a done delivery is remembered; 0 or more.
+        payload_seconds: how long bodies are kept, at most as long as their delivery; 0 or more.
+        shares: another inbox whose deliveries this one works on as well, as a second process
+            would on the same file; for tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        owner: str,
+        lease_seconds: float,
+        dedup_seconds: float,
+        payload_seconds: float,
+        shares: "MemoryInbox | None" = None,
+    ) -> None:
+        self._terms = Terms(
+            owner=owner,
+            lease_seconds=lease_seconds,
+            dedup_seconds=dedup_seconds,
+            payload_seconds=payload_seconds,
+        )
+        self._rows: Deliveries = Deliveries() if shares is None else shares._rows
+        self._own_changes = 0
+        self._foreign_changes = self._rows.changes
+        self._closed = False
+
+    async def _begin(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._closed:
+            raise StoreUnavailableError("the store is closed")
+
+    # -- deliveries ------------------------------------------------------------------------------
+
+    async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
+        """See :meth:`.ports.Inbox.accept`."""
+        await self._begin()
+        return self._admit(delivery, ACCEPTING, DeliveryState.RECEIVED, leased)
+
+    async def claim(self, delivery: NewDelivery) -> Admitted:
+        """See :meth:`.ports.Inbox.claim`."""
+        await self._begin()
+        return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)
+
+    async def park(self, delivery: NewDelivery) -> Admitted:
+        """See :meth:`.ports.Inbox.park`."""
+        await self._begin()
+        return self._admit(delivery, PARKING, DeliveryState.PARKED, False)
+
+    def _admit(
+        self,
+        delivery: NewDelivery,
+        rulings: Mapping[Standing, Ruling],
+        state: DeliveryState,
+        leased: bool,
+    ) -> Admitted:
+        now = delivery.received_at
+        self._forget_done(now - self._terms.dedup_seconds)
+        row = self._rows.by_id.get(delivery.webhook_id)
+        if row is None:
+            self._insert(delivery, state, leased)
+            return Admitted(Admission.NEW)
+        record = row.record
+        known = Known(
+            record.state,
+            record.queued,
+            record.attempts,
+            record.finished_at,
+            row.until if row.owner is not None else None,
+        )
+        standing = standing_of(known, now=now, dedup_seconds=self._terms.dedup_seconds)
+        ruling = rulings[standing]
+        if ruling.change is Change.REPLACE:
+            self._forget(row)
+            self._insert(delivery, state, leased)
+            return Admitted(Admission.NEW)
+        same_body = record.raw is None or record.raw == delivery.raw
+        if ruling.change is Change.NOTHING:
+            return Admitted(ruling.admission, record.attempts, same_body)
+        restart = ruling.change is Change.RESTART
+        before = 0 if restart else record.attempts
+        running = state is DeliveryState.RUNNING
+        self._write(
+            row,
+            attrs.evolve(
+                record,
+                state=state,
+                queued=state is DeliveryState.RECEIVED,
+                attempts=before + running,
+                ordered=delivery.ordered,
+                next_attempt_at=None,
+                started_at=now if running else None,
+                finished_at=None,
+                last_error=None if restart else record.last_error,
+            ),
+            lease_from=now if leased else None,
+        )
+        return Admitted(ruling.admission, before, same_body)
+
+    def _insert(self, delivery: NewDelivery, state: DeliveryState, leased: bool) -> None:
+        running = state is DeliveryState.RUNNING
+        now = delivery.received_at
+        self._rows.last_sequence += 1
+        record = DeliveryRecord(
+            sequence=self._rows.last_sequence,
+            webhook_id=delivery.webhook_id,
+            type=delivery.type,
+            state=state,
+            queued=state is DeliveryState.RECEIVED,
+            attempts=int(running),
+            received_at=now,
+            timestamp=delivery.timestamp,
+            subject=delivery.subject,
+            ordered=delivery.ordered,
+            next_attempt_at=None,
+            started_at=now if running else None,
+            finished_at=None,
+            last_error=None,
+            raw=delivery.raw,
+        )
+        row = Row(record)
+        if leased:
+            row.owner, row.until = self._terms.owner, now + self._terms.lease_seconds
+        self._rows.add(row)
+        self._own_changes += 1
+
+    def _write(self, row: Row, record: DeliveryRecord, *, lease_from: float | None = None) -> None:
+        """Give ``row`` its new record, and our lease from that time on or no lease."""
+        if lease_from is None:
+            row.owner, row.until = None, 0.0
+        else:
+            row.owner, row.until = self._terms.owner, lease_from + self._terms.lease_seconds
+        self._rows.change(row, record)
+        self._own_changes += 1
+
+    def _forget(self, row: Row) -> None:
+        self._rows.forget(row)
+        self._own_changes += 1
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    async def start(self, webhook_id: str, *, now: float) -> None:
+        """See :meth:`.ports.Inbox.start`. Nothing while another owner holds a live lease."""
+        await self._begin()
+        row = self._rows.by_id.get(webhook_id)
+        if row is None or row.record.state not in UNFINISHED:
+            return
+        if row.owner in (None, self._terms.owner) or row.until <= now:
+            record = attrs.evolve(
+                row.record,
+                state=DeliveryState.RUNNING,
+                attempts=row.record.attempts + 1,
+                started_at=now,
+                next_attempt_at=None,
+            )
+            self._write(row, record, lease_from=now)
+
+    async def finish(self, webhook_id: str, outcome: Outcome, *, now: float) -> None:
+        """See :meth:`.ports.Inbox.finish`. Nothing when the lease is not ours any more."""
+        await self._begin()
+        row = self._rows.by_id.get(webhook_id)
+        if row is None or row.owner != self._terms.owner or row.record.state not in UNFINISHED:
+            return
+        record = attrs.evolve(row.record, next_attempt_at=None)
+        match outcome:
+            case Done():
+                record = attrs.evolve(record, state=DeliveryState.DONE, finished_at=now)
+            case Retry(at, error):
+                self._keep_failure(row, error, now)
+                record = attrs.evolve(
+                    record,
+                    state=DeliveryState.RETRYING,
+                    queued=at is not None,
+                    next_attempt_at=at,
+                    last_error=error,
+                )
+            case Dead(error):
+                self._keep_failure(row, error, now)
+                record = attrs.evolve(
+                    record,
+                    state=DeliveryState.DEAD,
+                    queued=False,
+                    finished_at=now,
+                    last_error=error,
+                )
+            case Released():
+                running = record.state is DeliveryState.RUNNING
+                record = attrs.evolve(
+                    record,
+                    state=DeliveryState.RECEIVED,
+                    attempts=record.attempts - running,
+                    started_at=None,
+                )
+            case Parked():
+                record = attrs.evolve(record, state=DeliveryState.PARKED, queued=False)
+        self._write(row, record)
+
+    def _keep_failure(self, row: Row, error: str, now: float) -> None:
+        begun = row.record.started_at
+        number = max(row.record.attempts, 1)
+        row.failures.append(AttemptRecord(number, now if begun is None else begun, now, error))
+
+    async def replay(self, webhook_ids: Sequence[str]) -> Sequence[str]:
+        """See :meth:`.ports.Inbox.replay`."""
+        await self._begin()
+        put_back = []
+        for webhook_id in webhook_ids:
+            row = self._rows.by_id.get(webhook_id)
+            if row is None or row.record.state not in (DeliveryState.DEAD, DeliveryState.PARKED):
+                continue
+            record = attrs.evolve(
+                row.record,
+                state=DeliveryState.RECEIVED,
+                queued=True,
+                attempts=0,
+                started_at=None,
+                finished_at=None,
+                last_error=None,
+            )
+            self._write(row, record)
+            put_back.append(webhook_id)
+        return put_back
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    async def release(self, webhook_ids: Sequence[str]) -> None:
+        """See :meth:`.ports.Inbox.release`."""
+        await self._begin()
+        for webhook_id in webhook_ids:
+            row = self._rows.by_id.get(webhook_id)
+            if row is None or row.owner != self._terms.owner:
+                continue
+            if row.record.state in (DeliveryState.RECEIVED, DeliveryState.RETRYING):
+                self._write(row, row.record)
+
+    async def take_due(self, *, limit: int, now: float) -> Due:
+        """See :meth:`.ports.Inbox.take_due`."""
+        await self._begin()
+        rows = self._rows
+        due: list[Row] = []
+        next_due_at: float | None = None
+        for sequence in sorted(rows.unfinished):
+            row = rows.unfinished[sequence]
+            record = row.record
+            if not record.queued:
+                continue
+            at = record.next_attempt_at
+            if row.owner is None and at is not None and at > now:
+                next_due_at = at if next_due_at is None else min(at, next_due_at)
+            elif self._is_free(row, now) and rows.is_first_in_line(record):
+                due.append(row)
+        for row in due[:limit]:
+            record = row.record
+            if record.state is DeliveryState.RUNNING:
+                record = attrs.evolve(record, state=DeliveryState.RECEIVED)
+            self._write(row, record, lease_from=now)
+        records = [row.record for row in due[:limit]]
+        return Due(records, more=len(due) > limit, next_due_at=next_due_at)
+
+    def _is_free(self, row: Row, now: float) -> bool:
+        return row.owner is None or (row.owner != self._terms.owner and row.until <= now)
+
+    async def recover(self) -> int:
+        """See :meth:`.ports.Inbox.recover`."""
+        await self._begin()
+        taken = [
+            row
+            for row in self._rows.unfinished.values()
+            if row.owner is not None and row.owner != self._terms.owner
+        ]
+        for row in taken:
+            record = row.record
+            if record.state is DeliveryState.RUNNING:
+                record = attrs.evolve(record, state=DeliveryState.RECEIVED, queued=True)
+            self._write(row, record)
+        return len(taken)
+
+    async def renew(self, *, now: float) -> None:
+        """See :meth:`.ports.Inbox.renew`."""
+        await self._begin()
+        for row in self._rows.unfinished.values():
+            if row.owner == self._terms.owner:
+                row.until = now + self._terms.lease_seconds
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def get(self, webhook_id: str) -> DeliveryRecord | None:
+        """See :meth:`.ports.Inbox.get`."""
+        await self._begin()
+        row = self._rows.by_id.get(webhook_id)
+        return None if row is None else row.record
+
+    async def attempts(self, webhook_id: str) -> Sequence[AttemptRecord]:
+        """See :meth:`.ports.Inbox.attempts`."""
+        await self._begin()
+        row = self._rows.by_id.get(webhook_id)
+        return [] if row is None else list(row.failures)
+
+    async def find(
+        self,
+        *,
+        type: str | None = None,
+        state: DeliveryState | None = None,
+        since: float | None = None,
+        after_sequence: int | None = None,
+        subject: str | None = None,
+        limit: int = 50,
+    ) -> Sequence[DeliveryRecord]:
+        """See :meth:`.ports.Inbox.find`."""
+        await self._begin()
+        rows = self._rows.by_sequence
+        order = reversed(rows.values()) if after_sequence is None else rows.values()
+        matching = (
+            attrs.evolve(row.record, raw=None)
+            for row in order
+            if type in (None, row.record.type)
+            and state in (None, row.record.state)
+            and subject in (None, row.record.subject)
+            and (since is None or row.record.received_at >= since)
+            and (after_sequence is None or row.record.sequence > after_sequence)
+        )
+        return list(islice(matching, limit))
+
+    async def counts(self) -> dict[DeliveryState, int]:
+        """See :meth:`.ports.Inbox.counts`."""
+        await self._begin()
+        return {state: self._rows.states[state] for state in DeliveryState}
+
+    async def changed_elsewhere(self) -> bool:
+        """See :meth:`.ports.Inbox.changed_elsewhere`."""
+        await self._begin()
+        before = self._foreign_changes
+        self._foreign_changes = self._rows.changes - self._own_changes
+        return self._foreign_changes != before
+
+    # -- retention and end -----------------------------------------------------------------------
+
+    async def purge(self, *, now: float) -> Purged:
+        """See :meth:`.ports.Inbox.purge`; here done deliveries go after the dedup retention."""
+        await self._begin()
+        old = now - self._terms.payload_seconds
+        stripped = self._rows.done_with_body_before(old)
+        for row in stripped:
+            self._write(row, attrs.evolve(row.record, raw=None))
+        parked = [row for row in self._rows.parked.values() if row.record.received_at < old]
+        for row in parked:
+            self._forget(row)
+        finished = self._forget_done(now - self._terms.dedup_seconds)
+        return Purged(len(stripped), finished, len(parked))
+
+    def _forget_done(self, before: float) -> int:
+        forgotten = self._rows.done_before(before)
+        for row in forgotten:
+            self._forget(row)
+        return len(forgotten)
+
+    async def close(self) -> None:
+        """See :meth:`.ports.Inbox.close`."""
+        await trio.lowlevel.checkpoint()
+        self._closed = True

@@ -1,0 +1,112 @@
+"""The tables of the inbox in SQLite, and how an older file becomes a current one.
+
+Two rules keep a delivery as cheap after a million events as after none. Bodies have a table of
+their own, so a change of state rewrites a short row. And apart from the webhook id, which has to
+be found again, indexes are partial: a finished delivery is in none of them.
+"""
+
+from collections.abc import Sequence
+
+from ..errors import StoreVersionError
+
+#: Marks a SQLite file as an inbox of this package: the bytes of "SdkT" (PRAGMA application_id).
+APPLICATION_ID = 0x53646B54
+
+#: The name of the database inside the data directory.
+DATABASE_NAME = "inbox.db"
+
+#: SQL of the states in which the runtime itself will still do something.
+UNFINISHED = "state IN ('received', 'running', 'retrying')"
+
+_INBOX = """
+CREATE TABLE inbox (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    webhook_id TEXT NOT NULL UNIQUE,
+    type TEXT NOT NULL,
+    state TEXT NOT NULL
+        CHECK (state IN ('received', 'running', 'retrying', 'done', 'dead', 'parked')),
+    queued INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    received_at REAL NOT NULL,
+    timestamp INTEGER NOT NULL,
+    subject TEXT,
+    ordered INTEGER NOT NULL,
+    next_attempt_at REAL,
+    started_at REAL,
+    finished_at REAL,
+    last_error TEXT,
+    lease_owner TEXT,
+    lease_until REAL
+) STRICT
+"""
+
+_BODY = "CREATE TABLE body (sequence INTEGER PRIMARY KEY, raw BLOB NOT NULL) STRICT"
+
+_ATTEMPT = """
+CREATE TABLE attempt (
+    id INTEGER PRIMARY KEY,
+    sequence INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    started_at REAL NOT NULL,
+    finished_at REAL NOT NULL,
+    error TEXT NOT NULL
+) STRICT
+"""
+
+# One index answers what is due, what is leased and how many there are: its columns are compared
+# for equality from the left, and where all four are, rows come in order of arrival.
+_OPEN = """
+CREATE INDEX inbox_open ON inbox (state, queued, lease_owner, next_attempt_at)
+WHERE state <> 'done'
+"""
+
+_LINE = f"""
+CREATE INDEX inbox_line ON inbox (subject, sequence)
+WHERE ordered = 1 AND {UNFINISHED}
+"""
+
+_ATTEMPT_OF = "CREATE INDEX attempt_of ON attempt (sequence)"
+
+#: Statements that lead from version N to N + 1; ``PRAGMA user_version`` counts those applied.
+MIGRATIONS: Sequence[Sequence[str]] = ((_INBOX, _BODY, _ATTEMPT, _OPEN, _LINE, _ATTEMPT_OF),)
+
+#: The version of the schema that this package reads and writes.
+VERSION = len(MIGRATIONS)
+
+
+def plan_migration(
+    *, application_id: int, user_version: int, empty: bool, file: str
+) -> Sequence[str]:
+    """Return the statements that make an opened database a current inbox; none if it is one.
+
+    Args:
+        application_id: the database's ``PRAGMA application_id``.
+        user_version: its ``PRAGMA user_version``.
+        empty: whether it has no tables at all, as a new file.
+        file: its path, for the message.
+
+    Raises:
+        StoreVersionError: it belongs to another program or to a newer version of this one.
+    """
+    if empty and application_id == 0 and user_version == 0:
+        application_id = APPLICATION_ID
+    if application_id != APPLICATION_ID:
+        raise StoreVersionError(
+            f"{file} is a SQLite database of another program (application id "
+            f"{application_id:#x}); set Sdk:Storage:Path to a directory of its own, or move the "
+            "file away"
+        )
+    if user_version > VERSION:
+        raise StoreVersionError(
+            f"{file} has schema version {user_version}, this version of sdk_trio knows up to "
+            f"{VERSION}; install the version that wrote it, or restore a backup from before the "
+            "upgrade"
+        )
+    if user_version == VERSION:
+        return ()
+    statements = [statement for step in MIGRATIONS[user_version:] for statement in step]
+    return (
+        *statements,
+        f"PRAGMA application_id = {APPLICATION_ID}",
+        f"PRAGMA user_version = {VERSION}",
+    )

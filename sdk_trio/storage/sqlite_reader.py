@@ -1,0 +1,131 @@
+"""Everything that only reads the inbox in SQLite: plain functions of a connection."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import apsw
+
+from .records import AttemptRecord, DeliveryRecord, DeliveryState
+
+#: The columns of a record, in the order of :class:`~.records.DeliveryRecord`, but for the body.
+COLUMNS = (
+    "inbox.sequence, webhook_id, type, state, queued, attempts, received_at, timestamp, subject, "
+    "ordered, next_attempt_at, started_at, finished_at, last_error"
+)
+
+_GET = f"SELECT {COLUMNS}, raw FROM inbox LEFT JOIN body USING (sequence) WHERE webhook_id = ?"  # noqa: S608 - the columns are a constant
+
+_ATTEMPTS = """
+SELECT number, attempt.started_at, attempt.finished_at, error
+FROM attempt JOIN inbox USING (sequence) WHERE webhook_id = ? ORDER BY id
+"""
+
+# One statement, so both numbers are of one moment. Only rows that are not done are looked at;
+# the total is a count of index entries, which SQLite makes page by page.
+_COUNTS = """
+SELECT state, count(*) FROM inbox INDEXED BY inbox_open WHERE state <> 'done' GROUP BY state
+UNION ALL SELECT 'total', count(*) FROM inbox
+"""
+
+_OLD = """
+SELECT sequence FROM inbox WHERE sequence > ? AND state = 'done' AND finished_at < ?
+ORDER BY sequence LIMIT ?
+"""
+
+_OLD_WITH_BODY = """
+SELECT sequence FROM inbox WHERE sequence > ? AND state = 'done' AND finished_at < ?
+    AND EXISTS (SELECT 1 FROM body WHERE body.sequence = inbox.sequence)
+ORDER BY sequence LIMIT ?
+"""
+
+_OLD_PARKED = """
+SELECT sequence FROM inbox INDEXED BY inbox_open
+WHERE sequence > ? AND state <> 'done' AND state = 'parked' AND received_at < ?
+ORDER BY sequence LIMIT ?
+"""
+
+
+def record_of(row: tuple[Any, ...]) -> DeliveryRecord:
+    """Build a record from a row of :data:`COLUMNS` and the body."""
+    sequence, webhook_id, type_, state, queued, *middle = row
+    attempts, received_at, timestamp, subject, ordered, *rest = middle
+    return DeliveryRecord(
+        sequence,
+        webhook_id,
+        type_,
+        DeliveryState(state),
+        bool(queued),
+        attempts,
+        received_at,
+        timestamp,
+        subject,
+        bool(ordered),
+        *rest,
+    )
+
+
+def get(connection: apsw.Connection, webhook_id: str) -> DeliveryRecord | None:
+    """Return one delivery with its body, or None."""
+    row = connection.execute(_GET, (webhook_id,)).fetchone()
+    return None if row is None else record_of(row)
+
+
+def attempts(connection: apsw.Connection, webhook_id: str) -> Sequence[AttemptRecord]:
+    """Return the failed runs of one delivery, oldest first."""
+    return [AttemptRecord(*row) for row in connection.execute(_ATTEMPTS, (webhook_id,))]
+
+
+def find(
+    connection: apsw.Connection,
+    *,
+    type: str | None,
+    state: DeliveryState | None,
+    since: float | None,
+    after_sequence: int | None,
+    subject: str | None,
+    limit: int,
+) -> Sequence[DeliveryRecord]:
+    """List deliveries without bodies, newest first, or oldest first with ``after_sequence``."""
+    choices = {
+        "type = ?": type,
+        "state = ?": state,
+        "received_at >= ?": since,
+        "sequence > ?": after_sequence,
+        "subject = ?": subject,
+    }
+    given = {text: value for text, value in choices.items() if value is not None}
+    conditions = list(given)
+    if state is not None and state is not DeliveryState.DONE:
+        # Lets SQLite use the index of what is not done, instead of reading all that is.
+        conditions.append("state <> 'done'")
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    order = "DESC" if after_sequence is None else "ASC"
+    statement = f"SELECT {COLUMNS}, NULL FROM inbox {where} ORDER BY sequence {order} LIMIT ?"  # noqa: S608 - only constants
+    return [record_of(row) for row in connection.execute(statement, (*given.values(), limit))]
+
+
+def counts(connection: apsw.Connection) -> dict[DeliveryState, int]:
+    """Return how many deliveries are in each state."""
+    found: dict[str, int] = dict(cast("Any", connection.execute(_COUNTS)))
+    total = found.pop("total")
+    result = dict.fromkeys(DeliveryState, 0)
+    result.update({DeliveryState(state): number for state, number in found.items()})
+    result[DeliveryState.DONE] = total - sum(found.values())
+    return result
+
+
+def find_old(
+    connection: apsw.Connection,
+    state: DeliveryState,
+    before: float,
+    *,
+    with_body: bool,
+    after: int,
+    limit: int,
+) -> Sequence[int]:
+    """Return sequences above ``after`` of old deliveries: done before, or parked and arrived."""
+    if state is DeliveryState.PARKED:
+        statement = _OLD_PARKED
+    else:
+        statement = _OLD_WITH_BODY if with_body else _OLD
+    return [sequence for (sequence,) in connection.execute(statement, (after, before, limit))]

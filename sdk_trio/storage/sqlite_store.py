@@ -1,0 +1,276 @@
+"""The inbox in one SQLite file: durable, and the default (contracts 2)."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import apsw
+import trio
+
+from ..errors import StoreUnavailableError
+from . import sqlite_leaser as leaser
+from . import sqlite_reader as reader
+from . import sqlite_writer as writer
+from .admission import Terms
+from .committer import STALL_SECONDS, Committer
+from .records import (
+    Admitted,
+    AttemptRecord,
+    DeliveryRecord,
+    DeliveryState,
+    Due,
+    NewDelivery,
+    Outcome,
+    Purged,
+)
+from .sqlite_connector import connect_reader, connect_writer, describe_failure
+
+T = TypeVar("T")
+
+_Delete = Callable[[apsw.Connection, Sequence[int], DeliveryState, float], int]
+
+#: How many deliveries one transaction of the retention removes: a pass over a large store takes
+#: many short turns between deliveries instead of one long one.
+PURGE_CHUNK = 500
+
+
+class SqliteInbox:
+    """:class:`~.ports.Inbox` in a SQLite file; open it with :meth:`open`, end with :meth:`close`.
+
+    What changes the store goes through one :class:`~.committer.Committer`. What only reads it has
+    a connection of its own in Trio's threads, one read at a time, so that a long listing never
+    delays a delivery. It sees every change whose method has returned.
+
+    Cancellation: a write that has begun is finished, see :mod:`.committer`. A read is abandoned.
+    """
+
+    def __init__(self, file: str, terms: Terms, committer: Committer) -> None:
+        self._file = file
+        self._terms = terms
+        self._committer = committer
+        self._reader: apsw.Connection | None = None
+        self._one_reader = trio.CapacityLimiter(1)
+        self._data_version: int | None = None
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        owner: str,
+        lease_seconds: float,
+        dedup_seconds: float,
+        payload_seconds: float,
+    ) -> "SqliteInbox":
+        """Open the database file ``path``, creating or migrating its tables.
+
+        Args:
+            path: the file; its directory exists.
+            owner: who holds the leases taken here; not empty, unique among living processes.
+            lease_seconds: how long a lease lasts without renewal; above 0.
+            dedup_seconds: how long a finished id is remembered; 0 or more.
+            payload_seconds: how long bodies are kept; 0 or more.
+
+        Raises:
+            StoreVersionError: the file is of a newer version or of another program.
+            StoreUnavailableError: it cannot be opened or written.
+
+        Cancelled, nothing stays open.
+        """
+        terms = Terms(
+            owner=owner,
+            lease_seconds=lease_seconds,
+            dedup_seconds=dedup_seconds,
+            payload_seconds=payload_seconds,
+        )
+        file = os.fspath(path)
+        committer = Committer(
+            partial(connect_writer, file),
+            partial(describe_failure, file=file),
+            name="sdk_trio-inbox",
+        )
+        inbox = cls(file, terms, committer)
+        try:
+            await inbox.changed_elsewhere()
+        except BaseException:
+            with trio.move_on_after(STALL_SECONDS, shield=True):
+                await inbox.close()
+            raise
+        return inbox
+
+    # -- deliveries ------------------------------------------------------------------------------
+
+    async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
+        """See :meth:`.ports.Inbox.accept`."""
+        terms = self._terms
+        return await self._committer.submit(lambda c: writer.accept(c, terms, delivery, leased))
+
+    async def claim(self, delivery: NewDelivery) -> Admitted:
+        """See :meth:`.ports.Inbox.claim`."""
+        terms = self._terms
+        return await self._committer.submit(lambda c: writer.claim(c, terms, delivery))
+
+    async def park(self, delivery: NewDelivery) -> Admitted:
+        """See :meth:`.ports.Inbox.park`."""
+        terms = self._terms
+        return await self._committer.submit(lambda c: writer.park(c, terms, delivery))
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    async def start(self, webhook_id: str, *, now: float) -> None:
+        """See :meth:`.ports.Inbox.start`. Nothing while another owner holds a live lease."""
+        terms = self._terms
+        await self._committer.submit(lambda c: writer.start(c, terms, webhook_id, now))
+
+    async def finish(self, webhook_id: str, outcome: Outcome, *, now: float) -> None:
+        """See :meth:`.ports.Inbox.finish`. Nothing when the lease is not ours any more."""
+        terms = self._terms
+        await self._committer.submit(lambda c: writer.finish(c, terms, webhook_id, outcome, now))
+
+    async def replay(self, webhook_ids: Sequence[str]) -> Sequence[str]:
+        """See :meth:`.ports.Inbox.replay`."""
+        return await self._committer.submit(lambda c: writer.replay(c, webhook_ids))
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    async def release(self, webhook_ids: Sequence[str]) -> None:
+        """See :meth:`.ports.Inbox.release`."""
+        terms, ids = self._terms, tuple(webhook_ids)
+        await self._committer.submit(lambda c: leaser.release(c, terms, ids))
+
+    async def take_due(self, *, limit: int, now: float) -> Due:
+        """See :meth:`.ports.Inbox.take_due`."""
+        terms = self._terms
+        return await self._committer.submit(lambda c: leaser.take_due(c, terms, limit, now))
+
+    async def recover(self) -> int:
+        """See :meth:`.ports.Inbox.recover`."""
+        terms = self._terms
+        return await self._committer.submit(lambda c: leaser.recover(c, terms))
+
+    async def renew(self, *, now: float) -> None:
+        """See :meth:`.ports.Inbox.renew`."""
+        terms = self._terms
+        await self._committer.submit(lambda c: leaser.renew(c, terms, now))
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def get(self, webhook_id: str) -> DeliveryRecord | None:
+        """See :meth:`.ports.Inbox.get`."""
+        return await self._read(lambda c: reader.get(c, webhook_id))
+
+    async def attempts(self, webhook_id: str) -> Sequence[AttemptRecord]:
+        """See :meth:`.ports.Inbox.attempts`."""
+        return await self._read(lambda c: reader.attempts(c, webhook_id))
+
+    async def find(
+        self,
+        *,
+        type: str | None = None,
+        state: DeliveryState | None = None,
+        since: float | None = None,
+        after_sequence: int | None = None,
+        subject: str | None = None,
+        limit: int = 50,
+    ) -> Sequence[DeliveryRecord]:
+        """See :meth:`.ports.Inbox.find`."""
+        return await self._read(
+            lambda c: reader.find(
+                c,
+                type=type,
+                state=state,
+                since=since,
+                after_sequence=after_sequence,
+                subject=subject,
+                limit=limit,
+            )
+        )
+
+    async def counts(self) -> dict[DeliveryState, int]:
+        """See :meth:`.ports.Inbox.counts`."""
+        return await self._read(reader.counts)
+
+    async def changed_elsewhere(self) -> bool:
+        """See :meth:`.ports.Inbox.changed_elsewhere`."""
+        # On the writing connection, because the number counts the changes of all *others*.
+        version = await self._committer.submit(lambda c: int(c.pragma("data_version")))
+        before, self._data_version = self._data_version, version
+        return before is not None and version != before
+
+    # -- retention and end -----------------------------------------------------------------------
+
+    async def purge(self, *, now: float) -> Purged:
+        """See :meth:`.ports.Inbox.purge`. Cancelled, it stops between two transactions."""
+        terms = self._terms
+        old_body = now - terms.payload_seconds
+        forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
+        delete = writer.delete_deliveries
+        return Purged(
+            bodies=await self._delete(DeliveryState.DONE, old_body, writer.delete_bodies),
+            finished=await self._delete(DeliveryState.DONE, forgotten, delete),
+            parked=await self._delete(DeliveryState.PARKED, old_body, delete),
+        )
+
+    async def _delete(
+        self,
+        state: DeliveryState,
+        before: float,
+        delete: _Delete,
+    ) -> int:
+        deleted = after = 0
+        with_body = delete is writer.delete_bodies
+        while True:
+            found = await self._read(
+                partial(
+                    reader.find_old,
+                    state=state,
+                    before=before,
+                    with_body=with_body,
+                    after=after,
+                    limit=PURGE_CHUNK,
+                )
+            )
+            if not found:
+                return deleted
+            after = found[-1]
+            deleted += await self._committer.submit(
+                partial(_delete_chunk, delete, found, state, before)
+            )
+
+    async def close(self) -> None:
+        """See :meth:`.ports.Inbox.close`."""
+        self._closed = True
+        # The reader first: the last connection to go clears the write-ahead log, which a
+        # connection that may only read cannot do.
+        with trio.move_on_after(STALL_SECONDS, shield=True):
+            async with self._one_reader:
+                if self._reader is not None:
+                    self._reader.close()
+                    self._reader = None
+        await self._committer.close()
+
+    async def _read(self, query: Callable[[apsw.Connection], T]) -> T:
+        def run() -> T:
+            # Within the limiter, so there is one thread here at a time, an abandoned one included.
+            if self._closed:
+                raise StoreUnavailableError("the store is closed")
+            try:
+                if self._reader is None:
+                    self._reader = connect_reader(self._file)
+                return query(self._reader)
+            except apsw.Error as error:
+                raise describe_failure(error, self._file) from error
+
+        return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._one_reader)
+
+
+def _delete_chunk(
+    delete: _Delete,
+    sequences: Sequence[int],
+    state: DeliveryState,
+    before: float,
+    connection: apsw.Connection,
+) -> int:
+    return delete(connection, sequences, state, before)

@@ -1,0 +1,300 @@
+"""Everything that changes the inbox in SQLite: plain functions of a connection.
+
+Each is a job for the :class:`~.committer.Committer`: it runs within a transaction that it neither
+begins nor ends, and may be run again after a rollback. What the functions mean is said once, in
+:class:`~.ports.Inbox`. Two invariants keep ``inbox_open`` sorted by arrival: only a ``retrying``
+row has ``next_attempt_at``, and only a leased row has ``lease_owner``.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import apsw
+
+from .admission import (
+    ACCEPTING,
+    CLAIMING,
+    PARKING,
+    Change,
+    Known,
+    Ruling,
+    Standing,
+    Terms,
+    standing_of,
+)
+from .records import (
+    Admission,
+    Admitted,
+    Dead,
+    DeliveryState,
+    Done,
+    NewDelivery,
+    Outcome,
+    Parked,
+    Released,
+    Retry,
+)
+from .schema import UNFINISHED
+
+# -- deliveries that want in -------------------------------------------------------------------
+
+_INSERT = """
+INSERT INTO inbox (webhook_id, type, state, queued, attempts, received_at, timestamp, subject,
+                   ordered, started_at, lease_owner, lease_until)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (webhook_id) DO NOTHING
+"""
+
+_INSERT_BODY = "INSERT INTO body (sequence, raw) VALUES (?, ?)"
+
+_KNOWN = """
+SELECT sequence, state, queued, attempts, finished_at, lease_until, raw
+FROM inbox LEFT JOIN body USING (sequence) WHERE webhook_id = ?
+"""
+
+_READMIT = """
+UPDATE inbox SET state = ?, queued = ?, attempts = ?, ordered = ?, started_at = ?,
+    lease_owner = ?, lease_until = ?, next_attempt_at = NULL, finished_at = NULL,
+    last_error = CASE WHEN ? THEN NULL ELSE last_error END
+WHERE sequence = ?
+"""
+
+
+def accept(
+    connection: apsw.Connection, terms: Terms, delivery: NewDelivery, leased: bool
+) -> Admitted:
+    """Keep ``delivery`` for our own workers."""
+    return _admit(connection, terms, delivery, ACCEPTING, DeliveryState.RECEIVED, leased)
+
+
+def claim(connection: apsw.Connection, terms: Terms, delivery: NewDelivery) -> Admitted:
+    """Claim ``delivery`` for an inline run."""
+    return _admit(connection, terms, delivery, CLAIMING, DeliveryState.RUNNING, True)
+
+
+def park(connection: apsw.Connection, terms: Terms, delivery: NewDelivery) -> Admitted:
+    """Keep ``delivery`` without running it."""
+    return _admit(connection, terms, delivery, PARKING, DeliveryState.PARKED, False)
+
+
+def _admit(
+    connection: apsw.Connection,
+    terms: Terms,
+    delivery: NewDelivery,
+    rulings: Mapping[Standing, Ruling],
+    state: DeliveryState,
+    leased: bool,
+) -> Admitted:
+    # The common case, an unknown id, costs two inserts and no query.
+    if _insert(connection, terms, delivery, state, leased):
+        return Admitted(Admission.NEW)
+    (row,) = connection.execute(_KNOWN, (delivery.webhook_id,))
+    sequence, known_state, queued, attempts, finished_at, lease_until, raw = cast("Any", row)
+    known = Known(DeliveryState(known_state), bool(queued), attempts, finished_at, lease_until)
+    now = delivery.received_at
+    ruling = rulings[standing_of(known, now=now, dedup_seconds=terms.dedup_seconds)]
+    if ruling.change is Change.REPLACE:
+        _forget(connection, sequence)
+        _insert(connection, terms, delivery, state, leased)
+        return Admitted(Admission.NEW)
+    same_body = raw is None or raw == delivery.raw
+    if ruling.change is Change.NOTHING:
+        return Admitted(ruling.admission, attempts, same_body)
+    restart = ruling.change is Change.RESTART
+    before = 0 if restart else attempts
+    running = state is DeliveryState.RUNNING
+    connection.execute(
+        _READMIT,
+        (
+            state,
+            state is DeliveryState.RECEIVED,
+            before + running,
+            delivery.ordered,
+            now if running else None,
+            terms.owner if leased else None,
+            now + terms.lease_seconds if leased else None,
+            restart,
+            sequence,
+        ),
+    )
+    return Admitted(ruling.admission, before, same_body)
+
+
+def _insert(
+    connection: apsw.Connection,
+    terms: Terms,
+    delivery: NewDelivery,
+    state: DeliveryState,
+    leased: bool,
+) -> bool:
+    """Insert a delivery with its body; False when its id is known."""
+    now = delivery.received_at
+    running = state is DeliveryState.RUNNING
+    connection.execute(
+        _INSERT,
+        (
+            delivery.webhook_id,
+            delivery.type,
+            state,
+            state is DeliveryState.RECEIVED,
+            running,
+            now,
+            delivery.timestamp,
+            delivery.subject,
+            delivery.ordered,
+            now if running else None,
+            terms.owner if leased else None,
+            now + terms.lease_seconds if leased else None,
+        ),
+    )
+    if not connection.changes():
+        return False
+    connection.execute(_INSERT_BODY, (connection.last_insert_rowid(), delivery.raw))
+    return True
+
+
+# -- runs and their ends -----------------------------------------------------------------------
+
+_START = f"""
+UPDATE inbox SET state = 'running', attempts = attempts + 1, started_at = :now,
+    next_attempt_at = NULL, lease_owner = :owner, lease_until = :until
+WHERE webhook_id = :id AND {UNFINISHED}
+    AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= :now)
+"""  # noqa: S608 - only constants are put in
+
+# A run that has lost its lease to another owner changes nothing: the other one's run counts.
+_OURS = f"webhook_id = ? AND lease_owner = ? AND {UNFINISHED}"
+
+_FINISH = f"""
+UPDATE inbox SET state = 'done', finished_at = ?, next_attempt_at = NULL,
+    lease_owner = NULL, lease_until = NULL
+WHERE {_OURS}
+"""  # noqa: S608 - only constants are put in
+
+_FAIL = f"""
+UPDATE inbox SET state = ?, queued = ?, next_attempt_at = ?, finished_at = ?, last_error = ?,
+    lease_owner = NULL, lease_until = NULL
+WHERE {_OURS} RETURNING sequence, attempts, started_at
+"""  # noqa: S608 - only constants are put in
+
+_CUT_SHORT = f"""
+UPDATE inbox SET attempts = attempts - (state = 'running'), state = 'received',
+    started_at = NULL, next_attempt_at = NULL, lease_owner = NULL, lease_until = NULL
+WHERE {_OURS}
+"""  # noqa: S608 - only constants are put in
+
+_SET_ASIDE = f"""
+UPDATE inbox SET state = 'parked', queued = 0, next_attempt_at = NULL,
+    lease_owner = NULL, lease_until = NULL
+WHERE {_OURS}
+"""  # noqa: S608 - only constants are put in
+
+_INSERT_ATTEMPT = """
+INSERT INTO attempt (sequence, number, started_at, finished_at, error) VALUES (?, ?, ?, ?, ?)
+"""
+
+_REPLAY = """
+UPDATE inbox SET state = 'received', queued = 1, attempts = 0, next_attempt_at = NULL,
+    started_at = NULL, finished_at = NULL, last_error = NULL
+WHERE webhook_id = ? AND state IN ('dead', 'parked')
+    AND EXISTS (SELECT 1 FROM body WHERE body.sequence = inbox.sequence)
+"""
+
+
+def start(connection: apsw.Connection, terms: Terms, webhook_id: str, now: float) -> None:
+    """Begin a run: one more attempt. Nothing when another owner holds a live lease."""
+    connection.execute(
+        _START,
+        {"id": webhook_id, "now": now, "owner": terms.owner, "until": now + terms.lease_seconds},
+    )
+
+
+def finish(
+    connection: apsw.Connection, terms: Terms, webhook_id: str, outcome: Outcome, now: float
+) -> None:
+    """Record how a run of ours ended. Nothing when its lease is not ours any more."""
+    ours = (webhook_id, terms.owner)
+    match outcome:
+        case Done():
+            connection.execute(_FINISH, (now, *ours))
+        case Retry(at, error):
+            columns = (DeliveryState.RETRYING, at is not None, at, None, error)
+            _fail(connection, (*columns, *ours), error, now)
+        case Dead(error):
+            _fail(connection, (DeliveryState.DEAD, False, None, now, error, *ours), error, now)
+        case Released():
+            connection.execute(_CUT_SHORT, ours)
+        case Parked():
+            connection.execute(_SET_ASIDE, ours)
+
+
+def _fail(
+    connection: apsw.Connection, bindings: tuple[str | float | None, ...], error: str, now: float
+) -> None:
+    failed: list[Any] = connection.execute(_FAIL, bindings).fetchall()
+    for sequence, attempts, started_at in failed:
+        begun = now if started_at is None else started_at
+        # A dead letter may come from a run that was never started: a body that is no event.
+        connection.execute(_INSERT_ATTEMPT, (sequence, max(attempts, 1), begun, now, error))
+
+
+def replay(connection: apsw.Connection, webhook_ids: Sequence[str]) -> Sequence[str]:
+    """Put dead and parked deliveries back; return the ids that were."""
+    put_back = []
+    for webhook_id in webhook_ids:
+        connection.execute(_REPLAY, (webhook_id,))
+        if connection.changes():
+            put_back.append(webhook_id)
+    return put_back
+
+
+# -- retention ---------------------------------------------------------------------------------
+
+_STILL_OLD = """
+sequence = :sequence AND EXISTS (
+    SELECT 1 FROM inbox AS old WHERE old.sequence = :sequence
+        AND ((:state = 'done' AND old.state = 'done' AND old.finished_at < :before)
+            OR (:state = 'parked' AND old.state = 'parked' AND old.received_at < :before)))
+"""
+
+
+def delete_bodies(
+    connection: apsw.Connection, sequences: Sequence[int], state: DeliveryState, before: float
+) -> int:
+    """Delete the bodies of those ``sequences`` that are still in ``state`` and older; count them.
+
+    They were found by a reader, outside of this transaction, so both are looked at again.
+    """
+    return _delete_old(connection, "body", sequences, state, before)
+
+
+def delete_deliveries(
+    connection: apsw.Connection, sequences: Sequence[int], state: DeliveryState, before: float
+) -> int:
+    """Delete those ``sequences`` whole that are still in ``state`` and older; count them."""
+    for table in ("body", "attempt"):
+        _delete_old(connection, table, sequences, state, before)
+    return _delete_old(connection, "inbox", sequences, state, before)
+
+
+def _delete_old(
+    connection: apsw.Connection,
+    table: str,
+    sequences: Iterable[int],
+    state: DeliveryState,
+    before: float,
+) -> int:
+    statement = f"DELETE FROM {table} WHERE {_STILL_OLD}"  # noqa: S608 - a name of the schema's
+    deleted = 0
+    for sequence in sequences:
+        connection.execute(statement, {"sequence": sequence, "state": state, "before": before})
+        deleted += connection.changes()
+    return deleted
+
+
+def _forget(connection: apsw.Connection, sequence: int) -> None:
+    for table in ("body", "attempt", "inbox"):
+        connection.execute(
+            f"DELETE FROM {table} WHERE sequence = ?",  # noqa: S608 - a name of the schema's
+            (sequence,),
+        )

@@ -1,0 +1,172 @@
+"""A runtime under test: real sockets on the loopback address, its store in memory."""
+
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+
+from ..config import Settings
+from ..events import Event
+from ..runtime import Runtime
+from ..storage.ports import Inbox
+from ..storage.records import DeliveryRecord, DeliveryState
+from ..webhooks import HandlerRegistry
+from ..webhooks.sender import SignedDelivery, own_url, post
+from ..webhooks.signature import new_secret
+from .signing import sign_delivery
+
+#: How long :meth:`AppUnderTest.settle` waits, in seconds, before it says what is unfinished.
+SETTLE_SECONDS = 10.0
+
+_UNSETTLED = (DeliveryState.RECEIVED, DeliveryState.RUNNING)
+
+
+@attrs.frozen
+class Delivered:
+    """What came of one delivery in a test.
+
+    ``status`` and ``body`` are the receiver's answer. ``record`` is what the inbox holds of it
+    after its handler ended, None if nothing was kept; ``error`` is its last failure.
+    """
+
+    webhook_id: str
+    status: int
+    body: bytes
+    record: DeliveryRecord | None
+
+    @property
+    def state(self) -> DeliveryState | None:
+        """``done``, ``retrying``, ``dead`` or ``parked``; None if nothing was kept."""
+        return self.record.state if self.record else None
+
+    @property
+    def error(self) -> str | None:
+        """Why the handler's last run failed."""
+        return self.record.last_error if self.record else None
+
+
+def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Return settings for tests: a fresh secret, a free port, plain HTTP, the store in memory.
+
+    ``overrides`` maps keys to values, as ``{"Webhooks:Queue:MaxAttempts": 2}``.
+    """
+    return Settings.from_mapping(
+        {
+            "Environment": "Development",
+            "Server:Bind": ["127.0.0.1:0"],
+            "Storage:Backend": "Memory",
+            "Webhooks:RequireHttps": False,
+            "Webhooks:Secret": new_secret(secrets.token_bytes(32)),
+            **(overrides or {}),
+        },
+        standalone=True,
+    )
+
+
+class AppUnderTest:
+    """A running runtime, and the upstream's side of the conversation with it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.settings = runtime.settings
+
+    @property
+    def store(self) -> Inbox:
+        """The inbox of the running receiver."""
+        return self.runtime.receiver.store
+
+    @property
+    def url(self) -> str:
+        """The address that deliveries are posted to."""
+        assert self.runtime.started is not None
+        return own_url(self.runtime.started.receiver[0], self.settings.webhooks.path)
+
+    def sign(
+        self,
+        event: str | bytes | type[Event[Any]],
+        data: Mapping[str, Any] | None = None,
+        *,
+        webhook_id: str | None = None,
+        timestamp: int | None = None,
+    ) -> SignedDelivery:
+        """Sign a delivery with the secret of the running receiver, without sending it."""
+        if isinstance(event, type):
+            event = event.wire_type
+        return sign_delivery(
+            event,
+            data,
+            secret=self.settings.webhooks.all_secrets[0],
+            webhook_id=webhook_id,
+            timestamp=timestamp,
+            derivation=self.settings.webhooks.key_derivation,
+        )
+
+    async def deliver(
+        self,
+        event: str | bytes | type[Event[Any]] | SignedDelivery,
+        data: Mapping[str, Any] | None = None,
+        *,
+        webhook_id: str | None = None,
+        settle: bool = True,
+    ) -> Delivered:
+        """Post one delivery and, with ``settle``, wait until its handler has ended.
+
+        Args:
+            event: an event type or class, the exact body, or a delivery signed before.
+            data: merged into the sample's ``data``.
+            webhook_id: default a new one.
+            settle: False returns with the answer, while an enqueued handler may still run.
+
+        Raises:
+            DeliveryFailedError: the receiver cannot be reached.
+            TooSlowError: the handler did not end in 10 seconds.
+        """
+        signed = (
+            event
+            if isinstance(event, SignedDelivery)
+            else self.sign(event, data, webhook_id=webhook_id)
+        )
+        posted = await post(self.url, signed)
+        record = await self._settled(signed.webhook_id) if settle else None
+        return Delivered(signed.webhook_id, posted.status, posted.body, record)
+
+    async def settle(self) -> None:
+        """Wait until no event is received or running: retries that wait for their time may be left.
+
+        Raises:
+            TooSlowError: something still ran after 10 seconds.
+        """
+        with trio.fail_after(SETTLE_SECONDS):
+            while True:
+                counts = await self.store.counts()
+                if not any(counts[state] for state in _UNSETTLED):
+                    return
+                await trio.sleep(0.01)
+
+    async def _settled(self, webhook_id: str) -> DeliveryRecord | None:
+        with trio.fail_after(SETTLE_SECONDS):
+            while True:
+                record = await self.store.get(webhook_id)
+                if record is None or record.state not in _UNSETTLED:
+                    return record
+                await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running_app(
+    handlers: HandlerRegistry | None = None, settings: Settings | None = None
+) -> AsyncIterator[AppUnderTest]:
+    """Run a runtime for the length of a ``with`` block, and drain it at the end.
+
+    Args:
+        handlers: the handlers under test; None parks every event.
+        settings: default :func:`settings_for_tests`.
+    """
+    runtime = Runtime(settings or settings_for_tests(), handlers)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(runtime.run)
+        yield AppUnderTest(runtime)
+        runtime.shut_down("the test ended")

@@ -1,0 +1,59 @@
+"""The receiver's answers, byte for byte (spec 4.1 and 7, contracts 3)."""
+
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from math import ceil
+from typing import Any
+
+import attrs
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@attrs.frozen
+class Answer:
+    """One HTTP response: ``status``, ASGI ``headers`` with the content length, ``body``."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+    @classmethod
+    def of(cls, status: int, body: bytes, *extra: tuple[bytes, bytes]) -> "Answer":
+        """Build a JSON answer with its length and the ``extra`` headers."""
+        length = str(len(body)).encode()
+        return cls(
+            status,
+            ((b"content-type", b"application/json"), (b"content-length", length), *extra),
+            body,
+        )
+
+    async def send(self, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]) -> None:
+        """Send the answer as ASGI messages."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+OK = Answer.of(200, b"{}")
+#: One answer for every verification failure, so that it tells an attacker nothing (spec 7).
+INVALID = Answer.of(400, b'{"error":"invalid webhook"}')
+SOURCE_REFUSED = Answer.of(403, b'{"error":"source address not allowed"}')
+NOT_FOUND = Answer.of(404, b'{"error":"not found"}')
+METHOD_NOT_ALLOWED = Answer.of(405, b'{"error":"method not allowed"}', (b"allow", b"POST"))
+TOO_SLOW = Answer.of(408, b'{"error":"request too slow"}')
+TOO_LARGE = Answer.of(413, b'{"error":"payload too large"}')
+UNSUPPORTED_MEDIA = Answer.of(415, b'{"error":"unsupported media type"}')
+HANDLER_FAILED = Answer.of(500, b'{"error":"webhook handler failed"}')
+
+
+def _retry_after(seconds: float) -> tuple[bytes, bytes]:
+    return (b"retry-after", str(max(1, ceil(seconds))).encode())
+
+
+def rate_limited(seconds: float) -> Answer:
+    """429: this source may try again in ``seconds``."""
+    return Answer.of(429, b'{"error":"rate limit exceeded"}', _retry_after(seconds))
+
+
+def unavailable(seconds: float) -> Answer:
+    """503: nothing was kept; deliver again in ``seconds``."""
+    return Answer.of(503, b'{"error":"temporarily unavailable"}', _retry_after(seconds))

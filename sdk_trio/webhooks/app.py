@@ -1,0 +1,263 @@
+"""The receiver as one ASGI application, with its inbox and workers (spec 1.6, contracts 1)."""
+
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import attrs
+import trio
+
+from ..config import Settings, StorageBackend
+from ..errors import NotRunningError, StoreUnavailableError
+from ..logs import get_logger
+from ..storage import open_inbox
+from ..storage.data_directory import lock_data_directory
+from ..storage.ports import Inbox
+from ..storage.records import UNFINISHED
+from . import answers
+from .answers import Answer
+from .counters import Counters
+from .dispatcher import CLEANUP_SECONDS, Arrival, Dispatcher
+from .janitor import Janitor
+from .queuer import LEASE_SECONDS, Queuer
+from .receiver import UNAVAILABLE_RETRY_SECONDS, Receive, Receiver, Scope, Send
+from .registry import BoundHandlers, HandlerRegistry
+from .services import Services
+
+_log = get_logger("webhooks")
+
+#: The most ids that a drain report lists; the counts are always complete.
+REPORTED_IDS = 100
+
+
+@attrs.frozen
+class DrainReport:
+    """What a shutdown left behind.
+
+    ``drained`` events were finished during the drain. ``persisted`` ones are unfinished and wait
+    in the store for the next start; ``lost`` ones were only in memory (``Storage:Backend`` is
+    ``Memory``). ``ids`` names the first of them.
+    """
+
+    drained: int
+    persisted: int
+    lost: int
+    ids: tuple[str, ...] = ()
+
+
+class WebhookReceiver:
+    """The webhook receiver alone: an ASGI application that any Trio ASGI server mounts.
+
+    Args:
+        settings: validated settings; an access token is not needed.
+        handlers: which handler runs for which event type.
+        inbox: an open store to use; None: it opens ``settings.storage`` itself and closes it.
+        clock: returns Unix seconds.
+
+    Its queue needs a task of its own: the ASGI lifespan starts and drains it; where a server
+    forwards no lifespan, start it with ``await nursery.start(receiver.run)``. Until it runs, and
+    after its end, deliveries are answered 503.
+
+    Raises:
+        OptionsValidationError: from the settings.
+        MissingHandlersError: ``FailOnMissingHandlers`` is true and a known type has no handler.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        handlers: HandlerRegistry,
+        *,
+        inbox: Inbox | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if settings.webhooks.fail_on_missing_handlers:
+            handlers.require_complete()
+        self.settings = settings
+        self.counters = Counters()
+        self._registry = handlers
+        self._given_inbox = inbox
+        self._clock = clock
+        self._receiver = Receiver(settings, self, self.counters, clock=clock)
+        self._running: _Running | None = None
+        self._draining = False
+        self._drained: trio.Event = trio.Event()
+        self.report: DrainReport | None = None
+
+    # -- ASGI --------------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection: ``http``, or the ``lifespan`` of a stand-alone mount."""
+        if scope["type"] == "http":
+            await self._receiver.handle(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            raise NotRunningError(f"a webhook receiver serves no {scope['type']} connections")
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        message = await receive()
+        if message["type"] != "lifespan.startup":
+            return
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(self.run)
+            except Exception as error:
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                raise
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            with trio.move_on_after(self.settings.webhooks.graceful_drain_timeout_seconds):
+                await self.drain()
+            nursery.cancel_scope.cancel()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def take(self, arrival: Arrival) -> Answer:
+        """Take one verified delivery: enqueue it, run it, or park it (contracts 3)."""
+        running = self._running
+        if running is None or self._draining:
+            self.counters.count("refused")
+            _log.warning("webhook.refused", cause="draining" if self._draining else "not_running")
+            await trio.lowlevel.checkpoint()
+            return answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
+        handler = running.handlers.find(arrival.delivery.type)
+        if handler is None:
+            return await running.dispatcher.park(arrival.delivery)
+        if not handler.enqueue:
+            return await running.dispatcher.run_inline(arrival, handler)
+        if handler.ordered:
+            arrival = attrs.evolve(arrival, delivery=attrs.evolve(arrival.delivery, ordered=True))
+        return await running.queue.accept(arrival)
+
+    # -- life --------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether deliveries are accepted: it runs, and no drain has begun."""
+        return self._running is not None and not self._draining
+
+    @property
+    def store(self) -> Inbox:
+        """The open inbox; raises :class:`NotRunningError` before the start and after the end."""
+        if self._running is None:
+            raise NotRunningError("the receiver does not run, so its store is not open")
+        return self._running.inbox
+
+    @property
+    def queue_depth(self) -> int:
+        """How many events wait in the memory channel."""
+        return self._running.queue.depth if self._running else 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no event waits in memory and no worker runs one."""
+        return self._running is None or self._running.queue.idle
+
+    async def run(  # noqa: ASYNC128 - _run_queue calls it
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Open the inbox and run the queue; started once deliveries can be accepted.
+
+        Returns after :meth:`drain`. Cancelled, running handlers are cancelled and their events
+        released; :attr:`report` says what is left.
+        """
+        async with AsyncExitStack() as stack:
+            inbox = self._given_inbox or await self._open_inbox(stack)
+            recovered = await inbox.recover()
+            if recovered:
+                _log.warning("webhook.recovered", events=recovered)
+            running = self._assemble(inbox)
+            self._warn_of_missing_handlers()
+            try:
+                await self._run_queue(running, task_status=task_status)
+            finally:
+                self._running = None
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._write_report(inbox, running)
+                self._drained.set()
+
+    async def _open_inbox(self, stack: AsyncExitStack) -> Inbox:
+        if self.settings.storage.backend is not StorageBackend.MEMORY:
+            stack.enter_context(lock_data_directory(self.settings.storage.path))
+        return await stack.enter_async_context(
+            open_inbox(self.settings, owner=str(uuid.uuid4()), lease_seconds=LEASE_SECONDS)
+        )
+
+    async def _run_queue(self, running: "_Running", *, task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(running.janitor.run)
+            await nursery.start(running.queue.run)
+            self._running = running
+            task_status.started()
+            await running.queue.ended.wait()
+            nursery.cancel_scope.cancel()
+
+    async def drain(self) -> None:
+        """Accept nothing new, finish what is queued in memory, and end :meth:`run`.
+
+        Cancelled, it leaves the drain going on; cancel :meth:`run` to cut it short.
+        """
+        self.stop_accepting()
+        if self._running is None:
+            await trio.lowlevel.checkpoint()
+            return
+        self._running.queue.close()
+        await self._drained.wait()
+
+    def stop_accepting(self) -> None:
+        """Answer every further delivery 503; what is in progress goes on."""
+        if not self._draining and self._running is not None:
+            self._running.handled_before_drain = self.counters.values.get("handled", 0)
+        self._draining = True
+
+    def _assemble(self, inbox: Inbox) -> "_Running":
+        handlers = self._registry.bind(Services(self.settings, inbox))
+        dispatcher = Dispatcher(self.settings, handlers, inbox, self.counters, clock=self._clock)
+        queue = Queuer(self.settings, dispatcher, inbox, self.counters, clock=self._clock)
+        janitor = Janitor(inbox, self._receiver.secret_usage, clock=self._clock)
+        return _Running(inbox, handlers, dispatcher, queue, janitor)
+
+    def _warn_of_missing_handlers(self) -> None:
+        for line in self._registry.missing():
+            _log.warning("webhook.handler_missing", detail=line)
+
+    async def _write_report(self, inbox: Inbox, running: "_Running") -> None:
+        drained = self.counters.values.get("handled", 0) - running.handled_before_drain
+        try:
+            left, ids = await _unfinished(inbox)
+        except StoreUnavailableError as error:
+            _log.error("store.unavailable", error=str(error))
+            await trio.lowlevel.checkpoint()
+            return
+        in_memory = self.settings.storage.backend is StorageBackend.MEMORY
+        self.report = DrainReport(
+            drained=max(0, drained),
+            persisted=0 if in_memory else left,
+            lost=left if in_memory else 0,
+            ids=ids,
+        )
+
+
+async def _unfinished(inbox: Inbox) -> tuple[int, tuple[str, ...]]:
+    """Return how many deliveries are unfinished, and the ids of the first of them."""
+    counts = await inbox.counts()
+    ids: list[str] = []
+    for state in sorted(UNFINISHED):
+        if counts[state] and len(ids) < REPORTED_IDS:
+            found = await inbox.find(state=state, limit=REPORTED_IDS - len(ids))
+            ids += [record.webhook_id for record in found]
+    return sum(counts[state] for state in UNFINISHED), tuple(ids)
+
+
+@attrs.define
+class _Running:
+    """What exists while a receiver runs."""
+
+    inbox: Inbox
+    handlers: BoundHandlers
+    dispatcher: Dispatcher
+    queue: Queuer
+    janitor: Janitor
+    handled_before_drain: int = 0

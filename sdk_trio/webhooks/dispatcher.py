@@ -1,0 +1,363 @@
+"""Runs handlers: guarded, once for an id at a time, with the outcome kept (contracts 3 and 5)."""
+
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import attrs
+import trio
+
+from ..config import Settings
+from ..errors import RetryLater, StoreUnavailableError
+from ..events import Drift, Envelope, Event, decode_envelope, decode_event
+from ..logs import get_logger
+from ..storage.ports import Inbox
+from ..storage.records import (
+    Admission,
+    Admitted,
+    Dead,
+    DeliveryRecord,
+    Done,
+    NewDelivery,
+    Outcome,
+    Parked,
+    Released,
+    Retry,
+)
+from . import answers
+from .answers import Answer
+from .counters import Counters
+from .lifecycle import (
+    Failure,
+    RetryPolicy,
+    after_inline_failure,
+    after_queued_failure,
+    describe_error,
+)
+from .registry import BoundHandler, BoundHandlers
+
+_log = get_logger("webhooks")
+
+#: How long a cancelled task may take to tell the store what became of its delivery, in seconds.
+#: Longer than a slow disk's sync; a store that does not answer by then learns it at the next start.
+CLEANUP_SECONDS = 5.0
+
+#: What a sender is asked to wait, in seconds, when an identical delivery is still being handled.
+BUSY_RETRY_SECONDS = 5.0
+
+#: How long the queue waits, in seconds, before it asks a failing store again.
+STORE_RETRY_SECONDS = 1.0
+
+
+@attrs.frozen
+class Arrival:
+    """A verified, decoded delivery on its way to its handler."""
+
+    delivery: NewDelivery
+    envelope: Envelope
+
+
+@attrs.define
+class _Flight:
+    """An inline run of one webhook id, and the deliveries of the same id that wait for it."""
+
+    settled: trio.Event = attrs.Factory(trio.Event)
+    answer: Answer | None = None
+
+
+class Dispatcher:
+    """Takes verified deliveries to their handlers and records what became of each run.
+
+    One dispatcher serves one inbox. Its methods may be called by any number of tasks.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        handlers: BoundHandlers,
+        inbox: Inbox,
+        counters: Counters,
+        *,
+        clock: Callable[[], float] = time.time,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        options = settings.webhooks
+        self.handlers = handlers
+        self._inbox = inbox
+        self._counters = counters
+        self._clock = clock
+        self._jitter = jitter
+        self._inline_timeout = options.inline_timeout_seconds
+        self._inline_max_attempts = options.inline_max_attempts
+        self._policy = RetryPolicy(
+            options.queue.max_attempts,
+            options.queue.retry_base_seconds,
+            options.queue.retry_cap_seconds,
+        )
+        self._flights: dict[str, _Flight] = {}
+        self._drifted: set[str] = set()
+
+    # -- inline ------------------------------------------------------------------------------
+
+    async def run_inline(self, arrival: Arrival, handler: BoundHandler) -> Answer:
+        """Run ``handler`` before the sender is answered, and return the answer.
+
+        A second delivery of an id whose first is still running waits for that one's outcome.
+        Cancelled in the middle of a run, the claim is released and the attempt does not count.
+        """
+        webhook_id = arrival.delivery.webhook_id
+        flight = self._flights.get(webhook_id)
+        if flight is not None:
+            return await self._wait_for(flight)
+        # No await between the look-up and this line: two deliveries cannot both be the first.
+        flight = self._flights[webhook_id] = _Flight()
+        try:
+            flight.answer = await self._claim_and_run(arrival, handler)
+            return flight.answer
+        finally:
+            del self._flights[webhook_id]
+            flight.settled.set()
+
+    async def _wait_for(self, flight: _Flight) -> Answer:
+        with trio.move_on_after(self._inline_timeout):
+            await flight.settled.wait()
+        self._counters.count("duplicate")
+        return flight.answer or answers.unavailable(BUSY_RETRY_SECONDS)
+
+    async def _claim_and_run(self, arrival: Arrival, handler: BoundHandler) -> Answer:
+        delivery = arrival.delivery
+        admitted = await self._inbox.claim(delivery)
+        if admitted.admission is not Admission.NEW:
+            return self.answer_known(delivery, admitted)
+        attempt = admitted.attempts + 1
+        outcome: Outcome = Released()
+        try:
+            failure = await self._run_within_deadline(arrival, handler, attempt)
+            if failure is None:
+                outcome = Done()
+            else:
+                outcome = after_inline_failure(
+                    failure, attempts=attempt, max_attempts=self._inline_max_attempts
+                )
+        finally:
+            if isinstance(outcome, Released):
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._release(delivery.webhook_id)
+        await self._inbox.finish(delivery.webhook_id, outcome, now=self._clock())
+        self._report(delivery, attempt, outcome)
+        if isinstance(outcome, Retry):
+            asked = failure.retry_after if failure else None
+            return answers.HANDLER_FAILED if asked is None else answers.unavailable(asked)
+        return answers.OK
+
+    async def _run_within_deadline(
+        self, arrival: Arrival, handler: BoundHandler, attempt: int
+    ) -> Failure | None:
+        event = self.decode(arrival, attempt)
+        with trio.move_on_after(self._inline_timeout) as scope:
+            failure = await self._run(handler, event)
+        if scope.cancelled_caught:
+            return Failure(
+                f"the handler {handler.name} took longer than InlineTimeoutSeconds "
+                f"({self._inline_timeout:g} s); register it with enqueue=True"
+            )
+        return failure
+
+    async def _release(self, webhook_id: str) -> None:
+        try:
+            await self._inbox.finish(webhook_id, Released(), now=self._clock())
+        except StoreUnavailableError as error:
+            # Its lease stays with this process, so the next start takes the delivery over.
+            _log.error("store.unavailable", webhook_id=webhook_id, error=str(error))
+            await trio.lowlevel.checkpoint()
+
+    def answer_known(self, delivery: NewDelivery, admitted: Admitted) -> Answer:
+        """Answer a delivery that changes nothing, because its id is known to the inbox."""
+        if not admitted.same_body:
+            _log.warning(
+                "webhook.duplicate",
+                webhook_id=delivery.webhook_id,
+                type=delivery.type,
+                different_body=True,
+                hint="same webhook-id, other bytes: the first ones are kept",
+            )
+        else:
+            _log.info("webhook.duplicate", webhook_id=delivery.webhook_id, type=delivery.type)
+        self._counters.count("duplicate")
+        if admitted.admission is Admission.RUNNING:
+            return answers.unavailable(BUSY_RETRY_SECONDS)
+        return answers.OK
+
+    # -- queued ------------------------------------------------------------------------------
+
+    async def run_queued(self, arrival: Arrival, *, attempt: int) -> Outcome:
+        """Run an event of the queue as run number ``attempt``; record and return its outcome.
+
+        The start is durable before the handler runs, so that an event which kills the process is
+        counted. When the store fails, the outcome is held and written as soon as it can be.
+        Cancelled, an unfinished event is released and the attempt does not count.
+        """
+        delivery = arrival.delivery
+        outcome: Outcome = Released()
+        try:
+            await self._insist(lambda: self._inbox.start(delivery.webhook_id, now=self._clock()))
+            outcome = finished = await self._run_to_outcome(arrival, attempt)
+            await self._insist(
+                lambda: self._inbox.finish(delivery.webhook_id, finished, now=self._clock())
+            )
+        finally:
+            if isinstance(outcome, Released):
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._release(delivery.webhook_id)
+        self._report(delivery, attempt, outcome)
+        return outcome
+
+    async def _run_to_outcome(self, arrival: Arrival, attempt: int) -> Outcome:
+        handler = self.handlers.find(arrival.delivery.type)
+        if handler is None:
+            await trio.lowlevel.checkpoint()
+            return Parked()
+        failure = await self._run(handler, self.decode(arrival, attempt))
+        if failure is None:
+            return Done()
+        return after_queued_failure(
+            failure,
+            attempts=attempt,
+            policy=self._policy,
+            now=self._clock(),
+            fraction=self._jitter(),
+        )
+
+    async def _insist(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Repeat ``write`` until the store takes it: what has run must not be forgotten."""
+        while True:
+            try:
+                await write()
+            except StoreUnavailableError as error:
+                _log.error("store.unavailable", error=str(error), retry_in=STORE_RETRY_SECONDS)
+                await trio.sleep(STORE_RETRY_SECONDS)
+            else:
+                return
+
+    # -- both --------------------------------------------------------------------------------
+
+    async def park(self, delivery: NewDelivery) -> Answer:
+        """Keep a delivery whose type has no handler, and answer 200 (contracts 3)."""
+        admitted = await self._inbox.park(delivery)
+        if admitted.admission is not Admission.NEW:
+            return self.answer_known(delivery, admitted)
+        self._report(delivery, 0, Parked())
+        return answers.OK
+
+    def decode(self, arrival: Arrival, attempt: int) -> Event[Any]:
+        """Build the typed event; what does not fit its type is counted and reported once."""
+        delivery = arrival.delivery
+        drifts: list[Drift] = []
+        event = decode_event(
+            arrival.envelope,
+            webhook_id=delivery.webhook_id,
+            raw=delivery.raw,
+            header_timestamp=delivery.timestamp,
+            received_at=delivery.received_at,
+            attempt=attempt,
+            catalog=self.handlers.catalog,
+            on_drift=drifts.append,
+        )
+        if drifts:
+            self._note_drift(drifts[0])
+        return event
+
+    def _note_drift(self, drift: Drift) -> None:
+        self._counters.count("drift")
+        if drift.type not in self._drifted:
+            self._drifted.add(drift.type)
+            _log.warning(
+                "webhook.drifted",
+                type=drift.type,
+                path=drift.path,
+                error=drift.message,
+                hint="the payload differs from the typed class; event.data holds what fits",
+            )
+
+    async def _run(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
+        """Run user code; every exception of its own becomes a :class:`Failure`."""
+        try:
+            await handler.handler.handle_core(event)
+        except Exception as error:
+            failure = Failure(describe_error(error), _retry_after(error))
+            await self._tell_handler(handler, event, error)
+            return failure
+        except BaseExceptionGroup as group:
+            # A cancellation that met an error arrives as one group: the cancellation has to go
+            # on, and the error is only logged, because the run will be repeated.
+            cancelled, rest = group.split(trio.Cancelled)
+            if cancelled is None:
+                raise
+            if rest is not None:
+                _log.error(
+                    "webhook.failed", webhook_id=event.webhook_id, error=describe_error(rest)
+                )
+            raise cancelled from None
+        return None
+
+    async def _tell_handler(
+        self, handler: BoundHandler, event: Event[Any], error: Exception
+    ) -> None:
+        try:
+            await handler.handler.on_error(event, error)
+        except Exception:
+            _log.exception("webhook.error_hook_failed", webhook_id=event.webhook_id)
+            await trio.lowlevel.checkpoint()
+
+    def _report(self, delivery: NewDelivery, attempt: int, outcome: Outcome) -> None:
+        fields = {"webhook_id": delivery.webhook_id, "type": delivery.type, "attempt": attempt}
+        match outcome:
+            case Done():
+                self._counters.count("handled")
+                _log.info("webhook.handled", **fields)
+            case Retry(at, error):
+                self._counters.count("failed")
+                wait = "redelivery" if at is None else round(at - self._clock(), 3)
+                _log.warning("webhook.failed", **fields, error=error, retry_in=wait)
+            case Dead(error):
+                self._counters.count("dead")
+                _log.error("webhook.dead", **fields, error=error)
+            case Parked():
+                self._counters.count("parked")
+                _log.warning(
+                    "webhook.parked",
+                    **fields,
+                    hint="no handler for this type; register one, then replay the event",
+                )
+            case Released():
+                _log.info("webhook.released", **fields)
+
+
+def arrival_of(record: DeliveryRecord) -> Arrival:
+    """Rebuild the arrival of a delivery that the inbox kept.
+
+    Raises:
+        DeliveryDecodingError: the body is no event, which cannot be for what a receiver stored.
+    """
+    raw = record.raw or b""
+    delivery = NewDelivery(
+        webhook_id=record.webhook_id,
+        type=record.type,
+        raw=raw,
+        timestamp=record.timestamp,
+        received_at=record.received_at,
+        subject=record.subject,
+        ordered=record.ordered,
+    )
+    return Arrival(delivery, decode_envelope(raw))
+
+
+def _retry_after(error: Exception) -> float | None:
+    """Return the longest delay that the error, or any error in its group, asked for."""
+    if isinstance(error, RetryLater):
+        return error.seconds
+    if isinstance(error, ExceptionGroup):
+        asked = [_retry_after(part) for part in error.exceptions]
+        return max((seconds for seconds in asked if seconds is not None), default=None)
+    return None

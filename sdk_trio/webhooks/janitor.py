@@ -1,0 +1,53 @@
+"""Retention, and a look at which secrets still match (contracts 2)."""
+
+import time
+from collections.abc import Callable
+
+import trio
+
+from ..errors import StoreUnavailableError
+from ..logs import get_logger
+from ..storage.ports import Inbox
+from .secret_usage import SecretUsage
+
+_log = get_logger("webhooks")
+
+#: How often retention is applied, in seconds.
+INTERVAL_SECONDS = 3600.0
+
+
+class Janitor:
+    """Applies the retention settings once an hour, beginning at the start."""
+
+    def __init__(
+        self, inbox: Inbox, secret_usage: SecretUsage, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._inbox = inbox
+        self._secret_usage = secret_usage
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Run until cancelled; a store that fails is tried again an hour later."""
+        while True:
+            try:
+                purged = await self._inbox.purge(now=self._clock())
+            except StoreUnavailableError as error:
+                _log.error("store.unavailable", error=str(error), retry_in=INTERVAL_SECONDS)
+            else:
+                if purged.bodies or purged.finished or purged.parked:
+                    _log.info(
+                        "inbox.purged",
+                        bodies=purged.bodies,
+                        finished=purged.finished,
+                        parked=purged.parked,
+                    )
+            self._report_unused_secrets()
+            await trio.sleep(INTERVAL_SECONDS)
+
+    def _report_unused_secrets(self) -> None:
+        for index in self._secret_usage.unused(self._clock()):
+            _log.warning(
+                "webhook.secret_unused",
+                index=index,
+                hint="it has verified nothing for a day; if its rotation is over, remove it",
+            )

@@ -1,0 +1,69 @@
+"""What becomes of a delivery after a run failed: pure decisions (contracts 2, 3 and 5)."""
+
+import attrs
+
+from ..storage.records import Dead, Retry
+
+#: The longest error text that is kept with a delivery, in characters.
+MAX_ERROR_LENGTH = 2000
+
+
+@attrs.frozen
+class Failure:
+    """Why a run did not finish: ``error`` for people, ``retry_after`` seconds if it asked."""
+
+    error: str
+    retry_after: float | None = None
+
+
+@attrs.frozen
+class RetryPolicy:
+    """How often and how late an enqueued event is run again.
+
+    ``max_attempts`` counts all runs, the first included; ``base_seconds`` and ``cap_seconds``
+    bound the delay: full jitter, ``U(0, min(cap, base * 2**(attempts - 1)))``.
+    """
+
+    max_attempts: int
+    base_seconds: float
+    cap_seconds: float
+
+    def longest_delay(self, attempts: int) -> float:
+        """Return the upper end, in seconds, of the delay after ``attempts`` failed runs."""
+        # 2**60 times any base is above any cap, and larger exponents overflow a float.
+        return min(self.cap_seconds, self.base_seconds * 2.0 ** min(attempts - 1, 60))
+
+
+def after_queued_failure(
+    failure: Failure, *, attempts: int, policy: RetryPolicy, now: float, fraction: float
+) -> Retry | Dead:
+    """Decide what follows the failed run number ``attempts`` of an enqueued event.
+
+    ``fraction`` in [0, 1) is the caller's randomness, ``now`` Unix seconds. A delay that the
+    handler asked for is a lower bound; the jitter comes on top, so that many do not return at once.
+    """
+    if attempts >= policy.max_attempts:
+        return Dead(failure.error)
+    delay = (failure.retry_after or 0.0) + fraction * policy.longest_delay(attempts)
+    return Retry(at=now + delay, error=failure.error)
+
+
+def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) -> Retry | Dead:
+    """Decide what follows the failed run number ``attempts`` of an inline event.
+
+    Up to ``max_attempts`` the sender is asked to deliver again; then the event is a dead letter,
+    and the sender gets 200, because it disables an endpoint that fails too often.
+    """
+    if attempts >= max_attempts:
+        return Dead(failure.error)
+    return Retry(at=None, error=failure.error)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return ``Type: message`` of an exception, groups flattened, cut to a bounded length."""
+    if isinstance(error, BaseExceptionGroup):
+        text = "; ".join(describe_error(part) for part in error.exceptions)
+    else:
+        message = str(error)
+        text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return text if len(text) <= MAX_ERROR_LENGTH else text[: MAX_ERROR_LENGTH - 1] + "…"

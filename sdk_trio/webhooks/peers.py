@@ -1,0 +1,320 @@
+"""Where a request really comes from, and whether it came by HTTPS. Pure (spec 4.1, contracts 2).
+
+Forwarding headers are claims that anybody can write. Each proxy adds its claim at the right-hand
+end, so a claim is worth as much as the machine to its right: the walk begins at the socket's peer
+and goes left for as long as the machine just reached is in ``Sdk:Server:TrustedProxies``. A proxy
+that is listed there must set or remove every one of ``X-Forwarded-For``, ``X-Forwarded-Proto`` and
+``Forwarded``; what it lets through untouched counts as its own claim.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from typing import Final
+
+import attrs
+
+from ..errors import OptionsValidationError, Problem
+
+#: In TrustedProxies: the peer of a unix socket, which has no address.
+UNIX: Final = "unix"
+
+#: The longest text that is an address: IPv6 with an IPv4 tail, a zone, brackets and a port.
+_MAX_ADDRESS_LENGTH: Final = 80
+_IPV4_IN_IPV6: Final = IPv6Network("::ffff:0:0/96")
+
+_Address = IPv4Address | IPv6Address
+_Network = IPv4Network | IPv6Network
+_Headers = Sequence[tuple[bytes, bytes]]
+
+
+@attrs.frozen
+class Origin:
+    """Who sent a request and how: what rate, source and HTTPS checks go by.
+
+    ``address`` is the sender's IP address in its usual spelling (IPv4 in IPv6 as IPv4), or None
+    when there is none to know: a unix socket, or a trusted proxy that hides it. ``secure`` says
+    that the sender itself used HTTPS.
+    """
+
+    address: str | None
+    secure: bool
+
+
+@lru_cache(maxsize=1024)
+def _parse_short_address(text: str) -> _Address | None:
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def _parse_address(text: str) -> _Address | None:
+    # The length first: what is remembered is bounded in number and in size.
+    return _parse_short_address(text) if len(text) <= _MAX_ADDRESS_LENGTH else None
+
+
+def _parse_networks(key: str, texts: Iterable[str]) -> tuple[_Network, ...]:
+    networks: list[_Network] = []
+    problems: list[Problem] = []
+    for text in texts:
+        try:
+            networks.append(_unmapped(ip_network(text)))
+        except ValueError as error:
+            problems.append(
+                Problem(key, f"{error}; write an address or a block such as 10.0.0.0/8")
+            )
+    if problems:
+        raise OptionsValidationError(problems)
+    return tuple(networks)
+
+
+def _unmapped(network: _Network) -> _Network:
+    """Return a block of IPv4 addresses written as IPv6 as the IPv4 block that it is."""
+    if isinstance(network, IPv6Network) and network.subnet_of(_IPV4_IN_IPV6):
+        mapped = network.network_address.ipv4_mapped
+        return IPv4Network((int(mapped or 0), network.prefixlen - 96))
+    return network
+
+
+def _contains(networks: tuple[_Network, ...], address: _Address) -> bool:
+    return any(address in network for network in networks)
+
+
+class _GarbageError(ValueError):
+    """What a trusted proxy vouches for cannot be read."""
+
+
+@attrs.frozen
+class _Sender:
+    """The machine that a proxy names as its sender; ``address`` is None if the proxy hides it."""
+
+    address: _Address | None
+
+
+@attrs.frozen
+class _Reading:
+    """What one family of headers says: ``sender`` and ``protocol`` are None where it is silent."""
+
+    sender: _Sender | None
+    protocol: str | None
+
+
+class TrustedProxies:
+    """The proxies whose forwarding headers are believed (``Sdk:Server:TrustedProxies``).
+
+    Args:
+        cidrs: addresses and CIDR blocks, IPv4 and IPv6; ``unix`` stands for the peer of a unix
+            socket.
+
+    Raises:
+        OptionsValidationError: some are neither; each is listed.
+    """
+
+    __slots__ = ("_networks", "_unix")
+
+    def __init__(self, cidrs: Sequence[str]) -> None:
+        self._unix = UNIX in cidrs
+        self._networks = _parse_networks(
+            "Sdk:Server:TrustedProxies", (text for text in cidrs if text != UNIX)
+        )
+
+    def resolve(self, peer_host: str | None, scheme: str, headers: _Headers) -> Origin:
+        """Say who sent a request and whether it was by HTTPS.
+
+        ``X-Forwarded-Proto: https, http`` is read at the entry of the outermost trusted proxy,
+        which alone saw how the sender came; a single entry was written or passed on by a trusted
+        one and counts for all. Lines of a repeated header are joined. If what is vouched for
+        cannot be read, the origin is the peer, not secure; likewise if ``Forwarded`` and
+        ``X-Forwarded-*`` contradict each other, as one of them may be the sender's own.
+
+        Args:
+            peer_host: the address of the socket's peer; None or empty for a unix socket.
+            scheme: ``https`` if the socket itself is encrypted, as in the ASGI scope.
+            headers: the request's headers as ASGI gives them.
+
+        Never raises, whatever the headers hold.
+        """
+        direct = scheme in ("https", "wss")
+        peer = _parse_address(peer_host) if peer_host else None
+        peer_text = str(peer) if peer is not None else (peer_host or None)
+        if not self._trusts(peer_host, peer):
+            return Origin(peer_text, direct)
+        joined = _forwarding_headers(headers)
+        try:
+            reading = _agreed(
+                self._read_forwarded(joined.get(_FORWARDED, "")),
+                self._read_x_forwarded(joined.get(_FOR, ""), joined.get(_PROTO, "")),
+            )
+        except _GarbageError:
+            return Origin(peer_text, secure=False)
+        secure = direct if reading.protocol is None else reading.protocol == "https"
+        if reading.sender is None:
+            return Origin(peer_text, secure)
+        address = reading.sender.address
+        return Origin(None if address is None else str(address), secure)
+
+    def _trusts(self, peer_host: str | None, peer: _Address | None) -> bool:
+        if not peer_host:
+            return self._unix
+        return peer is not None and _contains(self._networks, peer)
+
+    def _is_proxy(self, sender: _Sender) -> bool:
+        return sender.address is not None and _contains(self._networks, sender.address)
+
+    def _read_forwarded(self, text: str) -> _Reading:
+        sender: _Sender | None = None
+        protocol: str | None = None
+        for element in _elements_from_right(text):
+            pairs = _parse_pairs(element)
+            protocol = _parse_protocol(pairs["proto"]) if "proto" in pairs else None
+            if "for" not in pairs:
+                break
+            sender = _parse_sender(pairs["for"])
+            if not self._is_proxy(sender):
+                break
+        return _Reading(sender, protocol)
+
+    def _read_x_forwarded(self, senders: str, protocols: str) -> _Reading:
+        sender: _Sender | None = None
+        hops = 0
+        for entry in reversed(_entries(senders)):
+            sender = _parse_sender(entry)
+            hops += 1
+            if not self._is_proxy(sender):
+                break
+        # Without X-Forwarded-For only the peer's own entry is vouched for.
+        return _Reading(sender, _vouched_protocol(_entries(protocols), max(1, hops)))
+
+
+class AllowedSources:
+    """The addresses that may deliver (``Sdk:Webhooks:AllowedSourceIpRanges``); none given: all.
+
+    Args:
+        cidrs: addresses and CIDR blocks, IPv4 and IPv6.
+
+    Raises:
+        OptionsValidationError: some are neither; each is listed.
+    """
+
+    __slots__ = ("_networks",)
+
+    def __init__(self, cidrs: Sequence[str]) -> None:
+        self._networks = _parse_networks("Sdk:Webhooks:AllowedSourceIpRanges", cidrs)
+
+    def allows(self, address: str | None) -> bool:
+        """Say whether a sender may deliver, going by :attr:`Origin.address`.
+
+        An address that is unknown (None) or no IP address is refused as soon as ranges are given.
+        """
+        if not self._networks:
+            return True
+        parsed = None if address is None else _parse_address(address)
+        return parsed is not None and _contains(self._networks, parsed)
+
+
+_FORWARDED: Final = b"forwarded"
+_FOR: Final = b"x-forwarded-for"
+_PROTO: Final = b"x-forwarded-proto"
+_NAMES: Final = frozenset({_FORWARDED, _FOR, _PROTO})
+
+#: One ``name=value`` of a Forwarded element (RFC 7239, 4), with the unquoted ``:`` that many write.
+_match_pair = re.compile(
+    r"""[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)=(?:"([^"\\]*)"|([^",; \t]+))[ \t]*(?:;|$)"""
+).match
+#: An address in brackets, or IPv4, and an optional port (a number or an obfuscated one).
+_match_with_port = re.compile(r"(?:\[([^\]]*)\]|([0-9.]+))(?::(?:\d{1,5}|_[\w.-]+))?").fullmatch
+
+
+def _forwarding_headers(headers: _Headers) -> dict[bytes, str]:
+    joined: dict[bytes, str] = {}
+    for name, value in headers:
+        name = name.lower()
+        if name in _NAMES:
+            text = value.decode("latin-1")
+            joined[name] = f"{joined[name]},{text}" if name in joined else text
+    return joined
+
+
+def _entries(text: str) -> list[str]:
+    """Split a list; empty entries do not count (RFC 9110, 5.6.1)."""
+    return [entry for part in text.split(",") if (entry := part.strip(" \t"))]
+
+
+def _elements_from_right(text: str) -> Iterator[str]:
+    """Go through the elements of Forwarded, the last one first.
+
+    Commas inside quotes do not separate. Reading from the right, a quote that a sender left open
+    cannot swallow the elements that proxies have added after it.
+    """
+    end = len(text)
+    quoted = False
+    for position in range(len(text) - 1, -1, -1):
+        if text[position] == '"':
+            quoted = not quoted
+        elif text[position] == "," and not quoted:
+            if element := text[position + 1 : end].strip(" \t"):
+                yield element
+            end = position
+    if element := text[:end].strip(" \t"):
+        yield element
+
+
+def _parse_pairs(element: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    position = 0
+    while position < len(element):
+        pair = _match_pair(element, position)
+        if pair is None or (name := pair[1].lower()) in pairs:
+            raise _GarbageError
+        pairs[name] = pair[2] if pair[2] is not None else pair[3]
+        position = pair.end()
+    return pairs
+
+
+def _parse_sender(text: str) -> _Sender:
+    if text.lower() == "unknown" or text.startswith("_"):
+        return _Sender(None)
+    address = _parse_address(text)
+    if address is None and (parts := _match_with_port(text)):
+        address = _parse_address(parts[1] if parts[1] is not None else parts[2])
+    if address is None:
+        raise _GarbageError
+    return _Sender(address)
+
+
+def _parse_protocol(text: str) -> str:
+    protocol = text.lower()
+    if protocol not in ("http", "https"):
+        raise _GarbageError
+    return protocol
+
+
+def _vouched_protocol(entries: list[str], hops: int) -> str | None:
+    """Return how the sender came to the outermost of ``hops`` trusted proxies."""
+    if not entries:
+        return None
+    protocols = [_parse_protocol(entry) for entry in entries[-hops:]]
+    # Fewer entries than proxies: one was set for all, or it is unknown which proxy added which.
+    if len(protocols) in (1, hops):
+        return protocols[0]
+    return "https" if set(protocols) == {"https"} else "http"
+
+
+def _agreed(one: _Reading, other: _Reading) -> _Reading:
+    """Combine two readings; silence contradicts nothing."""
+    if one.sender and other.sender and one.sender != other.sender:
+        raise _GarbageError
+    if one.protocol and other.protocol and one.protocol != other.protocol:
+        raise _GarbageError
+    return _Reading(one.sender or other.sender, one.protocol or other.protocol)

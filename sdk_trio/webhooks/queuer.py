@@ -1,0 +1,246 @@
+"""The bounded queue between the inbox and its workers, and their drain (spec 4.2).
+
+Committed events go through a memory channel of ``Queue:Capacity`` places to ``Queue:Workers``
+tasks. The place is reserved *before* the commit, so an event that was committed always has one.
+Retries, replayed events, what an earlier process left, and ordered events wait in the store and
+are fetched by the feeder when they are due and a place is free.
+"""
+
+import time
+from collections.abc import Callable
+from math import inf
+
+import trio
+
+from ..config import Settings
+from ..errors import DeliveryDecodingError, StoreUnavailableError
+from ..logs import get_logger
+from ..storage.ports import Inbox
+from ..storage.records import Admission, Dead, DeliveryRecord, Retry
+from . import answers
+from .answers import Answer
+from .counters import Counters
+from .dispatcher import CLEANUP_SECONDS, STORE_RETRY_SECONDS, Arrival, Dispatcher, arrival_of
+
+_log = get_logger("webhooks")
+
+#: How often the feeder looks for changes that other processes made (``events replay``), in
+#: seconds. It asks SQLite for a counter in memory: no disk access.
+POLL_SECONDS = 0.5
+
+#: The most records the feeder fetches at once: bounds their bodies in memory.
+FEED_LIMIT = 100
+
+#: What a sender is asked to wait, in seconds, when the queue is full.
+FULL_RETRY_SECONDS = 5.0
+
+#: How often leases are renewed, in seconds; LEASE_SECONDS leaves room for two missed renewals.
+RENEW_SECONDS = 20.0
+LEASE_SECONDS = 75.0
+
+
+class Queuer:
+    """Accepts events for later, runs them in workers, and drains within a deadline."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        dispatcher: Dispatcher,
+        inbox: Inbox,
+        counters: Counters,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        options = settings.webhooks.queue
+        self._dispatcher = dispatcher
+        self._inbox = inbox
+        self._counters = counters
+        self._clock = clock
+        self._capacity = options.capacity
+        self._workers = options.workers
+        self._send: trio.MemorySendChannel[tuple[Arrival, int]]
+        self._receive: trio.MemoryReceiveChannel[tuple[Arrival, int]]
+        self._send, self._receive = trio.open_memory_channel(options.capacity)
+        self._places_taken = 0
+        self._running = 0
+        self._behind = True
+        self._next_due_at = inf
+        self._feed_wanted = trio.Event()
+        self._place_freed = trio.Event()
+        self._feeder_blocked = False
+        self._closed = False
+        self.ended = trio.Event()
+
+    @property
+    def depth(self) -> int:
+        """How many events wait in the memory channel (``sdk_queue_depth``)."""
+        return self._places_taken
+
+    @property
+    def capacity(self) -> int:
+        """The bound of :attr:`depth`."""
+        return self._capacity
+
+    @property
+    def idle(self) -> bool:
+        """Whether no event waits in memory and no worker runs one."""
+        return self._places_taken == 0 and self._running == 0
+
+    # -- accepting ---------------------------------------------------------------------------
+
+    async def accept(self, arrival: Arrival) -> Answer:
+        """Commit an event to the inbox, then queue it; answer 200, or 503 when there is no room.
+
+        A refused event is not in the store. Cancellation does not undo a commit.
+        """
+        # While the feeder waits for a place, what is older goes first: else a flood of new events
+        # would take every place for the time of a commit, and the store would grow without bound.
+        if self._closed or self._feeder_blocked or self._places_taken >= self._capacity:
+            await trio.lowlevel.checkpoint()
+            return self._refuse(arrival)
+        self._places_taken += 1
+        # An ordered event, and any event while older ones wait on disk, takes its turn there.
+        direct = not (arrival.delivery.ordered or self._behind)
+        queued = False
+        try:
+            admitted = await self._inbox.accept(arrival.delivery, leased=direct)
+            if admitted.admission is not Admission.NEW:
+                return self._dispatcher.answer_known(arrival.delivery, admitted)
+            self._counters.count("accepted")
+            if direct and not self._closed:
+                self._send.send_nowait((arrival, admitted.attempts + 1))
+                queued = True
+            return answers.OK
+        finally:
+            if not queued:
+                self._free_place()
+                self._want_feed()
+
+    def _refuse(self, arrival: Arrival) -> Answer:
+        self._counters.count("full")
+        _log.warning(
+            "queue.full",
+            webhook_id=arrival.delivery.webhook_id,
+            capacity=self._capacity,
+            draining=self._closed,
+        )
+        return answers.unavailable(FULL_RETRY_SECONDS)
+
+    # -- running -----------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run workers, feeder and lease keeper until :meth:`close` and the channel is empty.
+
+        Cancelled, the workers release what they run; what is still in the channel stays in the
+        store.
+        """
+        with self._receive, self._send:
+            async with trio.open_nursery() as background:
+                background.start_soon(self._feed)
+                background.start_soon(self._keep_leases)
+                task_status.started()
+                async with trio.open_nursery() as workers:
+                    for _ in range(self._workers):
+                        workers.start_soon(self._work)
+                background.cancel_scope.cancel()
+        self.ended.set()
+
+    def close(self) -> None:
+        """Take nothing new; the workers finish what is in the channel, then :meth:`run` returns."""
+        self._closed = True
+        self._send.close()
+
+    async def _work(self) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
+        async for arrival, attempt in self._receive:
+            self._running += 1
+            self._free_place()
+            try:
+                outcome = await self._dispatcher.run_queued(arrival, attempt=attempt)
+            finally:
+                self._running -= 1
+            if arrival.delivery.ordered or self._behind or isinstance(outcome, Retry):
+                self._want_feed()
+
+    # -- feeding -----------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        while True:
+            self._feed_wanted = trio.Event()
+            await self._wait_for_place()
+            if self._closed:
+                return
+            try:
+                await self._fetch()
+                await self._wait_for_work()
+            except StoreUnavailableError as error:
+                _log.error("store.unavailable", error=str(error), retry_in=STORE_RETRY_SECONDS)
+                await trio.sleep(STORE_RETRY_SECONDS)
+
+    async def _wait_for_place(self) -> None:
+        await trio.lowlevel.checkpoint()
+        try:
+            while self._places_taken >= self._capacity:
+                self._place_freed = trio.Event()
+                await self._place_freed.wait()
+        finally:
+            self._feeder_blocked = False
+
+    async def _fetch(self) -> None:
+        due = await self._inbox.take_due(limit=FEED_LIMIT, now=self._clock())
+        self._next_due_at = inf if due.next_due_at is None else due.next_due_at
+        waiting = [record.webhook_id for record in due.records]
+        try:
+            for record in due.records:
+                if await self._queue(record):
+                    waiting.pop(0)
+                else:
+                    break
+        finally:
+            if waiting:
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._inbox.release(waiting)
+        self._behind = due.more
+        if due.more:
+            self._want_feed()
+
+    async def _queue(self, record: DeliveryRecord) -> bool:
+        """Queue one fetched record when there is a place; False when the queue has closed."""
+        self._behind = self._feeder_blocked = self._places_taken >= self._capacity
+        await self._wait_for_place()
+        if self._closed:
+            return False
+        try:
+            arrival = arrival_of(record)
+        except DeliveryDecodingError as error:
+            # Only a damaged store has this; a dead letter is seen, an endless loop is not.
+            await self._inbox.finish(record.webhook_id, Dead(str(error)), now=self._clock())
+            return True
+        self._places_taken += 1
+        self._send.send_nowait((arrival, record.attempts + 1))
+        return True
+
+    async def _wait_for_work(self) -> None:
+        """Return when there may be something to fetch: asked to, due, or changed elsewhere."""
+        while True:
+            pause = min(POLL_SECONDS, max(0.0, self._next_due_at - self._clock()))
+            with trio.move_on_after(pause) as scope:
+                await self._feed_wanted.wait()
+            if not scope.cancelled_caught or self._clock() >= self._next_due_at:
+                return
+            if await self._inbox.changed_elsewhere():
+                return
+
+    def _want_feed(self) -> None:
+        self._feed_wanted.set()
+
+    def _free_place(self) -> None:
+        self._places_taken -= 1
+        self._place_freed.set()
+
+    async def _keep_leases(self) -> None:
+        while True:
+            await trio.sleep(RENEW_SECONDS)
+            try:
+                await self._inbox.renew(now=self._clock())
+            except StoreUnavailableError as error:
+                _log.error("store.unavailable", error=str(error), retry_in=RENEW_SECONDS)

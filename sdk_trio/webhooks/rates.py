@@ -1,0 +1,101 @@
+"""How many deliveries one source may attempt in a minute. Pure (contracts 2 and 3).
+
+A token bucket for each source. Memory is bounded, so sources have to be forgotten, and forgetting
+one gives it a full bucket again. Therefore sources that have been refused are kept apart: a flood
+of fresh addresses pushes out other fresh addresses only. To push out an offender, an attacker has
+to get other addresses refused, each at the price of a whole minute's allowance.
+"""
+
+from ipaddress import IPv6Address
+from typing import Final
+
+#: The most sources that are remembered.
+MAX_SOURCES: Final = 10_000
+#: How many of them are kept for sources that have been refused.
+MAX_OFFENDERS: Final = 2_000
+
+#: Added to a wait, so that rounding never refuses a caller that waits exactly as long as told.
+_ROUNDING_SECONDS: Final = 0.001
+
+_Bucket = tuple[float, float]  # tokens left, and when that was so
+_Buckets = dict[str | int | None, _Bucket]
+
+
+class RateLimit:
+    """At most ``per_minute`` deliveries a minute from each source (``RateLimitPerMinute``).
+
+    A source that was quiet for a minute may send ``per_minute`` at once. An IPv6 source is its /64:
+    one subscriber holds that many addresses. IPv4 written as IPv6 is IPv4.
+
+    Raises:
+        ValueError: ``per_minute`` is below 1.
+    """
+
+    __slots__ = ("_fresh", "_offenders", "_per_minute", "_per_second")
+
+    def __init__(self, per_minute: int) -> None:
+        if per_minute < 1:
+            raise ValueError("a rate limit is at least 1 a minute; leave the key out for none")
+        self._per_minute = float(per_minute)
+        self._per_second = per_minute / 60.0
+        # Dictionaries keep their order of insertion: the first key was seen the longest ago.
+        self._fresh: _Buckets = {}
+        self._offenders: _Buckets = {}
+
+    def __len__(self) -> int:
+        """How many sources are remembered: at most ``MAX_SOURCES``."""
+        return len(self._fresh) + len(self._offenders)
+
+    def admit(self, address: str | None, now: float) -> float | None:
+        """Count one delivery, unless its source has to wait.
+
+        Args:
+            address: the source; all of unknown address (None) are one source.
+            now: seconds of a monotonic clock. If it goes back, no time has passed.
+
+        Returns:
+            None if it is admitted, else the seconds to wait, for ``Retry-After``: a caller that
+            waits as long, and is the only one at its address, is admitted. A refused delivery
+            does not prolong the wait.
+        """
+        source = _source(address)
+        bucket = self._offenders.pop(source, None)
+        offender = bucket is not None
+        if bucket is None:
+            bucket = self._fresh.pop(source, None)
+        tokens = self._per_minute
+        if bucket is not None:
+            left, then = bucket
+            tokens = min(tokens, left + max(0.0, now - then) * self._per_second)
+        if tokens < 1.0:
+            self._remember_offender(source, (tokens, now))
+            return (1.0 - tokens) / self._per_second + _ROUNDING_SECONDS
+        # One whose bucket has filled up again behaves well now and gives its place back.
+        if offender and tokens < self._per_minute:
+            self._remember_offender(source, (tokens - 1.0, now))
+        else:
+            self._remember_fresh(source, (tokens - 1.0, now))
+        return None
+
+    def _remember_fresh(self, source: str | int | None, bucket: _Bucket) -> None:
+        self._fresh[source] = bucket
+        if len(self._fresh) > MAX_SOURCES - MAX_OFFENDERS:
+            del self._fresh[next(iter(self._fresh))]
+
+    def _remember_offender(self, source: str | int | None, bucket: _Bucket) -> None:
+        self._offenders[source] = bucket
+        if len(self._offenders) > MAX_OFFENDERS:
+            # The one that was seen the longest ago lines up with the fresh ones again.
+            oldest = next(iter(self._offenders))
+            self._remember_fresh(oldest, self._offenders.pop(oldest))
+
+
+def _source(address: str | None) -> str | int | None:
+    if address is None or ":" not in address:
+        return address
+    try:
+        parsed = IPv6Address(address)
+    except ValueError:
+        return address
+    mapped = parsed.ipv4_mapped
+    return str(mapped) if mapped is not None else int(parsed) >> 64

@@ -1,0 +1,201 @@
+"""The endpoint: one POST route that checks, verifies and hands over deliveries (spec 4.1).
+
+The order of the checks is that of contracts 3. Nothing is stored and no handler runs before the
+signature has been verified.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, Protocol
+
+import trio
+
+from ..config import Settings
+from ..errors import DeliveryDecodingError, StoreUnavailableError
+from ..events import decode_envelope, subject_of
+from ..logs import get_logger
+from ..storage.records import NewDelivery
+from . import answers
+from .answers import Answer
+from .counters import Counters
+from .dispatcher import Arrival
+from .peers import AllowedSources, TrustedProxies
+from .rates import RateLimit
+from .secret_usage import SecretUsage
+from .signature import Keyring
+from .verdict import Accepted, Delivery, judge
+
+_log = get_logger("webhooks")
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+#: How long a sender may take for its body, in seconds: it gives up on us after 10 itself.
+BODY_SECONDS = 10.0
+
+#: What a sender is asked to wait, in seconds, while the receiver starts, stops or has no store.
+UNAVAILABLE_RETRY_SECONDS = 5.0
+
+
+class Intake(Protocol):
+    """Where verified deliveries go."""
+
+    async def take(self, arrival: Arrival) -> Answer:
+        """Handle or keep one verified delivery and return the answer for its sender."""
+        ...
+
+
+class Receiver:
+    """Answers requests; holds no state of a delivery beyond its request.
+
+    ``intake`` is called for each verified delivery. ``clock`` returns Unix seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        intake: Intake,
+        counters: Counters,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        options = settings.webhooks
+        self._intake = intake
+        self._counters = counters
+        self._clock = clock
+        self._path = options.path
+        self._require_https = options.require_https
+        self._tolerance = options.tolerance_seconds
+        self._limit = options.max_payload_bytes
+        self._proxies = TrustedProxies(settings.server.trusted_proxies)
+        self._sources = AllowedSources(options.allowed_source_ip_ranges)
+        per_minute = options.rate_limit_per_minute
+        self._rate = None if per_minute is None else RateLimit(per_minute)
+        self._keyring = Keyring.from_secrets(options.all_secrets, options.key_derivation)
+        self.secret_usage = SecretUsage(len(options.all_secrets), clock())
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI ``http`` request.
+
+        Cancelled while the handler runs, the delivery is released and no answer is sent.
+        """
+        answer = self._screen(scope)
+        if answer is None:
+            answer = await self._read_and_take(scope, receive)
+            if answer is None:
+                return
+        await answer.send(send)
+
+    async def _read_and_take(self, scope: Scope, receive: Receive) -> Answer | None:
+        """Return the answer to a request that passed the screen; None if its sender left."""
+        body = await self._read_body(receive)
+        if not isinstance(body, bytes):
+            return body
+        arrival = self._verify(scope["headers"], body)
+        if isinstance(arrival, Answer):
+            return arrival
+        try:
+            return await self._intake.take(arrival)
+        except StoreUnavailableError as error:
+            webhook_id = arrival.delivery.webhook_id
+            _log.error("store.unavailable", webhook_id=webhook_id, error=str(error))
+            return answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
+
+    def _screen(self, scope: Scope) -> Answer | None:
+        """Apply every check that needs no body; None lets the request pass."""
+        client = scope.get("client")
+        peer = client[0] if client else None
+        origin = self._proxies.resolve(peer, scope["scheme"], scope["headers"])
+        if self._require_https and not origin.secure:
+            return self._reject("not_https", "the request is not HTTPS and RequireHttps is true")
+        if scope["path"] != self._path:
+            return answers.NOT_FOUND
+        if scope["method"] != "POST":
+            return answers.METHOD_NOT_ALLOWED
+        if not self._sources.allows(origin.address):
+            return self._refuse("source", answers.SOURCE_REFUSED, address=origin.address)
+        if self._rate is not None:
+            wait = self._rate.admit(origin.address or "", trio.current_time())
+            if wait is not None:
+                return self._refuse("rate", answers.rate_limited(wait), address=origin.address)
+        if not _is_plain_json(scope["headers"]):
+            return self._refuse("media", answers.UNSUPPORTED_MEDIA, address=origin.address)
+        if _declared_size(scope["headers"]) > self._limit:
+            return self._refuse("size", answers.TOO_LARGE, address=origin.address)
+        return None
+
+    async def _read_body(self, receive: Receive) -> bytes | Answer | None:
+        """Return the body; an answer if it is too large or too slow; None if the sender left."""
+        chunks: list[bytes] = []
+        size = 0
+        with trio.move_on_after(BODY_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return None
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size > self._limit:
+                    return self._refuse("size", answers.TOO_LARGE, received=size)
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return self._refuse("slow", answers.TOO_SLOW, received=size)
+
+    def _verify(self, headers: Headers, body: bytes) -> Arrival | Answer:
+        """Verify and decode a delivery, in the order of spec 4.1; no I/O."""
+        now = self._clock()
+        verdict = judge(
+            Delivery(headers, body, now), self._keyring, tolerance_seconds=self._tolerance
+        )
+        if not isinstance(verdict, Accepted):
+            return self._reject(verdict.cause, verdict.detail)
+        self.secret_usage.record(verdict.secret_index, now)
+        try:
+            envelope = decode_envelope(body)
+        except DeliveryDecodingError as error:
+            return self._reject("not_an_event", str(error), webhook_id=verdict.webhook_id)
+        delivery = NewDelivery(
+            webhook_id=verdict.webhook_id,
+            type=envelope.type,
+            raw=body,
+            timestamp=verdict.timestamp,
+            received_at=now,
+            subject=subject_of(envelope),
+        )
+        _log.debug("webhook.received", webhook_id=delivery.webhook_id, type=delivery.type)
+        return Arrival(delivery, envelope)
+
+    def _reject(self, cause: str, detail: str, **fields: object) -> Answer:
+        self._counters.count("rejected")
+        _log.warning("webhook.rejected", cause=str(cause), detail=detail, **fields)
+        return answers.INVALID
+
+    def _refuse(self, cause: str, answer: Answer, **fields: object) -> Answer:
+        self._counters.count("refused")
+        _log.warning("webhook.refused", cause=cause, status=answer.status, **fields)
+        return answer
+
+
+def _declared_size(headers: Headers) -> int:
+    """Return the declared content length in bytes; -1 when there is none that is a number."""
+    for name, value in headers:
+        if name == b"content-length":
+            # More than 15 digits are above every limit, and int() of a long text takes its time.
+            return -1 if not value.isdigit() else int(value[:16])
+    return -1
+
+
+def _is_plain_json(headers: Headers) -> bool:
+    """Whether the media type is JSON, or absent, and no content encoding is applied."""
+    for name, value in headers:
+        if name == b"content-type":
+            media = value.partition(b";")[0].strip().lower()
+            if media != b"application/json" and not media.endswith(b"+json"):
+                return False
+        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            return False
+    return True

@@ -1,0 +1,265 @@
+"""Which handler runs for which event type (spec 4.2 and 6.1, contracts 4)."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Generic, TypeVar, cast
+
+import attrs
+
+from ..errors import HandlerRegistrationError, MissingHandlersError
+from ..events import DEFAULT_CATALOG, Catalog, Event, EventType
+from .services import Services
+
+E = TypeVar("E", bound=Event[Any])
+H = TypeVar("H")
+
+
+class WebhookHandlerBase(Generic[E]):
+    """Base of a handler for one event type: derive from it and implement ``handle_core``.
+
+    One object serves every delivery of its type, several at the same time, so state of one event
+    belongs into local variables. Delivery is at-least-once: make ``handle_core`` idempotent, with
+    ``event.webhook_id`` as the key (spec 1.5).
+    """
+
+    async def handle_core(self, event: E) -> None:
+        """Handle one verified event; returning means that it is done.
+
+        Any exception counts as a failed attempt; :class:`~sdk_trio.RetryLater` also says when to
+        try again. Inline handlers are cancelled after ``InlineTimeoutSeconds``, enqueued ones
+        when a shutdown's drain timeout ends.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement handle_core")
+
+    async def on_error(self, event: E, error: Exception) -> None:
+        """Hook: called after ``handle_core`` raised ``error``, before the attempt is recorded.
+
+        An exception raised here is logged and changes nothing else. The default does nothing.
+        """
+
+
+class _FunctionHandler(WebhookHandlerBase[Any]):
+    """Adapts ``async def handler(event)`` or ``async def handler(event, services)``."""
+
+    def __init__(self, function: Callable[..., Awaitable[None]], services: Services) -> None:
+        self._function = function
+        self._arguments = (services,) if _positional_count(function) == 2 else ()
+
+    async def handle_core(self, event: Event[Any]) -> None:
+        await self._function(event, *self._arguments)
+
+
+@attrs.frozen
+class Registration:
+    """One registered handler: what was given, and how its events are to be run."""
+
+    name: str
+    handler: object
+    enqueue: bool
+    ordered: bool
+
+
+@attrs.frozen
+class BoundHandler:
+    """A handler that is ready to run."""
+
+    name: str
+    handler: WebhookHandlerBase[Any]
+    enqueue: bool
+    ordered: bool
+
+
+@attrs.frozen
+class BoundHandlers:
+    """All handlers of an application, built with its services; looked up for each delivery."""
+
+    catalog: Catalog
+    by_type: dict[str, BoundHandler]
+    fallback: BoundHandler | None
+
+    def find(self, event_type: str) -> BoundHandler | None:
+        """Return the handler of ``event_type``, else the fallback, else None."""
+        return self.by_type.get(event_type, self.fallback)
+
+
+class HandlerRegistry:
+    """The handlers of an application, one for each event type.
+
+    ``catalog`` holds the event types that can be registered; the default has all types of the
+    upstream, ``DEFAULT_CATALOG.with_event(...)`` adds an application's own.
+    """
+
+    def __init__(self, *, catalog: Catalog = DEFAULT_CATALOG) -> None:
+        self.catalog = catalog
+        self._registrations: dict[str, Registration] = {}
+        self._fallback: Registration | None = None
+
+    def register(
+        self,
+        event_class: type[E],
+        handler: object,
+        *,
+        enqueue: bool = False,
+        ordered: bool = False,
+    ) -> None:
+        """Register ``handler`` for the events of ``event_class``.
+
+        Args:
+            event_class: a class of the catalogue, such as ``OrderPaidEvent``.
+            handler: an instance of :class:`WebhookHandlerBase`; or a factory (a class included)
+                that takes nothing or the :class:`Services` and returns one; or an ``async``
+                function of the event, or of the event and the services.
+            enqueue: commit the event to the inbox, answer 200, and run the handler in a worker
+                with local retries. Advised from about 5 seconds of work (spec 4.2).
+            ordered: with ``enqueue``: the events of one ``data.id`` run one at a time, in the
+                order of arrival.
+
+        Raises:
+            HandlerRegistrationError: the type has a handler already, the class is not in the
+                catalogue, or ``handler`` is none.
+        """
+        wire_type = self._wire_type(event_class)
+        if wire_type in self._registrations:
+            holder = self._registrations[wire_type].name
+            raise HandlerRegistrationError(
+                f"{event_class.__name__} ({wire_type}) has a handler already: {holder}. "
+                "One handler per event type; call both from one, or remove a registration."
+            )
+        self._registrations[wire_type] = _registration(handler, enqueue=enqueue, ordered=ordered)
+
+    def on(
+        self, event_class: type[E], *, enqueue: bool = False, ordered: bool = False
+    ) -> Callable[[H], H]:
+        """Decorate an ``async`` function or a handler class: :meth:`register` as a decorator."""
+
+        def decorate(handler: H) -> H:
+            self.register(event_class, handler, enqueue=enqueue, ordered=ordered)
+            return handler
+
+        return decorate
+
+    def fallback(self, handler: H, *, enqueue: bool = False, ordered: bool = False) -> H:
+        """Register ``handler`` for every event whose type has none, unknown types included.
+
+        Without a fallback such events are kept as parked and can be replayed later. The fallback
+        does not satisfy the completeness check, which asks for a handler of each type's own.
+        """
+        if self._fallback is not None:
+            raise HandlerRegistrationError(
+                f"there is a fallback already: {self._fallback.name}. Only one is possible."
+            )
+        self._fallback = _registration(handler, enqueue=enqueue, ordered=ordered)
+        return handler
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the wire types that have a handler."""
+        return iter(self._registrations)
+
+    def __len__(self) -> int:
+        return len(self._registrations)
+
+    def missing(self) -> tuple[str, ...]:
+        """Return a line for each known type without a handler (spec 6.1), in catalogue order.
+
+        Each line has the count ("N of 28"), the type, its class and the suggested registration.
+        """
+        known = self.catalog.known
+        lacking = self._lacking()
+        return tuple(
+            f"{len(lacking)} of {len(known)} known event types have no handler: {entry.wire_type} "
+            f"({entry.event_class.__name__}); "
+            f"register it with handlers.register({entry.event_class.__name__}, YourHandler)"
+            for entry in lacking
+        )
+
+    def require_complete(self) -> None:
+        """Raise :class:`MissingHandlersError`, with every missing type, if there is any."""
+        lines = self.missing()
+        if lines:
+            types = [entry.wire_type for entry in self._lacking()]
+            raise MissingHandlersError(
+                types,
+                "Sdk:Webhooks:FailOnMissingHandlers is true, and:\n  " + "\n  ".join(lines),
+            )
+
+    def bind(self, services: Services) -> BoundHandlers:
+        """Build every handler once, with ``services``; called when a receiver starts.
+
+        Raises:
+            HandlerRegistrationError: a factory raised, or returned no handler.
+        """
+        return BoundHandlers(
+            catalog=self.catalog,
+            by_type={
+                wire_type: _bind(registration, services)
+                for wire_type, registration in self._registrations.items()
+            },
+            fallback=_bind(self._fallback, services) if self._fallback else None,
+        )
+
+    def _lacking(self) -> list[EventType]:
+        return [row for row in self.catalog.known if row.wire_type not in self._registrations]
+
+    def _wire_type(self, event_class: type[Event[Any]]) -> str:
+        return self.catalog.by_class(event_class).wire_type
+
+
+def _registration(handler: object, *, enqueue: bool, ordered: bool) -> Registration:
+    name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
+    if ordered and not enqueue:
+        raise HandlerRegistrationError(
+            f"{name}: ordered=True needs enqueue=True, because only the queue keeps an order."
+        )
+    if isinstance(handler, type) and issubclass(handler, WebhookHandlerBase):
+        _require_handle_core(name, handler)
+    if not callable(handler) and not isinstance(handler, WebhookHandlerBase):
+        raise HandlerRegistrationError(
+            f"{name} is no handler: give a WebhookHandlerBase, a factory of one, or an async "
+            "function of the event."
+        )
+    return Registration(name, handler, enqueue, ordered)
+
+
+def _bind(registration: Registration, services: Services) -> BoundHandler:
+    handler = registration.handler
+    if isinstance(handler, WebhookHandlerBase):
+        built: object = handler
+    elif inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - the method itself is asked for
+    ):
+        built = _FunctionHandler(cast("Callable[..., Awaitable[None]]", handler), services)
+    else:
+        built = _build(registration.name, cast("Callable[..., object]", handler), services)
+    if not isinstance(built, WebhookHandlerBase):
+        raise HandlerRegistrationError(
+            f"{registration.name} returned {type(built).__name__}, which is no WebhookHandlerBase. "
+            "A handler function must be `async def`."
+        )
+    _require_handle_core(registration.name, type(built))
+    return BoundHandler(registration.name, built, registration.enqueue, registration.ordered)
+
+
+def _require_handle_core(name: str, handler_class: type[WebhookHandlerBase[Any]]) -> None:
+    if handler_class.handle_core is WebhookHandlerBase.handle_core:
+        raise HandlerRegistrationError(
+            f"{name} does not implement `async def handle_core(self, event)`."
+        )
+
+
+def _build(name: str, factory: Callable[..., object], services: Services) -> object:
+    arguments = (services,) if _positional_count(factory) else ()
+    try:
+        return factory(*arguments)
+    except Exception as error:
+        raise HandlerRegistrationError(
+            f"building the handler {name} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _positional_count(function: Callable[..., object]) -> int:
+    """Count the positional parameters without a default that a call must give."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(
+        parameter.kind in kinds and parameter.default is inspect.Parameter.empty
+        for parameter in inspect.signature(function).parameters.values()
+    )

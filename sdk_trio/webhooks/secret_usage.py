@@ -1,0 +1,62 @@
+"""Which configured secrets are in use, to tell when a rotation is over. Pure (spec 5, Rotation)."""
+
+from collections.abc import Sequence
+from typing import Final
+
+DAY_SECONDS: Final = 24 * 60 * 60
+
+
+class SecretUsage:
+    """Counts, for each configured secret, the deliveries whose signature it made.
+
+    Indexes are positions in the configured order, as in ``Accepted.secret_index``. All times are
+    seconds of one clock that does not go back; ``now`` is when the secrets were configured, from
+    which an idle secret's first day counts.
+    """
+
+    __slots__ = ("_last_match", "_last_report", "_matches", "_started_at")
+
+    def __init__(self, secrets: int, now: float) -> None:
+        self._started_at = now
+        self._matches = [0] * secrets
+        self._last_match: list[float | None] = [None] * secrets
+        self._last_report: list[float | None] = [None] * secrets
+
+    @property
+    def matches(self) -> Sequence[int]:
+        """The matches of each secret so far (``sdk_webhook_secret_matches_total{index}``)."""
+        return tuple(self._matches)
+
+    def record(self, index: int, now: float) -> None:
+        """Count one delivery that the secret at ``index`` made the signature of."""
+        self._matches[index] += 1
+        self._last_match[index] = now
+
+    def unused(self, now: float) -> list[int]:
+        """Return the secrets to report as unused, each at most once a day.
+
+        A secret is unused when it has not matched for a day although another one has. Without
+        deliveries nothing is said. The call counts as the report.
+        """
+        due = [
+            index
+            for index in range(len(self._matches))
+            if self._idle_for_a_day(index, now)
+            and not _within_a_day(self._last_report[index], now)
+            and any(
+                _within_a_day(last, now)
+                for other, last in enumerate(self._last_match)
+                if other != index
+            )
+        ]
+        for index in due:
+            self._last_report[index] = now
+        return due
+
+    def _idle_for_a_day(self, index: int, now: float) -> bool:
+        last = self._last_match[index]
+        return now - (self._started_at if last is None else last) >= DAY_SECONDS
+
+
+def _within_a_day(moment: float | None, now: float) -> bool:
+    return moment is not None and now - moment < DAY_SECONDS

@@ -1,0 +1,399 @@
+"""Signatures of the Standard Webhooks scheme: read, made and checked. Pure (spec 4.1 and 5).
+
+What is signed is ``{webhook-id}.{webhook-timestamp}.{body}``, byte for byte as it was sent.
+``v1`` is HMAC-SHA256, ``v1a`` is ed25519 and needs the extra ``sdk-trio[ed25519]``.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from hmac import compare_digest
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from ..config.options import KeyDerivation, Secret
+from ..config.secrets import HMAC_PREFIX, PRIVATE_KEY_PREFIX, parse_secret
+from ..errors import OptionsValidationError, Problem, VerificationError
+
+if TYPE_CHECKING:
+    from _hashlib import HASH
+
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+HMAC_VERSION: Final = b"v1"
+ED25519_VERSION: Final = b"v1a"
+
+#: A sender has one entry for each active secret. Both caps leave room for far more than any
+#: rotation needs, and bound what an unauthenticated caller can make us compute.
+MAX_HEADER_BYTES: Final = 8 * 1024
+MAX_ENTRIES: Final = 32
+MAX_ID_BYTES: Final = 256
+#: Twelve digits last until the year 33658; thirteen are milliseconds sent by mistake.
+MAX_TIMESTAMP_DIGITS: Final = 12
+NEW_SECRET_BYTES: Final = 32
+
+_SIGNATURE_BYTES: Final = {HMAC_VERSION: 32, ED25519_VERSION: 64}
+_LETTER_V: Final = ord("v")
+_opens_entry = re.compile(rb"v\d+[a-z]?").fullmatch
+
+# The dot separates the signed parts, so an id that held one could move bytes into the timestamp.
+_ID_CHARACTERS: Final = bytes(code for code in range(0x21, 0x7F) if code != ord("."))
+
+_SHA256_BLOCK_BYTES: Final = 64
+_INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
+
+_SEED_BYTES: Final = 32
+
+
+def is_valid_id(webhook_id: bytes) -> bool:
+    """Say whether this is 1 to 256 visible ASCII characters, none of them a dot."""
+    return 0 < len(webhook_id) <= MAX_ID_BYTES and not webhook_id.translate(None, _ID_CHARACTERS)
+
+
+def is_valid_timestamp(timestamp: bytes) -> bool:
+    """Say whether this is 1 to 12 ASCII digits without a leading zero (``0`` itself is valid)."""
+    return (
+        len(timestamp) <= MAX_TIMESTAMP_DIGITS
+        and timestamp.isdigit()
+        and (timestamp[0] != ord("0") or len(timestamp) == 1)
+    )
+
+
+@attrs.frozen
+class SignatureEntry:
+    """One well-formed entry: ``version`` is ``v1`` or ``v1a``, ``value`` its 32 or 64 bytes."""
+
+    version: bytes
+    value: bytes = attrs.field(repr=False)
+
+
+def parse_signature_header(value: bytes) -> tuple[SignatureEntry, ...]:
+    """Read the entries of a ``webhook-signature`` header.
+
+    Entries may be separated by spaces, tabs, commas or any run of them. ``v1`` or the like opens
+    an entry, the token after it is its value; a version whose value is missing hides no entry that
+    follows. Values are base64 of the standard alphabet, the padding may be missing. Encodings
+    whose unused last bits are not zero are malformed, so that one signature has one spelling and
+    no bit of it can be changed unnoticed. Entries that are malformed, of another version, or
+    without a version are left out.
+
+    Args:
+        value: the header as it was sent; lines of a repeated header joined with a space.
+
+    Returns:
+        The usable entries in their order; possibly none.
+
+    Raises:
+        VerificationError: the header is over 8 KiB or opens more than 32 entries of any kind. It
+            is refused whole rather than cut, so that the order of entries never decides.
+    """
+    if len(value) > MAX_HEADER_BYTES:
+        raise VerificationError(
+            "bad_signature_header", f"webhook-signature is longer than {MAX_HEADER_BYTES} bytes"
+        )
+    entries: list[SignatureEntry] = []
+    opened = 0
+    version: bytes | None = None
+    for token in value.replace(b",", b" ").replace(b"\t", b" ").split(b" "):
+        if not token:
+            continue
+        if token in _SIGNATURE_BYTES or (token[0] == _LETTER_V and _opens_entry(token)):
+            version = token
+            opened += 1
+        elif version is not None:
+            decoded = _decode_strictly(token)
+            if decoded is not None and len(decoded) == _SIGNATURE_BYTES.get(version):
+                entries.append(SignatureEntry(version, decoded))
+            version = None
+    if opened > MAX_ENTRIES:
+        raise VerificationError(
+            "bad_signature_header", f"webhook-signature has more than {MAX_ENTRIES} entries"
+        )
+    return tuple(entries)
+
+
+def _decode_strictly(text: bytes) -> bytes | None:
+    """Return the bytes that this is the one correct base64 of, or None."""
+    if len(text) % 4:
+        text += b"=" * (-len(text) % 4)
+    try:
+        decoded = binascii.a2b_base64(text)
+    except binascii.Error:
+        return None
+    # Encoding it again finds everything that the decoder lets pass: foreign characters and bits.
+    return decoded if binascii.b2a_base64(decoded, newline=False) == text else None
+
+
+@attrs.frozen
+class Match:
+    """Which configured secret made a signature.
+
+    ``index`` is its position in the configured order, ``version`` the scheme (``v1``, ``v1a``),
+    ``derivation`` how the secret became the key; None for ed25519, where there is one way only.
+    """
+
+    index: int
+    version: str
+    derivation: KeyDerivation | None
+
+
+@attrs.frozen
+class _HmacKey:
+    """HMAC-SHA256 with its two halves hashed in advance: a quarter less work for each delivery."""
+
+    inner: "HASH"
+    outer: "HASH"
+
+    @classmethod
+    def of(cls, key: bytes) -> "_HmacKey":
+        if len(key) > _SHA256_BLOCK_BYTES:
+            key = hashlib.sha256(key).digest()
+        block = key.ljust(_SHA256_BLOCK_BYTES, b"\0")
+        return cls(
+            inner=hashlib.sha256(block.translate(_INNER_PAD)),
+            outer=hashlib.sha256(block.translate(_OUTER_PAD)),
+        )
+
+    def digest(self, head: bytes, body: bytes) -> bytes:
+        inner = self.inner.copy()
+        inner.update(head)
+        inner.update(body)
+        outer = self.outer.copy()
+        outer.update(inner.digest())
+        return outer.digest()
+
+
+@attrs.frozen
+class _Ed25519Key:
+    """A public key; ``check`` raises ``failure`` for a signature that it did not make."""
+
+    check: Callable[[bytes, bytes], None]
+    failure: type[Exception]
+
+    def made(self, signature: bytes, content: bytes) -> bool:
+        try:
+            self.check(signature, content)
+        except self.failure:
+            return False
+        return True
+
+
+class Keyring:
+    """The keys of every configured secret, prepared once and used for every delivery.
+
+    Build it with :meth:`from_secrets`. It is immutable, and ``repr`` shows no key.
+    """
+
+    __slots__ = ("_ed25519_keys", "_hmac_keys")
+
+    def __init__(
+        self,
+        hmac_keys: Iterable[tuple[Match, bytes]],
+        ed25519_keys: Iterable[tuple[Match, bytes]] = (),
+    ) -> None:
+        self._hmac_keys = tuple((match, _HmacKey.of(key)) for match, key in hmac_keys)
+        self._ed25519_keys = tuple((match, _load_public_key(key)) for match, key in ed25519_keys)
+
+    @classmethod
+    def from_secrets(cls, secrets: Sequence[Secret], derivation: KeyDerivation) -> "Keyring":
+        """Prepare the keys of ``secrets``, in the configured order.
+
+        Args:
+            secrets: at least one: ``whsec_...``, ``whpk_...``, or any text under ``Utf8``/``Auto``.
+            derivation: ``Sdk:Webhooks:KeyDerivation``. Under ``Auto`` an HMAC secret stands for up
+                to two keys and each delivery costs one HMAC more.
+
+        Raises:
+            OptionsValidationError: there is no secret, one cannot be used, or one is an ed25519
+                key and the extra ``sdk-trio[ed25519]`` is not installed; every problem is listed.
+        """
+        problems: list[Problem] = []
+        hmac_keys: list[tuple[Match, bytes]] = []
+        ed25519_keys: list[tuple[Match, bytes]] = []
+        if not secrets:
+            problems.append(_problem("no secret is configured; nothing could be verified"))
+        for index, secret in enumerate(secrets):
+            where = f"secret {index + 1} of {len(secrets)} (Sdk:Webhooks:Secret counts first)"
+            try:
+                parsed = parse_secret(secret.reveal(), derivation)
+                if parsed.ed25519_public_key is not None:
+                    # Loaded here too, so that a missing package is listed with the other problems.
+                    _load_public_key(parsed.ed25519_public_key)
+                    match = Match(index, ED25519_VERSION.decode(), None)
+                    ed25519_keys.append((match, parsed.ed25519_public_key))
+            except (ValueError, ImportError) as error:
+                problems.append(_problem(f"{where} {error}"))
+                continue
+            hmac_keys += [
+                (Match(index, HMAC_VERSION.decode(), how), key) for how, key in parsed.hmac_keys
+            ]
+        if problems:
+            raise OptionsValidationError(problems)
+        return cls(hmac_keys, ed25519_keys)
+
+    def __repr__(self) -> str:
+        return f"Keyring({len(self._hmac_keys)} HMAC, {len(self._ed25519_keys)} ed25519 keys)"
+
+    @property
+    def versions(self) -> frozenset[bytes]:
+        """The versions of signatures that these keys can check: of ``v1`` and ``v1a``."""
+        hmac = {HMAC_VERSION} if self._hmac_keys else set()
+        ed25519 = {ED25519_VERSION} if self._ed25519_keys else set()
+        return frozenset(hmac | ed25519)
+
+    def match(
+        self, webhook_id: bytes, timestamp: bytes, body: bytes, entries: Sequence[SignatureEntry]
+    ) -> Match | None:
+        """Find the secret that made one of ``entries`` over this delivery.
+
+        Every key is compared with every entry, in constant time and without leaving early.
+
+        Args:
+            webhook_id: the header's bytes, already validated: without a dot.
+            timestamp: the header's bytes, already validated.
+            body: the exact bytes of the body.
+            entries: what :func:`parse_signature_header` returned.
+
+        Returns:
+            The first configured secret that matches, or None.
+        """
+        head = b"%b.%b." % (webhook_id, timestamp)
+        found: Match | None = None
+        for match, key in self._hmac_keys:
+            expected = key.digest(head, body)
+            for entry in entries:
+                # The comparison stands first: no earlier match may spare the work of a later one.
+                if (
+                    compare_digest(expected, entry.value)
+                    and entry.version == HMAC_VERSION
+                    and found is None
+                ):
+                    found = match
+        if self._ed25519_keys:
+            found = self._match_ed25519(head + body, entries, found)
+        return found
+
+    def _match_ed25519(
+        self, content: bytes, entries: Sequence[SignatureEntry], found: Match | None
+    ) -> Match | None:
+        for match, key in self._ed25519_keys:
+            for entry in entries:
+                if (
+                    entry.version == ED25519_VERSION
+                    and key.made(entry.value, content)
+                    and (found is None or match.index < found.index)
+                ):
+                    found = match
+        return found
+
+
+def _problem(message: str) -> Problem:
+    return Problem(key="Sdk:Webhooks:Secrets", message=message)
+
+
+_NEEDS_EXTRA = (
+    "is an ed25519 key, and the package for those is missing: pip install 'sdk-trio[ed25519]'"
+)
+
+
+def _load_public_key(key: bytes) -> _Ed25519Key:
+    # Imported here: an optional package, and 30 ms that most receivers never need.
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except ImportError:
+        raise ImportError(_NEEDS_EXTRA) from None
+    return _Ed25519Key(Ed25519PublicKey.from_public_bytes(key).verify, InvalidSignature)
+
+
+def _load_private_key(encoded: str) -> "Ed25519PrivateKey":
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError:
+        raise ImportError(f"the secret {_NEEDS_EXTRA}") from None
+    try:
+        key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    except ValueError:
+        raise ValueError(f"the secret is not base64 after {PRIVATE_KEY_PREFIX}") from None
+    if len(key) not in (_SEED_BYTES, 2 * _SEED_BYTES):
+        raise ValueError(
+            f"the secret must be base64 of 32 bytes (seed) or 64 (seed and public key) after "
+            f"{PRIVATE_KEY_PREFIX}, not {len(key)}"
+        )
+    private = Ed25519PrivateKey.from_private_bytes(key[:_SEED_BYTES])
+    if key[_SEED_BYTES:] not in (b"", private.public_key().public_bytes_raw()):
+        raise ValueError("the secret's two halves are not one key pair: copy it again")
+    return private
+
+
+def sign(
+    secret: Secret | str,
+    webhook_id: str,
+    timestamp: int,
+    body: bytes,
+    *,
+    derivation: KeyDerivation = KeyDerivation.STANDARD,
+) -> str:
+    """Make the ``webhook-signature`` entry of one delivery.
+
+    Args:
+        secret: ``whsec_...`` (or any text under ``Utf8``), or ``whsk_...`` for ed25519.
+        webhook_id: 1 to 256 visible ASCII characters without a dot.
+        timestamp: Unix seconds of this attempt, 0 to 999999999999.
+        body: the exact bytes that are sent.
+        derivation: how the secret becomes the HMAC key; under ``Auto`` the decoded key if there is
+            one. Without meaning for ``whsk_`` secrets.
+
+    Returns:
+        ``v1,<base64>``, or ``v1a,<base64>`` for a ``whsk_`` secret.
+
+    Raises:
+        ValueError: an argument that a receiver would refuse; the message says which and never
+            quotes the secret.
+        ImportError: a ``whsk_`` secret, and the extra ``sdk-trio[ed25519]`` is not installed.
+    """
+    text = secret.reveal() if isinstance(secret, Secret) else secret
+    head = _signed_head(webhook_id, timestamp)
+    if text.startswith(PRIVATE_KEY_PREFIX):
+        private = _load_private_key(text.removeprefix(PRIVATE_KEY_PREFIX))
+        return f"v1a,{_encode(private.sign(head + body))}"
+    try:
+        parsed = parse_secret(text, derivation)
+    except ValueError as error:
+        raise ValueError(f"the secret {error}") from None
+    if parsed.ed25519_public_key is not None:
+        raise ValueError(
+            f"the secret is a public key: signing takes the private one ({PRIVATE_KEY_PREFIX}...)"
+        )
+    _, key = parsed.hmac_keys[0]
+    return f"v1,{_encode(_HmacKey.of(key).digest(head, body))}"
+
+
+def _signed_head(webhook_id: str, timestamp: int) -> bytes:
+    head = webhook_id.encode("utf-8", "surrogatepass")
+    if not is_valid_id(head):
+        raise ValueError(
+            f"webhook_id must be 1 to {MAX_ID_BYTES} visible ASCII characters without a dot"
+        )
+    if not is_valid_timestamp(b"%d" % timestamp):
+        raise ValueError("timestamp must be Unix seconds from 0 to 999999999999")
+    return b"%b.%d." % (head, timestamp)
+
+
+def _encode(signature: bytes) -> str:
+    return base64.b64encode(signature).decode("ascii")
+
+
+def new_secret(random_bytes: bytes) -> str:
+    """Write 32 bytes from a cryptographic source of randomness as a ``whsec_`` secret.
+
+    Raises:
+        ValueError: there are not exactly 32 of them.
+    """
+    if len(random_bytes) != NEW_SECRET_BYTES:
+        raise ValueError(f"a secret is made of {NEW_SECRET_BYTES} random bytes")
+    return HMAC_PREFIX + _encode(random_bytes)

@@ -1,0 +1,212 @@
+"""The verdict on a delivery: authentic or not, and why not. Pure (spec 4.1, steps 2 to 5).
+
+The cause and the detail of a rejection are for the operator's log and for the ``verify`` command;
+the sender gets the same opaque answer whatever they are (spec 7).
+"""
+
+import enum
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from ..config.options import KeyDerivation
+from ..errors import VerificationError
+from .signature import (
+    MAX_ID_BYTES,
+    MAX_TIMESTAMP_DIGITS,
+    Keyring,
+    SignatureEntry,
+    is_valid_id,
+    is_valid_timestamp,
+    parse_signature_header,
+)
+
+ID_HEADER: Final = b"webhook-id"
+TIMESTAMP_HEADER: Final = b"webhook-timestamp"
+SIGNATURE_HEADER: Final = b"webhook-signature"
+_REQUIRED: Final = frozenset({ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER})
+_REQUIRED_LENGTHS: Final = frozenset(map(len, _REQUIRED))
+
+
+class Cause(enum.StrEnum):
+    """Why a delivery was rejected: one word for logs, a closed set."""
+
+    MISSING_HEADER = "missing_header"
+    REPEATED_HEADER = "repeated_header"
+    BAD_ID = "bad_id"
+    BAD_TIMESTAMP = "bad_timestamp"
+    TOO_OLD = "too_old"
+    TOO_NEW = "too_new"
+    BAD_SIGNATURE_HEADER = "bad_signature_header"
+    NO_MATCH = "no_match"
+
+
+@attrs.frozen
+class Delivery:
+    """What arrived: the request's headers as ASGI gives them, the exact body, and when.
+
+    ``headers`` are pairs of name and value in the order of arrival, repeated ones as they came.
+    ``received_at`` is in Unix seconds, by the same clock as the senders' timestamps.
+    """
+
+    headers: Sequence[tuple[bytes, bytes]] = attrs.field(repr=False)
+    raw: bytes = attrs.field(repr=False)
+    received_at: float
+
+
+@attrs.frozen
+class Accepted:
+    """An authentic delivery.
+
+    ``timestamp`` is the signed one, in Unix seconds. ``secret_index`` is the position, in the
+    configured order, of the secret that matched; ``derivation`` how it became the key (None for
+    ed25519).
+    """
+
+    webhook_id: str
+    timestamp: int
+    secret_index: int
+    derivation: KeyDerivation | None
+
+
+@attrs.frozen
+class Rejected:
+    """A delivery that is not to be trusted.
+
+    ``detail`` is a sentence for the operator; it quotes nothing of what was sent.
+    """
+
+    cause: Cause
+    detail: str
+
+
+def judge(delivery: Delivery, keyring: Keyring, *, tolerance_seconds: int) -> Accepted | Rejected:
+    """Decide whether a delivery is authentic and recent.
+
+    The order is the specification's (4.1): the headers are read, the timestamp is checked, the
+    signature is compared. Header names count without regard to case; ``svix-id``, ``webhook_id``
+    and the like are other headers and change nothing. Nothing that a sender can put into headers
+    and body raises.
+
+    Args:
+        delivery: what arrived.
+        keyring: the keys of the configured secrets.
+        tolerance_seconds: ``Sdk:Webhooks:ToleranceSeconds``; a difference of exactly that many
+            whole seconds, either way, still passes.
+    """
+    webhook_id: bytes | None = None
+    timestamp: bytes | None = None
+    signature: bytes | None = None
+    more_signatures: list[bytes] = []
+    for name, value in delivery.headers:
+        # By length first: most headers are passed over without a lower-case copy of their name.
+        if len(name) not in _REQUIRED_LENGTHS or (name := name.lower()) not in _REQUIRED:
+            continue
+        if name == SIGNATURE_HEADER:
+            if signature is None:
+                signature = value
+            else:
+                more_signatures.append(value)
+        elif name == ID_HEADER:
+            if webhook_id is not None:
+                return _REPEATED_ID
+            webhook_id = value
+        else:
+            if timestamp is not None:
+                return _REPEATED_TIMESTAMP
+            timestamp = value
+    if webhook_id is None or timestamp is None or signature is None:
+        return _missing_header(delivery.headers)
+    if not is_valid_id(webhook_id):
+        return _BAD_ID
+    if not is_valid_timestamp(timestamp):
+        return _bad_timestamp(timestamp)
+    seconds = int(timestamp)
+    # Whole seconds on both sides, as timestamps have no fraction. Written so that a clock that
+    # says "not a number" rejects.
+    age = delivery.received_at // 1 - seconds
+    if not -tolerance_seconds <= age <= tolerance_seconds:
+        return _outside_tolerance(age, tolerance_seconds)
+    if more_signatures:
+        signature = b" ".join((signature, *more_signatures))
+    try:
+        entries = parse_signature_header(signature)
+    except VerificationError as error:
+        return Rejected(Cause.BAD_SIGNATURE_HEADER, f"{error.detail}.")
+    match = keyring.match(webhook_id, timestamp, delivery.raw, entries)
+    if match is None:
+        return _no_match(entries, keyring)
+    return Accepted(webhook_id.decode("ascii"), seconds, match.index, match.derivation)
+
+
+_REPEATED_ID: Final = Rejected(
+    Cause.REPEATED_HEADER,
+    "webhook-id was sent more than once: a proxy that adds headers, or an attempt to confuse.",
+)
+_REPEATED_TIMESTAMP: Final = Rejected(
+    Cause.REPEATED_HEADER,
+    "webhook-timestamp was sent more than once: a proxy that adds headers, or an attempt to "
+    "confuse.",
+)
+_BAD_ID: Final = Rejected(
+    Cause.BAD_ID,
+    f"webhook-id must be 1 to {MAX_ID_BYTES} visible ASCII characters without a dot.",
+)
+
+
+def _missing_header(headers: Sequence[tuple[bytes, bytes]]) -> Rejected:
+    names = {name.lower() for name, _ in headers}
+    missing = [
+        name for name in (ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER) if name not in names
+    ]
+    detail = f"{b', '.join(missing).decode('ascii')} missing"
+    if any(name.replace(b"webhook-", b"svix-") in names for name in missing):
+        detail += ": svix-* headers are not read, have the sender use webhook-* ones"
+    elif any(name.replace(b"-", b"_") in names for name in missing):
+        detail += ": it came with an underscore, which is another name; look for what renames it"
+    else:
+        detail += ": not a signed webhook, or a proxy drops the header"
+    return Rejected(Cause.MISSING_HEADER, f"{detail}.")
+
+
+def _bad_timestamp(timestamp: bytes) -> Rejected:
+    detail = f"webhook-timestamp must be Unix seconds: 1 to {MAX_TIMESTAMP_DIGITS} digits"
+    if timestamp.isdigit() and len(timestamp) == MAX_TIMESTAMP_DIGITS + 1:
+        detail += "; it looks like milliseconds"
+    return Rejected(Cause.BAD_TIMESTAMP, f"{detail}.")
+
+
+def _outside_tolerance(age: float, tolerance_seconds: int) -> Rejected:
+    # An age that is not a number counts as old.
+    cause, side, reason = (
+        (Cause.TOO_NEW, "ahead of", "one of the two clocks is wrong")
+        if age < 0
+        else (Cause.TOO_OLD, "behind", "it was held up on the way, replayed, or a clock is wrong")
+    )
+    return Rejected(
+        cause,
+        f"webhook-timestamp is {abs(age):.0f} s {side} this machine's clock, and "
+        f"{tolerance_seconds} s are tolerated: {reason}.",
+    )
+
+
+def _no_match(entries: Sequence[SignatureEntry], keyring: Keyring) -> Rejected:
+    if not entries:
+        return Rejected(
+            Cause.BAD_SIGNATURE_HEADER,
+            "webhook-signature holds no well-formed v1 or v1a entry "
+            "(v1, a comma, base64 of 32 bytes).",
+        )
+    offered = {entry.version for entry in entries}
+    if not offered & keyring.versions:
+        kind, prefix = ("ed25519 (v1a)", "whpk_") if b"v1a" in offered else ("HMAC (v1)", "whsec_")
+        return Rejected(
+            Cause.NO_MATCH,
+            f"the signature is an {kind} one, and no {prefix} secret is configured.",
+        )
+    return Rejected(
+        Cause.NO_MATCH,
+        "signature made with another secret, or the body was changed on the way: a proxy that "
+        "re-encodes JSON does that.",
+    )

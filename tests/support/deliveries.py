@@ -1,0 +1,97 @@
+"""Settings, arrivals and inboxes for tests of the receiver's inner parts."""
+
+import itertools
+from typing import Any
+
+import attrs
+import trio
+
+from sdk_trio.config import Settings
+from sdk_trio.events import decode_envelope
+from sdk_trio.storage.memory_store import MemoryInbox
+from sdk_trio.storage.records import NewDelivery
+from sdk_trio.webhooks.counters import Counters
+from sdk_trio.webhooks.dispatcher import Arrival, Dispatcher
+from sdk_trio.webhooks.queuer import Queuer
+from sdk_trio.webhooks.registry import HandlerRegistry
+from sdk_trio.webhooks.services import Services
+
+#: The public test vector of the Standard Webhooks reference libraries.
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # public test vector
+
+_numbers = itertools.count(1)
+
+
+def settings(**keys: Any) -> Settings:
+    """Settings of a receiver in memory; keys as ``Webhooks__Queue__Capacity=2``."""
+    mapping: dict[str, Any] = {
+        "Environment": "Development",
+        "Server:Bind": ["127.0.0.1:0"],
+        "Storage:Backend": "Memory",
+        "Webhooks:RequireHttps": False,
+        "Webhooks:Secret": SECRET,
+    }
+    mapping.update({name.replace("__", ":"): value for name, value in keys.items()})
+    return Settings.from_mapping(mapping, standalone=True)
+
+
+def memory_inbox(**changes: Any) -> MemoryInbox:
+    """An inbox with the default retentions; its owner is ``here``."""
+    values = {
+        "owner": "here",
+        "lease_seconds": 75.0,
+        "dedup_seconds": 168 * 3600.0,
+        "payload_seconds": 30 * 86_400.0,
+    }
+    return MemoryInbox(**(values | changes))
+
+
+def arrival(
+    event_type: str = "order.paid",
+    *,
+    webhook_id: str | None = None,
+    subject: str = "s1",
+    ordered: bool = False,
+    now: float = 0.0,
+) -> Arrival:
+    """A verified delivery of ``event_type``, as the receiver hands it on."""
+    body = b'{"type":"%b","data":{"id":"%b"}}' % (event_type.encode(), subject.encode())
+    delivery = NewDelivery(
+        webhook_id=webhook_id or f"msg_{next(_numbers)}",
+        type=event_type,
+        raw=body,
+        timestamp=int(now),
+        received_at=now,
+        subject=subject,
+        ordered=ordered,
+    )
+    return Arrival(delivery, decode_envelope(body))
+
+
+@attrs.define
+class Bench:
+    """A dispatcher and a queue over one inbox, on the clock of the test's event loop."""
+
+    inbox: Any
+    dispatcher: Dispatcher
+    queue: Queuer
+    counters: Counters
+
+    @classmethod
+    def of(cls, handlers: HandlerRegistry, inbox: Any = None, **keys: Any) -> "Bench":
+        options = settings(**keys)
+        inbox = memory_inbox() if inbox is None else inbox
+        counters = Counters()
+        dispatcher = Dispatcher(
+            options,
+            handlers.bind(Services(options, inbox)),
+            inbox,
+            counters,
+            clock=trio.current_time,
+            jitter=lambda: 0.5,
+        )
+        queue = Queuer(options, dispatcher, inbox, counters, clock=trio.current_time)
+        return cls(inbox, dispatcher, queue, counters)
+
+    def handler(self, event_type: str = "order.paid") -> Any:
+        return self.dispatcher.handlers.find(event_type)

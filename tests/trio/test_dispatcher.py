@@ -1,0 +1,289 @@
+"""Running handlers: once for an id, guarded, within the deadline, with the outcome kept."""
+
+import pytest
+import trio
+from support.deliveries import Bench, arrival, memory_inbox
+
+from sdk_trio.errors import RetryLater, StoreUnavailableError
+from sdk_trio.events import OrderPaidEvent
+from sdk_trio.storage.records import DeliveryState
+from sdk_trio.webhooks.registry import HandlerRegistry, WebhookHandlerBase
+
+
+def registry(function, **options):
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, function, **options)
+    return handlers
+
+
+async def state_of(bench, webhook_id):
+    record = await bench.inbox.get(webhook_id)
+    return record and record.state
+
+
+async def test_a_handler_that_returns_is_done_and_answered_200(autojump_clock):
+    seen = []
+
+    async def handler(event):
+        seen.append((event.webhook_id, event.data.id, event.attempt))
+
+    bench = Bench.of(registry(handler))
+    answer = await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+    assert (answer.status, answer.body) == (200, b"{}")
+    assert seen == [("a", "s1", 1)]
+    assert await state_of(bench, "a") is DeliveryState.DONE
+
+
+async def test_a_finished_id_is_answered_200_and_not_run_again(autojump_clock):
+    runs = []
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+
+    bench = Bench.of(registry(handler))
+    for _ in range(3):
+        answer = await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+        assert answer.status == 200
+    assert runs == ["a"]
+    assert bench.counters.values["duplicate"] == 2
+
+
+async def test_fifty_simultaneous_deliveries_of_one_id_run_once(autojump_clock):
+    runs, statuses = [], []
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+        await trio.sleep(1)
+
+    bench = Bench.of(registry(handler))
+
+    async def deliver():
+        answer = await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+        statuses.append(answer.status)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(deliver)
+    assert runs == ["a"]
+    assert statuses == [200] * 50
+
+
+async def test_those_who_wait_get_the_failure_and_a_redelivery_runs_again(autojump_clock):
+    attempts, statuses = [], []
+
+    async def handler(event):
+        attempts.append(event.attempt)
+        await trio.sleep(1)
+        if len(attempts) == 1:
+            raise RuntimeError("first one fails")
+
+    bench = Bench.of(registry(handler))
+
+    async def deliver():
+        answer = await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+        statuses.append(answer.status)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(deliver)
+    assert (attempts, statuses) == ([1], [500] * 50)
+    await deliver()
+    assert attempts == [1, 2]
+    assert statuses[-1] == 200
+    assert await state_of(bench, "a") is DeliveryState.DONE
+
+
+async def test_waiting_for_another_run_ends_at_the_inline_deadline_with_503(autojump_clock):
+    async def handler(event):
+        with trio.CancelScope(shield=True):
+            await trio.sleep(20)
+
+    bench = Bench.of(registry(handler), Webhooks__InlineTimeoutSeconds=8)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.dispatcher.run_inline, arrival(webhook_id="a"), bench.handler())
+        await trio.testing.wait_all_tasks_blocked()
+        started = trio.current_time()
+        answer = await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+        assert answer.status == 503
+        assert trio.current_time() - started == 8
+        assert dict(answer.headers)[b"retry-after"].isdigit()
+
+
+async def test_an_inline_handler_is_cancelled_at_its_deadline_and_counts_as_failed(autojump_clock):
+    cancelled = []
+
+    async def handler(event):
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.append(trio.current_time())
+
+    bench = Bench.of(registry(handler), Webhooks__InlineTimeoutSeconds=8)
+    started = trio.current_time()
+    answer = await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+    assert answer.status == 500
+    assert cancelled == [started + 8]
+    record = await bench.inbox.get("a")
+    assert record.state is DeliveryState.RETRYING
+    assert "InlineTimeoutSeconds" in record.last_error
+
+
+async def test_after_the_last_inline_attempt_it_is_200_and_a_dead_letter(autojump_clock):
+    async def handler(event):
+        raise ValueError("always")
+
+    bench = Bench.of(registry(handler), Webhooks__InlineMaxAttempts=3)
+    statuses = [
+        (await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())).status
+        for _ in range(3)
+    ]
+    assert statuses == [500, 500, 200]
+    record = await bench.inbox.get("a")
+    assert (record.state, record.attempts) == (DeliveryState.DEAD, 3)
+    assert [attempt.error for attempt in await bench.inbox.attempts("a")] == [
+        "ValueError: always"
+    ] * 3
+
+
+async def test_retry_later_is_503_with_retry_after(autojump_clock):
+    async def handler(event):
+        raise RetryLater(17, "maintenance")
+
+    bench = Bench.of(registry(handler))
+    answer = await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+    assert answer.status == 503
+    assert (b"retry-after", b"17") in answer.headers
+    assert await state_of(bench, "a") is DeliveryState.RETRYING
+
+
+async def test_retry_later_inside_a_handlers_own_nursery_is_found(autojump_clock):
+    async def part():
+        raise RetryLater(30)
+
+    async def handler(event):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(part)
+
+    bench = Bench.of(registry(handler))
+    answer = await bench.dispatcher.run_inline(arrival(), bench.handler())
+    assert (b"retry-after", b"30") in answer.headers
+
+
+async def test_cancelled_in_the_middle_it_is_released_and_the_attempt_does_not_count(
+    autojump_clock,
+):
+    async def handler(event):
+        await trio.sleep_forever()
+
+    bench = Bench.of(registry(handler))
+    with trio.move_on_after(1) as scope:
+        await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+    assert scope.cancelled_caught
+    record = await bench.inbox.get("a")
+    assert record.state in (DeliveryState.RECEIVED, DeliveryState.RETRYING)
+    assert record.attempts == 0
+
+
+async def test_an_error_that_meets_a_cancellation_does_not_swallow_it(autojump_clock):
+    async def part():
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise RuntimeError("while being cancelled")
+
+    async def handler(event):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(part)
+            nursery.start_soon(trio.sleep_forever)
+
+    bench = Bench.of(registry(handler))
+    reached = False
+    with trio.move_on_after(1) as scope:
+        await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+        reached = True
+    # Whatever the race, the event is not lost: it failed, or it was released.
+    record = await bench.inbox.get("a")
+    assert scope.cancel_called
+    assert record.state in (DeliveryState.RETRYING, DeliveryState.RECEIVED) or not reached
+
+
+async def test_the_error_hook_is_called_and_its_own_error_changes_nothing(autojump_clock):
+    told = []
+
+    class Handler(WebhookHandlerBase[OrderPaidEvent]):
+        async def handle_core(self, event):
+            raise KeyError("boom")
+
+        async def on_error(self, event, error):
+            told.append((event.webhook_id, repr(error)))
+            raise RuntimeError("the hook fails too")
+
+    bench = Bench.of(registry(Handler))
+    answer = await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+    assert answer.status == 500
+    assert told == [("a", "KeyError('boom')")]
+    assert (await bench.inbox.get("a")).last_error == "KeyError: 'boom'"
+
+
+async def test_the_same_id_with_another_body_keeps_the_first_and_does_not_run(autojump_clock):
+    async def handler(event):
+        pass
+
+    bench = Bench.of(registry(handler))
+    await bench.dispatcher.run_inline(arrival(webhook_id="a", subject="one"), bench.handler())
+    answer = await bench.dispatcher.run_inline(
+        arrival(webhook_id="a", subject="two"), bench.handler()
+    )
+    assert answer.status == 200
+    assert b'"one"' in (await bench.inbox.get("a")).raw
+
+
+async def test_a_delivery_whose_outcome_could_not_be_kept_can_be_delivered_again(autojump_clock):
+    """The store fails after the handler ran: the sender is told 503, and its next try works."""
+    inbox = memory_inbox()
+    real_finish, failures = inbox.finish, [True]
+
+    async def finish(*arguments, **keywords):
+        if failures:
+            failures.pop()
+            raise StoreUnavailableError("disk full")
+        await real_finish(*arguments, **keywords)
+
+    inbox.finish = finish
+
+    async def handler(event):
+        pass
+
+    bench = Bench.of(registry(handler), inbox)
+    with pytest.raises(StoreUnavailableError):
+        await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+    answer = await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+    assert answer.status == 200
+    assert await state_of(bench, "a") is DeliveryState.DONE
+
+
+@pytest.mark.parametrize("when", range(1, 12))
+async def test_cancelled_at_every_await_nothing_is_lost(when):
+    """Cancel at the n-th checkpoint; then a redelivery must be handled exactly as a new one."""
+    finished = []
+
+    async def handler(event):
+        await trio.lowlevel.checkpoint()
+        finished.append(event.webhook_id)
+
+    bench = Bench.of(registry(handler))
+    scope = trio.CancelScope()
+
+    async def cancel_later():
+        for _ in range(when):
+            await trio.lowlevel.checkpoint()
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cancel_later)
+        with scope:
+            await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+    answer = await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+    assert answer.status == 200
+    assert await state_of(bench, "a") is DeliveryState.DONE
+    assert finished

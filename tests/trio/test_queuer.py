@@ -1,0 +1,353 @@
+"""The queue: bounded, retried, in order where asked for, drained, and nothing lost."""
+
+import attrs
+import trio
+from support.deliveries import Bench, arrival, memory_inbox
+
+from sdk_trio.errors import RetryLater, StoreUnavailableError
+from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
+from sdk_trio.storage.records import DeliveryState
+from sdk_trio.webhooks.registry import HandlerRegistry
+
+
+def registry(function, **options):
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, function, enqueue=True, **options)
+    return handlers
+
+
+async def settled(bench):
+    await trio.testing.wait_all_tasks_blocked()
+    while not bench.queue.idle:
+        await trio.sleep(0.1)
+
+
+async def states(bench):
+    return {state: count for state, count in (await bench.inbox.counts()).items() if count}
+
+
+async def test_an_accepted_event_is_answered_at_once_and_handled_by_a_worker(autojump_clock):
+    handled = []
+
+    async def handler(event):
+        await trio.sleep(60)
+        handled.append(event.webhook_id)
+
+    bench = Bench.of(registry(handler))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        started = trio.current_time()
+        answer = await bench.queue.accept(arrival(webhook_id="a"))
+        assert (answer.status, trio.current_time() - started) == (200, 0)
+        assert handled == []
+        await settled(bench)
+        assert handled == ["a"]
+        bench.queue.close()
+    assert await states(bench) == {DeliveryState.DONE: 1}
+
+
+async def test_a_full_queue_refuses_with_503_and_keeps_nothing_of_it(autojump_clock):
+    gate = trio.Event()
+
+    async def handler(event):
+        await gate.wait()
+
+    bench = Bench.of(registry(handler), Webhooks__Queue__Capacity=2, Webhooks__Queue__Workers=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.testing.wait_all_tasks_blocked()
+        statuses = []
+        for number in range(5):
+            answer = await bench.queue.accept(arrival(webhook_id=f"m{number}"))
+            await trio.testing.wait_all_tasks_blocked()
+            statuses.append(answer.status)
+        # One runs, two wait.
+        assert statuses == [200, 200, 200, 503, 503]
+        assert dict(answer.headers)[b"retry-after"]
+        assert await bench.inbox.get("m3") is None
+        assert await bench.inbox.get("m4") is None
+        gate.set()
+        await settled(bench)
+        assert (await bench.queue.accept(arrival(webhook_id="m4"))).status == 200
+        await settled(bench)
+        bench.queue.close()
+    assert await states(bench) == {DeliveryState.DONE: 4}
+
+
+async def test_simultaneous_arrivals_cannot_overfill_the_queue(autojump_clock):
+    gate = trio.Event()
+
+    async def handler(event):
+        await gate.wait()
+
+    bench = Bench.of(registry(handler), Webhooks__Queue__Capacity=5, Webhooks__Queue__Workers=1)
+    statuses = []
+
+    async def accept(number):
+        statuses.append((await bench.queue.accept(arrival(webhook_id=f"m{number}"))).status)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.testing.wait_all_tasks_blocked()
+        async with trio.open_nursery() as senders:
+            for number in range(40):
+                senders.start_soon(accept, number)
+        kept = sum((await bench.inbox.counts()).values())
+        assert statuses.count(200) == kept
+        assert 5 <= kept <= 6
+        gate.set()
+        await settled(bench)
+        bench.queue.close()
+    assert await states(bench) == {DeliveryState.DONE: kept}
+
+
+async def test_failures_are_retried_with_growing_jittered_delays_then_dead(autojump_clock):
+    times = []
+
+    async def handler(event):
+        times.append(trio.current_time())
+        raise RuntimeError(f"attempt {event.attempt}")
+
+    bench = Bench.of(registry(handler), Webhooks__Queue__MaxAttempts=5)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(webhook_id="a"))
+        await trio.sleep(200)
+        bench.queue.close()
+    delays = [round(later - earlier, 6) for earlier, later in zip(times, times[1:], strict=False)]
+    # Half of 1, 2, 4, 8 seconds: the bench's jitter is one half.
+    assert delays == [0.5, 1, 2, 4]
+    record = await bench.inbox.get("a")
+    assert (record.state, record.attempts) == (DeliveryState.DEAD, 5)
+    assert record.last_error == "RuntimeError: attempt 5"
+
+
+async def test_retry_later_is_never_earlier_than_asked(autojump_clock):
+    times = []
+
+    async def handler(event):
+        times.append(trio.current_time())
+        if len(times) == 1:
+            raise RetryLater(100)
+
+    bench = Bench.of(registry(handler))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(webhook_id="a"))
+        await trio.sleep(300)
+        bench.queue.close()
+    assert times[1] - times[0] >= 100
+    assert await states(bench) == {DeliveryState.DONE: 1}
+
+
+async def test_ordered_events_of_a_subject_run_one_at_a_time_in_order(autojump_clock):
+    log, running = [], set()
+
+    async def handler(event):
+        assert event.data.id not in running
+        running.add(event.data.id)
+        await trio.sleep(1)
+        running.discard(event.data.id)
+        if event.webhook_id == "a0" and event.attempt == 1:
+            raise RuntimeError("the first one fails once")
+        log.append(event.webhook_id)
+
+    bench = Bench.of(registry(handler, ordered=True))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        for number in range(4):
+            for subject in "ab":
+                await bench.queue.accept(
+                    arrival(webhook_id=f"{subject}{number}", subject=subject, ordered=True)
+                )
+        await trio.sleep(60)
+        bench.queue.close()
+    assert [name for name in log if name[0] == "a"] == ["a0", "a1", "a2", "a3"]
+    assert [name for name in log if name[0] == "b"] == ["b0", "b1", "b2", "b3"]
+    # Two subjects side by side, not one after the other.
+    assert log.index("b3") < log.index("a3")
+
+
+async def test_a_duplicate_of_a_queued_event_is_200_at_once_and_runs_once(autojump_clock):
+    runs = []
+
+    async def handler(event):
+        await trio.sleep(5)
+        runs.append(event.webhook_id)
+
+    bench = Bench.of(registry(handler))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        for _ in range(3):
+            assert (await bench.queue.accept(arrival(webhook_id="a"))).status == 200
+        await settled(bench)
+        assert (await bench.queue.accept(arrival(webhook_id="a"))).status == 200
+        await settled(bench)
+        bench.queue.close()
+    assert runs == ["a"]
+
+
+async def test_a_drain_finishes_what_is_queued(autojump_clock):
+    handled = []
+
+    async def handler(event):
+        await trio.sleep(1)
+        handled.append(event.webhook_id)
+
+    bench = Bench.of(registry(handler), Webhooks__Queue__Workers=2)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(10):
+            await bench.queue.accept(arrival(webhook_id=f"m{number}"))
+        bench.queue.close()
+        assert (await bench.queue.accept(arrival())).status == 503
+    assert len(handled) == 10
+
+
+async def test_cancelled_workers_release_and_the_next_owner_runs_everything_once(autojump_clock):
+    done = []
+
+    async def slow(event):
+        await trio.sleep_forever()
+
+    async def quick(event):
+        done.append((event.webhook_id, event.attempt))
+
+    inbox = memory_inbox()
+    bench = Bench.of(registry(slow), inbox, Webhooks__Queue__Workers=3)
+    with trio.move_on_after(5):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(bench.queue.run)
+            await trio.testing.wait_all_tasks_blocked()
+            for number in range(10):
+                await bench.queue.accept(arrival(webhook_id=f"m{number}"))
+            await trio.sleep_forever()
+    assert (await states(bench)).keys() <= {DeliveryState.RECEIVED, DeliveryState.RETRYING}
+
+    # What a restarted process does: it knows that every other owner is dead.
+    inbox = attrs.evolve(inbox) if attrs.has(type(inbox)) else inbox
+    await inbox.release([f"m{number}" for number in range(10)])
+    again = Bench.of(registry(quick), inbox)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(again.queue.run)
+        await settled(again)
+        await trio.sleep(1)
+        again.queue.close()
+    assert sorted(done) == [(f"m{number}", 1) for number in range(10)]
+
+
+async def test_replayed_dead_letters_run_again(autojump_clock):
+    broken = [True]
+
+    async def handler(event):
+        if broken:
+            raise RuntimeError("not yet")
+
+    bench = Bench.of(registry(handler), Webhooks__Queue__MaxAttempts=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(webhook_id="a"))
+        await trio.sleep(5)
+        assert await states(bench) == {DeliveryState.DEAD: 1}
+        broken.clear()
+        assert list(await bench.inbox.replay(["a"])) == ["a"]
+        await bench.queue.accept(arrival(webhook_id="b", ordered=True))
+        await trio.sleep(5)
+        bench.queue.close()
+    assert await states(bench) == {DeliveryState.DONE: 2}
+
+
+async def test_an_event_without_a_handler_any_more_is_parked_by_the_worker(autojump_clock):
+    async def handler(event):
+        raise AssertionError("never called")
+
+    bench = Bench.of(registry(handler))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(OrderCreatedEvent.wire_type, webhook_id="a"))
+        await settled(bench)
+        bench.queue.close()
+    assert await states(bench) == {DeliveryState.PARKED: 1}
+
+
+async def test_a_failing_store_delays_the_outcome_but_does_not_lose_it(autojump_clock):
+    runs = []
+
+    async def handler(event):
+        runs.append(event.attempt)
+
+    inbox = memory_inbox()
+    real_finish, failures = inbox.finish, [1, 2, 3]
+
+    async def finish(*arguments, **keywords):
+        if failures:
+            failures.pop()
+            raise StoreUnavailableError("disk full")
+        await real_finish(*arguments, **keywords)
+
+    inbox.finish = finish
+    bench = Bench.of(registry(handler), inbox)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(webhook_id="a"))
+        await trio.sleep(30)
+        bench.queue.close()
+    assert runs == [1]
+    assert await states(bench) == {DeliveryState.DONE: 1}
+
+
+async def test_a_store_that_refuses_the_commit_leaves_the_queue_usable(autojump_clock):
+    async def handler(event):
+        pass
+
+    inbox = memory_inbox()
+    real_accept, failures = inbox.accept, [1]
+
+    async def accept(*arguments, **keywords):
+        if failures:
+            failures.pop()
+            raise StoreUnavailableError("disk full")
+        return await real_accept(*arguments, **keywords)
+
+    inbox.accept = accept
+    bench = Bench.of(registry(handler), inbox, Webhooks__Queue__Capacity=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.testing.wait_all_tasks_blocked()
+        try:
+            await bench.queue.accept(arrival(webhook_id="a"))
+        except StoreUnavailableError:
+            pass
+        assert bench.queue.depth == 0
+        assert (await bench.queue.accept(arrival(webhook_id="a"))).status == 200
+        await settled(bench)
+        bench.queue.close()
+    assert await states(bench) == {DeliveryState.DONE: 1}
+
+
+async def test_cancelling_an_accept_at_every_await_never_leaks_a_place(autojump_clock):
+    async def handler(event):
+        pass
+
+    bench = Bench.of(registry(handler), Webhooks__Queue__Capacity=3)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.testing.wait_all_tasks_blocked()
+        for when in range(1, 8):
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as race:
+
+                    async def cancel(scope=scope, when=when):
+                        for _ in range(when):
+                            await trio.lowlevel.checkpoint()
+                        scope.cancel()
+
+                    race.start_soon(cancel)
+                    race.start_soon(bench.queue.accept, arrival(webhook_id=f"m{when}"))
+        await settled(bench)
+        await trio.sleep(1)
+        assert bench.queue.depth == 0
+        bench.queue.close()
+    left = await states(bench)
+    assert set(left) <= {DeliveryState.DONE}

@@ -1,0 +1,117 @@
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdk_trio.config import KeyDerivation, ParsedSecret, Secret, parse_secret
+
+# Public test vectors of the Standard Webhooks project.
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+PUBLIC_KEY = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="
+
+AUTO, STANDARD, UTF8 = KeyDerivation.AUTO, KeyDerivation.STANDARD, KeyDerivation.UTF8
+
+
+def encoded(size: int) -> str:
+    return base64.b64encode(bytes(range(size))).decode()
+
+
+def test_auto_tries_the_decoded_key_and_then_the_whole_text() -> None:
+    keys = parse_secret(SECRET, AUTO).hmac_keys
+    decoded = base64.b64decode(SECRET.removeprefix("whsec_"))
+    assert keys == ((STANDARD, decoded), (UTF8, SECRET.encode()))
+
+
+@pytest.mark.parametrize("derivation", [STANDARD, UTF8])
+def test_one_derivation_gives_one_key(derivation: KeyDerivation) -> None:
+    assert [kind for kind, _ in parse_secret(SECRET, derivation).hmac_keys] == [derivation]
+
+
+def test_a_public_key_is_no_hmac_key() -> None:
+    parsed = parse_secret(PUBLIC_KEY, AUTO)
+    assert parsed.hmac_keys == ()
+    assert parsed.ed25519_public_key == base64.b64decode(PUBLIC_KEY.removeprefix("whpk_"))
+
+
+def test_padding_may_be_missing() -> None:
+    text = "whsec_" + encoded(25)
+    keys = parse_secret(text.rstrip("="), STANDARD).hmac_keys
+    assert keys == parse_secret(text, STANDARD).hmac_keys
+
+
+def test_text_that_is_not_base64_is_the_key_itself_under_auto() -> None:
+    text = "whsec_not base64 but long enough!"
+    assert parse_secret(text, AUTO).hmac_keys == ((UTF8, text.encode()),)
+    with pytest.raises(ValueError, match="not base64"):
+        parse_secret(text, STANDARD)
+
+
+def test_a_missing_prefix_is_a_warning() -> None:
+    assert not parse_secret(SECRET, AUTO).warnings
+    assert "whsec_" in parse_secret("an-old-secret-of-some-length", AUTO).warnings[0]
+
+
+def test_a_plain_word_that_happens_to_be_base64_is_the_key_itself() -> None:
+    assert parse_secret("correcthorsebattery", AUTO).hmac_keys == ((UTF8, b"correcthorsebattery"),)
+
+
+@pytest.mark.parametrize("derivation", KeyDerivation)
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        (" \t", "empty"),
+        ("whsec_", "alone"),
+        ("whsec_whsec_" + encoded(24), "two prefixes"),
+        (SECRET + "\n", "line break"),
+        (" " + SECRET, "white space"),
+        ("whsec_" + "a" * 20 + "\0" + "a" * 20, "control"),
+        ("whsk_" + encoded(64), "private"),
+        ("whpk_" + encoded(31), "32-byte"),
+        ("whpk_", "32-byte"),
+        ("whsec_" + encoded(8), "at least 16"),
+        ("whsec_" + "\ud800" * 20, "Unicode"),
+    ],
+)
+def test_unusable_secrets(text: str, reason: str, derivation: KeyDerivation) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_secret(text, derivation)
+
+
+@pytest.mark.parametrize("derivation", [AUTO, STANDARD])
+def test_the_least_key_is_sixteen_bytes(derivation: KeyDerivation) -> None:
+    assert parse_secret("whsec_" + encoded(16), derivation).hmac_keys
+    with pytest.raises(ValueError, match="15 bytes"):
+        parse_secret("whsec_" + encoded(15), derivation)
+
+
+@given(st.text(), st.sampled_from(KeyDerivation))
+def test_any_text_gives_keys_or_a_reason_that_does_not_quote_it(
+    text: str, derivation: KeyDerivation
+) -> None:
+    parsed = parsed_or_reason(text, derivation)
+    if isinstance(parsed, str):
+        assert len(text) < 8 or text not in parsed
+        return
+    assert parsed.hmac_keys or parsed.ed25519_public_key
+    assert all(len(key) >= 16 for _, key in parsed.hmac_keys)
+    assert len(text) < 8 or text not in repr(parsed)
+
+
+def parsed_or_reason(text: str, derivation: KeyDerivation) -> ParsedSecret | str:
+    try:
+        return parse_secret(text, derivation)
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_secret_does_not_show_itself() -> None:
+    secret = Secret(SECRET)
+    shown = f"{secret!r} {secret!s} {secret} {secret:>20} {[secret]} {'%s' % secret}"  # noqa: UP031 - one of the ways to leak
+    assert "MfKQ9r8" not in shown
+    assert secret.reveal() == SECRET
+    assert secret == Secret(SECRET)
+    assert hash(secret) == hash(Secret(SECRET))
+    assert secret != Secret("other")
+    assert secret != SECRET

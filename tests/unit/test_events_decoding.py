@@ -1,0 +1,562 @@
+"""From bytes to events: hostile bodies, drift, and what is kept (contracts 3 and 4)."""
+
+import copy
+import json
+import math
+import re
+import threading
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sdk_trio.errors import DeliveryDecodingError
+from sdk_trio.events import (
+    DEFAULT_CATALOG,
+    Drift,
+    Event,
+    Order,
+    OrderPaidEvent,
+    Payload,
+    Subscription,
+    UnknownEvent,
+    decode_envelope,
+    decode_event,
+    subject_of,
+)
+from sdk_trio.events.decoding import MAX_DEPTH, MAX_DRIFTS, MAX_NUMBER_LENGTH
+from sdk_trio.events.samples import sample, sample_body
+
+NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+TYPES = [row.wire_type for row in DEFAULT_CATALOG]
+
+
+def decode(raw: bytes, **arguments: Any) -> tuple[Event[Any], list[Drift]]:
+    drifts: list[Drift] = []
+    known: dict[str, Any] = {"header_timestamp": 1_700_000_000, "received_at": 1_700_000_001.5}
+    event = decode_event(
+        decode_envelope(raw),
+        webhook_id="msg_1",
+        raw=raw,
+        on_drift=drifts.append,
+        **{**known, **arguments},
+    )
+    return event, drifts
+
+
+def body(data: object, wire_type: str = "order.paid") -> bytes:
+    document = {"type": wire_type, "timestamp": "2026-03-04T05:06:07Z", "data": data}
+    return json.dumps(document).encode()
+
+
+def around(value: bytes) -> bytes:
+    return b'{"type":"order.paid","data":{"id":"a","unheard":' + value + b"}}"
+
+
+# Bodies that are no event
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b" \n", id="blank"),
+        pytest.param(b"\x00", id="NUL"),
+        pytest.param(b"type=order.paid", id="form"),
+        pytest.param(b"\x1f\x8b\x08\x00\x00\x00\x00\x00", id="gzip"),
+        pytest.param(b"\xff\xfe{\x00}\x00", id="UTF-16"),
+        pytest.param(b'\xef\xbb\xbf{"type":"order.paid"}', id="BOM"),
+        pytest.param(around(b'"\xff"'), id="not UTF-8 in an unknown field"),
+        pytest.param(around(b'"\xc0\x80"'), id="overlong UTF-8"),
+        pytest.param(around(b'"\xed\xa0\x80"'), id="surrogate in UTF-8"),
+        pytest.param(b'{"type":"order.paid","\xff":1}', id="not UTF-8 in a name"),
+        pytest.param(around(b'"\\ud800"'), id="lone surrogate"),
+        pytest.param(around(b'"\\udc00 and then text"'), id="lone low surrogate"),
+        pytest.param(around(b'"\\ud800 and then text"'), id="high surrogate before text"),
+        pytest.param(around(b'{"\\ud800":1}'), id="lone surrogate in a name"),
+        pytest.param(b'{"type":"\\ud800"}', id="lone surrogate as type"),
+        pytest.param(around(b"NaN"), id="NaN"),
+        pytest.param(around(b"Infinity"), id="Infinity"),
+        pytest.param(around(b"-Infinity"), id="-Infinity"),
+        pytest.param(around(b"01"), id="leading zero"),
+        pytest.param(around(b"+1"), id="plus sign"),
+        pytest.param(around(b"1_000"), id="underscore"),
+        pytest.param(around(b"0x10"), id="hexadecimal"),
+        pytest.param(around(b"'a'"), id="single quotes"),
+        pytest.param(around(b"[1,]"), id="trailing comma"),
+        pytest.param(around(b"1/**/"), id="comment"),
+        pytest.param(around(b'"a\nb"'), id="control character"),
+        pytest.param(around(b'"\\q"'), id="unknown escape"),
+        pytest.param(around(b"1")[:-1], id="cut off"),
+        pytest.param(around(b"1") + b"x", id="something behind it"),
+        pytest.param(around(b"1") + around(b"1"), id="two documents"),
+        pytest.param(around(b"[" * 100_000 + b"]" * 100_000), id="100000 arrays deep"),
+        pytest.param(around(b'{"a":' * 100_000 + b"1" + b"}" * 100_000), id="100000 objects deep"),
+        pytest.param(b"[" * 100_000, id="100000 arrays, never closed"),
+        pytest.param(b'{"type":"a","x":' * 100_000, id="100000 objects, never closed"),
+        pytest.param(around(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH), id="just too deep"),
+        pytest.param(around(b"1" * 5000), id="5000 digits"),
+        pytest.param(around(b"-" + b"9" * 5000), id="5000 digits below zero"),
+        pytest.param(b'{"type":"a","other":' + b"7" * 5000 + b"}", id="5000 digits beside data"),
+        pytest.param(b'{"type":' + b"7" * 5000 + b"}", id="5000 digits as type"),
+        pytest.param(around(b"1" * (MAX_NUMBER_LENGTH + 1)), id="one digit too many"),
+        pytest.param(b"[]", id="array"),
+        pytest.param(b'[{"type":"order.paid"}]', id="array of events"),
+        pytest.param(b'"order.paid"', id="string"),
+        pytest.param(b"1", id="number"),
+        pytest.param(b"null", id="null"),
+        pytest.param(b"true", id="true"),
+        pytest.param(b"{}", id="no members"),
+        pytest.param(b'{"data":{"id":"a"}}', id="no type"),
+        pytest.param(b'{"Type":"order.paid"}', id="type in capitals"),
+        pytest.param(b'{"type":null}', id="type null"),
+        pytest.param(b'{"type":1}', id="type number"),
+        pytest.param(b'{"type":["order.paid"]}', id="type array"),
+        pytest.param(b'{"type":{"type":"order.paid"}}', id="type object"),
+        pytest.param(b'{"type":"order.paid","type":1}', id="last type number"),
+    ],
+)
+def test_a_body_that_is_no_event(raw: bytes) -> None:
+    with pytest.raises(DeliveryDecodingError, match="the body is no event"):
+        decode_envelope(raw)
+
+
+def test_the_error_holds_nothing_of_the_body() -> None:
+    for raw in (
+        b'{"type":7,"data":"swordfish"}',
+        b'{"type":"swordfish","data":"\xff"}',
+        b'{"swordfish":',
+    ):
+        with pytest.raises(DeliveryDecodingError) as caught:
+            decode_envelope(raw)
+        assert "swordfish" not in str(caught.value)
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__
+
+
+def test_a_deep_body_is_refused_wherever_the_caller_stands() -> None:
+    def descend(frames: int) -> None:
+        if frames:
+            return descend(frames - 1)
+        with pytest.raises(DeliveryDecodingError):
+            decode_envelope(around(b"[" * 900 + b"]" * 900))
+        return None
+
+    for frames in (0, 100, 300):
+        descend(frames)
+
+
+def test_a_caller_at_the_end_of_its_stack_gets_no_recursion_error() -> None:
+    raw = around(b"[" * 200 + b"]" * 200)
+    outcomes: set[str] = set()
+
+    def descend() -> None:
+        try:
+            outcome = "event"
+            decode_envelope(raw)
+        except DeliveryDecodingError:
+            outcome = "refused"
+        outcomes.add(outcome)
+        descend()
+
+    def run() -> None:
+        # The last frames before the limit cannot call anything; what they raise is no verdict.
+        with pytest.raises(RecursionError):
+            descend()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert "event" in outcomes
+    assert outcomes <= {"event", "refused"}
+
+
+# Bodies that are unusual events
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"[" * 200 + b"]" * 200, None),
+        (b'"' + b"[{" * 5000 + b'"', "[{" * 5000),
+        (b'"\\"' + b"[" * 5000 + b'\\\\"', '"' + "[" * 5000 + "\\"),
+        (b'["\\\\","' + b"[" * 5000 + b'"]', ["\\", "[" * 5000]),
+        (b'"\\\\\\"[[[' + b"[" * 5000 + b'"', '\\"[[[' + "[" * 5000),
+        (b'"' + b"1" * 9000 + b'"', "1" * 9000),
+        (b"1" * MAX_NUMBER_LENGTH, None),
+        (b"[" + b"{}," * 1000 + b"1]", [{}] * 1000 + [1]),
+        (b"1e400", math.inf),
+        (b'"\\ud83d\\ude00"', "\N{GRINNING FACE}"),
+        ('"\N{GRINNING FACE}\u2028\u00e9"'.encode(), "\N{GRINNING FACE}\u2028\u00e9"),
+        (b'"\\u0000"', "\0"),
+        (b'{"a":1,"a":2}', {"a": 2}),
+        (b"-0", 0),
+        (b"123456789012345678901234567890", 123456789012345678901234567890),
+    ],
+)
+def test_an_odd_value_in_an_unknown_field_survives(value: bytes, expected: object) -> None:
+    event, drifts = decode(around(value))
+    assert isinstance(event, OrderPaidEvent)
+    assert event.data.id == "a"
+    assert [drift.path for drift in drifts] == ["timestamp"]
+    if expected is None:
+        expected = json.loads(value)
+    assert event.data.extra == {"unheard": expected}
+    assert event.json["data"]["unheard"] == expected
+    assert event.raw == around(value)
+
+
+def test_white_space_around_the_document_is_json() -> None:
+    event, _ = decode(b'\r\n\t {"type" : "order.paid" , "data" : { "id" : "a" } } \n')
+    assert event.data.id == "a"
+
+
+def test_of_duplicate_names_the_last_one_counts_everywhere() -> None:
+    raw = (
+        b'{"type":"order.created","type":"order.paid","data":{"id":"first"},'
+        b'"data":{"id":"a","id":"b","new":1,"new":2,"amount":"x","amount":7}}'
+    )
+    event, _ = decode(raw)
+    assert event.type == event.json["type"] == "order.paid"
+    assert event.data.id == event.json["data"]["id"] == "b"
+    assert event.data.amount == 7
+    assert event.data.extra == {"new": 2}
+    assert subject_of(decode_envelope(raw)) == "b"
+
+
+@pytest.mark.parametrize("kept", [b"null", b"[]", b"[1]", b'"text"', b"7", b"true", b"{}", None])
+def test_data_that_is_no_object_or_absent_is_drift(kept: bytes | None) -> None:
+    data = b"" if kept is None else b',"data":' + kept
+    raw = b'{"type":"order.paid","timestamp":"2026-03-04T05:06:07Z"' + data + b"}"
+    event, drifts = decode(raw)
+    assert isinstance(event, OrderPaidEvent)
+    assert event.data == Order()
+    assert event.data.extra == {}
+    assert subject_of(decode_envelope(raw)) is None
+    assert [drift.path for drift in drifts] == ["data.id" if kept == b"{}" else "data"]
+    assert {drift.type for drift in drifts} == {"order.paid"}
+
+
+def test_an_empty_type_is_a_type() -> None:
+    event, _ = decode(b'{"type":"","data":{"id":"a"}}')
+    assert isinstance(event, UnknownEvent)
+    assert event.data.id == "a"
+
+
+# Members of an event
+
+
+def test_members_of_an_event() -> None:
+    raw = sample_body("order.paid", now=NOW)
+    event, drifts = decode(raw, attempt=3)
+    assert drifts == []
+    assert (event.webhook_id, event.type, event.attempt) == ("msg_1", "order.paid", 3)
+    assert event.timestamp == NOW
+    assert event.received_at == datetime.fromtimestamp(1_700_000_001.5, UTC)
+    assert event.received_at.tzinfo is UTC
+    assert event.tenant is None
+    assert event.raw is raw
+    assert event.json == json.loads(raw)
+    assert event.json is event.json
+    assert attrs.evolve(event, tenant="t").tenant == "t"
+
+
+@pytest.mark.parametrize(
+    "sent", [b'"yesterday"', b'"2026-03-04T05:06:07"', b"1700000000", b"null", b"{}", b'""', None]
+)
+def test_an_unfit_timestamp_is_replaced_by_the_signed_header(sent: bytes | None) -> None:
+    member = b"" if sent is None else b'"timestamp":' + sent + b","
+    event, drifts = decode(b"{" + member + b'"type":"order.paid","data":{"id":"a"}}')
+    assert event.timestamp == datetime.fromtimestamp(1_700_000_000, UTC)
+    assert event.data.id == "a"
+    assert [drift.path for drift in drifts] == ["timestamp"]
+
+
+def test_a_timestamp_keeps_its_offset() -> None:
+    raw = body({"id": "a"}).replace(b"05:06:07Z", b"05:06:07.25+02:00")
+    event, drifts = decode(raw)
+    expected = datetime(2026, 3, 4, 5, 6, 7, 250_000, timezone(timedelta(hours=2)))
+    assert event.timestamp == expected
+    assert event.timestamp.utcoffset() == timedelta(hours=2)
+    assert drifts == []
+
+
+@pytest.mark.parametrize("seconds", [999_999_999_999, 1e300, math.inf, math.nan, -1e18])
+def test_moments_beyond_the_calendar_do_not_raise(seconds: float) -> None:
+    event, _ = decode(
+        b'{"type":"order.paid","data":{}}', header_timestamp=seconds, received_at=seconds
+    )
+    assert event.timestamp.tzinfo is UTC
+    assert event.received_at.tzinfo is UTC
+
+
+def test_what_is_shown_of_an_event_holds_nothing_that_a_customer_entered() -> None:
+    event, _ = decode(sample_body("customer.created", now=NOW))
+    assert event.data.email == "ada@example.com"
+    assert "ada" not in repr(event)
+    assert event.data.id in repr(event)
+
+
+def test_an_event_cannot_be_changed() -> None:
+    event, _ = decode(sample_body("order.paid", now=NOW))
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        event.attempt = 2  # type: ignore[misc]  # the mistake under test
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        event.data.status = "paid"
+
+
+def test_a_type_without_a_class_keeps_everything() -> None:
+    raw = body({"id": "a", "total": 5, "lines": [{"x": 1}]}, "invoice.sent")
+    event, drifts = decode(raw)
+    assert type(event) is UnknownEvent
+    assert event.type == "invoice.sent"
+    assert type(event.data) is Payload
+    assert event.data.id == "a"
+    assert event.data.extra == {"total": 5, "lines": [{"x": 1}]}
+    assert drifts == []
+
+
+def test_a_payload_made_by_hand_has_no_extra() -> None:
+    assert Order(id="a", status="paid").extra == {}
+    assert Payload().id == ""
+
+
+# Drift
+
+
+def test_new_values_and_new_fields_are_no_drift() -> None:
+    raw = body({"id": "a", "status": "quantum", "new": {"deep": [1]}, "items": [{"new": 1}]})
+    event, drifts = decode(raw)
+    assert drifts == []
+    assert event.data.status == "quantum"
+    assert event.data.extra == {"new": {"deep": [1]}}
+    assert event.json["data"]["items"] == [{"new": 1}]
+
+
+def test_what_fits_is_kept_down_to_the_nested_records() -> None:
+    raw = body(
+        {
+            "id": "a",
+            "amount": "twelve",
+            "currency": "eur",
+            "customer": {"id": 7, "email": ["x"], "name": "Ada"},
+            "items": [{"label": "one", "amount": 1.5}, "two", None, {"label": "three"}],
+            "metadata": ["no", "mapping"],
+            "created_at": "2026-03-04T05:06:07",
+            "modified_at": "2026-03-04T05:06:07Z",
+            "new": True,
+        }
+    )
+    event, drifts = decode(raw)
+    data = event.data
+    assert isinstance(data, Order)
+    assert (data.id, data.amount, data.currency) == ("a", None, "eur")
+    assert data.customer is not None
+    assert (data.customer.id, data.customer.email, data.customer.name) == ("7", None, "Ada")
+    assert data.items is not None
+    assert [(item.label, item.amount) for item in data.items] == [("one", None), ("three", None)]
+    assert data.metadata is None
+    assert data.created_at is None
+    assert data.modified_at == NOW
+    assert data.extra == {"new": True}
+    assert event.json == json.loads(raw)
+    assert [drift.path for drift in drifts] == [
+        "data.amount",
+        "data.customer.id",
+        "data.customer.email",
+        "data.items[0].amount",
+        "data.items[1]",
+        "data.items[2]",
+        "data.metadata",
+        "data.created_at",
+    ]
+    assert not any("twelve" in drift.message for drift in drifts)
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected", "subject", "drifting"),
+    [
+        (b'"a"', "a", "a", False),
+        (b"17", "17", "17", True),
+        (b"-17", "-17", "-17", True),
+        (b"1.50", "1.50", "1.50", True),
+        (b"12345678901234567890123", "12345678901234567890123", "12345678901234567890123", True),
+        (b"1e400", "1e400", "1e400", True),
+        (b'"\\u0061"', "a", "a", False),
+        (b'""', "", None, True),
+        (b"null", "", None, True),
+        (b"true", "", None, True),
+        (b"[1]", "", None, True),
+        (b'{"id":"a"}', "", None, True),
+    ],
+)
+@pytest.mark.parametrize("wire_type", ["order.paid", "invoice.sent"])
+def test_the_id_is_text_whatever_was_sent(
+    wire_type: str, sent: bytes, expected: str, subject: str | None, drifting: bool
+) -> None:
+    raw = body({"id": 0}, wire_type).replace(b'{"id": 0}', b'{"id":' + sent + b"}")
+    event, drifts = decode(raw)
+    assert event.data.id == expected
+    assert subject_of(decode_envelope(raw)) == subject
+    assert [drift.path for drift in drifts] == (["data.id"] if drifting else [])
+
+
+def test_identifiers_of_other_records_are_text_as_well() -> None:
+    event, drifts = decode(body({"id": "a", "product_id": 5, "number": 6}))
+    assert (event.data.product_id, event.data.number) == ("5", None)
+    assert [drift.path for drift in drifts] == ["data.number", "data.product_id"]
+
+
+def test_a_number_out_of_range_costs_no_metadata() -> None:
+    event, _ = decode(around(b'0,"metadata":{"a":1e400,"b":"kept"}'))
+    assert event.data.metadata == {"a": math.inf, "b": "kept"}
+
+
+def test_reports_are_bounded() -> None:
+    event, drifts = decode(body({"id": "a", "items": [1] * 10_000}))
+    assert event.data.items == ()
+    assert len(drifts) == MAX_DRIFTS
+
+
+def test_drift_need_not_be_listened_to() -> None:
+    raw = body({"id": 1})
+    event = decode_event(
+        decode_envelope(raw), webhook_id="", raw=raw, header_timestamp=0, received_at=0
+    )
+    assert event.data.id == "1"
+
+
+# Properties
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.just("2026-03-04T05:06:07Z"),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@st.composite
+def mangled_samples(draw: st.DrawFn) -> bytes:
+    """A sample with a few pieces replaced, removed or doubled: nearly JSON, now and then JSON."""
+    raw = bytearray(sample_body(draw(st.sampled_from(TYPES)), now=NOW))
+    pieces = st.sampled_from(
+        [
+            b"",
+            b'"',
+            b"\\",
+            b"\\ud800",
+            b"\xff",
+            b"[",
+            b"{",
+            b"}",
+            b"1e999",
+            b"null",
+            b"9" * 4400,
+            b",",
+            b":",
+        ]
+    ) | st.binary(max_size=3)
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(raw)))
+        raw[start : start + draw(st.integers(0, 4))] = draw(pieces)
+    return bytes(raw)
+
+
+@given(st.binary(max_size=200) | mangled_samples())
+@example(b'{"type":"a","data":{"b":1e400}}')
+def test_any_bytes_are_an_event_or_refused_and_what_is_accepted_can_be_read(raw: bytes) -> None:
+    try:
+        event, _ = decode(raw)
+    except DeliveryDecodingError:
+        return
+    independent = json.loads(raw.decode("utf-8"))
+    assert isinstance(independent, dict)
+    assert event.type == independent["type"]
+    assert event.json == independent
+    assert event.raw == raw
+    json.dumps(event.data.extra, ensure_ascii=False).encode()
+
+
+@given(st.text(), json_values, json_values)
+def test_every_json_object_with_a_text_as_type_is_an_event(
+    wire_type: str, timestamp: object, data: object
+) -> None:
+    raw = json.dumps({"type": wire_type, "timestamp": timestamp, "data": data}).encode()
+    event, _ = decode(raw)
+    assert event.type == wire_type
+    assert event.timestamp.utcoffset() is not None
+    assert isinstance(event.data.id, str)
+
+
+def fits(wire_type: str, name: str, value: object) -> bool:
+    """Whether the value is of the kind that the sample has in this field: an independent rule."""
+    expected = sample(wire_type, now=NOW)["data"][name]
+    if isinstance(expected, bool):
+        return isinstance(value, bool)
+    if isinstance(expected, int):
+        return type(value) is int
+    return isinstance(expected, str) and isinstance(value, str) and not name.endswith("_at")
+
+
+@given(st.data(), st.sampled_from(TYPES))
+def test_any_data_of_any_type_keeps_what_fits(data: st.DataObject, wire_type: str) -> None:
+    row = DEFAULT_CATALOG.by_type(wire_type)
+    assert row is not None
+    names = [field.name for field in attrs.fields(row.data_class)]
+    sent = data.draw(
+        st.dictionaries(
+            st.sampled_from(names) | st.text(max_size=6), json_values, min_size=1, max_size=6
+        )
+    )
+    # Real values beside the drawn ones: none may suffer from its neighbours.
+    original = sample(wire_type, now=NOW)["data"]
+    genuine = set(data.draw(st.lists(st.sampled_from(names), max_size=5, unique=True)))
+    sent.update({name: original[name] for name in genuine})
+    raw = body(sent, wire_type)
+    event, drifts = decode(raw)
+    assert type(event) is row.event_class
+    assert type(event.data) is row.data_class
+    assert isinstance(event.data.id, str)
+    assert event.raw == raw
+    assert event.json == json.loads(raw)
+    assert event.data.extra == {name: value for name, value in sent.items() if name not in names}
+    whole, _ = decode(sample_body(wire_type, now=NOW))
+    for name in sent:
+        if name in genuine:
+            assert getattr(event.data, name) == getattr(whole.data, name)
+        elif name in names and fits(wire_type, name, sent[name]):
+            assert getattr(event.data, name) == sent[name]
+    blamed = {re.split(r"[.\[]", drift.path)[1] for drift in drifts}
+    assert not blamed & genuine
+    assert (subject_of(decode_envelope(raw)) or "") == event.data.id
+
+
+@given(st.dictionaries(st.text(max_size=4), json_values, max_size=4))
+def test_the_two_ways_of_decoding_agree(unknown: dict[str, Any]) -> None:
+    """One unfit field sends a payload the slow way; all else must be as on the fast way."""
+    named = sample("subscription.active", now=NOW)["data"]
+    data = {**unknown, **named}
+    fast, none = decode(body(data, "subscription.active"))
+    slow, some = decode(body({**data, "amount": "x"}, "subscription.active"))
+    assert none == []
+    assert [drift.path for drift in some] == ["data.amount"]
+    assert isinstance(fast.data, Subscription)
+    assert slow.data == attrs.evolve(fast.data, amount=None)
+    expected = {name: value for name, value in unknown.items() if name not in named}
+    assert slow.data.extra == fast.data.extra == expected
+
+
+def test_events_can_be_copied() -> None:
+    event, _ = decode(sample_body("order.paid", now=NOW))
+    assert copy.copy(event) == event
+    assert copy.deepcopy(event) == event

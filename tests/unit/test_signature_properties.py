@@ -1,0 +1,100 @@
+"""Round trips, and that nothing but the signed bytes passes."""
+
+import itertools
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdk_trio.config.options import KeyDerivation, Secret
+from sdk_trio.errors import VerificationError
+from sdk_trio.webhooks.signature import (
+    Keyring,
+    is_valid_id,
+    is_valid_timestamp,
+    new_secret,
+    parse_signature_header,
+    sign,
+)
+
+secrets = st.binary(min_size=32, max_size=32).map(new_secret)
+ids = st.from_regex(r"[!-\-/-~]{1,256}", fullmatch=True)
+timestamps = st.integers(0, 10**12 - 1)
+signing = st.sampled_from([KeyDerivation.STANDARD, KeyDerivation.UTF8])
+header_text = st.lists(
+    st.sampled_from(
+        [b"v1", b"v1a", b"v2", b",", b" ", b"\t", b"=", b"v", b"A" * 43, b"A" * 42, b"B", b"\xa0"]
+    ),
+    max_size=60,
+).map(b"".join)
+
+
+@given(
+    configured=st.lists(secrets, min_size=1, max_size=4, unique=True),
+    webhook_id=ids,
+    timestamp=timestamps,
+    body=st.binary(max_size=300),
+    derivation=signing,
+    data=st.data(),
+)
+def test_any_rotated_secret_verifies_what_it_signed_and_is_named(
+    configured: list[str],
+    webhook_id: str,
+    timestamp: int,
+    body: bytes,
+    derivation: KeyDerivation,
+    data: st.DataObject,
+) -> None:
+    index = data.draw(st.integers(0, len(configured) - 1))
+    header = sign(configured[index], webhook_id, timestamp, body, derivation=derivation)
+    entries = parse_signature_header(header.encode())
+    arguments = (webhook_id.encode(), b"%d" % timestamp, body, entries)
+    held = [Secret(text) for text in configured]
+    for accepted in (derivation, KeyDerivation.AUTO):
+        found = Keyring.from_secrets(held, accepted).match(*arguments)
+        assert found is not None
+        assert (found.index, found.derivation) == (index, derivation)
+    del held[index]
+    if held:
+        assert Keyring.from_secrets(held, KeyDerivation.AUTO).match(*arguments) is None
+
+
+@given(st.one_of(st.binary(max_size=400), header_text))
+def test_any_header_is_read_or_refused(value: bytes) -> None:
+    try:
+        entries = parse_signature_header(value)
+    except VerificationError:
+        return
+    kinds = {(entry.version, len(entry.value)) for entry in entries}
+    assert kinds <= {(b"v1", 32), (b"v1a", 64)}
+
+
+def read_by_the_rule(value: bytes) -> list[bytes]:
+    """The rule of the wire format in regular expressions, for ``v1`` entries alone."""
+    tokens = [token for token in re.split(rb"[ \t,]+", value) if token]
+    return [
+        digits
+        for opener, digits in itertools.pairwise(tokens)
+        if opener == b"v1" and re.fullmatch(rb"[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=?", digits)
+    ]
+
+
+@given(header_text)
+def test_the_entries_are_those_of_the_rule(value: bytes) -> None:
+    try:
+        entries = parse_signature_header(value)
+    except VerificationError:
+        return
+    assert len([entry for entry in entries if entry.version == b"v1"]) == len(
+        read_by_the_rule(value)
+    )
+
+
+@given(st.one_of(st.binary(max_size=300), ids.map(str.encode)))
+def test_ids_are_visible_ascii_without_a_dot(value: bytes) -> None:
+    assert is_valid_id(value) == (re.fullmatch(rb"[!-\-/-~]{1,256}", value) is not None)
+
+
+@given(st.one_of(st.binary(max_size=14), st.from_regex(rb"[0-9]{1,14}", fullmatch=True)))
+def test_timestamps_are_digits_without_leading_zero(value: bytes) -> None:
+    assert is_valid_timestamp(value) == (re.fullmatch(rb"0|[1-9][0-9]{0,11}", value) is not None)
