@@ -25,7 +25,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy tests/typing examples
 
 imports: $(VENV)/.installed-dev
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 tests: $(VENV)/.installed-dev
 	rm -f .coverage .coverage.*

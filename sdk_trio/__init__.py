@@ -1,0 +1,91 @@
+"""A Trio runtime for signed payment webhooks: verified, kept, then handled.
+
+The names below are imported when they are first used, so that a program pays only for the parts
+that it has. Event classes are in :mod:`sdk_trio.events`, the test kit in :mod:`sdk_trio.testing`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import Secret, Settings, load_settings
+    from .errors import (
+        HandlerRegistrationError,
+        MissingHandlersError,
+        NotInThisVersionError,
+        NotRunningError,
+        NotSupportedError,
+        OptionsValidationError,
+        Problem,
+        RetryLater,
+        SdkError,
+        StorageError,
+        StoreLockedError,
+        StoreUnavailableError,
+        StoreVersionError,
+        VerificationError,
+    )
+    from .runtime import BindError, Runtime, Started
+    from .webhooks import (
+        DrainReport,
+        HandlerRegistry,
+        Services,
+        WebhookHandlerBase,
+        WebhookReceiver,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # settings
+    "Secret",
+    "Settings",
+    "load_settings",
+    # handlers
+    "HandlerRegistry",
+    "RetryLater",
+    "Services",
+    "WebhookHandlerBase",
+    # running
+    "DrainReport",
+    "Runtime",
+    "Started",
+    "WebhookReceiver",
+    # errors
+    "BindError",
+    "HandlerRegistrationError",
+    "MissingHandlersError",
+    "NotInThisVersionError",
+    "NotRunningError",
+    "NotSupportedError",
+    "OptionsValidationError",
+    "Problem",
+    "SdkError",
+    "StorageError",
+    "StoreLockedError",
+    "StoreUnavailableError",
+    "StoreVersionError",
+    "VerificationError",
+]
+
+_HOMES = {
+    **dict.fromkeys(("Secret", "Settings", "load_settings"), "config"),
+    **dict.fromkeys(("BindError", "Runtime", "Started"), "runtime"),
+    **dict.fromkeys(
+        ("DrainReport", "HandlerRegistry", "Services", "WebhookHandlerBase", "WebhookReceiver"),
+        "webhooks",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'sdk_trio' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"sdk_trio.{_HOMES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,5 +1,6 @@
 """The runtime: every part as a sibling task of one nursery, and its orderly end."""
 
 from .runtime import Runtime, Started
+from .server import BindError
 
-__all__ = ["Runtime", "Started"]
+__all__ = ["BindError", "Runtime", "Started"]

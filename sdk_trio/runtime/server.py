@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import trio
@@ -12,7 +12,7 @@ from hypercorn.trio.run import worker_serve
 
 from ..errors import EXIT_UNAVAILABLE, SdkError
 
-App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
 
 #: Connections that the kernel holds for us while the loop is busy.
 BACKLOG = 1024
@@ -88,7 +88,7 @@ class Server:
             # hypercorn's own list of addresses is not used: it renders unix sockets as text only.
             task_status.started(_urls(sockets))
             await worker_serve(
-                ASGIWrapper(self._app),  # type: ignore[arg-type]  # hypercorn's typed dicts
+                ASGIWrapper(self._app),
                 self._config,
                 sockets=sockets,
                 shutdown_trigger=self._stop_wanted.wait,

@@ -1,6 +1,6 @@
 """The receiver's answers, byte for byte (spec 4.1 and 7, contracts 3)."""
 
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
 from typing import Any
 
@@ -27,7 +27,7 @@ class Answer:
             body,
         )
 
-    async def send(self, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]) -> None:
+    async def send(self, send: Callable[[Any], Awaitable[None]]) -> None:
         """Send the answer as ASGI messages."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})

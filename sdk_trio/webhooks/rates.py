@@ -9,7 +9,7 @@ to get other addresses refused, each at the price of a whole minute's allowance.
 from ipaddress import IPv6Address
 from typing import Final
 
-#: The most sources that are remembered.
+#: The most sources that are remembered: about 2 MB.
 MAX_SOURCES: Final = 10_000
 #: How many of them are kept for sources that have been refused.
 MAX_OFFENDERS: Final = 2_000

@@ -5,7 +5,7 @@ signature has been verified.
 """
 
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import trio
@@ -27,10 +27,11 @@ from .verdict import Accepted, Delivery, judge
 
 _log = get_logger("webhooks")
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+# Servers and frameworks type the same ASGI messages in ways that exclude each other (typed dicts,
+# mutable mappings); Any is what all of them accept an application with.
+Scope = Any
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 #: How long a sender may take for its body, in seconds: it gives up on us after 10 itself.

@@ -38,16 +38,12 @@ class SecretUsage:
         A secret is unused when it has not matched for a day although another one has. Without
         deliveries nothing is said. The call counts as the report.
         """
+        if not any(_within_a_day(last, now) for last in self._last_match):
+            return []
         due = [
             index
             for index in range(len(self._matches))
-            if self._idle_for_a_day(index, now)
-            and not _within_a_day(self._last_report[index], now)
-            and any(
-                _within_a_day(last, now)
-                for other, last in enumerate(self._last_match)
-                if other != index
-            )
+            if self._idle_for_a_day(index, now) and not _within_a_day(self._last_report[index], now)
         ]
         for index in due:
             self._last_report[index] = now

@@ -1,0 +1,37 @@
+"""Only the receiver, as an ASGI application in a server that you already have.
+
+Any ASGI server that runs Trio mounts it; here hypercorn, at the path of ``Sdk:Webhooks:Path``::
+
+    SDK__WEBHOOKS__SECRET=... python examples/standalone.py
+
+The server's lifespan starts the queue and drains it at the end.
+"""
+
+from functools import partial
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+
+import sdk_trio
+from sdk_trio.events import OrderPaidEvent
+
+handlers = sdk_trio.HandlerRegistry()
+
+
+@handlers.on(OrderPaidEvent, enqueue=True)
+async def grant_access(event: OrderPaidEvent) -> None:
+    print("paid:", event.data.id, flush=True)
+
+
+def build() -> sdk_trio.WebhookReceiver:
+    settings = sdk_trio.load_settings(
+        overrides={"Sdk:Webhooks:RequireHttps": "false"}, standalone=True
+    )
+    return sdk_trio.WebhookReceiver(settings, handlers)
+
+
+if __name__ == "__main__":
+    config = Config()
+    config.bind = ["127.0.0.1:8090"]
+    trio.run(partial(serve, build(), config))
