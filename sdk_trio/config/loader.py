@@ -214,4 +214,6 @@ def _log(warnings: Iterable[Problem]) -> None:
 
     logger = get_logger("config")
     for warning in warnings:
-        logger.warning("config.warning", key=warning.key, message=str(warning))
+        logger.warning(
+            "config.warning", key=warning.key, message=warning.message, origin=warning.origin
+        )

@@ -14,8 +14,8 @@ from .options import Settings
 ROOT = "Sdk"
 SEPARATOR = ":"
 
-#: The original's ``int`` has 32 bits, and so has every whole number without a bound of its own.
-LEAST_INT, GREATEST_INT = -(2**31), 2**31 - 1
+#: The original's ``int`` has 32 bits; it bounds every whole number without a maximum of its own.
+GREATEST_INT = 2**31 - 1
 
 
 @attrs.frozen
@@ -47,13 +47,10 @@ class Setting:
     @property
     def bounds(self) -> tuple[float | None, float | None]:
         """Return the inclusive range that a number must be in."""
-        least, greatest = self.about.minimum, self.about.maximum
-        if self.kind is int:
-            return (
-                LEAST_INT if least is None else least,
-                GREATEST_INT if greatest is None else greatest,
-            )
-        return least, greatest
+        greatest = self.about.maximum
+        if self.kind is int and greatest is None:
+            greatest = GREATEST_INT
+        return self.about.minimum, greatest
 
     def of(self, settings: Settings) -> Any:
         """Return this setting's value in ``settings``."""

@@ -34,7 +34,7 @@ def parse_timespan(text: str) -> timedelta:
         raise ValueError("has more than 59 minutes or seconds: carry them over")
     if days > MAXIMUM_DAYS:
         raise ValueError(f"has more than {MAXIMUM_DAYS} days")
-    microseconds = int((match["fraction"] or "").ljust(7, "0")[:6])
+    microseconds = int((match["fraction"] or "").ljust(6, "0")[:6])
     return timedelta(
         days=days, hours=hours, minutes=minutes, seconds=seconds, microseconds=microseconds
     )

@@ -23,13 +23,19 @@ class Terms:
 
 @attrs.frozen
 class Known:
-    """What decides about a known id: columns of its record, times in Unix seconds."""
+    """What decides about a known id: columns of its record, times in Unix seconds.
+
+    ``held_until`` is the deadline of another owner's lease, None if there is none. Our own lease
+    protects nothing here: who asks knows what runs in its own process, and asks for an id that does
+    not, so a claim of ours is a leftover (a commit that was cancelled, an outcome that could not be
+    written) and must not block the redelivery for ever.
+    """
 
     state: DeliveryState
     queued: bool
     attempts: int
     finished_at: float | None
-    lease_until: float | None
+    held_until: float | None
 
 
 class Standing(enum.Enum):
@@ -106,7 +112,7 @@ def standing_of(known: Known, *, now: float, dedup_seconds: float) -> Standing:
         return Standing.PARKED
     if known.queued:
         return Standing.QUEUED
-    live = known.lease_until is not None and known.lease_until > now
+    live = known.held_until is not None and known.held_until > now
     if known.state is DeliveryState.RUNNING and live:
         return Standing.RUNNING
     return Standing.WAITING

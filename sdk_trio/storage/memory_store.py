@@ -3,7 +3,7 @@
 It keeps nothing after the process has ended, and forgets a done delivery whole, with its body, as
 soon as the dedup retention has passed: its size is bounded by that and by what is unfinished.
 
-Cancellation: every method is one checkpoint, *before* anything is looked at or changed. Cancelled
+Cancellation: every method but ``close`` is one checkpoint, *before* anything is looked at or changed. Cancelled
 therefore means untouched, and a change is complete the moment it is made.
 """
 
@@ -118,7 +118,7 @@ class MemoryInbox:
             record.queued,
             record.attempts,
             record.finished_at,
-            row.until if row.owner is not None else None,
+            row.until if row.owner not in (None, self._terms.owner) else None,
         )
         standing = standing_of(known, now=now, dedup_seconds=self._terms.dedup_seconds)
         ruling = rulings[standing]
@@ -408,5 +408,5 @@ class MemoryInbox:
 
     async def close(self) -> None:
         """See :meth:`.ports.Inbox.close`."""
-        await trio.lowlevel.checkpoint()
         self._closed = True
+        await trio.lowlevel.checkpoint()

@@ -43,8 +43,8 @@ class Inbox(Protocol):
     async def claim(self, delivery: NewDelivery) -> Admitted:
         """Claim ``delivery`` for an inline run: ``NEW`` means that it is ``running`` and ours.
 
-        The attempt counts as started. ``RUNNING`` when another live lease runs it inline; one
-        whose lease has expired, or that waits for a redelivery, or is dead or parked, is claimed
+        The attempt counts as started. ``RUNNING`` when another owner's live lease runs it inline;
+        one of our own (the caller knows that it does not run), or whose lease has expired, or that waits for a redelivery, or is dead or parked, is claimed
         (attempts continue after a failed or dead run, and start anew after parked).
         """
         ...

@@ -48,7 +48,8 @@ ON CONFLICT (webhook_id) DO NOTHING
 _INSERT_BODY = "INSERT INTO body (sequence, raw) VALUES (?, ?)"
 
 _KNOWN = """
-SELECT sequence, state, queued, attempts, finished_at, lease_until, raw
+SELECT sequence, state, queued, attempts, finished_at,
+    CASE WHEN lease_owner <> ? THEN lease_until END, raw
 FROM inbox LEFT JOIN body USING (sequence) WHERE webhook_id = ?
 """
 
@@ -88,9 +89,9 @@ def _admit(
     # The common case, an unknown id, costs two inserts and no query.
     if _insert(connection, terms, delivery, state, leased):
         return Admitted(Admission.NEW)
-    (row,) = connection.execute(_KNOWN, (delivery.webhook_id,))
-    sequence, known_state, queued, attempts, finished_at, lease_until, raw = cast("Any", row)
-    known = Known(DeliveryState(known_state), bool(queued), attempts, finished_at, lease_until)
+    (row,) = connection.execute(_KNOWN, (terms.owner, delivery.webhook_id))
+    sequence, known_state, queued, attempts, finished_at, held_until, raw = cast("Any", row)
+    known = Known(DeliveryState(known_state), bool(queued), attempts, finished_at, held_until)
     now = delivery.received_at
     ruling = rulings[standing_of(known, now=now, dedup_seconds=terms.dedup_seconds)]
     if ruling.change is Change.REPLACE:

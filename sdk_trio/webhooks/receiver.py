@@ -83,26 +83,26 @@ class Receiver:
 
         Cancelled while the handler runs, the delivery is released and no answer is sent.
         """
-        answer = self._screen(scope)
-        if answer is None:
-            answer = await self._read_and_take(scope, receive)
-            if answer is None:
-                return
-        await answer.send(send)
+        body = self._screen(scope) or await self._read_body(receive)
+        if isinstance(body, bytes):
+            answer = await self._verify_and_take(scope["headers"], body)
+            await answer.send(send)
+        elif body is not None:
+            await send_early(body, receive, send)
+        else:
+            await trio.lowlevel.checkpoint()
 
-    async def _read_and_take(self, scope: Scope, receive: Receive) -> Answer | None:
-        """Return the answer to a request that passed the screen; None if its sender left."""
-        body = await self._read_body(receive)
-        if not isinstance(body, bytes):
-            return body
-        arrival = self._verify(scope["headers"], body)
+    async def _verify_and_take(self, headers: Headers, body: bytes) -> Answer:
+        arrival = self._verify(headers, body)
         if isinstance(arrival, Answer):
+            await trio.lowlevel.checkpoint()
             return arrival
         try:
             return await self._intake.take(arrival)
         except StoreUnavailableError as error:
             webhook_id = arrival.delivery.webhook_id
             _log.error("store.unavailable", webhook_id=webhook_id, error=str(error))
+            await trio.lowlevel.checkpoint()
             return answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
 
     def _screen(self, scope: Scope) -> Answer | None:
@@ -179,6 +179,23 @@ class Receiver:
         self._counters.count("refused")
         _log.warning("webhook.refused", cause=cause, status=answer.status, **fields)
         return answer
+
+
+async def send_early(answer: Answer, receive: Receive, send: Send) -> None:
+    """Send the answer to a request whose body was not read to its end.
+
+    What else arrives is thrown away meanwhile: a server that first has to hand it over could
+    neither finish nor close the connection.
+    """
+
+    async def discard() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(discard)
+        await answer.send(send)
+        nursery.cancel_scope.cancel()
 
 
 def _declared_size(headers: Headers) -> int:

@@ -12,7 +12,7 @@ from ..config import Settings
 from ..events.samples import UnknownEventTypeError, sample_body
 from ..logs import get_logger
 from .answers import METHOD_NOT_ALLOWED, NOT_FOUND, TOO_LARGE, Answer
-from .receiver import Receive, Scope, Send
+from .receiver import Receive, Scope, Send, send_early
 from .sender import DeliveryFailedError, own_url, post, sign_body
 
 _log = get_logger("webhooks")
@@ -36,7 +36,10 @@ class Simulator:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI ``http`` request below the simulator's path."""
         answer = await self._answer(scope, receive)
-        await answer.send(send)
+        if answer is TOO_LARGE:
+            await send_early(answer, receive, send)
+        else:
+            await answer.send(send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
         body = await self._read(receive)

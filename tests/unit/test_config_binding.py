@@ -213,7 +213,10 @@ def test_later_lists_replace_the_whole_or_one_item(later: Any, secrets: Any) -> 
 
 
 def test_a_whole_list_replaces_earlier_items() -> None:
-    layers = [{"Webhooks:Secrets:3": "secret-a"}, {"Webhooks:Secrets": ["secret-b"]}]
+    layers: list[dict[str, Any]] = [
+        {"Webhooks:Secrets:3": "secret-a"},
+        {"Webhooks:Secrets": ["secret-b"]},
+    ]
     result = bind(read_section(layer, None) for layer in layers)
     assert result.settings.webhooks.secrets == (B,)
 

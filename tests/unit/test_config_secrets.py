@@ -40,6 +40,11 @@ def test_padding_may_be_missing() -> None:
     assert keys == parse_secret(text, STANDARD).hmac_keys
 
 
+def test_junk_inside_base64_is_not_skipped() -> None:
+    text = f"whsec_{encoded(24)[:8]}----{encoded(24)[8:]}"
+    assert parse_secret(text, AUTO).hmac_keys == ((UTF8, text.encode()),)
+
+
 def test_text_that_is_not_base64_is_the_key_itself_under_auto() -> None:
     text = "whsec_not base64 but long enough!"
     assert parse_secret(text, AUTO).hmac_keys == ((UTF8, text.encode()),)

@@ -112,6 +112,12 @@ class TestWellFormedHeaders:
     def test_the_good_entry_is_found(self, header: bytes) -> None:
         assert parse_signature_header(header) == (GOOD_ENTRY,)
 
+    @pytest.mark.parametrize("start", [b"v1", b"v1a", b"v22"])
+    def test_a_value_that_begins_like_a_version_is_a_value(self, start: bytes) -> None:
+        value = start.ljust(43, b"A") + b"="
+        entries = parse_signature_header(b"v1," + value)
+        assert entries == (SignatureEntry(b"v1", base64.b64decode(value)),)
+
     @pytest.mark.parametrize("separator", [b" ", b",", b", ", b"\t", b"  ", b" , "])
     def test_every_usable_entry_is_kept_in_order(self, separator: bytes) -> None:
         header = separator.join([GOOD, UTF8_SIGNATURE.encode(), ED25519_SIGNATURE.encode()])

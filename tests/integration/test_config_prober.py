@@ -1,0 +1,107 @@
+"""What settings refer to on the machine: files, directories, variables."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdk_trio.config import Loaded, read_settings
+
+# A public test vector of the Standard Webhooks project.
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+REPLICATION = "Sdk:MultiTenant:FileDb:Replication"
+NOTIFICATIONS = "Sdk:MultiTenant:Notifications"
+
+
+def probed(tmp_path: Path, overrides: dict[str, Any], **environ: str) -> Loaded:
+    return read_settings(
+        overrides=overrides,
+        environ={"SDK__ACCESSTOKEN": "token", "SDK__WEBHOOKS__SECRET": SECRET, **environ},
+        directory=tmp_path,
+        secrets_directory=tmp_path / "secrets",
+    )
+
+
+def problem_keys(loaded: Loaded) -> list[str]:
+    return [problem.key for problem in loaded.problems]
+
+
+def target(name: str, **options: str) -> dict[str, Any]:
+    base = {f"{REPLICATION}:UseReplication": True, f"{REPLICATION}:ReplicaTargetType": name}
+    return base | {f"{REPLICATION}:{name}:{key}": value for key, value in options.items()}
+
+
+def test_certificates_must_exist(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    overrides = {"Sdk:Server:CertFile": str(certificate), "Sdk:Server:KeyFile": str(key)}
+    both = ["Sdk:Server:CertFile", "Sdk:Server:KeyFile"]
+    assert problem_keys(probed(tmp_path, overrides)) == both
+    certificate.touch()
+    key.touch()
+    assert problem_keys(probed(tmp_path, overrides)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "options"),
+    [
+        ("CloudStorage", "CredentialsJsonPath", {"Bucket": "b"}),
+        ("Sftp", "PrivateKeyPath", {"Host": "h", "User": "u"}),
+    ],
+)
+def test_credential_files_must_exist(
+    tmp_path: Path, name: str, key: str, options: dict[str, str]
+) -> None:
+    path = tmp_path / "credential"
+    overrides = target(name, **options, **{key: str(path)})
+    assert problem_keys(probed(tmp_path, overrides)) == [f"{REPLICATION}:{name}:{key}"]
+    path.touch()
+    assert problem_keys(probed(tmp_path, overrides)) == []
+    path.unlink()
+    off = {**overrides, f"{REPLICATION}:UseReplication": False}
+    assert problem_keys(probed(tmp_path, off)) == []
+
+
+def test_the_replica_directory_is_created(tmp_path: Path) -> None:
+    directory = tmp_path / "a" / "b"
+    assert problem_keys(probed(tmp_path, target("LocalDisk", Path=str(directory)))) == []
+    assert directory.is_dir()
+
+
+def test_a_replica_directory_that_cannot_be_created_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        overrides = target("LocalDisk", Path=str(path))
+        assert problem_keys(probed(tmp_path, overrides)) == [f"{REPLICATION}:LocalDisk:Path"]
+
+
+def test_the_configuration_of_the_replicator_must_be_writable(tmp_path: Path) -> None:
+    overrides = {
+        **target("LocalDisk", Path=str(tmp_path / "replica")),
+        f"{REPLICATION}:AutoRegenerateOnTenantChange": True,
+        f"{REPLICATION}:ConfigOutputPath": str(tmp_path / "none" / "replicator.yml"),
+    }
+    assert problem_keys(probed(tmp_path, overrides)) == [f"{REPLICATION}:ConfigOutputPath"]
+    (tmp_path / "none").mkdir()
+    assert problem_keys(probed(tmp_path, overrides)) == []
+
+
+def test_unset_variables_are_warnings_where_they_are_used(tmp_path: Path) -> None:
+    overrides = {
+        **target("BlobStore", AccountName="a"),
+        f"{NOTIFICATIONS}:Enabled": True,
+        f"{NOTIFICATIONS}:Email:FromAddress": "a@example.com",
+    }
+    loaded = probed(tmp_path, overrides)
+    assert loaded.problems == ()
+    assert [warning.key for warning in loaded.warnings] == [
+        f"{REPLICATION}:BlobStore:AccessKeyEnvVar",
+        f"{NOTIFICATIONS}:Email:EmailProviderA:ApiKeyEnvVar",
+    ]
+    assert probed(tmp_path, overrides, BLOB_STORE_KEY="k", EMAIL_API_KEY="k").warnings == ()
+    assert len(probed(tmp_path, overrides, BLOB_STORE_KEY="", EMAIL_API_KEY="k").warnings) == 1
+
+
+def test_the_dsn_is_asked_for_by_its_backend_alone(tmp_path: Path) -> None:
+    assert probed(tmp_path, {}).warnings == ()
+    (warning,) = probed(tmp_path, {"Sdk:Storage:Backend": "Postgres"}).warnings
+    assert warning.key == "Sdk:Storage:PostgresDsnEnvVar"

@@ -1,0 +1,360 @@
+"""What every store keeps to, beyond the model: cancellation, concurrency, retention, listings."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from sdk_trio.errors import StoreUnavailableError
+from sdk_trio.storage.memory_store import MemoryInbox
+from sdk_trio.storage.ports import Inbox
+from sdk_trio.storage.records import (
+    Admission,
+    Admitted,
+    Dead,
+    DeliveryState,
+    Done,
+    NewDelivery,
+    Parked,
+    Purged,
+    Released,
+    Retry,
+)
+from sdk_trio.storage.sqlite_store import SqliteInbox
+
+
+class Stores:
+    """Opens inboxes of one kind on the same deliveries."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.kind = kind
+        self.file = directory / "inbox.db"
+        self.opened: list[Any] = []
+
+    async def open(self, owner: str = "one", **terms: float) -> Inbox:
+        terms = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40, **terms}
+        if self.kind == "memory":
+            shared = self.opened[0] if self.opened else None
+            self.opened.append(MemoryInbox(owner=owner, shares=shared, **terms))
+        else:
+            self.opened.append(await SqliteInbox.open(self.file, owner=owner, **terms))
+        return self.opened[-1]  # type: ignore[no-any-return] # both kinds are inboxes
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
+    stores = Stores(request.param, tmp_path)
+    yield stores
+    for inbox in stores.opened:
+        await inbox.close()
+
+
+def delivery(webhook_id: str = "m1", *, at: float = 1000.0, **fields: Any) -> NewDelivery:
+    return NewDelivery(webhook_id, "order.paid", b'{"type":"order.paid"}', 7, at, **fields)
+
+
+async def test_a_new_delivery_is_kept_with_everything_it_brought(stores: Stores) -> None:
+    inbox = await stores.open()
+    brought = delivery(subject="ord_1", ordered=True)
+    await inbox.accept(brought, leased=False)
+    record = await inbox.get("m1")
+    assert record is not None
+    kept = {f.name: getattr(record, f.name) for f in attrs.fields(NewDelivery)}
+    assert kept == attrs.asdict(brought)
+    assert await inbox.get("m2") is None
+
+
+async def test_odd_ids_types_and_bodies_come_back_unchanged(stores: Stores) -> None:
+    inbox = await stores.open()
+    for odd in ("' OR 1=1 --", "a\0b", "\u2603" * 300, " ", "%"):
+        told = NewDelivery(odd, odd, odd.encode() + b"\xff\0", 7, 1.5, odd, True)
+        assert (await inbox.accept(told, leased=False)).admission is Admission.NEW
+        record = await inbox.get(odd)
+        assert record is not None
+        assert (record.type, record.raw, record.subject) == (odd, told.raw, odd)
+    assert len((await inbox.take_due(limit=10, now=2)).records) == 5
+
+
+async def note_admission(
+    call: Callable[[NewDelivery], Awaitable[Admitted]], told: NewDelivery, into: list[Admission]
+) -> None:
+    into.append((await call(told)).admission)
+
+
+async def test_of_fifty_tasks_with_the_same_id_one_is_the_first(stores: Stores) -> None:
+    inbox = await stores.open()
+    for call in (lambda d: inbox.accept(d, leased=True), inbox.park):
+        told = delivery(getattr(call, "__name__", "m"))
+        answers: list[Admission] = []
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(note_admission, call, told, answers)
+        assert answers.count(Admission.NEW) == 1
+
+
+async def test_a_running_claim_is_protected_from_other_owners_but_not_from_its_own(
+    stores: Stores,
+) -> None:
+    ours, theirs = await stores.open("ours"), await stores.open("theirs")
+    assert (await ours.claim(delivery("m"))).admission is Admission.NEW
+    assert (await theirs.claim(delivery("m"))).admission is Admission.RUNNING
+    again = await ours.claim(delivery("m"))
+    assert (again.admission, again.attempts) == (Admission.NEW, 1)
+
+
+async def test_each_of_many_workers_gets_deliveries_of_its_own(stores: Stores) -> None:
+    inboxes = [await stores.open(f"owner {n}") for n in range(3)]
+    for n in range(60):
+        await inboxes[0].accept(delivery(f"m{n}"), leased=False)
+    taken: list[str] = []
+
+    async def work(inbox: Inbox) -> None:
+        while due := (await inbox.take_due(limit=7, now=1001)).records:
+            taken.extend(record.webhook_id for record in due)
+
+    async with trio.open_nursery() as nursery:
+        for inbox in inboxes * 2:
+            nursery.start_soon(work, inbox)
+    assert sorted(taken) == sorted(f"m{n}" for n in range(60))
+
+
+async def test_ordered_deliveries_of_a_subject_wait_for_each_other(stores: Stores) -> None:
+    inbox = await stores.open()
+    for n in (1, 2, 3):
+        told = attrs.evolve(delivery(f"a{n}", subject="a", ordered=True), type=f"t{n}")
+        await inbox.accept(told, leased=False)
+    await inbox.accept(delivery("b1", subject="b", ordered=True), leased=False)
+    await inbox.accept(delivery("a free", subject="a"), leased=False)
+
+    async def take(now: float) -> list[str]:
+        return [r.webhook_id for r in (await inbox.take_due(limit=9, now=now)).records]
+
+    assert await take(1001) == ["a1", "b1", "a free"]
+    await inbox.start("a1", now=1001)
+    assert await take(1001) == []
+    await inbox.finish("a1", Retry(1010, "boom"), now=1002)
+    assert await take(1009) == [], "a retry in the future still holds its place in the line"
+    assert await take(1010) == ["a1"]
+    await inbox.start("a1", now=1010)
+    await inbox.finish("a1", Dead("boom"), now=1011)
+    assert await take(1011) == ["a2"]
+    await inbox.replay(["a1"])
+    await inbox.release(["a2"])
+    assert await take(1012) == ["a1"], "what is replayed is first in line again"
+
+
+async def test_recovery_hands_crashed_runs_to_our_own_workers(stores: Stores) -> None:
+    crashed = await stores.open("crashed")
+    await crashed.claim(delivery("inline"))
+    await crashed.accept(delivery("queued"), leased=True)
+    await crashed.accept(delivery("started"), leased=True)
+    await crashed.start("started", now=1001)
+    await crashed.accept(delivery("waiting"), leased=False)
+    inbox = await stores.open("next")
+    await inbox.accept(delivery("own"), leased=True)
+    assert await inbox.recover() == 3
+    due = (await inbox.take_due(limit=9, now=1002)).records
+    found = {r.webhook_id: (r.state, r.queued, r.attempts) for r in due}
+    received = DeliveryState.RECEIVED
+    assert found == {
+        "inline": (received, True, 1),
+        "queued": (received, True, 0),
+        "started": (received, True, 1),
+        "waiting": (received, True, 0),
+    }
+    # The one that was only thought to be dead has lost its lease: it changes nothing any more.
+    await crashed.finish("started", Dead("late"), now=1003)
+    assert (await inbox.get("started")).state is received  # type: ignore[union-attr] # it exists
+
+
+async def test_a_lease_is_another_s_until_it_expires(stores: Stores) -> None:
+    inbox, other = await stores.open("one"), await stores.open("other")
+    await inbox.accept(delivery(), leased=True)
+
+    async def attempts() -> int:
+        record = await inbox.get("m1")
+        assert record is not None
+        return record.attempts
+
+    await other.start("m1", now=1009)
+    assert await attempts() == 0
+    await inbox.renew(now=1009)
+    await other.start("m1", now=1015)
+    assert await attempts() == 0
+    await other.start("m1", now=1019)
+    assert await attempts() == 1
+    await inbox.finish("m1", Done(), now=1020)
+    assert (await inbox.counts())[DeliveryState.RUNNING] == 1, "the run of the other goes on"
+
+
+async def test_giving_up_a_lease_neither_stops_a_run_nor_uncounts_one(stores: Stores) -> None:
+    inbox = await stores.open()
+    for name in ("running", "leased"):
+        await inbox.accept(delivery(name), leased=True)
+    await inbox.start("running", now=1001)
+    await inbox.release(["running", "leased", "unknown"])
+    due = (await inbox.take_due(limit=9, now=1001)).records
+    assert [(record.webhook_id, record.attempts) for record in due] == [("leased", 0)]
+    for name in ("running", "leased"):
+        await inbox.finish(name, Released(), now=1002)
+    due = (await inbox.take_due(limit=9, now=1002)).records
+    assert [record.attempts for record in due] == [0, 0]
+
+
+async def test_a_listing_filters_and_pages(stores: Stores) -> None:
+    inbox = await stores.open()
+    for n in range(6):
+        told = delivery(f"m{n}", at=1000.0 + n, subject=f"s{n % 2}")
+        await inbox.accept(attrs.evolve(told, type=f"t{n % 3}"), leased=True)
+        if n < 2:
+            await inbox.finish(f"m{n}", Done(), now=1010)
+
+    async def find(**conditions: Any) -> list[str]:
+        records = await inbox.find(**conditions)
+        assert all(record.raw is None for record in records)
+        return [record.webhook_id for record in records]
+
+    assert await find() == ["m5", "m4", "m3", "m2", "m1", "m0"]
+    assert await find(limit=2) == ["m5", "m4"]
+    assert await find(type="t1") == ["m4", "m1"]
+    assert await find(state=DeliveryState.DONE) == ["m1", "m0"]
+    assert await find(state=DeliveryState.RECEIVED, limit=3) == ["m5", "m4", "m3"]
+    assert await find(since=1003) == ["m5", "m4", "m3"]
+    assert await find(subject="s1", type="t0") == ["m3"]
+    second = (await inbox.find())[-2].sequence
+    assert await find(after_sequence=second, limit=2) == ["m2", "m3"]
+
+
+async def test_retention_removes_bodies_then_records_but_no_dead_letter(stores: Stores) -> None:
+    inbox = await stores.open()
+    for name in ("done", "dead", "parked", "queued"):
+        await inbox.accept(delivery(name), leased=True)
+    await inbox.finish("done", Done(), now=1001)
+    await inbox.finish("dead", Dead("boom"), now=1001)
+    await inbox.finish("parked", Parked(), now=1001)
+    assert await inbox.purge(now=1040) == Purged(0, 0, 0)
+    assert await inbox.purge(now=1041.5) == Purged(1, 0, 1)
+    done = await inbox.get("done")
+    assert done is not None
+    assert done.raw is None
+    assert (await inbox.accept(delivery("done", at=1101), leased=True)).admission is Admission.DONE
+    assert await inbox.purge(now=1101.5) == Purged(0, 1, 0)
+    assert [r.webhook_id for r in await inbox.find()] == ["queued", "dead"]
+    assert await inbox.replay(["dead"]) == ["dead"]
+    again = await inbox.accept(delivery("done", at=1102), leased=True)
+    assert again.admission is Admission.NEW
+
+
+async def test_only_changes_of_others_are_changes_elsewhere(stores: Stores) -> None:
+    inbox, other = await stores.open("one"), await stores.open("other")
+    assert not await inbox.changed_elsewhere()
+    await inbox.accept(delivery(), leased=True)
+    assert not await inbox.changed_elsewhere()
+    await other.accept(delivery("m2"), leased=False)
+    await other.get("m2")
+    assert await inbox.changed_elsewhere()
+    assert not await inbox.changed_elsewhere()
+
+
+async def test_a_closed_store_says_so(stores: Stores) -> None:
+    inbox = await stores.open()
+    await inbox.accept(delivery(), leased=True)
+    await inbox.close()
+    await inbox.close()
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        await inbox.accept(delivery(), leased=True)
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        await inbox.get("m1")
+
+
+# -- cancellation ------------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[Inbox], Awaitable[Any]]] = {
+    "accept": lambda inbox: inbox.accept(delivery("new"), leased=True),
+    "claim": lambda inbox: inbox.claim(delivery("new")),
+    "park": lambda inbox: inbox.park(delivery("new")),
+    "start": lambda inbox: inbox.start("leased", now=1001),
+    "finish done": lambda inbox: inbox.finish("running", Done(), now=1001),
+    "finish retry": lambda inbox: inbox.finish("running", Retry(1002, "boom"), now=1001),
+    "finish released": lambda inbox: inbox.finish("running", Released(), now=1001),
+    "release": lambda inbox: inbox.release(["leased"]),
+    "take_due": lambda inbox: inbox.take_due(limit=5, now=1001),
+    "recover": lambda inbox: inbox.recover(),
+    "renew": lambda inbox: inbox.renew(now=1001),
+    "replay": lambda inbox: inbox.replay(["dead"]),
+    "get": lambda inbox: inbox.get("leased"),
+    "attempts": lambda inbox: inbox.attempts("dead"),
+    "find": lambda inbox: inbox.find(),
+    "counts": lambda inbox: inbox.counts(),
+    "changed_elsewhere": lambda inbox: inbox.changed_elsewhere(),
+    "purge": lambda inbox: inbox.purge(now=2000),
+}
+
+
+async def prepare(inbox: Inbox) -> None:
+    for name in ("leased", "running", "dead"):
+        await inbox.accept(delivery(name), leased=True)
+    await inbox.start("running", now=1000)
+    await inbox.start("dead", now=1000)
+    await inbox.finish("dead", Dead("boom"), now=1000)
+    await inbox.accept(delivery("due"), leased=False)
+
+
+async def everything(inbox: Inbox) -> list[Any]:
+    names = [record.webhook_id for record in await inbox.find()]
+    return [(await inbox.get(name), await inbox.attempts(name)) for name in names]
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_call_that_is_cancelled_first_changes_nothing(stores: Stores, call: str) -> None:
+    inbox = await stores.open()
+    await prepare(inbox)
+    before = await everything(inbox)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await CALLS[call](inbox)
+    assert scope.cancelled_caught, "every method is a checkpoint"
+    assert await everything(inbox) == before
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_call_cancelled_at_any_step_is_undone_or_done(
+    tmp_path: Path, call: str, stores: Stores
+) -> None:
+    twin = Stores(stores.kind, tmp_path / "twin")
+    (tmp_path / "twin").mkdir()
+    whole = await twin.open()
+    await prepare(whole)
+    before = await everything(whole)
+    await CALLS[call](whole)
+    after = await everything(whole)
+    await whole.close()
+
+    inbox = await stores.open()
+    await prepare(inbox)
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(CALLS[call], inbox)
+            # One step of the loop: the call has begun and waits, if it does, for its thread.
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            scope.cancel()
+    assert await everything(inbox) in (before, after)
+    # A purge that was cut short finishes at the next one; all else is still usable too.
+    await inbox.purge(now=2000)
+    assert (await inbox.accept(delivery("later"), leased=True)).admission is Admission.NEW
+
+
+async def test_closing_is_shielded(stores: Stores) -> None:
+    inbox = await stores.open()
+    await inbox.accept(delivery(), leased=True)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await inbox.close()
+    if stores.kind == "sqlite":
+        assert not stores.file.with_name("inbox.db-wal").exists()
+    with pytest.raises(StoreUnavailableError):
+        await inbox.counts()

@@ -1,0 +1,355 @@
+"""The SQLite store when something is wrong: with the disk, the file, a job, or the thread."""
+
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import apsw
+import pytest
+import trio
+import trio.testing
+
+from sdk_trio.errors import StoreUnavailableError, StoreVersionError
+from sdk_trio.storage import committer as committer_module
+from sdk_trio.storage.records import Admission, DeliveryState, Done, NewDelivery, Retry
+from sdk_trio.storage.schema import APPLICATION_ID, VERSION
+from sdk_trio.storage.sqlite_store import SqliteInbox
+
+
+async def open_inbox(file: Path) -> SqliteInbox:
+    return await SqliteInbox.open(
+        file, owner="one", lease_seconds=10, dedup_seconds=100, payload_seconds=40
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "inbox.db"
+
+
+@pytest.fixture
+async def inbox(file: Path) -> AsyncIterator[SqliteInbox]:
+    inbox = await open_inbox(file)
+    yield inbox
+    await inbox.close()
+
+
+def delivery(webhook_id: str, size: int = 20) -> NewDelivery:
+    return NewDelivery(webhook_id, "order.paid", b"x" * size, 7, 1000.0)
+
+
+def submit(inbox: SqliteInbox, statement: str):  # type: ignore[no-untyped-def] # an awaitable
+    return inbox._committer.submit(lambda connection: connection.execute(statement).get)
+
+
+async def hold_up(inbox: SqliteInbox, gate: threading.Event) -> None:
+    """Keep the store's thread busy, as a slow disk would, until the gate opens."""
+
+    def wait(_connection: apsw.Connection) -> None:
+        gate.wait(10)
+
+    await inbox._committer.submit(wait)
+
+
+async def accept(inbox: SqliteInbox, webhook_id: str) -> None:
+    await inbox.accept(delivery(webhook_id), leased=True)
+
+
+# -- a full disk, a failing job ----------------------------------------------------------------
+
+
+async def test_a_full_disk_refuses_and_works_again_once_there_is_room(
+    inbox: SqliteInbox, file: Path
+) -> None:
+    await inbox.accept(delivery("before"), leased=True)
+    await submit(inbox, f"PRAGMA max_page_count = {await submit(inbox, 'PRAGMA page_count')}")
+    refused = []
+
+    async def deliver(name: str) -> None:
+        with pytest.raises(StoreUnavailableError, match="full") as caught:
+            await inbox.accept(delivery(name, size=20_000), leased=True)
+        refused.append(str(caught.value))
+
+    async with trio.open_nursery() as nursery:
+        for n in range(10):
+            nursery.start_soon(deliver, f"m{n}")
+    assert len(refused) == 10
+    assert all(str(file) in message for message in refused)
+    assert (await inbox.counts())[DeliveryState.RECEIVED] == 1, "nothing of them is kept"
+    await inbox.finish("before", Done(), now=1001)
+    await submit(inbox, "PRAGMA max_page_count = 100000")
+    assert (await inbox.accept(delivery("m0"), leased=True)).admission is Admission.NEW
+
+
+async def test_one_failing_job_does_not_harm_its_neighbours(inbox: SqliteInbox) -> None:
+    gate = threading.Event()
+    outcomes: dict[str, object] = {}
+
+    def poison(connection: apsw.Connection) -> None:
+        connection.execute("INSERT INTO body VALUES (999, x'00')")
+        raise ZeroDivisionError("poisoned")
+
+    async def work(label: str, name: str) -> None:
+        outcomes[label] = (await inbox.accept(delivery(name), leased=True)).admission
+
+    async def fail() -> None:
+        with pytest.raises(ZeroDivisionError, match="poisoned"):
+            await inbox._committer.submit(poison)
+        outcomes["poison"] = "raised"
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_up, inbox, gate)
+        await trio.testing.wait_all_tasks_blocked()
+        # All of these queue up behind the one that blocks, so they go into one transaction.
+        for job in (("a", "a"), (), ("b", "b"), ("a again", "a")):
+            nursery.start_soon(*((work, *job) if job else (fail,)))
+            await trio.testing.wait_all_tasks_blocked()
+        gate.set()
+    new, queued = Admission.NEW, Admission.QUEUED
+    assert outcomes == {"a": new, "poison": "raised", "b": new, "a again": queued}
+    assert await submit(inbox, "SELECT count(*) FROM body") == 2
+    assert {record.webhook_id for record in await inbox.find()} == {"a", "b"}
+
+
+async def test_jobs_that_wait_together_are_committed_together_and_in_order(
+    inbox: SqliteInbox,
+) -> None:
+    gate = threading.Event()
+    commits: list[int] = []
+
+    def count_commits(connection: apsw.Connection) -> None:
+        connection.set_commit_hook(lambda: bool(commits.append(1)))  # type: ignore[func-returns-value] # False lets it commit
+
+    await inbox._committer.submit(count_commits)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_up, inbox, gate)
+        await trio.testing.wait_all_tasks_blocked()
+        for n in range(150):
+            nursery.start_soon(accept, inbox, f"m{n}")
+            await trio.testing.wait_all_tasks_blocked()
+        commits.clear()
+        gate.set()
+    assert len(commits) == 2, "the job that held them up, and all of them"
+    arrived = [record.webhook_id for record in await inbox.find(after_sequence=0, limit=200)]
+    assert arrived == [f"m{n}" for n in range(150)]
+
+
+async def test_an_error_of_one_batch_does_not_outlive_it(inbox: SqliteInbox) -> None:
+    for _ in range(3):
+        with pytest.raises(StoreUnavailableError):
+            await submit(inbox, "INSERT INTO nowhere VALUES (1)")
+        assert (await inbox.counts())[DeliveryState.DEAD] == 0
+    assert (await inbox.accept(delivery("m"), leased=True)).admission is Admission.NEW
+
+
+async def test_a_lock_held_by_another_is_reported_and_passes(
+    inbox: SqliteInbox, file: Path
+) -> None:
+    await submit(inbox, "PRAGMA busy_timeout = 20")
+    other = apsw.Connection(str(file))
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailableError, match="another process holds its write lock"):
+        await inbox.accept(delivery("m"), leased=True)
+    other.execute("ROLLBACK")
+    other.close()
+    assert (await inbox.accept(delivery("m"), leased=True)).admission is Admission.NEW
+
+
+def damage_every_page_but_the_first(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    page = int.from_bytes(data[16:18], "big")
+    for start in range(page, len(data), page):
+        data[start : start + 100] = b"\xff" * 100
+    file.write_bytes(bytes(data))
+
+
+async def open_and_list(file: Path) -> None:
+    inbox = await open_inbox(file)
+    try:
+        await inbox.find()
+    finally:
+        with trio.move_on_after(5, shield=True):
+            await inbox.close()
+
+
+# -- the file ----------------------------------------------------------------------------------
+
+
+async def test_a_file_that_is_no_database_is_refused_and_left_alone(file: Path) -> None:
+    content = b"this is my diary, not a database\n" * 100
+    await trio.Path(file).write_bytes(content)
+    with pytest.raises(StoreUnavailableError, match="no SQLite database") as caught:
+        await open_inbox(file)
+    assert str(file) in str(caught.value)
+    assert await trio.Path(file).read_bytes() == content
+
+
+async def test_a_damaged_page_is_reported_where_it_is_read(file: Path) -> None:
+    inbox = await open_inbox(file)
+    for n in range(100):
+        await inbox.accept(delivery(f"m{n}", size=3000), leased=True)
+    await inbox.close()
+    damage_every_page_but_the_first(file)
+    with pytest.raises(StoreUnavailableError, match="damaged"):
+        await open_and_list(file)
+
+
+async def test_a_newer_schema_is_refused_with_what_to_do(file: Path) -> None:
+    await (await open_inbox(file)).close()
+    connection = apsw.Connection(str(file))
+    connection.pragma("user_version", VERSION + 1)
+    connection.close()
+    with pytest.raises(StoreVersionError, match=f"schema version {VERSION + 1}.*install"):
+        await open_inbox(file)
+
+
+async def test_a_database_of_another_program_is_refused_and_left_alone(file: Path) -> None:
+    connection = apsw.Connection(str(file))
+    connection.execute("CREATE TABLE bookmarks (url)")
+    with pytest.raises(StoreVersionError, match="another program"):
+        await open_inbox(file)
+    assert connection.execute("SELECT name FROM sqlite_schema").get == "bookmarks"
+    connection.close()
+
+
+async def test_a_missing_directory_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError, match="directory exists"):
+        await open_inbox(tmp_path / "nowhere" / "inbox.db")
+
+
+async def test_a_new_file_carries_its_marks_and_syncs_every_commit(inbox: SqliteInbox) -> None:
+    assert await submit(inbox, "PRAGMA application_id") == APPLICATION_ID
+    assert await submit(inbox, "PRAGMA user_version") == VERSION
+    assert await submit(inbox, "PRAGMA journal_mode") == "wal"
+    assert await submit(inbox, "PRAGMA synchronous") == 2, "FULL: what was answered 200 is kept"
+
+
+# -- the thread --------------------------------------------------------------------------------
+
+
+class _Crash(BaseException):
+    """Stands for what no code expects."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_crashed_thread_leaves_nobody_waiting(inbox: SqliteInbox) -> None:
+    gate = threading.Event()
+    failed = []
+
+    def crash(_connection: apsw.Connection) -> None:
+        gate.wait(10)
+        raise _Crash
+
+    async def suffer(job: object) -> None:
+        with pytest.raises(StoreUnavailableError, match="thread has failed"):
+            await inbox._committer.submit(job)  # type: ignore[arg-type] # jobs of any result
+        failed.append(job)
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(suffer, crash)
+            await trio.testing.wait_all_tasks_blocked()
+            for _ in range(3):
+                nursery.start_soon(suffer, lambda connection: None)
+            await trio.testing.wait_all_tasks_blocked()
+            gate.set()
+        assert len(failed) == 4
+        await suffer(lambda connection: None)
+    # Its traceback is reported as the thread ends: within this test, which expects it.
+    inbox._committer._thread.join(5)
+
+
+async def test_a_cancelled_caller_leaves_a_hanging_disk_and_the_write_is_finished(
+    inbox: SqliteInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer_module, "STALL_SECONDS", 0.05)
+    hang = threading.Event()
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold_up, inbox, hang)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(0.01) as scope:
+                await inbox.accept(delivery("m"), leased=True)
+            assert scope.cancelled_caught
+            assert not hang.is_set(), "let go although the disk still hangs"
+            hang.set()
+        # In the order of arrival: when this one is through, so is the other.
+        assert (await inbox.accept(delivery("m"), leased=True)).admission is Admission.QUEUED
+
+
+async def test_closing_finishes_what_is_queued(file: Path) -> None:
+    inbox = await open_inbox(file)
+    gate = threading.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold_up, inbox, gate)
+        await trio.testing.wait_all_tasks_blocked()
+        for n in range(300):
+            nursery.start_soon(accept, inbox, f"m{n}")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(inbox.close)
+        await trio.testing.wait_all_tasks_blocked()
+        gate.set()
+    again = await open_inbox(file)
+    assert (await again.counts())[DeliveryState.RECEIVED] == 300
+    await again.close()
+
+
+async def test_closing_ends_the_thread(file: Path) -> None:
+    inbox = await open_inbox(file)
+    thread = inbox._committer._thread
+    await inbox.close()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+async def test_many_finished_deliveries_do_not_slow_the_search_for_due_ones(
+    inbox: SqliteInbox,
+) -> None:
+    """Counted in steps of SQLite's machine, which no load of this computer changes."""
+    steps = 0
+
+    def count() -> bool:
+        nonlocal steps
+        steps += 1
+        return False
+
+    async def search() -> int:
+        nonlocal steps
+        steps = 0
+        assert len((await inbox.take_due(limit=5, now=1001)).records) == 0
+        await inbox.renew(now=1001)
+        await inbox.recover()
+        return steps
+
+    def fill(connection: apsw.Connection) -> None:
+        connection.execute(
+            "INSERT INTO inbox (webhook_id, type, state, queued, attempts, received_at, timestamp,"
+            " subject, ordered, finished_at) "
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) "
+            "SELECT 'done-' || i, 't', 'done', 1, 1, 1, 1, 's', 1, 1 FROM n"
+        )
+
+    await inbox._committer.submit(lambda c: c.set_progress_handler(count, 1))
+    for n in range(5):
+        await inbox.accept(delivery(f"m{n}"), leased=True)
+    empty = await search()
+    await inbox._committer.submit(lambda c: c.set_progress_handler(None))
+    await inbox._committer.submit(fill)
+    await inbox._committer.submit(lambda c: c.set_progress_handler(count, 1))
+    assert empty > 0
+    assert await search() <= empty + 10
+
+
+async def test_retention_leaves_neither_bodies_nor_attempts_behind(inbox: SqliteInbox) -> None:
+    for name in ("done", "again"):
+        await accept(inbox, name)
+        await inbox.finish(name, Retry(1001, "boom"), now=1001)
+        await inbox.start(name, now=1001)
+        await inbox.finish(name, Done(), now=1002)
+    # Known again after the dedup retention: what was kept of its first life is forgotten.
+    later = NewDelivery("again", "order.paid", b"other bytes", 7, 1103.0)
+    assert (await inbox.accept(later, leased=True)).admission is Admission.NEW
+    await inbox.purge(now=1103)
+    assert await submit(inbox, "SELECT count(*) FROM inbox") == 1
+    assert await submit(inbox, "SELECT count(*) FROM attempt") == 0
+    assert await submit(inbox, "SELECT raw FROM body") == b"other bytes"

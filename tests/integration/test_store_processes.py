@@ -1,0 +1,259 @@
+"""The SQLite store among processes: killed in the middle, changed from beside, locked."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import apsw
+import attrs
+import pytest
+import trio
+
+from sdk_trio.config import Settings
+from sdk_trio.config.choices import StorageBackend
+from sdk_trio.config.options import StorageOptions
+from sdk_trio.errors import NotInThisVersionError, StoreLockedError, StoreUnavailableError
+from sdk_trio.storage import open_inbox
+from sdk_trio.storage.data_directory import create_data_directory, lock_data_directory
+from sdk_trio.storage.records import Admission, Dead, DeliveryState, NewDelivery
+from sdk_trio.storage.sqlite_store import SqliteInbox
+
+TERMS = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40}
+
+OPEN = """
+import sys, trio
+from sdk_trio.storage.records import NewDelivery
+from sdk_trio.storage.sqlite_store import SqliteInbox
+
+async def open_inbox():
+    return await SqliteInbox.open(
+        sys.argv[1], owner="child", lease_seconds=10, dedup_seconds=100, payload_seconds=40
+    )
+"""
+
+ACCEPT_UNTIL_KILLED = (
+    OPEN
+    + """
+async def main():
+    inbox = await open_inbox()
+
+    async def deliver(task):
+        number = 0
+        while True:
+            number += 1
+            name = f"m-{task}-{number}"
+            await inbox.accept(NewDelivery(name, "t", b"x" * 500, 7, 1.0), leased=True)
+            print(name, flush=True)
+
+    async with trio.open_nursery() as nursery:
+        for task in range(20):
+            nursery.start_soon(deliver, task)
+
+trio.run(main)
+"""
+)
+
+REPLAY = (
+    OPEN
+    + """
+async def main():
+    inbox = await open_inbox()
+    print(*await inbox.replay(["m1"]))
+    await inbox.close()
+
+trio.run(main)
+"""
+)
+
+LEAVE_WITHOUT_CLOSING = (
+    OPEN
+    + """
+async def main():
+    inbox = await open_inbox()
+    await inbox.accept(NewDelivery("m1", "t", b"x", 7, 1.0), leased=True)
+
+trio.run(main)
+"""
+)
+
+
+def delivery(webhook_id: str) -> NewDelivery:
+    return NewDelivery(webhook_id, "t", b"x", 7, 1000.0)
+
+
+def promises_of_a_killed_child(file: Path) -> set[str]:
+    """Run a child that accepts and prints ids, kill it, and return the ids that it printed."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", ACCEPT_UNTIL_KILLED, str(file)], stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    told = [child.stdout.readline() for _ in range(400)]
+    os.kill(child.pid, signal.SIGKILL)
+    told += child.stdout.readlines()
+    child.stdout.close()
+    child.wait(10)
+    # The last line may have been cut off by the kill; every whole one was a promise.
+    promised = {line.decode().strip() for line in told if line.endswith(b"\n")}
+    assert len(promised) >= 400
+    return promised
+
+
+async def test_what_was_accepted_survives_kill_9_in_the_middle_of_commits(tmp_path: Path) -> None:
+    file = tmp_path / "inbox.db"
+    for _ in range(3):
+        promised = await trio.to_thread.run_sync(promises_of_a_killed_child, file)
+        inbox = await SqliteInbox.open(file, owner="heir", **TERMS)
+        kept = {record.webhook_id for record in await inbox.find(limit=1_000_000)}
+        assert promised <= kept
+        assert await inbox.recover() == (await inbox.counts())[DeliveryState.RECEIVED]
+        await inbox.close()
+        connection = apsw.Connection(str(file))
+        assert connection.pragma("integrity_check") == "ok"
+        assert (
+            connection.execute(
+                "SELECT count(*) FROM inbox LEFT JOIN body USING (sequence) WHERE raw IS NULL"
+            ).get
+            == 0
+        ), "no delivery without its body"
+        connection.execute("DELETE FROM inbox; DELETE FROM body")
+        connection.close()
+
+
+async def test_a_command_beside_the_daemon_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "inbox.db"
+    inbox = await SqliteInbox.open(file, owner="daemon", **TERMS)
+    await inbox.accept(delivery("m1"), leased=True)
+    await inbox.finish("m1", Dead("boom"), now=1001)
+    assert not await inbox.changed_elsewhere()
+
+    numbers = itertools.count()
+
+    async def keep_writing() -> None:
+        while True:
+            await inbox.accept(delivery(f"other-{next(numbers)}"), leased=True)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(keep_writing)
+        with trio.fail_after(20):
+            result = await trio.run_process(
+                [sys.executable, "-c", REPLAY, str(file)], capture_stdout=True
+            )
+        nursery.cancel_scope.cancel()
+    assert result.stdout.decode().split() == ["m1"]
+    assert await inbox.changed_elsewhere()
+    assert not await inbox.changed_elsewhere()
+    due = (await inbox.take_due(limit=5, now=1002)).records
+    assert [record.webhook_id for record in due] == ["m1"]
+    await inbox.close()
+
+
+async def test_a_store_that_is_never_closed_does_not_keep_the_process(tmp_path: Path) -> None:
+    with trio.fail_after(20):
+        result = await trio.run_process(
+            [sys.executable, "-W", "error", "-c", LEAVE_WITHOUT_CLOSING, tmp_path / "inbox.db"],
+            capture_stderr=True,
+        )
+    assert result.stderr == b""
+    inbox = await SqliteInbox.open(tmp_path / "inbox.db", owner="next", **TERMS)
+    assert (await inbox.accept(delivery("m1"), leased=True)).admission is Admission.QUEUED
+    await inbox.close()
+
+
+async def test_opening_a_new_file_at_once_from_several_sides(tmp_path: Path) -> None:
+    opened: list[SqliteInbox] = []
+
+    async def open_one(number: int) -> None:
+        opened.append(await SqliteInbox.open(tmp_path / "inbox.db", owner=f"o{number}", **TERMS))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(open_one, number)
+    assert (await opened[0].accept(delivery("m"), leased=True)).admission is Admission.NEW
+    assert (await opened[4].accept(delivery("m"), leased=True)).admission is Admission.QUEUED
+    for inbox in opened:
+        await inbox.close()
+
+
+# -- the data directory ------------------------------------------------------------------------
+
+
+def test_the_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    directory = create_data_directory(tmp_path / "some" / "data")
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert create_data_directory(directory) == directory
+
+
+def test_a_directory_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "data"):
+        with pytest.raises(StoreUnavailableError, match="Sdk:Storage:Path") as caught:
+            create_data_directory(path)
+        assert str(path) in str(caught.value)
+
+
+def test_a_locked_directory_names_itself_and_its_holder(tmp_path: Path) -> None:
+    with lock_data_directory(tmp_path) as directory:
+        with pytest.raises(StoreLockedError) as caught, lock_data_directory(directory):
+            pass
+        assert str(tmp_path) in str(caught.value)
+        assert str(os.getpid()) in str(caught.value)
+    with lock_data_directory(tmp_path):
+        pass
+
+
+def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\n"
+        "from sdk_trio.storage.data_directory import lock_data_directory\n"
+        "with lock_data_directory(sys.argv[1]):\n"
+        "    print('locked', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"locked\n"
+    with (
+        pytest.raises(StoreLockedError, match=f"process {child.pid}"),
+        lock_data_directory(tmp_path),
+    ):
+        pass
+    child.kill()
+    child.wait(10)
+    child.stdout.close()
+    with lock_data_directory(tmp_path):
+        pass
+
+
+# -- open_inbox --------------------------------------------------------------------------------
+
+
+def settings(backend: StorageBackend, path: Path) -> Settings:
+    settings = Settings.from_mapping({"AccessToken": "none"}, receiver=False)
+    # Evolved, because a backend that is not there is refused among the settings already.
+    return attrs.evolve(settings, storage=StorageOptions(backend=backend, path=str(path)))
+
+
+@pytest.mark.parametrize("backend", [StorageBackend.SQLITE, StorageBackend.MEMORY])
+async def test_the_settings_choose_the_store(tmp_path: Path, backend: StorageBackend) -> None:
+    path = tmp_path / "data"
+    async with open_inbox(settings(backend, path), owner="one") as inbox:
+        await inbox.accept(delivery("m1"), leased=True)
+    assert await trio.Path(path / "inbox.db").exists() == (backend is StorageBackend.SQLITE)
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        await inbox.get("m1")
+
+
+async def test_a_backend_that_is_not_there_yet_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotInThisVersionError, match=r"Sdk:Storage:Backend.*Postgres"):
+        async with open_inbox(settings(StorageBackend.POSTGRES, tmp_path), owner="one"):
+            pass
+
+
+def test_sqlite_is_not_loaded_where_memory_is_chosen() -> None:
+    code = "import sys, sdk_trio.storage.memory_store as _; print('apsw' in sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert output.stdout.split() == [b"False"]

@@ -1,0 +1,84 @@
+"""What people see of the settings: rows, JSON Schema, the reference page."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from sdk_trio.config import Settings, describe, json_schema
+from sdk_trio.config.reference import reference_page
+from sdk_trio.config.table import table
+
+# A public test vector of the Standard Webhooks project.
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "configuration.md"
+
+
+def rows(mapping: dict[str, Any], origins: dict[str, str] | None = None) -> dict[str, Any]:
+    valid = {"AccessToken": "a-token", "Webhooks:Secret": SECRET}
+    return {row.key: row for row in describe(Settings.from_mapping(valid | mapping), origins)}
+
+
+def test_secrets_are_masked_by_type() -> None:
+    shown = rows({"Webhooks:Secrets": ["whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="]})
+    assert shown["Sdk:AccessToken"].value == "********"
+    assert shown["Sdk:Webhooks:Secrets"].value == "[********]"
+    assert shown["Sdk:Webhooks:Secret"].value == "********"
+    assert shown["Sdk:Admin:TokenEnvVar"].value == "SDK_ADMIN_TOKEN"
+    assert not re.search(r"MfKQ9r8|a-token|1SiA4o9", str(shown))
+
+
+def test_values_are_shown_as_they_are_written() -> None:
+    shown = rows({"Resilience:HedgeAfterMs": 50, "Webhooks:Queue:RetryBaseSeconds": 0.5})
+    values = {key.removeprefix("Sdk:"): row.value for key, row in shown.items()}
+    assert values["Mode"] == "Test"
+    assert values["Webhooks:RequireHttps"] == "true"
+    assert values["Resilience:HedgeAfterMs"] == "50"
+    assert values["Webhooks:Queue:RetryBaseSeconds"] == "0.5"
+    assert values["CustomBaseUrl"] == "null"
+    assert values["Server:Bind"] == "[127.0.0.1:8080]"
+    assert values["MultiTenant:SingleTenantUpgrade:MaxRunDuration"] == "00:30:00"
+
+
+def test_each_row_names_its_origin() -> None:
+    shown = rows({}, {"Sdk:AccessToken": "variable SDK__ACCESSTOKEN"})
+    assert shown["Sdk:AccessToken"].origin == "variable SDK__ACCESSTOKEN"
+    assert shown["Sdk:Mode"].origin == "default"
+
+
+def test_the_schema_knows_every_setting() -> None:
+    root = json_schema()["properties"]["Sdk"]
+    for setting in table():
+        place = root
+        for part in setting.path:
+            place = place["properties"][part]
+        assert place["description"].startswith(setting.about.doc)
+
+
+def test_the_schema_says_types_ranges_and_choices() -> None:
+    core = json_schema()["properties"]["Sdk"]["properties"]
+    assert core["TimeoutMs"]["type"] == "integer"
+    assert (core["TimeoutMs"]["minimum"], core["TimeoutMs"]["maximum"]) == (1000, 300_000)
+    assert core["Mode"]["enum"] == ["Test", "Live", "Custom"]
+    assert core["CustomBaseUrl"]["type"] == ["string", "null"]
+    webhooks = core["Webhooks"]["properties"]
+    assert webhooks["Secrets"]["items"] == {"type": "string"}
+    assert "default" not in webhooks["Secret"]
+    upgrade = core["MultiTenant"]["properties"]["SingleTenantUpgrade"]["properties"]
+    assert re.search(upgrade["MaxRunDuration"]["pattern"], upgrade["MaxRunDuration"]["default"])
+    assert not re.search(upgrade["MaxRunDuration"]["pattern"], "24:00:00")
+    assert core["Webhooks"]["additionalProperties"] is False
+
+
+def test_the_defaults_fit_their_own_patterns() -> None:
+    def visit(node: dict[str, Any]) -> None:
+        if "pattern" in node and isinstance(node.get("default"), str):
+            assert re.search(node["pattern"], node["default"])
+        for inner in node.get("properties", {}).values():
+            visit(inner)
+
+    visit(json_schema())
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    command = "python -m sdk_trio.config.reference > docs/reference/configuration.md"
+    assert PAGE.read_text("utf-8") == reference_page(), f"run: {command}"

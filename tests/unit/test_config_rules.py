@@ -1,0 +1,341 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdk_trio.config import BUNDLED_API_VERSION, Settings, missing_parts
+from sdk_trio.config.binding import bind
+from sdk_trio.config.layers import read_section
+from sdk_trio.config.rules import Findings, check
+from sdk_trio.config.table import table
+from sdk_trio.errors import OptionsValidationError
+
+# Public test vectors of the Standard Webhooks project.
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+OTHER_SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
+PUBLIC_KEY = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="
+
+VALID = {"AccessToken": "token", "Webhooks:Secret": SECRET}
+REPLICATION = "MultiTenant:FileDb:Replication"
+NOTIFICATIONS = "MultiTenant:Notifications"
+UPGRADE = "MultiTenant:SingleTenantUpgrade"
+OBJECT_STORE = {f"{REPLICATION}:UseReplication": True, f"{REPLICATION}:ObjectStore:Bucket": "b"}
+EMAIL = {f"{NOTIFICATIONS}:Enabled": True, f"{NOTIFICATIONS}:Email:FromAddress": "a@example.com"}
+SMS = {
+    f"{NOTIFICATIONS}:Enabled": True,
+    f"{NOTIFICATIONS}:EnabledChannels:Email": False,
+    f"{NOTIFICATIONS}:EnabledChannels:Sms": True,
+    f"{NOTIFICATIONS}:Sms:SmsProviderA:FromNumber": "+15551234567",
+}
+WEBHOOK = {
+    f"{NOTIFICATIONS}:Enabled": True,
+    f"{NOTIFICATIONS}:EnabledChannels:Email": False,
+    f"{NOTIFICATIONS}:EnabledChannels:Webhook": True,
+    f"{NOTIFICATIONS}:Webhook:Url": "https://example.com/in",
+}
+DEVELOPMENT = {"Environment": "Development"}
+
+
+def findings(changes: dict[str, Any], **arguments: Any) -> Findings:
+    bound = bind([read_section({**VALID, **changes}, None)])
+    assert bound.problems == ()
+    assert bound.warnings == ()
+    return check(bound.settings, **arguments)
+
+
+def keys(changes: dict[str, Any], **arguments: Any) -> list[str]:
+    found = findings(changes, **arguments).problems
+    return [problem.key.removeprefix("Sdk:") for problem in found]
+
+
+def target(name: str, **options: Any) -> dict[str, Any]:
+    base = {f"{REPLICATION}:UseReplication": True, f"{REPLICATION}:ReplicaTargetType": name}
+    return base | {f"{REPLICATION}:{name}:{key}": value for key, value in options.items()}
+
+
+GOOD: list[dict[str, Any]] = [
+    {},
+    {"Mode": "Custom", "CustomBaseUrl": "https://example.com"},
+    {"Mode": "Custom", "CustomBaseUrl": "https://[2001:db8::1]:8443/api"},
+    {"Mode": "Custom", "CustomBaseUrl": "http://localhost:9000", **DEVELOPMENT},
+    {"Mode": "Custom", "CustomBaseUrl": "http://127.0.0.1:9000", "Environment": "development"},
+    {"Mode": "Custom", "CustomBaseUrl": "http://[::1]:9000", **DEVELOPMENT},
+    {"ApiVersion": BUNDLED_API_VERSION, "ApiVersionStrictness": "Strict"},
+    {"ApiVersion": "2025-01", "ApiVersionStrictness": "Off"},
+    {"Webhooks:Secret": None, "Webhooks:Secrets": [SECRET, OTHER_SECRET]},
+    {"Webhooks:Secret": PUBLIC_KEY},
+    {"Webhooks:Path": "/"},
+    {"Server:Bind": ["localhost:0", "localhost:0", "[::]:443", "unix:/run/x.sock", "fd:3"]},
+    {"Server:Bind": ["127.0.0.1:8081"], "Admin:Enabled": False},
+    {"Server:TrustedProxies": ["10.0.0.0/8", "::1", "unix"]},
+    {"Webhooks:AllowedSourceIpRanges": ["192.0.2.7", "2001:db8::/32"]},
+    {"Server:CertFile": "cert.pem", "Server:KeyFile": "key.pem"},
+    {"Webhooks:Queue:RetryBaseSeconds": 5, "Webhooks:Queue:RetryCapSeconds": 5},
+    {f"{UPGRADE}:LiteralDefaultTenantSlug": "a"},
+    {f"{UPGRADE}:LiteralDefaultTenantSlug": "a" * 64},
+    {f"{UPGRADE}:LiteralDefaultTenantSlug": "a-b--c-9"},
+    {f"{UPGRADE}:LiteralDefaultTenantSlug": "", f"{UPGRADE}:LiteralDefaultTenantName": "",
+     f"{UPGRADE}:DefaultTenantStrategy": "HostSupplied"},
+    # What is switched off is not looked at.
+    {f"{REPLICATION}:SyncIntervalSeconds": 0, f"{REPLICATION}:ReplicaTargetType": "Sftp"},
+    {f"{NOTIFICATIONS}:EnabledChannels:Sms": True, f"{NOTIFICATIONS}:Webhook:TimeoutSeconds": 0},
+    {**OBJECT_STORE, f"{REPLICATION}:Sftp:Port": 0},
+    {**OBJECT_STORE, f"{REPLICATION}:ConfigOutputPath": ""},
+    {**OBJECT_STORE, f"{REPLICATION}:ObjectStore:EndpointUrl": "http://127.0.0.1:5001"},
+    {**EMAIL, f"{NOTIFICATIONS}:Webhook:Url": "nonsense"},
+    target("BlobStore", AccountName="a"),
+    target("CloudStorage", Bucket="b", CredentialsJsonPath="/key.json"),
+    target("Sftp", Host="h", User="u", PrivateKeyPath="/key"),
+    target("Sftp", Host="h", User="u", PrivateKeyPath="C:\\key"),
+    target("LocalDisk"),
+    EMAIL, SMS, WEBHOOK,
+    {**WEBHOOK, f"{NOTIFICATIONS}:Webhook:Url": "http://localhost/in", **DEVELOPMENT},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", GOOD, ids=str)
+def test_allowed(changes: dict[str, Any]) -> None:
+    assert findings(changes) == Findings()
+
+
+BAD: list[tuple[dict[str, Any], list[str]]] = [
+    ({"AccessToken": None}, ["AccessToken"]),
+    ({"AccessToken": " \t"}, ["AccessToken"]),
+    ({"AccessToken": "token\n"}, ["AccessToken"]),
+    ({"AccessToken": "t\u00f6ken"}, ["AccessToken"]),
+    ({"Mode": "Custom"}, ["CustomBaseUrl"]),
+    ({"BasePath": "v1"}, ["BasePath"]),
+    ({"BasePath": ""}, ["BasePath"]),
+    ({"Upstream:SandboxUrl": ""}, ["Upstream:SandboxUrl"]),
+    ({"Upstream:VersionHeader": "Sdk Version"}, ["Upstream:VersionHeader"]),
+    ({"Environment": "../etc"}, ["Environment"]),
+    ({"Environment": " "}, ["Environment"]),
+    ({"ApiVersion": "2025-01-01", "ApiVersionStrictness": "Strict"}, ["ApiVersion"]),
+    ({"ApiVersion": BUNDLED_API_VERSION[:7], "ApiVersionStrictness": "Strict"}, ["ApiVersion"]),
+    ({"Webhooks:Secret": None}, ["Webhooks:Secret"]),
+    ({"Webhooks:Secret": ""}, ["Webhooks:Secret"]),
+    ({"Webhooks:Secret": "", "Webhooks:Secrets": [SECRET]}, ["Webhooks:Secret"]),
+    ({"Webhooks:Secrets": [OTHER_SECRET, "whsec_", " "]},
+     ["Webhooks:Secrets:1", "Webhooks:Secrets:2"]),
+    ({"Webhooks:Secret": f"{SECRET}\n"}, ["Webhooks:Secret"]),
+    ({"Webhooks:Secret": "whsec_not base64, but long", "Webhooks:KeyDerivation": "Standard"},
+     ["Webhooks:Secret"]),
+    ({"Webhooks:Path": "hooks"}, ["Webhooks:Path"]),
+    ({"Webhooks:Path": "/a b"}, ["Webhooks:Path"]),
+    ({"Webhooks:Path": "/a?b"}, ["Webhooks:Path"]),
+    ({"Webhooks:AllowedSourceIpRanges": ["10.0.0.0/8", "10.0.0.1/8", "unix", ""]},
+     [f"Webhooks:AllowedSourceIpRanges:{index}" for index in (1, 2, 3)]),
+    ({"Webhooks:Queue:RetryCapSeconds": 0.5}, ["Webhooks:Queue:RetryCapSeconds"]),
+    ({"Server:TrustedProxies": ["proxy.example.com"]}, ["Server:TrustedProxies:0"]),
+    ({"Server:CertFile": "cert.pem"}, ["Server:KeyFile"]),
+    ({"Server:KeyFile": "key.pem"}, ["Server:CertFile"]),
+    ({"Server:Bind": []}, ["Server:Bind"]),
+    ({"Server:Bind": ["a:1", "A:1"]}, ["Server:Bind:1"]),
+    ({"Server:Bind": ["127.0.0.1:8081"]}, ["Admin:Bind"]),
+    ({"Admin:TokenEnvVar": "not a name"}, ["Admin:TokenEnvVar"]),
+    ({"Storage:Path": " "}, ["Storage:Path"]),
+    ({f"{UPGRADE}:LiteralDefaultTenantName": " "}, [f"{UPGRADE}:LiteralDefaultTenantName"]),
+    ({f"{UPGRADE}:MaxRunDuration": "00:00:00"}, [f"{UPGRADE}:MaxRunDuration"]),
+    (target("ObjectStore"), [f"{REPLICATION}:ObjectStore:Bucket"]),
+    (target("BlobStore"), [f"{REPLICATION}:BlobStore:AccountName"]),
+    (target("CloudStorage", CredentialsJsonPath="key.json"),
+     [f"{REPLICATION}:CloudStorage:Bucket",
+      f"{REPLICATION}:CloudStorage:CredentialsJsonPath"]),
+    (target("Sftp"),
+     [f"{REPLICATION}:Sftp:{name}" for name in ("Host", "User", "PrivateKeyPath")]),
+    (target("LocalDisk", Path=""), [f"{REPLICATION}:LocalDisk:Path"]),
+    ({**OBJECT_STORE, f"{REPLICATION}:ObjectStore:SecretAccessKeyEnvVar": "wJalr/Utn+FEMI"},
+     [f"{REPLICATION}:ObjectStore:SecretAccessKeyEnvVar"]),
+    ({**OBJECT_STORE, f"{REPLICATION}:ObjectStore:EndpointUrl": "store:9000"},
+     [f"{REPLICATION}:ObjectStore:EndpointUrl"]),
+    ({**OBJECT_STORE, f"{REPLICATION}:AutoRegenerateOnTenantChange": True,
+      f"{REPLICATION}:ConfigOutputPath": "", f"{REPLICATION}:ReplicatorPidFilePath": " "},
+     [f"{REPLICATION}:ConfigOutputPath", f"{REPLICATION}:ReplicatorPidFilePath"]),
+    ({**EMAIL, f"{NOTIFICATIONS}:Email:FromAddress": ""}, [f"{NOTIFICATIONS}:Email:FromAddress"]),
+    ({**EMAIL, f"{NOTIFICATIONS}:Email:FromAddress": "A <a@example.com>"},
+     [f"{NOTIFICATIONS}:Email:FromAddress"]),
+    ({**EMAIL, f"{NOTIFICATIONS}:Email:FromDisplayName": "A\r\nBcc: b"},
+     [f"{NOTIFICATIONS}:Email:FromDisplayName"]),
+    ({**EMAIL, f"{NOTIFICATIONS}:Templates:Deleted:EmailSubject": "\n"},
+     [f"{NOTIFICATIONS}:Templates:Deleted:EmailSubject"]),
+    ({**EMAIL, f"{NOTIFICATIONS}:EnabledChannels:Email": False},
+     [f"{NOTIFICATIONS}:EnabledChannels"]),
+    ({**WEBHOOK, f"{NOTIFICATIONS}:Webhook:Url": ""}, [f"{NOTIFICATIONS}:Webhook:Url"]),
+    ({**WEBHOOK, f"{NOTIFICATIONS}:Webhook:Url": "http://example.com/in"},
+     [f"{NOTIFICATIONS}:Webhook:Url"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "expected"), BAD, ids=str)
+def test_refused(changes: dict[str, Any], expected: list[str]) -> None:
+    assert keys(changes) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "example.com", "/v1", "ftp://example.com", "http://example.com", "https://", "https:///v1",
+        "https://user:pass@example.com", "https://example.com/?a=b", "https://example.com/#a",
+        "https://exa mple.com", "https://example.com\n", "https://[::1", "https://a:99999",
+        "http://localhost:9000", "http://127.0.0.1.example.com",
+    ],
+)  # fmt: skip
+def test_custom_base_url_must_be_absolute_https(url: str) -> None:
+    assert keys({"Mode": "Custom", "CustomBaseUrl": url}) == ["CustomBaseUrl"]
+
+
+def test_plain_http_elsewhere_is_refused_in_development_too() -> None:
+    assert keys({"CustomBaseUrl": "http://example.com", **DEVELOPMENT}) == ["CustomBaseUrl"]
+
+
+@pytest.mark.parametrize("slug", ["-a", "a-", "A", "a_b", "a b", "a" * 65, "\u00e4", "a\n"])
+def test_slugs(slug: str) -> None:
+    key = f"{UPGRADE}:LiteralDefaultTenantSlug"
+    assert keys({key: slug}) == [key]
+
+
+@pytest.mark.parametrize(
+    "number", ["", "15551234567", "+05551234567", "+1555123456789012", "+1 555", "+1\n", "+1\u0661"]
+)
+def test_phone_numbers(number: str) -> None:
+    key = f"{NOTIFICATIONS}:Sms:SmsProviderA:FromNumber"
+    assert keys({**SMS, key: number}) == [key]
+
+
+@pytest.mark.parametrize(
+    "version", ["2025", "2025-13", "2025-02-30", "2025-1-1", "latest", "2025-01-01\n"]
+)
+def test_versions_are_iso_dates(version: str) -> None:
+    assert keys({"ApiVersion": version, "ApiVersionStrictness": "Off"}) == ["ApiVersion"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "8080", ":8080", "localhost", "localhost:", "localhost:x", "localhost:65536", "::1:80",
+     "[::1]", "[zz]:80", "unix:", "fd:", "fd:x", "a b:80", "unix:/" + "a" * 107],
+)  # fmt: skip
+def test_bind_addresses(address: str) -> None:
+    assert keys({"Server:Bind": [address]}) == ["Server:Bind:0"]
+
+
+EVERYTHING_ON = {
+    **OBJECT_STORE,
+    **EMAIL,
+    f"{NOTIFICATIONS}:EnabledChannels:Webhook": True,
+    f"{NOTIFICATIONS}:Webhook:Url": "https://example.com/in",
+}
+NUMBERS = [s for s in table() if s.kind in (int, float) and "Sftp" not in s.path]
+
+
+@pytest.mark.parametrize("setting", NUMBERS, ids=lambda setting: setting.key)
+def test_ranges_are_inclusive(setting: Any) -> None:
+    key = setting.key.removeprefix("Sdk:")
+    others = {**EVERYTHING_ON, "Webhooks:Queue:RetryBaseSeconds": 0}
+    for bound, beyond in zip(setting.bounds, (-1, 1), strict=True):
+        if bound is not None:
+            assert key in keys({**others, key: bound + beyond})
+            assert key not in keys({**others, key: bound})
+
+
+def test_a_huge_number_is_a_problem_of_its_own() -> None:
+    assert keys({"TimeoutMs": 10**5000, "Webhooks:ToleranceSeconds": -(10**5000)}) == [
+        "TimeoutMs",
+        "Webhooks:ToleranceSeconds",
+    ]
+
+
+def test_the_standalone_receiver_needs_no_token() -> None:
+    assert keys({"AccessToken": None}, standalone=True) == []
+    assert keys({"AccessToken": " "}, standalone=True) == []
+    assert keys({"AccessToken": "a b"}, standalone=True) == ["AccessToken"]
+
+
+def test_without_the_receiver_no_secret_is_needed_but_bad_ones_are_reported() -> None:
+    assert keys({"Webhooks:Secret": None}, receiver=False) == []
+    assert keys({"Webhooks:Secret": "whsec_"}, receiver=False) == ["Webhooks:Secret"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"ApiVersion": "2025-01-01"}, "ApiVersion"),
+        ({"Webhooks:Secret": "an-old-secret-of-some-length"}, "Webhooks:Secret"),
+        ({"Webhooks:Secrets": [OTHER_SECRET, SECRET]}, "Webhooks:Secrets:1"),
+        ({"Environment": "Developement"}, "Environment"),
+    ],
+)
+def test_warnings(changes: dict[str, Any], key: str) -> None:
+    found = findings(changes)
+    assert found.problems == ()
+    assert [warning.key for warning in found.warnings] == [f"Sdk:{key}"]
+
+
+@pytest.mark.parametrize("name", ["Staging", "production", "Tests", "QA"])
+def test_other_environments_are_no_warning(name: str) -> None:
+    assert findings({"Environment": name}) == Findings()
+
+
+def problem_keys(mapping: dict[str, Any]) -> list[str]:
+    with pytest.raises(OptionsValidationError) as caught:
+        Settings.from_mapping(mapping)
+    return [problem.key.removeprefix("Sdk:") for problem in caught.value.problems]
+
+
+def test_types_and_rules_are_reported_together_and_once() -> None:
+    mapping = {"AccessToken": 5, "TimeoutMs": 1, "Mode": "x", "Webhooks": {"Secrets": [5]}}
+    assert problem_keys(mapping) == ["Mode", "AccessToken", "Webhooks:Secrets:0", "TimeoutMs"]
+
+
+def test_wrong_types_are_ignored_where_the_section_is_off() -> None:
+    off = {**VALID, f"{REPLICATION}:RetentionDays": "many", f"{NOTIFICATIONS}:Email": "text"}
+    assert not Settings.from_mapping(off).multi_tenant.file_db.replication.use_replication
+    on = {**off, **OBJECT_STORE, f"{NOTIFICATIONS}:Enabled": "maybe"}
+    assert problem_keys(on) == [f"{REPLICATION}:RetentionDays", f"{NOTIFICATIONS}:Enabled"]
+
+
+def test_an_unknown_target_hides_the_sub_options() -> None:
+    mapping = {**VALID, **target("ObjectStore"), f"{REPLICATION}:ReplicaTargetType": "Tape"}
+    assert problem_keys(mapping) == [f"{REPLICATION}:ReplicaTargetType"]
+
+
+@given(st.text())
+def test_any_text_is_a_secret_or_a_problem_with_its_key(text: str) -> None:
+    assert keys({"Webhooks:Secret": text}) in ([], ["Webhooks:Secret"])
+
+
+#: CertFile and KeyFile speak of each other.
+TEXTS = [s for s in table() if s.kind is str and s.path[-1] not in ("CertFile", "KeyFile")]
+
+
+@given(st.sampled_from(TEXTS), st.text(max_size=30))
+def test_any_text_in_any_setting_is_allowed_or_a_problem(setting: Any, text: str) -> None:
+    key = setting.key.removeprefix("Sdk:")
+    value = [text] if setting.many else text
+    found = keys({**EVERYTHING_ON, key: value})
+    assert all(name.startswith(key) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("Storage:Backend", "Postgres"),
+        ("Server:Processes", 2),
+        ("Relay:Enabled", True),
+        ("MultiTenant:Enabled", True),
+        (f"{REPLICATION}:UseReplication", True),
+        (f"{NOTIFICATIONS}:Enabled", True),
+        ("Webhooks:Reconciliation:Enabled", True),
+        ("Connection:EnableHttp3", True),
+    ],
+)
+def test_parts_that_are_missing_are_named(key: str, value: Any) -> None:
+    (problem,) = missing_parts(bind([read_section({key: value}, None)]).settings)
+    assert problem.key == f"Sdk:{key}"
+    assert problem.message.startswith("not in this version: ")
+    assert "remove the key or set it to" in problem.message
+
+
+def test_the_defaults_ask_for_nothing_that_is_missing() -> None:
+    assert missing_parts(Settings()) == []
+    assert missing_parts(bind([read_section({"Server:FastPath": False}, None)]).settings) == []

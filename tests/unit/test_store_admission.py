@@ -1,0 +1,53 @@
+"""What a further delivery of a known id is told (contracts 3)."""
+
+import pytest
+
+from sdk_trio.storage.admission import (
+    ACCEPTING,
+    CLAIMING,
+    PARKING,
+    Change,
+    Known,
+    Standing,
+    standing_of,
+)
+from sdk_trio.storage.records import Admission, DeliveryState
+
+
+def known(state: str, **fields: object) -> Known:
+    defaults = {"queued": False, "attempts": 1, "finished_at": None, "held_until": None}
+    return Known(DeliveryState(state), **{**defaults, **fields})  # type: ignore[arg-type] # by name
+
+
+@pytest.mark.parametrize(
+    ("record", "standing"),
+    [
+        (known("done", finished_at=900.0), Standing.FINISHED),
+        (known("done", finished_at=899.9), Standing.FORGOTTEN),
+        (known("dead", finished_at=0.0), Standing.DEAD),
+        (known("parked"), Standing.PARKED),
+        (known("received", queued=True), Standing.QUEUED),
+        (known("running", queued=True, held_until=0.0), Standing.QUEUED),
+        (known("retrying", queued=True), Standing.QUEUED),
+        (known("running", held_until=1000.1), Standing.RUNNING),
+        (known("running", held_until=1000.0), Standing.WAITING),
+        (known("retrying"), Standing.WAITING),
+        (known("received"), Standing.WAITING),
+    ],
+)
+def test_where_a_record_stands(record: Known, standing: Standing) -> None:
+    assert standing_of(record, now=1000.0, dedup_seconds=100.0) is standing
+
+
+@pytest.mark.parametrize("rulings", [ACCEPTING, CLAIMING, PARKING])
+def test_every_standing_has_an_answer_and_only_new_writes(rulings) -> None:  # type: ignore[no-untyped-def] # a table
+    assert set(rulings) == set(Standing)
+    for ruling in rulings.values():
+        assert (ruling.admission is Admission.NEW) == (ruling.change is not Change.NOTHING)
+
+
+def test_attempts_go_on_after_a_failed_run_and_start_anew_after_replay_like_ends() -> None:
+    assert CLAIMING[Standing.DEAD].change is Change.UPDATE
+    assert ACCEPTING[Standing.DEAD].change is Change.RESTART
+    assert CLAIMING[Standing.PARKED].change is Change.RESTART
+    assert CLAIMING[Standing.WAITING].change is Change.UPDATE
