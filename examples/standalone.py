@@ -7,6 +7,7 @@ Any ASGI server that runs Trio mounts it; here hypercorn, at the path of ``Sdk:W
 The server's lifespan starts the queue and drains it at the end.
 """
 
+import os
 from functools import partial
 
 import trio
@@ -33,5 +34,5 @@ def build() -> sdk_trio.WebhookReceiver:
 
 if __name__ == "__main__":
     config = Config()
-    config.bind = ["127.0.0.1:8090"]
+    config.bind = [f"127.0.0.1:{os.environ.get('PORT', '8090')}"]
     trio.run(partial(serve, build(), config))

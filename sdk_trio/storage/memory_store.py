@@ -3,8 +3,8 @@
 It keeps nothing after the process has ended, and forgets a done delivery whole, with its body, as
 soon as the dedup retention has passed: its size is bounded by that and by what is unfinished.
 
-Cancellation: every method but ``close`` is one checkpoint, *before* anything is looked at or changed. Cancelled
-therefore means untouched, and a change is complete the moment it is made.
+Cancellation: every method but ``close`` is one checkpoint, *before* anything is looked at or
+changed. Cancelled therefore means untouched, and a change is complete the moment it is made.
 """
 
 from collections.abc import Mapping, Sequence

@@ -36,7 +36,7 @@ class Inbox(Protocol):
         had failed inline and waited for a redelivery: then it is ``received``, queued, its
         attempts back at 0 if it had been done, dead or parked. With ``leased`` the caller runs it
         itself; otherwise the next ``take_due`` hands it out. Everything else changes nothing:
-        ``DONE``, or ``QUEUED``, or ``RUNNING`` (in an inline handler of a live lease).
+        ``DONE``, or ``QUEUED``, or ``RUNNING`` (inline, under the live lease of another owner).
         """
         ...
 
@@ -44,8 +44,9 @@ class Inbox(Protocol):
         """Claim ``delivery`` for an inline run: ``NEW`` means that it is ``running`` and ours.
 
         The attempt counts as started. ``RUNNING`` when another owner's live lease runs it inline;
-        one of our own (the caller knows that it does not run), or whose lease has expired, or that waits for a redelivery, or is dead or parked, is claimed
-        (attempts continue after a failed or dead run, and start anew after parked).
+        one of our own (the caller knows that it does not run), or whose lease has expired, or that
+        waits for a redelivery, or is dead or parked, is claimed (attempts continue after a failed
+        or dead run, and start anew after parked).
         """
         ...
 

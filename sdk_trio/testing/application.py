@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from ..config import Settings
+from ..errors import NotRunningError
 from ..events import Event
 from ..runtime import Runtime
 from ..storage.ports import Inbox
@@ -59,6 +60,8 @@ def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
             "Server:Bind": ["127.0.0.1:0"],
             "Storage:Backend": "Memory",
             "Webhooks:RequireHttps": False,
+            # A handler that hangs is to fail its test soon.
+            "Webhooks:GracefulDrainTimeoutSeconds": 5,
             "Webhooks:Secret": new_secret(secrets.token_bytes(32)),
             **(overrides or {}),
         },
@@ -81,8 +84,10 @@ class AppUnderTest:
     @property
     def url(self) -> str:
         """The address that deliveries are posted to."""
-        assert self.runtime.started is not None
-        return own_url(self.runtime.started.receiver[0], self.settings.webhooks.path)
+        started = self.runtime.started
+        if started is None:
+            raise NotRunningError("the runtime under test has not been started")
+        return own_url(started.receiver[0], self.settings.webhooks.path)
 
     def sign(
         self,
@@ -161,6 +166,8 @@ async def running_app(
 ) -> AsyncIterator[AppUnderTest]:
     """Run a runtime for the length of a ``with`` block, and drain it at the end.
 
+    When the block raises, handlers that still run are cancelled instead.
+
     Args:
         handlers: the handlers under test; None parks every event.
         settings: default :func:`settings_for_tests`.
@@ -168,5 +175,9 @@ async def running_app(
     runtime = Runtime(settings or settings_for_tests(), handlers)
     async with trio.open_nursery() as nursery:
         await nursery.start(runtime.run)
-        yield AppUnderTest(runtime)
+        try:
+            yield AppUnderTest(runtime)
+        except BaseException:
+            runtime.force()  # a test that has failed is not to wait for its handlers
+            raise
         runtime.shut_down("the test ended")

@@ -42,7 +42,7 @@ def sdk_settings() -> "Settings":
 
 
 @trio_fixture  # type: ignore[untyped-decorator]  # pytest-trio has no types
-async def sdk_app(
+async def sdk_app(  # noqa: ASYNC900,ASYNC911 - pytest-trio runs it in a task of its own
     nursery: "trio.Nursery", sdk_handlers: "HandlerRegistry", sdk_settings: "Settings"
 ) -> AsyncIterator["AppUnderTest"]:
     """Run the handlers in a real runtime on a free port; it is drained after the test."""
@@ -55,7 +55,7 @@ async def sdk_app(
     runtime.shut_down("the test ended")
 
 
-@trio_fixture  # type: ignore[untyped-decorator]  # pytest-trio has no types
-async def deliver(sdk_app: "AppUnderTest") -> Any:
+@pytest.fixture
+def deliver(sdk_app: "AppUnderTest") -> Any:
     """Return ``await deliver("order.paid", {...})``: see :meth:`AppUnderTest.deliver`."""
     return sdk_app.deliver

@@ -20,7 +20,7 @@ from .answers import Answer
 from .counters import Counters
 from .dispatcher import CLEANUP_SECONDS, Arrival, Dispatcher
 from .janitor import Janitor
-from .queuer import LEASE_SECONDS, Queuer
+from .queuer import Queuer
 from .receiver import UNAVAILABLE_RETRY_SECONDS, Receive, Receiver, Scope, Send
 from .registry import BoundHandlers, HandlerRegistry
 from .services import Services
@@ -181,9 +181,7 @@ class WebhookReceiver:
     async def _open_inbox(self, stack: AsyncExitStack) -> Inbox:
         if self.settings.storage.backend is not StorageBackend.MEMORY:
             stack.enter_context(lock_data_directory(self.settings.storage.path))
-        return await stack.enter_async_context(
-            open_inbox(self.settings, owner=str(uuid.uuid4()), lease_seconds=LEASE_SECONDS)
-        )
+        return await stack.enter_async_context(open_inbox(self.settings, owner=str(uuid.uuid4())))
 
     async def _run_queue(self, running: "_Running", *, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:

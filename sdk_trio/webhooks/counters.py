@@ -9,7 +9,7 @@ class Counters:
     """Deliveries by result (``sdk_webhook_deliveries_total{result}`` of contracts 10).
 
     Results are ``accepted``, ``handled``, ``failed``, ``dead``, ``parked``, ``duplicate``,
-    ``rejected``, ``refused``, ``full``, ``drift``: a closed set, so that no sender can make it grow.
+    ``rejected``, ``refused``, ``full``, ``drift``: a closed set that no sender can make grow.
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ are fetched by the feeder when they are due and a place is free.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 
 import trio
@@ -16,7 +16,7 @@ from ..config import Settings
 from ..errors import DeliveryDecodingError, StoreUnavailableError
 from ..logs import get_logger
 from ..storage.ports import Inbox
-from ..storage.records import Admission, Dead, DeliveryRecord, Retry
+from ..storage.records import Admission, Admitted, Dead, DeliveryRecord, Retry
 from . import answers
 from .answers import Answer
 from .counters import Counters
@@ -34,9 +34,8 @@ FEED_LIMIT = 100
 #: What a sender is asked to wait, in seconds, when the queue is full.
 FULL_RETRY_SECONDS = 5.0
 
-#: How often leases are renewed, in seconds; LEASE_SECONDS leaves room for two missed renewals.
+#: How often leases are renewed, in seconds; storage.LEASE_SECONDS allows for two missed renewals.
 RENEW_SECONDS = 20.0
-LEASE_SECONDS = 75.0
 
 
 class Queuer:
@@ -102,6 +101,7 @@ class Queuer:
         # An ordered event, and any event while older ones wait on disk, takes its turn there.
         direct = not (arrival.delivery.ordered or self._behind)
         queued = False
+        admitted: Admitted | None = None
         try:
             admitted = await self._inbox.accept(arrival.delivery, leased=direct)
             if admitted.admission is not Admission.NEW:
@@ -112,6 +112,11 @@ class Queuer:
                 queued = True
             return answers.OK
         finally:
+            if admitted is None and direct:
+                # Cancelled, or not answered in time: it may be committed all the same, and its
+                # sender will be told so. Without our lease the feeder finds it.
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._release([arrival.delivery.webhook_id])
             if not queued:
                 self._free_place()
                 self._want_feed()
@@ -198,7 +203,7 @@ class Queuer:
         finally:
             if waiting:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await self._inbox.release(waiting)
+                    await self._release(waiting)
         self._behind = due.more
         if due.more:
             self._want_feed()
@@ -218,6 +223,14 @@ class Queuer:
         self._places_taken += 1
         self._send.send_nowait((arrival, record.attempts + 1))
         return True
+
+    async def _release(self, webhook_ids: Sequence[str]) -> None:
+        try:
+            await self._inbox.release(webhook_ids)
+        except StoreUnavailableError as error:
+            # Our leases end with this process, and the next start takes the events over.
+            _log.error("store.unavailable", error=str(error), ids=webhook_ids)
+            await trio.lowlevel.checkpoint()
 
     async def _wait_for_work(self) -> None:
         """Return when there may be something to fetch: asked to, due, or changed elsewhere."""

@@ -96,6 +96,15 @@ async def test_of_fifty_tasks_with_the_same_id_one_is_the_first(stores: Stores) 
         assert answers.count(Admission.NEW) == 1
 
 
+async def test_of_several_owners_one_runs_a_delivery_inline(stores: Stores) -> None:
+    inboxes = [await stores.open(f"owner {n}") for n in range(8)]
+    answers: list[Admission] = []
+    async with trio.open_nursery() as nursery:
+        for inbox in inboxes:
+            nursery.start_soon(note_admission, inbox.claim, delivery(), answers)
+    assert sorted(answer.name for answer in answers) == ["NEW", *["RUNNING"] * 7]
+
+
 async def test_a_running_claim_is_protected_from_other_owners_but_not_from_its_own(
     stores: Stores,
 ) -> None:

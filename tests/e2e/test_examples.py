@@ -1,0 +1,86 @@
+"""The examples do what their first lines say, as programs of their own."""
+
+import ast
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+from support.deliveries import SECRET
+
+from sdk_trio.testing import sign_delivery
+from sdk_trio.webhooks.sender import post
+
+ROOT = Path(__file__).parents[2]
+
+
+async def delivered_to_example(name: str, url: str | None) -> str:
+    """Start an example, deliver to it over the network, and return what it printed."""
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-u", str(ROOT / "examples" / name)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={
+            **os.environ,
+            "SDK__WEBHOOKS__SECRET": SECRET,
+            "SDK__WEBHOOKS__REQUIREHTTPS": "false",
+            "SDK__STORAGE__BACKEND": "Memory",
+        },
+    )
+    printed = b""
+    try:
+        with trio.fail_after(30):
+            while url is None:
+                printed += await process.stdout.receive_some()
+                found = re.search(rb"(http://\S+)\n", printed)
+                url = found and found.group(1).decode()
+            signed = sign_delivery("order.paid", {"id": "from-a-test"}, secret=SECRET)
+            while True:
+                try:
+                    answer = await post(url, signed)
+                except Exception:
+                    await trio.sleep(0.05)  # the process is still starting
+                else:
+                    break
+            assert answer.status == 200
+            while b"from-a-test" not in printed:
+                printed += await process.stdout.receive_some()
+    finally:
+        process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
+        await process.stdout.aclose()
+    return printed.decode()
+
+
+async def test_the_embedded_example_receives_and_handles():
+    assert "paid: from-a-test" in await delivered_to_example("embedded.py", None)
+
+
+async def test_the_standalone_example_receives_and_handles(monkeypatch):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("PORT", str(port))
+    url = f"http://127.0.0.1:{port}/hooks/sdk"
+    assert "paid: from-a-test" in await delivered_to_example("standalone.py", url)
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *sorted(ROOT.glob("docs/**/*.md"))], ids=lambda page: Path(page).name
+)
+def test_the_python_in_the_documentation_parses(page):
+    text = (ROOT / page).read_text()
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        ast.parse(block)
+
+
+def test_the_links_of_the_documentation_lead_somewhere():
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks/README.md"]
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -1,0 +1,63 @@
+"""Cancelling a delivery while its commit runs, on the real store."""
+
+import pytest
+import trio
+from support.deliveries import Bench, arrival
+
+from sdk_trio.events import OrderPaidEvent
+from sdk_trio.storage.records import DeliveryState
+from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.webhooks.registry import HandlerRegistry
+
+
+@pytest.fixture
+def handled():
+    return []
+
+
+@pytest.fixture
+def handlers(handled):
+    registry = HandlerRegistry()
+
+    @registry.on(OrderPaidEvent, enqueue=True)
+    async def handle(event):
+        handled.append(event.webhook_id)
+
+    return registry
+
+
+async def test_what_was_committed_although_its_request_was_cancelled_is_handled(
+    tmp_path, handlers, handled
+):
+    """A cancelled sender delivers again and is told 200: so the event must be on its way."""
+    inbox = await SqliteInbox.open(
+        tmp_path / "inbox.db",
+        owner="here",
+        lease_seconds=75,
+        dedup_seconds=3600,
+        payload_seconds=3600,
+    )
+    bench = Bench.of(handlers, inbox)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(bench.queue.run)
+            await trio.sleep(0.05)  # lets the feeder see that nothing is left from before
+            for number in range(40):
+                with trio.CancelScope() as scope:
+                    async with trio.open_nursery() as race:
+                        race.start_soon(bench.queue.accept, arrival(webhook_id=f"m{number}"))
+                        for _ in range(number % 4):
+                            await trio.lowlevel.checkpoint()
+                        scope.cancel()
+            answers = [
+                await bench.queue.accept(arrival(webhook_id=f"m{number}")) for number in range(40)
+            ]
+            assert {answer.status for answer in answers} == {200}
+            while len(handled) < 40:
+                await trio.sleep(0.01)
+            assert bench.queue.depth == 0
+            bench.queue.close()
+        counts = await inbox.counts()
+        await inbox.close()
+    assert counts[DeliveryState.DONE] == 40
+    assert sorted(handled) == sorted(f"m{number}" for number in range(40))
