@@ -102,6 +102,7 @@ class Runtime:
             BindError: an address cannot be listened on.
             StoreLockedError: another process uses the data directory.
             StorageError: the store cannot be opened.
+            NotRunningError: it was run before, or :meth:`force` came before it had started.
         """
         if self._used:
             raise NotRunningError("this runtime has been run already; make another one")
@@ -140,6 +141,7 @@ class Runtime:
             cert_file=settings.server.cert_file,
             key_file=settings.server.key_file,
         )
+        started: Started | None = None
         with self._scope:
             async with trio.open_nursery() as parts:
                 await parts.start(self.receiver.run)
@@ -156,6 +158,8 @@ class Runtime:
                 await server.ended.wait()
                 await self.receiver.drain()
                 parts.cancel_scope.cancel()
+        if started is None:
+            raise NotRunningError("the runtime was stopped by force before it had started")
 
     def _log_end(self) -> None:
         report = self.report
