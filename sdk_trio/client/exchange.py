@@ -20,7 +20,7 @@ The connection files know nothing of httpx; ``transport.py`` translates in both 
 """
 
 from collections.abc import AsyncIterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import attrs
 
@@ -92,8 +92,7 @@ class Timeouts:
 NO_TIMEOUTS = Timeouts()
 
 
-@attrs.frozen
-class Origin:
+class Origin(NamedTuple):
     """Where requests go: ``http`` or ``https``, a host name or address, a port."""
 
     scheme: str

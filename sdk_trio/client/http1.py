@@ -325,18 +325,23 @@ def content_length(headers: Headers) -> int | None:
     return None
 
 
-def request_head(request: Outgoing) -> bytes:
-    """Write the request line and headers.
+def check_request(request: Outgoing) -> None:
+    """Refuse what the server would read as something else than was meant.
 
     Raises:
-        OurProtocolError: something in it would be read as something else by the server.
+        OurProtocolError: a space in the target, a line break in a header, and the like.
     """
     if not _TOKEN.fullmatch(request.method) or _BAD_TARGET.search(request.target):
         raise OurProtocolError(f"not a method and target: {request.method!r} {request.target!r}")
-    lines = [b"%b %b HTTP/1.1" % (request.method, request.target)]
     for name, value in request.headers:
         if not _TOKEN.fullmatch(name) or _BAD_VALUE.search(value):
             raise OurProtocolError(f"the header {name!r} has bytes that a header must not have")
-        lines.append(b"%b: %b" % (name, value))
+
+
+def request_head(request: Outgoing) -> bytes:
+    """Write the request line and headers; raises :class:`OurProtocolError`."""
+    check_request(request)
+    lines = [b"%b %b HTTP/1.1" % (request.method, request.target)]
+    lines += [b"%b: %b" % header for header in request.headers]
     lines.append(b"\r\n")
     return b"\r\n".join(lines)
