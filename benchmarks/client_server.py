@@ -25,11 +25,14 @@ ACK, END_STREAM, END_HEADERS = 1, 1, 4
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return struct.pack(">HBBBL", len(payload) >> 8, len(payload) & 255, kind, flags, stream) + payload
+    return (
+        struct.pack(">HBBBL", len(payload) >> 8, len(payload) & 255, kind, flags, stream) + payload
+    )
 
 
 class Answerer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         secured = transport.get_extra_info("ssl_object")
         self.buffer = b""

@@ -6,7 +6,7 @@ needs no waiting.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable
 
 import httptools
 import trio
@@ -24,6 +24,7 @@ from sdk_trio.client.exchange import (
     WriteFailedError,
     WriteTimedOutError,
 )
+from sdk_trio.client.uploads import chunks_of, content_length
 from sdk_trio.client.wire import Wire
 
 RECEIVE_BYTES = 64 * 1024
@@ -101,65 +102,59 @@ class Http1Connection:
 
     async def _send(self, request: Outgoing, head: bytes) -> NetworkError | None:
         """Send head and body; an error is returned, since the server may have answered early."""
-        timeout = request.timeouts.write
+        limit = request.timeouts.write
         try:
             if request.stream is not None:
-                await self._write(head, timeout)
-                await self._send_stream(request, timeout)
+                await self._write(head, limit)
+                await self._send_stream(request, request.stream, limit)
             elif len(request.body) <= JOINED_BODY_BYTES:
-                await self._write(head + request.body, timeout)
+                await self._write(head + request.body, limit)
             else:
-                await self._write(head, timeout)
-                await self._write(request.body, timeout)
+                await self._write(head, limit)
+                await self._write(request.body, limit)
         except WriteTimedOutError:
             raise
         except WriteFailedError as error:
             return error
         return None
 
-    async def _send_stream(self, request: Outgoing, timeout: float | None) -> None:
-        assert request.stream is not None
+    async def _send_stream(
+        self, request: Outgoing, stream: AsyncIterable[bytes], limit: float | None
+    ) -> None:
         length = content_length(request.headers)
-        sent = 0
-        async for chunk in request.stream:
-            if not chunk:
-                continue
-            sent += len(chunk)
-            if length is None:
-                await self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk), timeout)
-            elif sent > length:
-                raise OurProtocolError(f"the body is longer than its Content-Length of {length}")
-            else:
-                await self._write(chunk, timeout)
+        async with chunks_of(stream, length=length) as chunks:
+            async for chunk in chunks:
+                if length is None:
+                    await self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk), limit)
+                else:
+                    await self._write(chunk, limit)
         if length is None:
-            await self._write(b"0\r\n\r\n", timeout)
-        elif sent < length:
-            raise OurProtocolError(f"the body has {sent} bytes, its Content-Length says {length}")
+            await self._write(b"0\r\n\r\n", limit)
 
-    async def _write(self, data: bytes, timeout: float | None) -> None:
-        if timeout is None:
+    async def _write(self, data: bytes, limit: float | None) -> None:
+        if limit is None:
             await self._wire.send_all(data)
             return
-        with trio.move_on_after(timeout) as scope:
+        with trio.move_on_after(limit) as scope:
             await self._wire.send_all(data)
         if scope.cancelled_caught:
-            raise WriteTimedOutError(f"the server took no bytes for {timeout:g} s")
+            raise WriteTimedOutError(f"the server took no bytes for {limit:g} s")
 
-    async def _receive(self, parse: "_Parse", timeout: float | None) -> None:
-        if timeout is None:
+    async def _receive(self, parse: "_Parse", limit: float | None) -> None:
+        if limit is None:
             data = await self._wire.receive(RECEIVE_BYTES)
         else:
-            with trio.move_on_after(timeout) as scope:
+            with trio.move_on_after(limit) as scope:
                 data = await self._wire.receive(RECEIVE_BYTES)
             if scope.cancelled_caught:
-                raise ReadTimedOutError(f"the server sent nothing for {timeout:g} s")
+                raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
         parse.feed(data)
 
-    async def receive_body(self, parse: "_Parse", timeout: float | None) -> None:
+    async def receive_body(self, parse: "_Parse", limit: float | None) -> None:
         """Receive until ``parse`` holds some of the body, or its end."""
         try:
             while not parse.chunks and not parse.ended:
-                await self._receive(parse, timeout)
+                await self._receive(parse, limit)
         except BaseException:
             self.abandon()
             raise
@@ -182,20 +177,20 @@ class Http1Connection:
 class _Body:
     """Reads one answer's body; the connection is given up or handed back exactly once."""
 
-    __slots__ = ("_connection", "_parse", "_timeout")
+    __slots__ = ("_connection", "_limit", "_parse")
 
-    def __init__(self, connection: Http1Connection, parse: "_Parse", timeout: float | None) -> None:
+    def __init__(self, connection: Http1Connection, parse: "_Parse", limit: float | None) -> None:
         # None once the exchange is over: the connection may serve another by then.
         self._connection = None if parse.ended else connection
         self._parse = parse
-        self._timeout = timeout
+        self._limit = limit
 
     async def receive(self) -> bytes:
         parse = self._parse
         if not parse.chunks and self._connection is not None:
             connection = self._connection
             try:
-                await connection.receive_body(parse, self._timeout)
+                await connection.receive_body(parse, self._limit)
             except BaseException:
                 self._connection = None
                 raise
@@ -315,14 +310,6 @@ class _Parse:
     def on_message_complete(self) -> None:
         if self.head_ended:
             self.ended = True
-
-
-def content_length(headers: Headers) -> int | None:
-    """Return the value of Content-Length, None when there is none (or no number)."""
-    for name, value in headers:
-        if name.lower() == b"content-length" and value.isdigit():
-            return int(value)
-    return None
 
 
 def check_request(request: Outgoing) -> None:

@@ -30,7 +30,8 @@ from sdk_trio.client.exchange import (
     ReadTimedOutError,
     WriteTimedOutError,
 )
-from sdk_trio.client.http1 import check_request, content_length
+from sdk_trio.client.http1 import check_request
+from sdk_trio.client.uploads import chunks_of, content_length
 from sdk_trio.client.wire import MAX_SEND_BYTES, Wire
 
 RECEIVE_BYTES = 256 * 1024
@@ -65,9 +66,10 @@ _SECRET_HEADERS = frozenset([b"authorization", b"cookie", b"proxy-authorization"
 class _Protocol(h2.connection.H2Connection):
     """h2, corrected in two places; a canary test watches what is overridden.
 
-    GOAWAY ends no stream that the server still answers. h2 treats GOAWAY as the end of everything: it drops what is queued and refuses later frames.
-    But a server that says it gracefully (as nginx does after some 1000 requests) goes on
-    answering every stream up to the one it names (RFC 9113, 6.8).
+    GOAWAY ends no stream that the server still answers. h2 treats GOAWAY as the end of
+    everything: it drops what is queued and refuses later frames. But a server that says it
+    gracefully (as nginx does after some 1000 requests) goes on answering every stream up to the
+    one it names (RFC 9113, 6.8).
 
     Opening a stream counts none of the others. h2 goes through all of them each time; the pool
     has kept the server's limit by then, so it is left to the sweep of ended ones, now and then.
@@ -191,7 +193,7 @@ class Http2Connection:
                     self._released(self)
         except NetworkError as error:
             self._error = error
-        except Exception as error:  # noqa: BLE001 - h2's own, or a fault in h2: only this connection ends
+        except Exception as error:  # h2's own, or a fault in h2: only this connection ends
             self._error = PeerProtocolError(f"the server broke HTTP/2: {error!r}")
         scope.cancel()
 
@@ -256,9 +258,9 @@ class Http2Connection:
             stream = self._open(request)
             if request.stream is not None or request.body:
                 await self._upload(stream, request)
-            timeout = request.timeouts.read
+            limit = request.timeouts.read
             while stream.headers is None:
-                await self._wait(stream, timeout)
+                await self._wait(stream, limit)
         except BaseException:
             if stream is None:
                 self.in_use -= 1
@@ -267,12 +269,12 @@ class Http2Connection:
                 self.abandon(stream)
             raise
         status, headers = stream.headers
-        return Answer(status, b"", headers, b"HTTP/2", _Body(self, stream, timeout))
+        return Answer(status, b"", headers, b"HTTP/2", _Body(self, stream, limit))
 
     def _open(self, request: Outgoing) -> "_Stream":
         if self.is_closed or self.is_draining:
             raise NotProcessedError("the connection ended before the request was sent")
-        headers = _request_headers(request)
+        headers = request_headers(request)
         has_body = request.stream is not None or bool(request.body)
         try:
             stream_id = self._h2.get_next_available_stream_id()
@@ -290,24 +292,19 @@ class Http2Connection:
         return stream
 
     async def _upload(self, stream: "_Stream", request: Outgoing) -> None:
-        timeout = request.timeouts.write
+        limit = request.timeouts.write
         if request.stream is None:
-            if await self._send(stream, request.body, timeout):
+            if await self._send(stream, request.body, limit):
                 self._end_upload(stream)
             return
         length = content_length(request.headers)
-        sent = 0
-        async for chunk in request.stream:
-            sent += len(chunk)
-            if length is not None and sent > length:
-                break
-            if not await self._send(stream, chunk, timeout):
-                return
-        if length is not None and sent != length:
-            raise OurProtocolError(f"the body's length is not its Content-Length, {length}")
+        async with chunks_of(request.stream, length=length) as chunks:
+            async for chunk in chunks:
+                if not await self._send(stream, chunk, limit):
+                    return
         self._end_upload(stream)
 
-    async def _send(self, stream: "_Stream", body: bytes, timeout: float | None) -> bool:
+    async def _send(self, stream: "_Stream", body: bytes, limit: float | None) -> bool:
         """Queue ``body`` as far as the server's windows allow; False when it wants no more."""
         view = memoryview(body)
         while view:
@@ -320,10 +317,10 @@ class Http2Connection:
             )
             if window <= 0 or self._queued > QUEUED_BYTES:
                 gate = stream.window if window <= 0 else self._drained
-                with trio.move_on_after(float("inf") if timeout is None else timeout) as scope:
+                with trio.move_on_after(float("inf") if limit is None else limit) as scope:
                     await gate.wait()
                 if scope.cancelled_caught:
-                    raise WriteTimedOutError(f"the server took no bytes for {timeout:g} s")
+                    raise WriteTimedOutError(f"the server took no bytes for {limit:g} s")
                 continue
             chunk = view[:window]
             try:
@@ -341,25 +338,25 @@ class Http2Connection:
             stream.upload_ended = True
             self._work.set()
 
-    async def _wait(self, stream: "_Stream", timeout: float | None) -> None:
+    async def _wait(self, stream: "_Stream", limit: float | None) -> None:
         """Wait until the server's next frame for ``stream``."""
         stream.check()
-        if timeout is None:
+        if limit is None:
             await stream.arrival.wait()
         else:
-            with trio.move_on_after(timeout) as scope:
+            with trio.move_on_after(limit) as scope:
                 await stream.arrival.wait()
             if scope.cancelled_caught:
-                raise ReadTimedOutError(f"the server sent nothing for {timeout:g} s")
+                raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
         stream.arrival = trio.Event()
         stream.check()
 
-    async def receive_body(self, stream: "_Stream", timeout: float | None) -> bytes:
+    async def receive_body(self, stream: "_Stream", limit: float | None) -> bytes:
         """Return the next bytes of ``stream``, ``b""`` at its end."""
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             while not stream.chunks and not stream.ended:
-                await self._wait(stream, timeout)
+                await self._wait(stream, limit)
         except BaseException:
             self.abandon(stream)
             raise
@@ -544,23 +541,21 @@ class _Stream:
 class _Body:
     """Reads one stream's body."""
 
-    __slots__ = ("_connection", "_stream", "_timeout")
+    __slots__ = ("_connection", "_limit", "_stream")
 
-    def __init__(
-        self, connection: Http2Connection, stream: _Stream, timeout: float | None
-    ) -> None:
+    def __init__(self, connection: Http2Connection, stream: _Stream, limit: float | None) -> None:
         self._connection = connection
         self._stream = stream
-        self._timeout = timeout
+        self._limit = limit
 
     async def receive(self) -> bytes:
-        return await self._connection.receive_body(self._stream, self._timeout)
+        return await self._connection.receive_body(self._stream, self._limit)
 
     def abandon(self) -> None:
         self._connection.abandon(self._stream)
 
 
-def _request_headers(request: Outgoing) -> Headers:
+def request_headers(request: Outgoing) -> Headers:
     """Return the pseudo-headers and headers of ``request``; raises :class:`OurProtocolError`."""
     check_request(request)
     authority = str(request.origin).partition("://")[2].encode()

@@ -90,7 +90,17 @@ class _Waiter:
 class _Lane:
     """What the pool holds for one origin."""
 
-    __slots__ = ("active", "connecting", "dial_after", "http2", "idle", "multiplexed", "origin", "server", "waiters")
+    __slots__ = (
+        "active",
+        "connecting",
+        "dial_after",
+        "http2",
+        "idle",
+        "multiplexed",
+        "origin",
+        "server",
+        "waiters",
+    )
 
     def __init__(self, origin: Origin, server: "_Server") -> None:
         self.origin = origin
@@ -164,6 +174,9 @@ class ConnectionPool:
             ConnectFailedError: the server cannot be reached.
             PoolTimedOutError: none became free within the timeouts.
         """
+        if self._closed:
+            await trio.lowlevel.checkpoint()
+            raise ConnectFailedError("the client was closed")
         lane = self._lane(origin)
         if not lane.waiters:
             connection = self._take(lane)
@@ -205,8 +218,10 @@ class ConnectionPool:
                 for connection in lane.idle:
                     self._close(lane, connection)
                 lane.idle.clear()
-                for active in (*lane.active, *lane.multiplexed):
+                for active in list(lane.active):
                     active.close()
+                for multiplexed in list(lane.multiplexed):
+                    multiplexed.close()
                 self._fail_waiters(lane, ConnectFailedError("the client was closed"))
 
     async def reap(self) -> None:
@@ -259,9 +274,7 @@ class ConnectionPool:
                     return self._take(lane)
         while lane.idle:
             connection = lane.idle.pop()
-            if self._is_old(connection, now) or self._is_spent(connection, now):
-                self._close(lane, connection)
-            elif not connection.is_quiet():
+            if self._is_worn(connection, now):
                 self._close(lane, connection)
             else:
                 lane.active.add(connection)
@@ -274,6 +287,13 @@ class ConnectionPool:
     def _is_spent(self, connection: Http1Connection | Http2Connection, now: float) -> bool:
         idle = 60 * self._limits.pooled_connection_idle_timeout_minutes
         return now - connection.idle_since >= idle
+
+    def _is_worn(self, connection: Http1Connection, now: float) -> bool:
+        return (
+            self._is_old(connection, now)
+            or self._is_spent(connection, now)
+            or not connection.is_quiet()
+        )
 
     # Giving back
 
@@ -343,13 +363,13 @@ class ConnectionPool:
                     self._evict_for(lane)
                 ):
                     return
-                timeout = CONNECT_SECONDS
+                limit = CONNECT_SECONDS
                 for waiter in lane.waiters:
-                    timeout = min(timeout, waiter.timeouts.connect or timeout)
+                    limit = min(limit, waiter.timeouts.connect or limit)
                     break
                 lane.connecting += 1
                 server.slots_taken += 1
-                self._nursery.start_soon(self._dial, lane, timeout)
+                self._nursery.start_soon(self._dial, lane, limit)
 
     def _dials_wanted(self, lane: _Lane) -> int:
         if self._closed or not lane.waiters:
@@ -383,19 +403,19 @@ class ConnectionPool:
                     return True
         return False
 
-    async def _dial(self, lane: _Lane, timeout: float) -> None:
+    async def _dial(self, lane: _Lane, limit: float) -> None:
         try:
-            await self._connect(lane, timeout)
+            await self._connect(lane, limit)
         except NetworkError as error:
             self._dial_failed(lane, error)
-        except Exception as error:  # noqa: BLE001 - a fault here must not end the whole client
+        except Exception as error:  # a fault here must not end the whole client
             _log.error("client.connection_failed", origin=str(lane.origin), exc_info=error)
             self._dial_failed(lane, ConnectFailedError(f"cannot connect: {error!r}"))
 
-    async def _connect(self, lane: _Lane, timeout: float) -> None:
+    async def _connect(self, lane: _Lane, limit: float) -> None:
         connected = False
         try:
-            with trio.move_on_after(timeout) as scope:
+            with trio.move_on_after(limit) as scope:
                 protocols = ["http/1.1"]
                 if self._limits.enable_http2:
                     protocols.insert(0, "h2")
@@ -404,7 +424,7 @@ class ConnectionPool:
                     lane.origin,
                     context=self._tls() if secure else None,
                     protocols=protocols,
-                    timeout=timeout,
+                    limit=limit,
                 )
                 created = trio.current_time()
                 if wire.protocol == "h2":
@@ -419,7 +439,7 @@ class ConnectionPool:
                     )
                     connected = True
             if scope.cancelled_caught:
-                raise ConnectTimedOutError(f"{lane.origin} did not answer within {timeout:g} s")
+                raise ConnectTimedOutError(f"{lane.origin} did not answer within {limit:g} s")
         finally:
             lane.connecting -= 1
             if not connected:
@@ -454,11 +474,7 @@ class ConnectionPool:
         now = trio.current_time()
         kept = []
         for connection in lane.idle:
-            if (
-                self._is_old(connection, now)
-                or self._is_spent(connection, now)
-                or not connection.is_quiet()
-            ):
+            if self._is_worn(connection, now):
                 self._close(lane, connection)
             else:
                 kept.append(connection)

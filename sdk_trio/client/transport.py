@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Protocol
 
-import httpx
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import trio
 
 from sdk_trio.client.exchange import (
@@ -23,6 +23,7 @@ from sdk_trio.client.exchange import (
     Answer,
     BodyReader,
     ConnectFailedError,
+    Connection,
     ConnectTimedOutError,
     NetworkError,
     NotProcessedError,
@@ -38,6 +39,7 @@ from sdk_trio.client.exchange import (
     WriteFailedError,
     WriteTimedOutError,
 )
+from sdk_trio.client.http3_origins import Http3Origins
 from sdk_trio.client.pool import ConnectionLimits, ConnectionPool, PoolStatistics
 
 #: Methods whose repetition changes nothing (RFC 9110, 9.2.2).
@@ -73,8 +75,9 @@ class Transport(httpx.AsyncBaseTransport):
     """Sends httpx requests over connections that it keeps, bounds and renews.
 
     An async context manager; requests are possible inside it only. An ``httpx.AsyncClient``
-    enters its transport by itself; entering again inside is allowed and has no effect. Cancelling a request never
-    waits: its HTTP/1.1 connection is closed, its HTTP/2 or HTTP/3 stream reset.
+    enters its transport by itself; entering again inside is allowed and has no effect.
+    Cancelling a request never waits: its HTTP/1.1 connection is closed, its HTTP/2 or HTTP/3
+    stream reset.
 
     Args:
         connection: the settings of ``Sdk:Connection`` (spec 2.3); they are read on each use, so
@@ -98,6 +101,7 @@ class Transport(httpx.AsyncBaseTransport):
         self._context = verify
         self._entered = 0
         self._pool: ConnectionPool | None = None
+        self._http3: Http3Origins | None = None
 
     async def __aenter__(self) -> "Transport":
         self._entered += 1
@@ -108,6 +112,9 @@ class Transport(httpx.AsyncBaseTransport):
         self._manager, self._nursery = manager, nursery
         self._pool = ConnectionPool(self._settings, tls=self._tls, nursery=nursery)
         nursery.start_soon(self._pool.reap)
+        if self._use_http3:
+            self._http3 = Http3Origins(self._settings, tls=self._tls, nursery=nursery)
+            nursery.start_soon(self._http3.reap)
         return self
 
     async def __aexit__(
@@ -119,16 +126,18 @@ class Transport(httpx.AsyncBaseTransport):
         self._entered -= 1
         if self._entered:
             return
-        assert self._pool is not None
-        pool, self._pool = self._pool, None
-        pool.close()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+        if self._http3 is not None:
+            self._http3.close()
         if self._nursery.cancel_scope.cancel_called:
             # A task of the transport failed: the nursery replaces its own Cancelled by the cause.
-            await self._manager.__aexit__(exc_type, exc_value, traceback)
+            await self._manager.__aexit__(exc_type, exc_value, traceback)  # noqa: ASYNC102 - waits only for tasks that are cancelled
             return
         self._nursery.cancel_scope.cancel()
         # Not passed on: what was raised inside must leave as it is, not in a group of one.
-        await self._manager.__aexit__(None, None, None)
+        await self._manager.__aexit__(None, None, None)  # noqa: ASYNC102 - as above
 
     async def aclose(self) -> None:
         """Close every connection now; what is under way fails. The context may stay open."""
@@ -162,7 +171,7 @@ class Transport(httpx.AsyncBaseTransport):
         except NetworkError as error:
             raise _translate(error, request) from error
         extensions: dict[str, object] = {"http_version": answer.version}
-        if answer.version != b"HTTP/2":
+        if answer.version.startswith(b"HTTP/1"):
             extensions["reason_phrase"] = answer.reason
         return httpx.Response(
             answer.status,
@@ -176,7 +185,11 @@ class Transport(httpx.AsyncBaseTransport):
         tries = 1
         was_stale = False
         while True:
-            connection = await pool.acquire(request.origin, request.timeouts)
+            connection: Connection | None = None
+            if self._http3 is not None:
+                connection = await self._http3.acquire(request.origin)
+            if connection is None:
+                connection = await pool.acquire(request.origin, request.timeouts)
             try:
                 return await connection.exchange(request)
             except NotProcessedError:
@@ -227,10 +240,12 @@ def _outgoing(request: httpx.Request) -> Outgoing:
     limits = request.extensions.get("timeout")
     stream = request.stream
     if isinstance(stream, httpx.ByteStream):
-        body, streamed = request.content, None
-    else:
-        assert isinstance(stream, httpx.AsyncByteStream)
+        body: bytes = request.content
+        streamed: httpx.AsyncByteStream | None = None
+    elif isinstance(stream, httpx.AsyncByteStream):
         body, streamed = b"", stream
+    else:
+        raise TypeError("the request's body is synchronous: give an asynchronous iterable")
     return Outgoing(
         method=request.method.encode("ascii"),
         origin=Origin(scheme, host, url.port or _PORTS[scheme]),

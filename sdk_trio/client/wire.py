@@ -109,7 +109,7 @@ class Wire:
 
 
 async def open_wire(
-    origin: Origin, *, context: ssl.SSLContext | None, protocols: list[str], timeout: float
+    origin: Origin, *, context: ssl.SSLContext | None, protocols: list[str], limit: float
 ) -> Wire:
     """Connect to ``origin`` and, when there is a ``context``, agree on TLS.
 
@@ -118,16 +118,16 @@ async def open_wire(
         context: of TLS; None for a plain connection.
         protocols: what ALPN offers, most wanted first. Set on ``context`` each time, so one
             context may serve several transports.
-        timeout: seconds for all of it.
+        limit: seconds for all of it.
 
     Raises:
         ConnectFailedError: no address answered, or TLS failed; nothing was sent.
-        ConnectTimedOutError: it took longer than ``timeout``.
+        ConnectTimedOutError: it took longer than ``limit``.
 
     Cancelling closes what was open.
     """
     try:
-        with trio.fail_after(timeout):
+        with trio.fail_after(limit):
             stream = await trio.open_tcp_stream(origin.host, origin.port)
             sock = socket.socket(fileno=stream.socket.detach())
             try:
@@ -143,7 +143,7 @@ async def open_wire(
                 raise
             return Wire(sock)
     except trio.TooSlowError as error:
-        raise ConnectTimedOutError(f"{origin} did not answer within {timeout:g} s") from error
+        raise ConnectTimedOutError(f"{origin} did not answer within {limit:g} s") from error
     except (OSError, ValueError) as error:  # ValueError: a host that is no name (idna)
         raise ConnectFailedError(f"cannot connect to {origin}: {_text(error)}") from error
 
