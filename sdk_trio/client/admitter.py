@@ -1,7 +1,6 @@
 """The limiter's layers: wait for leave to send; and shut the gate when the upstream says so."""
 
 import math
-import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -169,7 +168,6 @@ class Gatekeeper:
     """Takes Retry-After to heart: of every answer for its call, of a 429 for the whole token.
 
     Args:
-        inner: makes the attempt.
         limiters: whose gate is shut.
         clock: returns the current time in seconds.
         wall_clock: returns Unix time, for dates of answers that have no ``Date``.
@@ -177,25 +175,19 @@ class Gatekeeper:
 
     def __init__(
         self,
-        inner: AttemptLayer,
         limiters: Limiters,
         *,
         clock: Callable[[], float],
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float],
     ) -> None:
-        self._inner = inner
         self._limiters = limiters
         self._clock = clock
         self._wall_clock = wall_clock
 
-    async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Make the attempt, and remember how long the upstream asks to be left alone."""
-        response = await self._inner.send(call, kind)
-        if response.status_code in RETRYABLE_STATUSES:
-            self._remember(call, response)
-        return response
-
-    def _remember(self, call: Call, response: httpx.Response) -> None:
+    def note(self, call: Call, response: httpx.Response) -> None:
+        """Remember how long the upstream asks to be left alone, from this moment on."""
+        if response.status_code not in RETRYABLE_STATUSES:
+            return
         seconds = retry_after_of(response, now=self._wall_clock())
         if seconds is None:
             return

@@ -20,6 +20,9 @@ CLOSING_SECONDS = 1.0
 #: Names under which upstreams send the id of a request.
 REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 
+#: Name of the request's extension that a transport calls before the request leaves.
+BEFORE_SEND = "sdk_trio.before_send"
+
 _KINDS: MappingProxyType[type[Exception], FailureKind] = MappingProxyType(
     {
         httpx.ConnectError: FailureKind.NOT_SENT,
@@ -37,10 +40,15 @@ _parse_url = lru_cache(maxsize=512)(httpx.URL)
 class Attempter:
     """Sends one request and reads its answer.
 
+    A transport whose attribute ``tells_before_send`` is true calls the extension ``BEFORE_SEND``
+    of a request, without arguments, before anything of it can reach the upstream. So a write that
+    never got a connection is known not to have been executed.
+
     Args:
         transport: sends it.
         clock: returns the current time in seconds.
         observer: is told when an attempt starts and how it has ended.
+        on_head: called with each answer before its body is read; must not raise.
     """
 
     def __init__(
@@ -49,15 +57,19 @@ class Attempter:
         *,
         clock: Callable[[], float],
         observer: AttemptObserver,
+        on_head: Callable[[Call, httpx.Response], None],
     ) -> None:
         self._transport = transport
+        self._transport_tells = getattr(transport, "tells_before_send", False)
         self._clock = clock
         self._observer = observer
+        self._on_head = on_head
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
         """Make one attempt; return its answer, whatever the status, with the body read.
 
-        The body of a success of a streamed call is left unread.
+        The body of a success of a streamed call is left unread. One of another status that breaks
+        or takes too long is empty.
 
         Raises:
             DeadlineExceededError: the call's deadline has come; nothing is sent.
@@ -77,42 +89,56 @@ class Attempter:
         request = _request(call)
         response: httpx.Response | None = None
         failure: Exception | None = None
-        if not call.idempotent:
-            call.unconfirmed_writes += 1
+        self._expect_departure(call, request)
         try:
             response = await self._exchange(call, request, started_at)
+            call.is_unconfirmed = False
         except ConnectionFailedError as error:
             failure = error
-            if error.kind is not FailureKind.UNCONFIRMED and not call.idempotent:
-                call.unconfirmed_writes -= 1
+            if error.kind is not FailureKind.UNCONFIRMED:
+                call.is_unconfirmed = False
             raise
         except Exception as error:
             failure = error
             raise
-        else:
-            if not call.idempotent:
-                call.unconfirmed_writes -= 1
-            return response
         finally:
             self._observer.attempt_ended(
                 _record(call, kind, number, started_at, self._clock(), response, failure)
             )
+        return response
+
+    def _expect_departure(self, call: Call, request: httpx.Request) -> None:
+        """Note from when on the upstream may execute a write: when it leaves, if we are told."""
+        if call.idempotent:
+            return
+        if self._transport_tells:
+            request.extensions[BEFORE_SEND] = call.note_departure
+        else:
+            call.note_departure()
 
     async def _exchange(
         self, call: Call, request: httpx.Request, started_at: float
     ) -> httpx.Response:
+        response: httpx.Response | None = None
         with trio.CancelScope(deadline=started_at + call.attempt_timeout):
             try:
                 response = await self._transport.handle_async_request(request)
                 response.request = request
+                self._on_head(call, response)
                 if not (call.is_stream and response.is_success):
                     await _read(response)
             except httpx.RequestError as error:
-                raise failed(error, call) from error
-            return response
+                if response is None or response.is_success:
+                    raise failed(error, call) from error
+            else:
+                return response
+        if response is not None and not response.is_success:
+            # The status is answer enough: of a write it tells what became of it.
+            return _without_body(response, request)
+        was_sent = call.idempotent or call.is_unconfirmed
         raise AttemptTimeoutError(
             f"no answer within {call.attempt_timeout:g} s",
-            kind=FailureKind.UNCONFIRMED,
+            kind=FailureKind.UNCONFIRMED if was_sent else FailureKind.NOT_SENT,
             method=call.method,
             path=call.path,
         )
@@ -130,18 +156,23 @@ def _request(call: Call) -> httpx.Request:
     return request
 
 
+def _without_body(response: httpx.Response, request: httpx.Request) -> httpx.Response:
+    headers = [pair for pair in response.headers.raw if pair[0].lower() != b"content-encoding"]
+    return httpx.Response(
+        response.status_code, headers=headers, request=request, extensions=response.extensions
+    )
+
+
 async def _read(response: httpx.Response) -> None:
     try:
         await response.aread()
     except BaseException:
-        await close_quickly(response)
+        # The stream's own method: a response whose closing was itself cancelled counts as closed.
+        stream = response.stream
+        with trio.move_on_after(CLOSING_SECONDS, shield=True), contextlib.suppress(httpx.HTTPError):
+            if isinstance(stream, httpx.AsyncByteStream):
+                await stream.aclose()
         raise
-
-
-async def close_quickly(response: httpx.Response) -> None:
-    """Close ``response``, shielded from cancellation, for ``CLOSING_SECONDS`` at most."""
-    with trio.move_on_after(CLOSING_SECONDS, shield=True), contextlib.suppress(httpx.HTTPError):
-        await response.aclose()
 
 
 def failed(error: httpx.RequestError, call: Call) -> ConnectionFailedError:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from importlib.metadata import version
 from types import TracebackType
+from typing import Self
 
 import attrs
 import httpx
@@ -55,6 +56,8 @@ class Sources:
 class Caller:
     """Turns what is asked for into a :class:`Call` and sends it; the views of a client share it.
 
+    An async context manager: it is open while its transport is.
+
     Args:
         plan: what is in force.
         transport: sends requests; entered and left with the client.
@@ -81,8 +84,7 @@ class Caller:
         self._headers = plan.headers(user_agent=agent)
         self._authorized = self._with_token(plan.access_token)
 
-    async def open(self) -> None:
-        """Open the transport; calls are possible afterwards."""
+    async def __aenter__(self) -> Self:
         if self._pipeline is not None:
             raise RuntimeError("a client is opened once: make another one")
         await self._transport.__aenter__()
@@ -100,14 +102,14 @@ class Caller:
             random=self._sources.random,
             hooks=self.hooks,
         )
+        return self
 
-    async def close(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the transport with all its connections."""
         self._is_open = False
         await self._transport.__aexit__(kind, error, traceback)
 

@@ -1,9 +1,8 @@
 """The client of the upstream API (spec 1, 5 and 9)."""
 
 import copy
-from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import attrs
 import httpx
@@ -24,6 +23,7 @@ from .request import (
     UNSET,
     Call,
     CallOptions,
+    OptionFields,
     Query,
     encode_query,
 )
@@ -33,20 +33,6 @@ from .transport import Transport
 logger = get_logger("client")
 
 HookType = TypeVar("HookType", bound=AttemptHook)
-
-
-class OptionFields(TypedDict, total=False):
-    """The fields of :class:`CallOptions` as keyword arguments."""
-
-    attempt_timeout: float
-    total_timeout: float | None
-    max_retries: int
-    hedge_after: float | None
-    idempotent: bool | None
-    idempotency_key: str
-    accepts_any_status: bool
-    access_token: str
-    headers: Mapping[str, str | None]
 
 
 class Client(Resources, path=""):
@@ -96,7 +82,7 @@ class Client(Resources, path=""):
         super().__init__(self._calls)
 
     async def __aenter__(self) -> Self:
-        await self._calls.open()
+        await self._calls.__aenter__()
         plan = self._calls.plan
         logger.info("client.started", **plan.summary(), **attrs.asdict(self._settings.connection))
         if warning := token_warning(plan.access_token, self._settings.mode):
@@ -109,7 +95,7 @@ class Client(Resources, path=""):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._calls.close(kind, error, traceback)
+        await self._calls.__aexit__(kind, error, traceback)
 
     async def request(
         self,
@@ -166,9 +152,7 @@ class Client(Resources, path=""):
         call = self._call(method, path, params, json, content, options, fields)
         return ResponseStream(call, self._calls.bring)
 
-    def with_options(
-        self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
-    ) -> Self:
+    def with_options(self, options: CallOptions = NO_OPTIONS, **fields: Any) -> Self:
         """Return a view of this client whose calls do something otherwise.
 
         ``client.with_options(max_retries=0, total_timeout=2).orders.list()``. It shares

@@ -89,7 +89,7 @@ class DeadlineLayer:
         error: CallError = DeadlineExceededError(
             "the total time is over", method=call.method, path=call.path
         )
-        if call.unconfirmed_writes:
+        if call.is_unconfirmed:
             raise outcome_unknown(call) from error
         raise error from call.last_error
 
@@ -240,10 +240,10 @@ class Pipeline:
         admitter = Admitter(
             self.limiters, clock=clock, longest_wait=policies.retry.longest_wait_seconds
         )
-        attempter = Attempter(transport, clock=clock, observer=self)
-        gatekeeper = Gatekeeper(attempter, self.limiters, clock=clock, wall_clock=wall_clock)
+        gatekeeper = Gatekeeper(self.limiters, clock=clock, wall_clock=wall_clock)
+        attempter = Attempter(transport, clock=clock, observer=self, on_head=gatekeeper.note)
         hedger = Hedger(
-            BreakerLayer(gatekeeper, self.breakers),
+            BreakerLayer(attempter, self.breakers),
             budget=self.budget,
             admitter=admitter,
             clock=clock,

@@ -7,7 +7,7 @@ import enum
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 from urllib.parse import urlencode
 
 import attrs
@@ -83,6 +83,20 @@ class CallOptions:
         return attrs.evolve(self, **given, headers={**self.headers, **other.headers})
 
 
+class OptionFields(TypedDict, total=False):
+    """The fields of :class:`CallOptions` as keyword arguments."""
+
+    attempt_timeout: float
+    total_timeout: float | None
+    max_retries: int
+    hedge_after: float | None
+    idempotent: bool | None
+    idempotency_key: str
+    accepts_any_status: bool
+    access_token: str
+    headers: Mapping[str, str | None]
+
+
 _OPTION_NAMES = tuple(field.name for field in attrs.fields(CallOptions))
 NO_OPTIONS = CallOptions()
 
@@ -98,8 +112,8 @@ class Call:
 
     The first part does not change; its times are in seconds. ``deadline`` is set when the call is
     sent, on the pipeline's clock, ``inf`` for none.
-    ``attempts`` counts the requests that were handed to the transport; ``unconfirmed_writes``
-    those among them that may have reached the upstream, are not idempotent, and have no answer.
+    ``attempts`` counts the requests that were handed to the transport. ``is_unconfirmed`` says
+    that one of them may have reached the upstream, must not be executed twice, and has no answer.
     ``not_before`` is the earliest time of a further attempt that the upstream has asked for.
     """
 
@@ -120,14 +134,23 @@ class Call:
 
     deadline: float = math.inf
     attempts: int = 0
-    unconfirmed_writes: int = 0
+    is_unconfirmed: bool = False
     not_before: float = -math.inf
     last_error: Exception | None = None
+
+    def note_departure(self) -> None:
+        """From now on the upstream may execute this write."""
+        self.is_unconfirmed = True
 
     @property
     def may_be_hedged(self) -> bool:
         """Return whether a duplicate of an attempt may be sent."""
-        return self.hedge_after is not None and self.method in HEDGED_METHODS and not self.is_stream
+        return (
+            self.hedge_after is not None
+            and self.method in HEDGED_METHODS
+            and self.idempotent
+            and not self.is_stream
+        )
 
 
 def deadline_of(total_timeout: float | None, *, now: float) -> float:

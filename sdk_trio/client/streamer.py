@@ -1,5 +1,6 @@
 """Answers whose body is read by the caller, as it comes: for files of any length."""
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -8,7 +9,7 @@ from typing import cast
 import httpx
 import trio
 
-from .attempter import close_quickly, failed
+from .attempter import CLOSING_SECONDS, failed
 from .errors import AttemptTimeoutError
 from .request import Call
 from .retry import FailureKind
@@ -48,7 +49,11 @@ class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
         traceback: TracebackType | None,
     ) -> None:
         if self._response is not None:
-            await close_quickly(self._response)
+            with (
+                trio.move_on_after(CLOSING_SECONDS, shield=True),
+                contextlib.suppress(httpx.HTTPError),
+            ):
+                await self._response.aclose()
 
 
 class _TimedBody(httpx.AsyncByteStream):
