@@ -19,7 +19,9 @@ class CsvParser:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._unended = ""
-        self._row = ""
+        self._lines: list[str] = []
+        self._length = 0
+        self._quotes = 0
         self._header: list[str] | None = None
         self._count = 0
 
@@ -44,17 +46,20 @@ class CsvParser:
         last = self._unended + self._decoder.decode(b"", final=True)
         self._unended = ""
         row = self._take(last)
-        if self._row:
+        if self._lines:
             raise ValueError(f"the file ends inside a quoted cell of row {self._count + 1}")
         return [] if row is None else [row]
 
     def _take(self, line: str) -> dict[str, str] | None:
-        self._row += line
-        if len(self._row) > LONGEST_ROW:
+        self._lines.append(line)
+        self._length += len(line)
+        self._quotes += line.count('"')
+        if self._length > LONGEST_ROW:
             raise ValueError(f"row {self._count + 1} is longer than {LONGEST_ROW} characters")
-        if self._row.count('"') % 2:
+        if self._quotes % 2:
             return None  # an odd number of quotes: the row goes on in the next line
-        text, self._row = self._row.removesuffix("\n").removesuffix("\r"), ""
+        text = "".join(self._lines).removesuffix("\n").removesuffix("\r")
+        self._lines, self._length, self._quotes = [], 0, 0
         if not text:
             return None
         self._count += 1

@@ -45,7 +45,7 @@ class CsvExport:
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> Awaitable[bool]:
+    ) -> Awaitable[bool | None]:
         """Close the answer, read or not; how long that may take is the stream's own matter."""
         assert self._opened is not None  # noqa: S101 - the language enters before it exits
         opened, self._opened = self._opened, None

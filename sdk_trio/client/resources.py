@@ -42,9 +42,13 @@ class Resource:
             if isinstance(value, Endpoint):
                 value.operation = attrs.evolve(value.operation, resource=path, name=name)
 
-    def with_options(self, options: CallOptions) -> Self:
-        """Return the same resource whose calls have ``options``, before those of each call."""
-        return type(self)(self._sender, self._options.merged_with(options))
+    def with_options(self, options: CallOptions = NO_OPTIONS, **fields: Any) -> Self:
+        """Return the same resource whose calls do something otherwise.
+
+        ``fields`` are those of :class:`CallOptions`; the options of a single call win over these.
+        """
+        changed = self._options.merged_with(options).merged_with(CallOptions(**fields))
+        return type(self)(self._sender, changed)
 
     def __repr__(self) -> str:
         return f"<resource {self.path or 'client'}>"
