@@ -7,10 +7,8 @@ import enum
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
-from urllib.parse import urlencode
 
 import attrs
-import msgspec
 
 from .arguments import did_you_mean, json_value, path_segment, query_pairs
 from .request import NO_OPTIONS, UNSET, CallOptions, Unset
@@ -18,9 +16,6 @@ from .retry import is_idempotent
 
 _SPECIFICATION = re.compile(r"(GET|POST|PATCH|PUT|DELETE) (/\S*)")
 _PARAMETER = re.compile(r"{(\w+)}")
-
-JSON_TYPE = "application/json"
-FORM_TYPE = "application/x-www-form-urlencoded"
 
 #: Methods whose arguments are a JSON body unless the row says otherwise.
 BODY_METHODS = frozenset({"POST", "PATCH", "PUT"})
@@ -169,25 +164,6 @@ class PreparedCall:
     def method(self) -> str:
         """Return the HTTP method."""
         return self.operation.method
-
-    @property
-    def has_body(self) -> bool:
-        """Return whether there is a body, of either kind."""
-        return self.form is not None or not isinstance(self.json, Unset)
-
-    @property
-    def content(self) -> bytes | None:
-        """Return the body's bytes, None when there is none."""
-        if self.form is not None:
-            return urlencode(self.form).encode("ascii")
-        return None if isinstance(self.json, Unset) else msgspec.json.encode(self.json)
-
-    @property
-    def content_type(self) -> str | None:
-        """Return the body's media type, None when there is none."""
-        if self.form is not None:
-            return FORM_TYPE
-        return None if isinstance(self.json, Unset) else JSON_TYPE
 
     @property
     def idempotent(self) -> bool:

@@ -7,7 +7,7 @@ checkers know it: ``record`` rows are awaited for a :class:`~sdk_trio.client.rec
 """
 
 from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, Generic, Self, TypeVar, overload
+from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack, overload
 
 import attrs
 import httpx
@@ -16,7 +16,7 @@ from .export import CsvExport
 from .listing import Listing
 from .operation import Answer, Body, Operation, PreparedCall, operation, prepare
 from .records import Record, wrap
-from .request import NO_OPTIONS, UNSET, CallOptions, Unset
+from .request import NO_OPTIONS, UNSET, CallOptions, OptionFields, Unset
 from .sender import Sender, decode_json, unexpected
 
 Result = TypeVar("Result", covariant=True)
@@ -42,7 +42,9 @@ class Resource:
             if isinstance(value, Endpoint):
                 value.operation = attrs.evolve(value.operation, resource=path, name=name)
 
-    def with_options(self, options: CallOptions = NO_OPTIONS, **fields: Any) -> Self:
+    def with_options(
+        self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
+    ) -> Self:
         """Return the same resource whose calls do something otherwise.
 
         ``fields`` are those of :class:`CallOptions`; the options of a single call win over these.

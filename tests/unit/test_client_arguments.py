@@ -169,8 +169,7 @@ documents = st.recursive(
 def test_a_body_of_json_values_is_sent_as_it_is(document: dict[str, Any]) -> None:
     call = prepare(MEMBER, ["c", "m"], body=document)
     assert call.json == document
-    assert call.content is not None
-    assert json.loads(call.content) == document
+    assert json.loads(json.dumps(call.json)) == document
     assert call.query == ()
 
 
@@ -224,11 +223,19 @@ def test_what_has_no_form_in_a_query_is_refused_where_it_is(value: Any) -> None:
 
 
 def test_writes_without_fields_send_an_empty_object_or_nothing() -> None:
-    assert prepare(MEMBER, ["c", "m"]).content == b"{}"
-    assert prepare(ROTATE, ["k"]).content is None
-    assert prepare(ROTATE, ["k"]).content_type is None
-    assert prepare(ROTATE, ["k"], body=None).content == b"null"
-    assert not prepare(GET_ORDER, ["k"]).has_body
+    assert prepare(MEMBER, ["c", "m"]).json == {}
+    assert prepare(ROTATE, ["k"]).json is UNSET
+    assert prepare(ROTATE, ["k"], body=None).json is None
+    assert prepare(GET_ORDER, ["k"]).json is UNSET
+    assert prepare(GET_ORDER, ["k"]).form is None
+
+
+def test_form_fields_are_text() -> None:
+    row = operation("POST /token", Answer.RECORD, body=Body.FORM)
+    call = prepare(row, [], {"scope": ["a", "b"], "refresh": True, "none": None})
+    assert call.form == (("scope", "a"), ("scope", "b"), ("refresh", "true"))
+    assert call.json is UNSET
+    assert prepare(row).form is None
 
 
 def test_body_and_fields_together_are_refused() -> None:
