@@ -342,6 +342,7 @@ def test_every_operation_is_found_by_its_name(words: str) -> None:
         ("order list", "orders.list"),
         ("webhooks list", "webhooks.list_webhook_deliveries"),
         ("custmer portal orders get", "customer_portal.orders.get"),
+        ("order", "orders.list"),
         ("orders", "orders.export"),
         ("customer portal", "customer_portal.wallets.get"),
     ],
@@ -351,6 +352,13 @@ def test_unknown_operations_say_what_was_meant(words: str, near: str) -> None:
         find_operation(words)
     assert near in caught.value.near
     assert near.replace(".", " ") in str(caught.value)
+
+
+def test_a_word_that_begins_many_names_gives_a_few() -> None:
+    with pytest.raises(UnknownOperationError, match=r"custom_fields list, .*, \.\.\.\?$") as caught:
+        find_operation("custom")
+    assert len(str(caught.value)) < 700
+    assert len(caught.value.near) > 12
 
 
 def test_an_operation_without_likeness_is_unknown_all_the_same() -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import trio
 import trio.testing
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdk_trio.client.operation import PreparedCall
@@ -98,6 +98,7 @@ def run(function: Any) -> Any:
 scripts = st.lists(st.lists(st.integers(), max_size=4), max_size=6)
 
 
+@settings(deadline=None)  # an example is a whole run of Trio
 @given(scripts)
 def test_every_record_of_numbered_pages_once_and_in_order(pages: list[list[int]]) -> None:
     async def main() -> None:
@@ -116,6 +117,7 @@ def test_every_record_of_numbered_pages_once_and_in_order(pages: list[list[int]]
     run(main)
 
 
+@settings(deadline=None)  # an example is a whole run of Trio
 @given(st.lists(st.lists(st.integers(), min_size=1, max_size=4), max_size=6))
 def test_every_record_of_cursor_pages_once_and_in_order(pages: list[list[int]]) -> None:
     async def main() -> None:
@@ -140,6 +142,7 @@ async def test_a_cursor_whose_flag_is_stuck_ends_at_the_empty_page() -> None:
     assert len(upstream.calls) == 3
 
 
+@settings(deadline=None)  # an example is a whole run of Trio
 @given(pages=scripts, cuts=st.lists(st.floats(0.1, 9), max_size=8))
 def test_cancelling_loses_and_repeats_nothing(pages: list[list[int]], cuts: list[float]) -> None:
     async def main() -> None:
@@ -156,6 +159,7 @@ def test_cancelling_loses_and_repeats_nothing(pages: list[list[int]], cuts: list
     run(main)
 
 
+@settings(deadline=None)  # an example is a whole run of Trio
 @given(pages=scripts, at=st.integers(0, 30))
 def test_cancelling_at_every_checkpoint_loses_nothing(pages: list[list[int]], at: int) -> None:
     async def main() -> None:

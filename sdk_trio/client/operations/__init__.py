@@ -136,6 +136,10 @@ def bound(resources: Resources, operation: Operation) -> BoundOperation[Any]:
     return method
 
 
+#: How many operations a message names when it cannot know which one was meant.
+_SHOWN = 12
+
+
 def _letters(name: str) -> str:
     """Return what counts of a name: people mix up words, dots, hyphens and underscores."""
     return re.sub(r"[\s./_-]+", "", name.lower())
@@ -157,7 +161,8 @@ def _unknown(text: str) -> UnknownOperationError:
     if any(_letters(resource) == letters for resource in {*by_resource, "customer_portal"}):
         return UnknownOperationError(f"{text} is a resource; it has: {_listed(below)}", below)
     near = below or _near(letters, by_resource)
-    hint = f"; did you mean {_listed(near)}?" if near else "; without a name, all are listed"
+    shown = _listed(near[:_SHOWN]) + (", ..." if len(near) > _SHOWN else "")
+    hint = f"; did you mean {shown}?" if near else ""
     return UnknownOperationError(f"no operation is named {text!r}{hint}", near)
 
 
