@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import attrs
-import httpx
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import trio
 
 from .attempts import AttemptKind
@@ -109,9 +109,9 @@ class Admitter:
                 leaves_at = max(not_before, place, limiter.shut_until)
                 if leaves_at <= now:
                     admitted = True
-                    return None
+                    return None  # noqa: ASYNC910 - the attempt follows at once
                 if leaves_at - now > self._longest_wait or leaves_at >= call.deadline:
-                    return TooLong(leaves_at - now)
+                    return TooLong(leaves_at - now)  # noqa: ASYNC910 - callers wait
                 await trio.sleep_until(leaves_at)
         finally:
             if not admitted:

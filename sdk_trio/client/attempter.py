@@ -6,7 +6,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-import httpx
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import trio
 
 from .attempts import AttemptKind, AttemptObserver, AttemptRecord, AttemptResult
@@ -102,9 +102,10 @@ class Attempter:
             failure = error
             raise
         finally:
-            self._observer.attempt_ended(
-                _record(call, kind, number, started_at, self._clock(), response, failure)
-            )
+            if self._observer.wants_records:
+                self._observer.attempt_ended(
+                    _record(call, kind, number, started_at, self._clock(), response, failure)
+                )
         return response
 
     def _expect_departure(self, call: Call, request: httpx.Request) -> None:
@@ -120,7 +121,8 @@ class Attempter:
         self, call: Call, request: httpx.Request, started_at: float
     ) -> httpx.Response:
         response: httpx.Response | None = None
-        with trio.CancelScope(deadline=started_at + call.attempt_timeout):
+        limit = started_at + call.attempt_timeout
+        with trio.CancelScope(deadline=limit):  # noqa: ASYNC912 - the transport's exchange waits
             try:
                 response = await self._transport.handle_async_request(request)
                 response.request = request
@@ -131,10 +133,10 @@ class Attempter:
                 if response is None or response.is_success:
                     raise failed(error, call) from error
             else:
-                return response
+                return response  # noqa: ASYNC910 - as above
         if response is not None and not response.is_success:
             # The status is answer enough: of a write it tells what became of it.
-            return _without_body(response, request)
+            return _without_body(response, request)  # noqa: ASYNC910 - as above
         was_sent = call.idempotent or call.is_unconfirmed
         raise AttemptTimeoutError(
             f"no answer within {call.attempt_timeout:g} s",
@@ -169,9 +171,10 @@ async def _read(response: httpx.Response) -> None:
     except BaseException:
         # The stream's own method: a response whose closing was itself cancelled counts as closed.
         stream = response.stream
-        with trio.move_on_after(CLOSING_SECONDS, shield=True), contextlib.suppress(httpx.HTTPError):
-            if isinstance(stream, httpx.AsyncByteStream):
-                await stream.aclose()
+        if isinstance(stream, httpx.AsyncByteStream):
+            with trio.move_on_after(CLOSING_SECONDS, shield=True):  # noqa: ASYNC912 - closing may wait
+                with contextlib.suppress(httpx.HTTPError):
+                    await stream.aclose()
         raise
 
 

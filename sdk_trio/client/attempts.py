@@ -67,7 +67,12 @@ class ClientCounters:
 
 
 class AttemptObserver(Protocol):
-    """Whom the innermost layer tells about attempts; neither method may raise or wait."""
+    """Whom the innermost layer tells about attempts; no method may raise or wait."""
+
+    @property
+    def wants_records(self) -> bool:
+        """Return whether anybody looks at records; they need not be made otherwise."""
+        ...
 
     def attempt_started(self, kind: AttemptKind) -> None:
         """A request is being handed to the transport."""

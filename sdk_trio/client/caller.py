@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 import attrs
-import httpx
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import msgspec
 import trio
 
@@ -111,7 +111,7 @@ class Caller:
         traceback: TracebackType | None,
     ) -> None:
         self._is_open = False
-        await self._transport.__aexit__(kind, error, traceback)
+        await self._transport.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - it bounds it itself
 
     @property
     def pipeline(self) -> Pipeline:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import attrs
-import httpx
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import trio
 
 from .admitter import Admitter, AttemptLayer
@@ -125,7 +125,9 @@ class Hedger:
         self._admitter.give_back(call)
         return False
 
-    async def _run(self, call: Call, runner: _Runner, race: _Race) -> None:
+    async def _run(  # noqa: ASYNC910 - a task that ends
+        self, call: Call, runner: _Runner, race: _Race
+    ) -> None:
         try:
             runner.response = await self._inner.send(call, runner.kind)
         except Exception as error:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import attrs
-import httpx
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import trio
 
 from ..logs import get_logger
@@ -284,6 +284,11 @@ class Pipeline:
             self.counters.requests[call.method, outcome] += 1
             self.counters.attempts_per_call[call.attempts] += 1
         return response
+
+    @property
+    def wants_records(self) -> bool:
+        """Return whether there are hooks."""
+        return bool(self._hooks)
 
     def attempt_started(self, kind: AttemptKind) -> None:
         """Count the attempt; a first one fills the budget."""

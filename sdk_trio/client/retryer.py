@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import httpx
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 
 from ..logs import get_logger
 from .admitter import Admitter, AttemptLayer, TooLong
@@ -80,7 +80,7 @@ class Retryer:
             return await self._inner.send(call, kind)
         except ConnectionFailedError as error:
             call.last_error = error
-            return error
+            return error  # noqa: ASYNC910 - an attempt was made
 
     async def _wait(
         self, call: Call, failures: int, last: httpx.Response | ConnectionFailedError

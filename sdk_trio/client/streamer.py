@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import cast
 
-import httpx
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import trio
 
 from .attempter import CLOSING_SECONDS, failed
@@ -42,17 +42,15 @@ class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
             response.stream = _TimedBody(stream, self._call)
         return response
 
-    async def __aexit__(
+    async def __aexit__(  # noqa: ASYNC910 - closing may wait
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._response is not None:
-            with (
-                trio.move_on_after(CLOSING_SECONDS, shield=True),
-                contextlib.suppress(httpx.HTTPError),
-            ):
+        assert self._response is not None  # noqa: S101 - it was entered
+        with trio.move_on_after(CLOSING_SECONDS, shield=True):  # noqa: ASYNC912 - closing may wait
+            with contextlib.suppress(httpx.HTTPError):
                 await self._response.aclose()
 
 

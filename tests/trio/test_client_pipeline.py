@@ -191,9 +191,7 @@ def call_of(number, asked):
 def make_story(replies, asked, policies, *, seed=0):
     server = ScriptedServer(replies)
     records = []
-    pipeline = Pipeline(
-        server, policies, random=random.Random(seed).random, hooks=[records.append]
-    )
+    pipeline = Pipeline(server, policies, random=random.Random(seed).random, hooks=[records.append])
     server.pipeline = pipeline
     story = Story(asked, server, pipeline, records=records)
     story.began_at = trio.current_time()
@@ -228,14 +226,17 @@ def play(replies, asked, policies=CALM, *, seed=0):
     return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+KINDS_OF_REPLY = [
+    *(200, 404, 429, 408, 500, 503, 503),
+    *("hang", "break"),
+    *(httpx.ConnectError, httpx.PoolTimeout),
+    *(httpx.ReadError, httpx.RemoteProtocolError, httpx.WriteError),
+]
 delays = st.sampled_from([0.0, 0.1, 0.3, 0.7, 1.0, 2.0, 2.9, 3.1, 4.0])
 replies = st.lists(
     st.builds(
         Reply,
-        what=st.sampled_from(
-            [200, 404, 429, 408, 500, 503, 503, "hang", "break", httpx.ConnectError]
-            + [httpx.ReadError, httpx.RemoteProtocolError, httpx.WriteError, httpx.PoolTimeout]
-        ),
+        what=st.sampled_from(KINDS_OF_REPLY),
         delay=delays,
         body_delay=delays,
         retry_after=st.none() | st.sampled_from([0.0, 0.5, 1.0, 5.0, 30.0, 119.0, 121.0]),
@@ -444,7 +445,9 @@ def test_the_timeout_is_of_each_attempt():
     story = play(replies, [Asked(attempt_timeout=3.0)], seed=1)
     assert story.ended[0].result.status_code == 200
     starts = [visit.started_at for visit in story.server.visits]
-    assert [3.0 <= later - before <= 4.0 for before, later in itertools.pairwise(starts)] == [True] * 2
+    assert [3.0 <= later - before <= 4.0 for before, later in itertools.pairwise(starts)] == [
+        True
+    ] * 2
 
 
 def test_an_open_circuit_refuses_and_says_for_how_long():
