@@ -19,7 +19,7 @@ The connection files know nothing of httpx; ``transport.py`` translates in both 
     └── OurProtocolError            the request cannot be sent as it is
 """
 
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from typing import NamedTuple, Protocol
 
 import attrs
@@ -115,6 +115,8 @@ class Outgoing:
     body: bytes
     stream: AsyncIterable[bytes] | None
     timeouts: Timeouts
+    #: Called once per try, just before anything of the request can reach the server.
+    before_send: Callable[[], None] | None = None
 
     @property
     def is_replayable(self) -> bool:

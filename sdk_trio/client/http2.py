@@ -8,19 +8,15 @@ RST_STREAM needs no waiting at all, and frames of many requests leave in one wri
 from collections.abc import Callable
 from typing import Any
 
-import h2.config
-import h2.connection
 import h2.errors
 import h2.events
 import h2.exceptions
 import h2.settings
 import trio
-from hpack import NeverIndexedHeaderTuple
 
 from sdk_trio.client.exchange import (
     Answer,
     ConnectFailedError,
-    Headers,
     NetworkError,
     NotProcessedError,
     OurProtocolError,
@@ -30,7 +26,13 @@ from sdk_trio.client.exchange import (
     ReadTimedOutError,
     WriteTimedOutError,
 )
-from sdk_trio.client.http1 import check_request
+from sdk_trio.client.http2_protocol import (
+    CONFIG,
+    CorrectedProtocol,
+    Stream,
+    answer_head,
+    request_headers,
+)
 from sdk_trio.client.uploads import chunks_of, content_length
 from sdk_trio.client.wire import MAX_SEND_BYTES, Wire
 
@@ -45,46 +47,6 @@ QUEUED_BYTES = 256 * 1024
 WRITE_STALL_SECONDS = 30.0
 #: A connection on which a PING stays unanswered for this long, with nothing else arriving, is gone.
 PING_SECONDS = 5.0
-#: Ended streams are forgotten when there are more than this, counting the others.
-SWEEP_STREAMS = 512
-
-#: Headers that belong to a connection of HTTP/1.1 and are forbidden here (RFC 9113, 8.2.2).
-_CONNECTION_HEADERS = frozenset(
-    [b"host", b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"]
-)
-#: What we send is checked and in order already, in half the time that h2 takes for it.
-_CONFIG = h2.config.H2Configuration(
-    client_side=True,
-    header_encoding=None,
-    validate_outbound_headers=False,
-    normalize_outbound_headers=False,
-)
-#: Values that must not enter the compression tables, of ours or of a proxy (RFC 7541, 7.1.3).
-_SECRET_HEADERS = frozenset([b"authorization", b"cookie", b"proxy-authorization"])
-
-
-class _Protocol(h2.connection.H2Connection):
-    """h2, corrected in two places; a canary test watches what is overridden.
-
-    GOAWAY ends no stream that the server still answers. h2 treats GOAWAY as the end of
-    everything: it drops what is queued and refuses later frames. But a server that says it
-    gracefully (as nginx does after some 1000 requests) goes on answering every stream up to the
-    one it names (RFC 9113, 6.8).
-
-    Opening a stream counts none of the others. h2 goes through all of them each time; the pool
-    has kept the server's limit by then, so it is left to the sweep of ended ones, now and then.
-    """
-
-    @property
-    def open_outbound_streams(self) -> int:
-        return super().open_outbound_streams if len(self.streams) > SWEEP_STREAMS else 0
-
-    def _receive_goaway_frame(self, frame: Any) -> Any:
-        state, queued = self.state_machine.state, self.data_to_send()
-        result = super()._receive_goaway_frame(frame)
-        self.state_machine.state = state
-        self._data_to_send += queued
-        return result
 
 
 class Http2Connection:
@@ -110,8 +72,8 @@ class Http2Connection:
         self.in_use = 0
         self.is_closed = False
         self.is_draining = False
-        self._streams: dict[int, _Stream] = {}
-        self._h2 = _Protocol(_CONFIG)
+        self._streams: dict[int, Stream] = {}
+        self._h2 = CorrectedProtocol(CONFIG)
         self._settings_arrived = trio.Event()
         self._work = trio.Event()
         self._drained = trio.Event()
@@ -271,11 +233,13 @@ class Http2Connection:
         status, headers = stream.headers
         return Answer(status, b"", headers, b"HTTP/2", _Body(self, stream, limit))
 
-    def _open(self, request: Outgoing) -> "_Stream":
+    def _open(self, request: Outgoing) -> Stream:
         if self.is_closed or self.is_draining:
             raise NotProcessedError("the connection ended before the request was sent")
         headers = request_headers(request)
         has_body = request.stream is not None or bool(request.body)
+        if request.before_send is not None:
+            request.before_send()
         try:
             stream_id = self._h2.get_next_available_stream_id()
             self._h2.send_headers(stream_id, headers, end_stream=not has_body)
@@ -286,12 +250,12 @@ class Http2Connection:
             raise NotProcessedError("the server lowered its limit of streams") from error
         except h2.exceptions.ProtocolError as error:
             raise OurProtocolError(f"HTTP/2 cannot carry this request: {error}") from error
-        stream = _Stream(stream_id, opened=trio.current_time(), upload_ended=not has_body)
+        stream = Stream(stream_id, opened=trio.current_time(), upload_ended=not has_body)
         self._streams[stream_id] = stream
         self._work.set()
         return stream
 
-    async def _upload(self, stream: "_Stream", request: Outgoing) -> None:
+    async def _upload(self, stream: Stream, request: Outgoing) -> None:
         limit = request.timeouts.write
         if request.stream is None:
             if await self._send(stream, request.body, limit):
@@ -304,7 +268,7 @@ class Http2Connection:
                     return
         self._end_upload(stream)
 
-    async def _send(self, stream: "_Stream", body: bytes, limit: float | None) -> bool:
+    async def _send(self, stream: Stream, body: bytes, limit: float | None) -> bool:
         """Queue ``body`` as far as the server's windows allow; False when it wants no more."""
         view = memoryview(body)
         while view:
@@ -332,13 +296,13 @@ class Http2Connection:
             self._work.set()
         return True
 
-    def _end_upload(self, stream: "_Stream") -> None:
+    def _end_upload(self, stream: Stream) -> None:
         if not stream.ended and stream.error is None:
             self._h2.end_stream(stream.id)
             stream.upload_ended = True
             self._work.set()
 
-    async def _wait(self, stream: "_Stream", limit: float | None) -> None:
+    async def _wait(self, stream: Stream, limit: float | None) -> None:
         """Wait until the server's next frame for ``stream``."""
         stream.check()
         if limit is None:
@@ -351,7 +315,7 @@ class Http2Connection:
         stream.arrival = trio.Event()
         stream.check()
 
-    async def receive_body(self, stream: "_Stream", limit: float | None) -> bytes:
+    async def receive_body(self, stream: Stream, limit: float | None) -> bytes:
         """Return the next bytes of ``stream``, ``b""`` at its end."""
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -367,14 +331,14 @@ class Http2Connection:
         self._acknowledge(stream)
         return data
 
-    def _acknowledge(self, stream: "_Stream") -> None:
+    def _acknowledge(self, stream: Stream) -> None:
         """Open the windows again by what has been taken out of the buffer."""
         amount, stream.unacknowledged = stream.unacknowledged, 0
         if amount and not self.is_closed:
             self._h2.acknowledge_received_data(amount, stream.id)
             self._work.set()
 
-    def abandon(self, stream: "_Stream") -> None:
+    def abandon(self, stream: Stream) -> None:
         """Give ``stream`` up: tell the server so unless the exchange is over."""
         if stream.id not in self._streams:
             return
@@ -386,14 +350,14 @@ class Http2Connection:
             self._h2.ping(b"sdktrio?")
             self._work.set()
 
-    def _reset(self, stream: "_Stream") -> None:
+    def _reset(self, stream: Stream) -> None:
         try:
             self._h2.reset_stream(stream.id, h2.errors.ErrorCodes.CANCEL)
         except h2.exceptions.ProtocolError:
             return  # it ended in the meantime
         self._work.set()
 
-    def _close_stream(self, stream: "_Stream") -> None:
+    def _close_stream(self, stream: Stream) -> None:
         if self._streams.pop(stream.id, None) is None:
             return
         if stream.error is None and not (stream.ended and stream.upload_ended):
@@ -419,14 +383,11 @@ class Http2Connection:
     def _on_headers(self, event: Any) -> None:
         stream = self._streams.get(event.stream_id)
         if stream is not None and stream.headers is None:
-            status = 0
-            headers: Headers = []
-            for name, value in event.headers:
-                if name == b":status":
-                    status = int(value)
-                else:
-                    headers.append((name, value))
-            stream.headers = (status, headers)
+            try:
+                stream.headers = answer_head(event.headers)
+            except PeerProtocolError as error:
+                self._reset(stream)
+                self._fail_stream(stream, error)
             stream.arrival.set()
 
     def _on_data(self, event: Any) -> None:
@@ -476,7 +437,8 @@ class Http2Connection:
                 self._fail_stream(stream, NotProcessedError("the server is going away"))
         self._released(self)
 
-    def _fail_stream(self, stream: "_Stream", error: NetworkError) -> None:
+    def _fail_stream(self, stream: Stream, error: NetworkError) -> None:
+        """End ``stream``, which the server knows of already."""
         stream.fail(error)
         self._close_stream(stream)
         self._acknowledge(stream)
@@ -493,57 +455,12 @@ _HANDLERS: dict[type, Callable[[Http2Connection, Any], None]] = {
 }
 
 
-class _Stream:
-    """One exchange's state; the reader fills it, the request's task empties it."""
-
-    __slots__ = (
-        "arrival",
-        "chunks",
-        "ended",
-        "error",
-        "headers",
-        "id",
-        "opened",
-        "unacknowledged",
-        "upload_ended",
-        "window",
-    )
-
-    def __init__(self, stream_id: int, *, opened: float, upload_ended: bool) -> None:
-        self.id = stream_id
-        self.opened = opened
-        self.upload_ended = upload_ended
-        self.headers: tuple[int, Headers] | None = None
-        self.chunks: list[bytes] = []
-        self.unacknowledged = 0
-        self.ended = False
-        self.error: NetworkError | None = None
-        self.arrival = trio.Event()
-        self.window = trio.Event()
-
-    def open_window(self) -> None:
-        """Wake the upload, if one waits for the server's window."""
-        self.window.set()
-        self.window = trio.Event()
-
-    def fail(self, error: NetworkError) -> None:
-        """End with ``error``; each stream raises a new one, so that tracebacks stay apart."""
-        self.error = error
-        self.arrival.set()
-        self.open_window()
-
-    def check(self) -> None:
-        """Raise what ended the stream, unless the answer is complete all the same."""
-        if self.error is not None and not self.ended:
-            raise type(self.error)(*self.error.args)
-
-
 class _Body:
     """Reads one stream's body."""
 
     __slots__ = ("_connection", "_limit", "_stream")
 
-    def __init__(self, connection: Http2Connection, stream: _Stream, limit: float | None) -> None:
+    def __init__(self, connection: Http2Connection, stream: Stream, limit: float | None) -> None:
         self._connection = connection
         self._stream = stream
         self._limit = limit
@@ -553,25 +470,3 @@ class _Body:
 
     def abandon(self) -> None:
         self._connection.abandon(self._stream)
-
-
-def request_headers(request: Outgoing) -> Headers:
-    """Return the pseudo-headers and headers of ``request``; raises :class:`OurProtocolError`."""
-    check_request(request)
-    authority = str(request.origin).partition("://")[2].encode()
-    headers: Headers = []
-    for name, value in request.headers:
-        lower = name.lower()
-        if lower == b"host":
-            authority = value
-        elif lower in _SECRET_HEADERS:
-            headers.append(NeverIndexedHeaderTuple(lower, value.strip()))
-        elif lower not in _CONNECTION_HEADERS:
-            headers.append((lower, value.strip()))
-    return [
-        (b":method", request.method),
-        (b":authority", authority),
-        (b":scheme", request.origin.scheme.encode()),
-        (b":path", request.target),
-        *headers,
-    ]

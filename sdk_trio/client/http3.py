@@ -36,7 +36,7 @@ from sdk_trio.client.exchange import (
     ReadTimedOutError,
     WriteTimedOutError,
 )
-from sdk_trio.client.http2 import request_headers
+from sdk_trio.client.http2_protocol import answer_head, request_headers
 from sdk_trio.client.uploads import chunks_of, content_length
 
 #: Datagrams taken in one turn, so that a fast server does not keep the other tasks waiting.
@@ -226,7 +226,7 @@ class Http3Connection:
             return
         if isinstance(event, HeadersReceived):
             if stream.headers is None:
-                stream.take_headers(event.headers)
+                self._take_headers(stream, event.headers)
         elif event.data:
             stream.chunks.append(event.data)
             unread = self._quic.unread.get(stream.id, 0) + len(event.data)
@@ -235,6 +235,15 @@ class Http3Connection:
                 stream.fail(ReadFailedError(f"{unread} bytes of the answer wait to be read"))
         stream.ended = stream.ended or event.stream_ended
         stream.arrival.set()
+
+    def _take_headers(self, stream: "_Stream", headers: Headers) -> None:
+        try:
+            status, rest = answer_head(headers)
+        except PeerProtocolError as error:
+            stream.fail(error)
+            return
+        if status >= 200:  # before it, there may be interim ones
+            stream.headers = status, rest
 
     # One exchange
 
@@ -245,6 +254,8 @@ class Http3Connection:
             headers = request_headers(request)
             await trio.lowlevel.checkpoint_if_cancelled()
             await self._wait_for_room()
+            if request.before_send is not None:
+                request.before_send()
             stream = self._open(headers, has_body=bool(request.stream or request.body))
             if request.stream is not None:
                 await self._upload(stream, request, request.stream)
@@ -254,7 +265,7 @@ class Http3Connection:
                 await self._wait(stream, request.timeouts.read)
         except BaseException:
             if stream is None:
-                self.in_use -= 1
+                self._after_exchange()
             else:
                 self.abandon(stream)
             raise
@@ -358,6 +369,9 @@ class Http3Connection:
             if not stream.ended and stream.id in self._quic._streams:
                 self._quic.stop_stream(stream.id, ErrorCode.H3_REQUEST_CANCELLED)
             self._transmit()
+        self._after_exchange()
+
+    def _after_exchange(self) -> None:
         self.in_use -= 1
         self.idle_since = trio.current_time()
         if self.is_draining and not self.in_use:
@@ -377,12 +391,6 @@ class _Stream:
         self.upload_refused = False
         self.error: NetworkError | None = None
         self.arrival = trio.Event()
-
-    def take_headers(self, headers: Headers) -> None:
-        """Keep the final head; interim ones (1xx) are passed over."""
-        status = int(dict(headers).get(b":status", b"0"))
-        if status >= 200:
-            self.headers = status, [(name, value) for name, value in headers if name[:1] != b":"]
 
     def fail(self, error: NetworkError) -> None:
         """End with ``error``; each stream raises a new one, so that tracebacks stay apart."""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from sdk_trio.client.exchange import NetworkError, Origin
-from sdk_trio.client.pool import REAP_SECONDS, ConnectionLimits
+from sdk_trio.client.exchange import Origin
+from sdk_trio.client.lanes import ConnectionLimits
+from sdk_trio.client.pool import REAP_SECONDS
 from sdk_trio.errors import OptionsValidationError, Problem
 from sdk_trio.logs import get_logger
 
@@ -126,7 +127,7 @@ class Http3Origins:
         try:
             with trio.move_on_after(ATTEMPT_SECONDS):
                 await self._connect(origin)
-        except (NetworkError, OSError) as error:
+        except Exception as error:  # whatever it is, there is TCP
             _log.debug("client.http3_failed", origin=str(origin), error=str(error))
         finally:
             if origin not in self._connections:

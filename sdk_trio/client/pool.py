@@ -6,12 +6,9 @@ leaves the connection to the next one. A slot is taken when connecting starts an
 connection is closed, in one place each.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from ssl import SSLContext
-from typing import Protocol
 
-import attrs
 import trio
 
 from sdk_trio.client.exchange import (
@@ -24,6 +21,7 @@ from sdk_trio.client.exchange import (
 )
 from sdk_trio.client.http1 import Http1Connection
 from sdk_trio.client.http2 import PING_SECONDS, Http2Connection
+from sdk_trio.client.lanes import ConnectionLimits, Lane, PoolStatistics, Server, Waiter
 from sdk_trio.client.wire import open_wire
 from sdk_trio.logs import get_logger
 
@@ -38,92 +36,6 @@ REDIAL_SECONDS = 1.0
 REAP_SECONDS = (0.02, 15.0)
 
 _log = get_logger("client")
-
-
-class ConnectionLimits(Protocol):
-    """The settings that the pool obeys, ``Sdk:Connection`` (spec 2.3)."""
-
-    @property
-    def max_connections_per_server(self) -> int:
-        """Cap on simultaneous TCP connections per host."""
-
-    @property
-    def pooled_connection_lifetime_minutes(self) -> float:
-        """After this a connection takes no new request and closes after its last."""
-
-    @property
-    def pooled_connection_idle_timeout_minutes(self) -> float:
-        """After this long without a request a connection is closed."""
-
-    @property
-    def enable_http2(self) -> bool:
-        """Whether HTTP/2 is offered."""
-
-    @property
-    def enable_multiple_http2_connections(self) -> bool:
-        """Whether a full HTTP/2 connection may be joined by another."""
-
-
-@attrs.frozen
-class PoolStatistics:
-    """A count of what the pool holds: connections (and of these idle ones), dials, waiters."""
-
-    connections: int
-    idle: int
-    connecting: int
-    waiting: int
-    exchanges: int
-
-
-class _Waiter:
-    """A request that waits for a connection."""
-
-    __slots__ = ("arrival", "connection", "error", "timeouts")
-
-    def __init__(self, timeouts: Timeouts) -> None:
-        self.timeouts = timeouts
-        self.connection: Http1Connection | Http2Connection | None = None
-        self.error: NetworkError | None = None
-        self.arrival = trio.Event()
-
-
-class _Lane:
-    """What the pool holds for one origin."""
-
-    __slots__ = (
-        "active",
-        "connecting",
-        "dial_after",
-        "http2",
-        "idle",
-        "multiplexed",
-        "origin",
-        "server",
-        "waiters",
-    )
-
-    def __init__(self, origin: Origin, server: "_Server") -> None:
-        self.origin = origin
-        self.server = server
-        self.idle: list[Http1Connection] = []  # the most recently used last, and used first
-        self.active: set[Http1Connection] = set()
-        self.multiplexed: list[Http2Connection] = []
-        self.connecting = 0
-        self.dial_after = 0.0
-        # None until the first connection has told; decides how many to open at a time.
-        self.http2: bool | None = None
-        # Ordered, for leaving from the middle (cancellation) in constant time.
-        self.waiters: OrderedDict[_Waiter, None] = OrderedDict()
-
-
-class _Server:
-    """One host, which the cap applies to: its lanes share the slots."""
-
-    __slots__ = ("lanes", "slots_taken")
-
-    def __init__(self) -> None:
-        self.lanes: dict[Origin, _Lane] = {}
-        self.slots_taken = 0
 
 
 class ConnectionPool:
@@ -145,7 +57,7 @@ class ConnectionPool:
         self._limits = limits
         self._tls = tls
         self._nursery = nursery
-        self._servers: dict[str, _Server] = {}
+        self._servers: dict[str, Server] = {}
         self._closed = False
 
     def statistics(self) -> PoolStatistics:
@@ -182,7 +94,7 @@ class ConnectionPool:
             connection = self._take(lane)
             if connection is not None:
                 return connection
-        waiter = _Waiter(timeouts)
+        waiter = Waiter(timeouts)
         lane.waiters[waiter] = None
         self._dial_where_needed(lane.server)
         limit = float("inf")
@@ -246,18 +158,18 @@ class ConnectionPool:
 
     # Taking
 
-    def _lane(self, origin: Origin) -> _Lane:
+    def _lane(self, origin: Origin) -> Lane:
         server = self._servers.get(origin.host)
         if server is None:
-            server = self._servers[origin.host] = _Server()
+            server = self._servers[origin.host] = Server()
         lane = server.lanes.get(origin)
         if lane is None:
-            lane = server.lanes[origin] = _Lane(origin, server)
+            lane = server.lanes[origin] = Lane(origin, server)
             if origin.scheme == "http" or not self._limits.enable_http2:
                 lane.http2 = False
         return lane
 
-    def _take(self, lane: _Lane) -> Http1Connection | Http2Connection | None:
+    def _take(self, lane: Lane) -> Http1Connection | Http2Connection | None:
         now = trio.current_time()
         for multiplexed in lane.multiplexed:
             if multiplexed.is_suspect(now, SUSPECT_SECONDS):
@@ -303,7 +215,7 @@ class ConnectionPool:
             connection.in_use -= 1
         connection.released()
 
-    def _http1_released(self, lane: _Lane, connection: Http1Connection) -> None:
+    def _http1_released(self, lane: Lane, connection: Http1Connection) -> None:
         lane.active.discard(connection)
         now = trio.current_time()
         if connection.is_closed or self._is_old(connection, now) or self._closed:
@@ -318,7 +230,7 @@ class ConnectionPool:
             if len(lane.server.lanes) > 1:
                 self._dial_where_needed(lane.server)  # another origin may want its slot
 
-    def _http2_released(self, lane: _Lane, connection: Http2Connection) -> None:
+    def _http2_released(self, lane: Lane, connection: Http2Connection) -> None:
         if connection.is_closed:
             if connection in lane.multiplexed:
                 lane.multiplexed.remove(connection)
@@ -335,20 +247,20 @@ class ConnectionPool:
         if lane.waiters:
             self._dial_where_needed(lane.server)
 
-    def _assign(self, lane: _Lane, connection: Http1Connection | Http2Connection) -> None:
+    def _assign(self, lane: Lane, connection: Http1Connection | Http2Connection) -> None:
         waiter, _ = lane.waiters.popitem(last=False)
         waiter.connection = connection
         waiter.arrival.set()
 
-    def _close(self, lane: _Lane, connection: Http1Connection) -> None:
+    def _close(self, lane: Lane, connection: Http1Connection) -> None:
         connection.close()
         lane.server.slots_taken -= 1
 
-    def _fail_waiters(self, lane: _Lane, error: NetworkError) -> None:
+    def _fail_waiters(self, lane: Lane, error: NetworkError) -> None:
         while lane.waiters:
             self._fail_waiter(lane, error)
 
-    def _fail_waiter(self, lane: _Lane, error: NetworkError) -> None:
+    def _fail_waiter(self, lane: Lane, error: NetworkError) -> None:
         waiter, _ = lane.waiters.popitem(last=False)
         waiter.error = type(error)(*error.args)
         waiter.error.__cause__ = error.__cause__
@@ -356,7 +268,7 @@ class ConnectionPool:
 
     # Connecting
 
-    def _dial_where_needed(self, server: _Server) -> None:
+    def _dial_where_needed(self, server: Server) -> None:
         for lane in server.lanes.values():
             while lane.connecting < self._dials_wanted(lane):
                 if server.slots_taken >= self._limits.max_connections_per_server and not (
@@ -371,7 +283,7 @@ class ConnectionPool:
                 server.slots_taken += 1
                 self._nursery.start_soon(self._dial, lane, limit)
 
-    def _dials_wanted(self, lane: _Lane) -> int:
+    def _dials_wanted(self, lane: Lane) -> int:
         if self._closed or not lane.waiters:
             return 0
         if lane.http2 is False:
@@ -384,14 +296,14 @@ class ConnectionPool:
         # One at a time: whether more are needed depends on how many streams it will carry.
         return 1
 
-    def _has_live_http2(self, lane: _Lane) -> bool:
+    def _has_live_http2(self, lane: Lane) -> bool:
         now = trio.current_time()
         return any(
             not connection.is_draining and not connection.is_suspect(now, SUSPECT_SECONDS)
             for connection in lane.multiplexed
         )
 
-    def _evict_for(self, lane: _Lane) -> bool:
+    def _evict_for(self, lane: Lane) -> bool:
         """Free a slot that an unused connection to another origin of the host holds."""
         for other in lane.server.lanes.values():
             if other is not lane and other.idle:
@@ -403,7 +315,7 @@ class ConnectionPool:
                     return True
         return False
 
-    async def _dial(self, lane: _Lane, limit: float) -> None:
+    async def _dial(self, lane: Lane, limit: float) -> None:
         try:
             await self._connect(lane, limit)
         except NetworkError as error:
@@ -412,7 +324,7 @@ class ConnectionPool:
             _log.error("client.connection_failed", origin=str(lane.origin), exc_info=error)
             self._dial_failed(lane, ConnectFailedError(f"cannot connect: {error!r}"))
 
-    async def _connect(self, lane: _Lane, limit: float) -> None:
+    async def _connect(self, lane: Lane, limit: float) -> None:
         connected = False
         try:
             with trio.move_on_after(limit) as scope:
@@ -456,7 +368,7 @@ class ConnectionPool:
             self._http1_released(lane, connection)
             self._dial_where_needed(lane.server)
 
-    def _dial_failed(self, lane: _Lane, error: NetworkError) -> None:
+    def _dial_failed(self, lane: Lane, error: NetworkError) -> None:
         """Tell whoever waited for this connection, and let the others try again."""
         if lane.http2 is False:
             if lane.waiters:
@@ -470,7 +382,7 @@ class ConnectionPool:
 
     # Ageing
 
-    def _reap_lane(self, lane: _Lane) -> None:
+    def _reap_lane(self, lane: Lane) -> None:
         now = trio.current_time()
         kept = []
         for connection in lane.idle:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Protocol
 
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 import trio
 
 from sdk_trio.client.exchange import (
@@ -40,12 +40,16 @@ from sdk_trio.client.exchange import (
     WriteTimedOutError,
 )
 from sdk_trio.client.http3_origins import Http3Origins
-from sdk_trio.client.pool import ConnectionLimits, ConnectionPool, PoolStatistics
+from sdk_trio.client.lanes import ConnectionLimits, PoolStatistics
+from sdk_trio.client.pool import ConnectionPool
 
 #: Methods whose repetition changes nothing (RFC 9110, 9.2.2).
 IDEMPOTENT = frozenset([b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"])
 #: How often one request may meet a server that sends it away unprocessed.
 NOT_PROCESSED_TRIES = 3
+
+#: The request's extension that is called before it leaves.
+BEFORE_SEND = "sdk_trio.before_send"
 
 _PORTS = {"http": 80, "https": 443}
 _HTTPX_ERRORS: dict[type[NetworkError], type[httpx.TransportError]] = {
@@ -88,6 +92,9 @@ class Transport(httpx.AsyncBaseTransport):
 
     Proxies are not supported.
     """
+
+    #: The extension ``sdk_trio.before_send`` of a request is called before it leaves.
+    tells_before_send = True
 
     def __init__(
         self,
@@ -133,11 +140,11 @@ class Transport(httpx.AsyncBaseTransport):
             self._http3.close()
         if self._nursery.cancel_scope.cancel_called:
             # A task of the transport failed: the nursery replaces its own Cancelled by the cause.
-            await self._manager.__aexit__(exc_type, exc_value, traceback)  # noqa: ASYNC102 - waits only for tasks that are cancelled
+            await self._manager.__aexit__(exc_type, exc_value, traceback)
             return
         self._nursery.cancel_scope.cancel()
         # Not passed on: what was raised inside must leave as it is, not in a group of one.
-        await self._manager.__aexit__(None, None, None)  # noqa: ASYNC102 - as above
+        await self._manager.__aexit__(None, None, None)
 
     async def aclose(self) -> None:
         """Close every connection now; what is under way fails. The context may stay open."""
@@ -156,7 +163,9 @@ class Transport(httpx.AsyncBaseTransport):
         """Send ``request`` and return the response, its body not read yet.
 
         The response must be read to its end or closed, as with any httpx transport. Honours
-        httpx's ``timeout`` and ``target`` extensions.
+        httpx's ``timeout`` and ``target`` extensions, and ``sdk_trio.before_send``: a function
+        without arguments that is called before anything of the request can reach the server, so
+        that a request given up earlier is known not to have been executed.
 
         Raises:
             httpx.TransportError: see the module; the classes say whether anything was sent.
@@ -218,12 +227,17 @@ class _ResponseStream(httpx.AsyncByteStream):
         self._body = body
         self._request = request
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self  # no generator, which somebody would have to close
+
+    async def __anext__(self) -> bytes:
         try:
-            while data := await self._body.receive():
-                yield data
+            data = await self._body.receive()
         except NetworkError as error:
             raise _translate(error, self._request) from error
+        if not data:
+            raise StopAsyncIteration
+        return data
 
     async def aclose(self) -> None:
         self._body.abandon()
@@ -253,7 +267,17 @@ def _outgoing(request: httpx.Request) -> Outgoing:
         headers=request.headers.raw,
         body=body,
         stream=streamed,
-        timeouts=Timeouts(**limits) if limits else NO_TIMEOUTS,
+        timeouts=_timeouts(limits) if limits else NO_TIMEOUTS,
+        before_send=request.extensions.get(BEFORE_SEND),
+    )
+
+
+def _timeouts(limits: dict[str, float | None]) -> Timeouts:
+    return Timeouts(
+        connect=limits.get("connect"),
+        read=limits.get("read"),
+        write=limits.get("write"),
+        pool=limits.get("pool"),
     )
 
 

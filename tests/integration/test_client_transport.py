@@ -15,6 +15,7 @@ from support.upstreams import (
     http1_answer,
     http1_handler,
     serving,
+    until,
 )
 
 from sdk_trio.client.transport import Transport
@@ -116,8 +117,7 @@ async def test_an_idle_connection_is_closed_without_another_request():
     async with client_of(upstream, pooled_connection_idle_timeout_minutes=0.1 / 60) as client:
         await client.get("/")
         assert upstream.open_connections == 1
-        while upstream.open_connections:
-            await trio.sleep(0.01)
+        await until(lambda: upstream.open_connections == 0)
         assert client.pool.statistics.connections == 0
 
 
@@ -251,28 +251,31 @@ async def test_a_dead_port_is_a_connect_error_for_each_request():
 
 
 @pytest.mark.parametrize(
-    ("timeout", "path", "error"),
+    ("limits", "path", "error"),
     [
         (httpx.Timeout(None, read=0.05), "/hang", httpx.ReadTimeout),
         (httpx.Timeout(None, write=0.05), "/stuck", httpx.WriteTimeout),
     ],
 )
-async def test_httpx_timeouts_of_one_read_and_one_write(timeout, path, error):
+async def test_httpx_timeouts_of_one_read_and_one_write(limits, path, error):
     async with client_of(Upstream()) as client:
+        content = bytes(20_000_000 if path == "/stuck" else 0)
         with pytest.raises(error):
-            await client.post(path, content=bytes(20_000_000 if path == "/stuck" else 0), timeout=timeout)
+            await client.post(path, content=content, timeout=limits)
         assert client.pool.statistics.exchanges == 0
 
 
 async def test_waiting_for_a_connection_has_its_own_limit():
-    async with client_of(Upstream(), max_connections_per_server=1) as client:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.get, "/hang")
-            await trio.testing.wait_all_tasks_blocked(0.02)
-            with pytest.raises(httpx.PoolTimeout):
-                await client.post("/", timeout=httpx.Timeout(None, pool=0.05))
-            assert client.pool.statistics.waiting == 0
-            nursery.cancel_scope.cancel()
+    async with (
+        client_of(Upstream(), max_connections_per_server=1) as client,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(client.get, "/hang")
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        with pytest.raises(httpx.PoolTimeout):
+            await client.post("/", timeout=httpx.Timeout(None, pool=0.05))
+        assert client.pool.statistics.waiting == 0
+        nursery.cancel_scope.cancel()
 
 
 async def _answer_once_then_close_when_asked(upstream, *, answers):
@@ -322,8 +325,7 @@ async def test_a_connection_that_the_server_closed_is_not_used_for_a_post():
     async with client_of(upstream, scripted(http1_answer())) as client:
         for _ in range(3):
             assert (await client.post("/", json={})).status_code == 200
-            while upstream.open_connections:
-                await trio.sleep(0.001)
+            await until(lambda: upstream.open_connections == 0)
         assert upstream.connections == 3
 
 
@@ -334,7 +336,8 @@ async def test_a_connection_that_the_server_closed_is_not_used_for_a_post():
         (b"HTTP/1.0 200 OK\r\n\r\nuntil the end", b"until the end", False),
         (b"HTTP/1.1 204 No Content\r\n\r\n", b"", True),
         (
-            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n",
             b"abcde",
             True,
         ),
@@ -427,3 +430,27 @@ async def test_closing_fails_what_waits_and_what_is_under_way():
             await trio.testing.wait_all_tasks_blocked(0.02)
             await client.pool.aclose()
         assert sorted(outcomes, key=str) == [httpx.ConnectError, httpx.ReadError]
+
+
+async def test_the_caller_is_told_before_a_request_leaves():
+    upstream = Upstream()
+    async with client_of(upstream) as client:
+        seen = []
+        await client.get(
+            "/", extensions={"sdk_trio.before_send": lambda: seen.append(upstream.requests)}
+        )
+        assert seen == [0]
+
+
+async def test_the_caller_is_not_told_of_a_request_that_never_left():
+    async with (
+        client_of(Upstream(), max_connections_per_server=1) as client,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(client.get, "/hang")
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        left = []
+        with trio.move_on_after(0.03):
+            await client.post("/", extensions={"sdk_trio.before_send": lambda: left.append(True)})
+        assert not left
+        nursery.cancel_scope.cancel()

@@ -17,6 +17,7 @@ from support.upstreams import (
     http1_handler,
     http2_handler,
     serving,
+    until,
 )
 
 from sdk_trio.client.transport import Transport
@@ -105,11 +106,6 @@ async def test_no_more_connections_than_the_cap():
         assert upstream.connections == 2
 
 
-async def _until(condition):
-    while not condition():
-        await trio.sleep(0.005)
-
-
 async def test_every_cancelled_stream_is_reset_and_the_next_request_works():
     upstream = Upstream()
     async with client_of(upstream) as client:
@@ -117,10 +113,10 @@ async def test_every_cancelled_stream_is_reset_and_the_next_request_works():
         async with trio.open_nursery() as nursery:
             for _ in range(200):
                 nursery.start_soon(client.get, "/hang")
-            await _until(lambda: upstream.requests == 201)
+            await until(lambda: upstream.requests == 201)
             nursery.cancel_scope.cancel()
         assert client.pool.statistics.exchanges == 0
-        await _until(lambda: upstream.resets[CANCEL] == 200)
+        await until(lambda: upstream.resets[CANCEL] == 200)
         assert (await client.get("/")).status_code == 200
         assert upstream.connections == 2  # 100 streams each
 
@@ -141,11 +137,11 @@ async def test_cancelled_uploads_are_reset_while_others_go_on():
                 doomed.start_soon(lambda: client.post("/upload", content=bytes(3_000_000)))
             for _ in range(10):
                 doomed.start_soon(lambda: client.post("/stuck", content=bytes(3_000_000)))
-            await _until(lambda: upstream.requests == 55)
+            await until(lambda: upstream.requests == 55)
             doomed.cancel_scope.cancel()
-        await _until(lambda: upstream.resets[CANCEL] == 50)
+        await until(lambda: upstream.resets[CANCEL] == 50)
         assert (await client.get("/")).status_code == 200
-        await _until(lambda: len(answers) == 5)
+        await until(lambda: len(answers) == 5)
         assert set(answers) == {"3000000"}
         assert upstream.connections == 1
 
@@ -172,9 +168,7 @@ async def test_a_storm_of_cancellations_leaves_nothing_in_use():
 
 async def test_cancelling_everything_at_once_still_tells_the_server():
     upstream = Upstream()
-    async with serving(
-        upstream, http2_handler(upstream), context=AUTHORITY.server_context("h2")
-    ):
+    async with serving(upstream, http2_handler(upstream), context=AUTHORITY.server_context("h2")):
         with trio.CancelScope() as scope:
             async with (
                 Transport(ConnectionOptions(), verify=AUTHORITY.client_context()) as transport,
@@ -182,10 +176,10 @@ async def test_cancelling_everything_at_once_still_tells_the_server():
                 trio.open_nursery() as nursery,
             ):
                 nursery.start_soon(client.get, f"https://localhost:{upstream.port}/hang")
-                await _until(lambda: upstream.requests == 1)
+                await until(lambda: upstream.requests == 1)
                 scope.cancel()
         with trio.fail_after(2):
-            await _until(lambda: upstream.open_connections == 0)
+            await until(lambda: upstream.open_connections == 0)
 
 
 async def test_large_bodies_pass_the_windows_both_ways():
@@ -218,7 +212,7 @@ async def test_closing_a_response_early_resets_its_stream():
     async with client_of(upstream) as client:
         async with client.stream("GET", "/size/20000000"):
             pass
-        await _until(lambda: upstream.resets[CANCEL] == 1)
+        await until(lambda: upstream.resets[CANCEL] == 1)
         assert (await client.get("/")).content == BODY
         assert upstream.connections == 1
 
@@ -229,7 +223,7 @@ async def test_a_read_timeout_ends_its_stream_only():
         nursery.start_soon(client.get, "/after/0.2")
         with pytest.raises(httpx.ReadTimeout):
             await client.get("/hang", timeout=httpx.Timeout(None, read=0.05))
-        await _until(lambda: upstream.resets[CANCEL] == 1)
+        await until(lambda: upstream.resets[CANCEL] == 1)
 
 
 async def test_connections_are_replaced_at_their_lifetime_without_losing_a_request():
@@ -245,14 +239,14 @@ async def test_connections_are_replaced_at_their_lifetime_without_losing_a_reque
             for _ in range(5):
                 nursery.start_soon(get)
         assert 3 <= upstream.connections <= 6
-        await _until(lambda: upstream.open_connections <= 1)
+        await until(lambda: upstream.open_connections <= 1)
 
 
 async def test_an_idle_connection_is_closed_without_another_request():
     upstream = Upstream()
     async with client_of(upstream, pooled_connection_idle_timeout_minutes=0.1 / 60) as client:
         await client.get("/")
-        await _until(lambda: upstream.open_connections == 0)
+        await until(lambda: upstream.open_connections == 0)
         assert client.pool.statistics.connections == 0
 
 

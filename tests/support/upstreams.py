@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections import Counter
 from contextlib import asynccontextmanager
+from functools import partial
 
 import attrs
 import h2.config
@@ -19,13 +20,15 @@ import h2.events
 import h2.settings
 import trio
 import trustme
+from aioquic.buffer import Buffer
 from aioquic.h3.connection import H3_ALPN, H3Connection
 from aioquic.h3.events import DataReceived, HeadersReceived
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import ConnectionTerminated, StopSendingReceived, StreamReset
 from aioquic.quic.packet import pull_quic_header
-from aioquic.buffer import Buffer
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509 import load_pem_x509_certificate
 
 BODY = b'{"items": []}'
 
@@ -50,8 +53,6 @@ class Authority:
         self.certificate = self.ca.issue_cert("127.0.0.1", "localhost")
 
     def client_context(self):
-        context = ssl.create_default_context()
-        context.load_default_certs = None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.ca.configure_trust(context)
         return context
@@ -83,20 +84,19 @@ class Upstream:
         self.open_connections -= 1
 
 
-def _listeners_port(listeners):
-    return listeners[0].socket.getsockname()[1]
+async def until(condition):
+    """Wait until ``condition()`` holds; the caller bounds it."""
+    while not condition():  # noqa: ASYNC110 - what it waits for happens in counters of many kinds
+        await trio.sleep(0.005)
 
 
 @asynccontextmanager
 async def serving(upstream, handler, *, context=None):
     """Serve ``handler`` on a free port of loopback for the length of the block."""
     async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(
-            lambda task_status: trio.serve_tcp(
-                _guarded(upstream, handler, context), 0, host="127.0.0.1", task_status=task_status
-            )
-        )
-        upstream.port = _listeners_port(listeners)
+        serve = partial(trio.serve_tcp, _guarded(upstream, handler, context), 0, host="127.0.0.1")
+        listeners = await nursery.start(serve)
+        upstream.port = listeners[0].socket.getsockname()[1]
         yield upstream
         nursery.cancel_scope.cancel()
 
@@ -136,7 +136,7 @@ def http1_handler(upstream):
                 buffer += data
             head, _, buffer = buffer.partition(b"\r\n\r\n")
             upstream.requests += 1
-            method, path, _ = head.split(b"\r\n")[0].split(b" ")
+            _, path, _ = head.split(b"\r\n")[0].split(b" ")
             length = 0
             for line in head.lower().split(b"\r\n"):
                 if line.startswith(b"content-length:"):
@@ -226,9 +226,7 @@ class _Http2Server:
                 if self.paths.get(event.stream_id) == "/stuck":
                     self.held[event.stream_id] += event.flow_controlled_length
                 else:
-                    self.h2.acknowledge_received_data(
-                        event.flow_controlled_length, event.stream_id
-                    )
+                    self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             case h2.events.StreamEnded():
                 nursery.start_soon(self.answer, event.stream_id)
             case h2.events.StreamReset():
@@ -288,8 +286,9 @@ def _goaway(last_stream_id):
 async def serving_http3(upstream, authority, *, max_streams=128):
     """Serve HTTP/3 on a free UDP port of loopback for the length of the block."""
     configuration = QuicConfiguration(alpn_protocols=H3_ALPN, is_client=False)
-    with authority.certificate.private_key_and_cert_chain_pem.tempfile() as path:
-        configuration.load_cert_chain(path)
+    certificate = authority.certificate
+    configuration.certificate = load_pem_x509_certificate(certificate.cert_chain_pems[0].bytes())
+    configuration.private_key = load_pem_private_key(certificate.private_key_pem.bytes(), None)
     sock = trio.socket.socket(type=socket.SOCK_DGRAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 1024 * 1024)
     await sock.bind(("127.0.0.1", upstream.port))
