@@ -80,7 +80,7 @@ class Http1Connection:
         try:
             head = request_head(request)
             await trio.lowlevel.checkpoint_if_cancelled()
-            parse = _Parse(is_head=request.method == b"HEAD")
+            parse = AnswerParser(is_head=request.method == b"HEAD")
             if request.before_send is not None:
                 request.before_send()
             lost = await self._send(request, head)
@@ -94,7 +94,9 @@ class Http1Connection:
                     raise
                 if self.served:
                     raise StaleConnectionError(str(lost or error)) from error
-                raise lost or error from error
+                if lost is not None:
+                    raise lost from error
+                raise
         except BaseException:
             self.close()
             self._released(self)
@@ -144,7 +146,7 @@ class Http1Connection:
         if scope.cancelled_caught:
             raise WriteTimedOutError(f"the server took no bytes for {limit:g} s")
 
-    async def _receive(self, parse: "_Parse", limit: float | None) -> None:
+    async def _receive(self, parse: "AnswerParser", limit: float | None) -> None:
         if limit is None:
             data = await self._wire.receive(RECEIVE_BYTES)
         else:
@@ -154,7 +156,7 @@ class Http1Connection:
                 raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
         parse.feed(data)
 
-    async def receive_body(self, parse: "_Parse", limit: float | None) -> None:
+    async def receive_body(self, parse: "AnswerParser", limit: float | None) -> None:
         """Receive until ``parse`` holds some of the body, or its end."""
         try:
             while not parse.chunks and not parse.ended:
@@ -165,7 +167,7 @@ class Http1Connection:
         if parse.ended:
             self.finish(parse)
 
-    def finish(self, parse: "_Parse") -> None:
+    def finish(self, parse: "AnswerParser") -> None:
         """The answer has ended: be free for the next exchange, or close."""
         self.served += 1
         if not parse.keeps_alive:
@@ -183,7 +185,9 @@ class _Body:
 
     __slots__ = ("_connection", "_limit", "_parse")
 
-    def __init__(self, connection: Http1Connection, parse: "_Parse", limit: float | None) -> None:
+    def __init__(
+        self, connection: Http1Connection, parse: "AnswerParser", limit: float | None
+    ) -> None:
         # None once the exchange is over: the connection may serve another by then.
         self._connection = None if parse.ended else connection
         self._parse = parse
@@ -212,8 +216,12 @@ class _Body:
             self._connection = None
 
 
-class _Parse:
-    """The state of one answer; httptools calls the ``on_`` methods."""
+class AnswerParser:
+    """Parses one answer, fed as it arrives; httptools calls the ``on_`` methods.
+
+    Args:
+        is_head: the answer is to HEAD and has no body, whatever its headers say.
+    """
 
     __slots__ = (
         "_head_bytes",
@@ -247,7 +255,12 @@ class _Parse:
         self.keeps_alive = True
 
     def feed(self, data: bytes) -> None:
-        """Take what arrived, ``b""`` for the end of the connection."""
+        """Take what arrived, ``b""`` for the end of the connection; not after ``ended``.
+
+        Raises:
+            PeerProtocolError: the answer is no HTTP/1.1, too long, or ends too early.
+            ReadFailedError: the connection ended with no answer at all.
+        """
         if not data:
             self._feed_end()
             return
@@ -263,7 +276,9 @@ class _Parse:
                 self.keeps_alive = False  # what follows a complete answer does not spoil it
                 return
             raise PeerProtocolError(f"the server's answer is no HTTP/1.1: {error}") from error
-        if not self.head_ended and self._head_bytes > MAX_HEAD_BYTES:
+        if self.ended:
+            del self._parser  # it refers to this object: a cycle for each answer otherwise
+        elif not self.head_ended and self._head_bytes > MAX_HEAD_BYTES:
             raise PeerProtocolError(f"the answer's head is longer than {MAX_HEAD_BYTES} bytes")
 
     def _feed_end(self) -> None:
@@ -275,17 +290,21 @@ class _Parse:
         self.ended = True
 
     def on_message_begin(self) -> None:
+        """Notice what follows the answer."""
         if self.ended:
             self.keeps_alive = False
 
     def on_status(self, status: bytes) -> None:
+        """Keep the reason phrase."""
         self.reason += status
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header, not a trailer."""
         if not self.head_ended:
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        """Decide what the head means, or forget an interim one (1xx)."""
         if self.ended:
             return
         status = self._parser.get_status_code()
@@ -306,12 +325,14 @@ class _Parse:
             )
 
     def on_body(self, body: bytes) -> None:
+        """Keep some of the body."""
         if self.ended:
             self.keeps_alive = False
         else:
             self.chunks.append(body)
 
     def on_message_complete(self) -> None:
+        """Notice the end, unless it is that of an interim answer."""
         if self.head_ended:
             self.ended = True
 

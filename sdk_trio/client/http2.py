@@ -415,8 +415,8 @@ class Http2Connection:
         if code == h2.errors.ErrorCodes.REFUSED_STREAM:
             self._fail_stream(stream, NotProcessedError("the server refused the stream"))
         elif code == h2.errors.ErrorCodes.NO_ERROR and stream.ended:
-            stream.upload_ended = True  # it has answered and wants no more of the body
             stream.open_window()
+            stream.upload_ended = True  # it has answered and wants no more of the body
         else:
             name = getattr(code, "name", code)
             self._fail_stream(stream, ReadFailedError(f"the server reset the stream: {name}"))

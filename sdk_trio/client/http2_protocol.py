@@ -121,6 +121,8 @@ class Stream:
 
     def open_window(self) -> None:
         """Wake the upload, if one waits for the server's window."""
+        if self.upload_ended:
+            return
         self.window.set()
         self.window = trio.Event()
 

@@ -31,6 +31,22 @@ SOCKET_BUFFER_BYTES = 2 * 1024 * 1024
 _log = get_logger("client")
 
 
+def require_http3() -> None:
+    """Import what HTTP/3 needs.
+
+    Raises:
+        OptionsValidationError: the extra ``http3`` is not installed.
+    """
+    try:
+        import sdk_trio.client.http3  # noqa: F401 - optional, and slow to import
+    except ModuleNotFoundError as error:
+        problem = Problem(
+            "Sdk:Connection:EnableHttp3",
+            f"needs the module {error.name}: pip install 'sdk-trio[http3]', or set it to false",
+        )
+        raise OptionsValidationError([problem]) from error
+
+
 class Http3Origins:
     """At most one connection an origin, and what is known of those that have none.
 
@@ -39,8 +55,6 @@ class Http3Origins:
         tls: called for the context whose authorities count.
         nursery: where connections run.
 
-    Raises:
-        OptionsValidationError: the extra ``http3`` is not installed.
     """
 
     def __init__(
@@ -50,17 +64,6 @@ class Http3Origins:
         tls: Callable[[], ssl.SSLContext],
         nursery: trio.Nursery,
     ) -> None:
-        try:
-            import sdk_trio.client.http3  # noqa: F401 - optional, and slow to import
-        except ModuleNotFoundError as error:
-            raise OptionsValidationError(
-                [
-                    Problem(
-                        "Sdk:Connection:EnableHttp3",
-                        f"needs the module {error.name}: pip install 'sdk-trio[http3]'",
-                    )
-                ]
-            ) from error
         self._limits = limits
         self._tls = tls
         self._nursery = nursery

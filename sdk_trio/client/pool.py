@@ -27,7 +27,7 @@ from sdk_trio.logs import get_logger
 
 #: Of connecting, TLS and the first settings, when the request sets no limit of its own; a
 #: connection that nobody waits for any longer must not hold its slot for a kernel's two minutes.
-CONNECT_SECONDS = 30.0
+CONNECT_SECONDS = 10.0
 #: A connection with an unanswered PING gets no new requests after this.
 SUSPECT_SECONDS = 1.0
 #: While HTTP/2 connections work, a failed attempt to add another is not repeated before this.

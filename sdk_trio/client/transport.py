@@ -39,7 +39,7 @@ from sdk_trio.client.exchange import (
     WriteFailedError,
     WriteTimedOutError,
 )
-from sdk_trio.client.http3_origins import Http3Origins
+from sdk_trio.client.http3_origins import Http3Origins, require_http3
 from sdk_trio.client.lanes import ConnectionLimits, PoolStatistics
 from sdk_trio.client.pool import ConnectionPool
 
@@ -91,6 +91,9 @@ class Transport(httpx.AsyncBaseTransport):
             Default: httpx's, with certifi's authorities or ``SSL_CERT_FILE``.
 
     Proxies are not supported.
+
+    Raises:
+        OptionsValidationError: HTTP/3 is asked for, and its extra is not installed.
     """
 
     #: The extension ``sdk_trio.before_send`` of a request is called before it leaves.
@@ -105,6 +108,8 @@ class Transport(httpx.AsyncBaseTransport):
     ) -> None:
         self._settings = connection
         self._use_http3 = connection.enable_http3 if http3 is None else http3
+        if self._use_http3:
+            require_http3()
         self._context = verify
         self._entered = 0
         self._pool: ConnectionPool | None = None
@@ -254,7 +259,7 @@ def _outgoing(request: httpx.Request) -> Outgoing:
     limits = request.extensions.get("timeout")
     stream = request.stream
     if isinstance(stream, httpx.ByteStream):
-        body: bytes = request.content
+        body: bytes = request.read()
         streamed: httpx.AsyncByteStream | None = None
     elif isinstance(stream, httpx.AsyncByteStream):
         body, streamed = b"", stream

@@ -207,6 +207,25 @@ async def test_a_reader_that_stalls_does_not_stop_the_others():
         assert upstream.connections == 1
 
 
+async def test_the_answer_to_head_has_no_body_whatever_its_headers_say():
+    async with client_of(Upstream()) as client:
+        response = await client.head("/size/1000")
+        assert (response.headers["content-length"], response.content) == ("1000", b"")
+
+
+async def test_headers_that_belong_to_http1_are_left_out():
+    async with client_of(Upstream()) as client:
+        # h2, as the server, ends the connection at a header that HTTP/2 forbids.
+        response = await client.get(
+            "/",
+            headers={"Connection": "keep-alive", "Transfer-Encoding": "chunked", "X-Mixed": "1"},
+        )
+        assert response.status_code == 200
+        with pytest.raises(httpx.LocalProtocolError, match="x-note"):
+            await client.get("/", headers={"x-note": "a\nb"})
+        assert (await client.get("/")).status_code == 200
+
+
 async def test_closing_a_response_early_resets_its_stream():
     upstream = Upstream()
     async with client_of(upstream) as client:

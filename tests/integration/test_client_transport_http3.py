@@ -1,5 +1,6 @@
 """The transport on real sockets, HTTP/3, with TCP beside it to fall back to."""
 
+import sys
 from contextlib import asynccontextmanager
 
 import httpx
@@ -19,6 +20,7 @@ from support.upstreams import (
 
 from sdk_trio.client import http3_origins
 from sdk_trio.client.transport import Transport
+from sdk_trio.errors import OptionsValidationError
 
 aioquic = pytest.importorskip("aioquic")
 
@@ -194,6 +196,15 @@ async def test_a_server_that_vanished_costs_one_request(monkeypatch):
             with pytest.raises(httpx.ReadTimeout):
                 await client.get("/", timeout=httpx.Timeout(None, read=0.1))
             assert (await client.get("/")).http_version == "HTTP/3"
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "sdk_trio.client.http3", raising=False)
+    monkeypatch.delattr("sdk_trio.client.http3", raising=False)
+    monkeypatch.setitem(sys.modules, "aioquic", None)
+    monkeypatch.setitem(sys.modules, "aioquic.h3.connection", None)
+    with pytest.raises(OptionsValidationError, match=r"Sdk:Connection:EnableHttp3.*\[http3\]"):
+        Transport(ConnectionOptions(enable_http3=True))
 
 
 def test_canary_of_what_is_used_inside_aioquic():

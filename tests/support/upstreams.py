@@ -191,6 +191,7 @@ class _Http2Server:
         )
         self.sending = trio.Lock()
         self.paths = {}
+        self.heads = set()
         self.received = Counter()
         self.held = Counter()
         self.windows = trio.Event()
@@ -220,7 +221,10 @@ class _Http2Server:
                 if self.last_stream_id is not None:
                     return  # too late: the goodbye named an earlier one
                 self.upstream.requests += 1
-                self.paths[event.stream_id] = dict(event.headers)[":path"]
+                headers = dict(event.headers)
+                self.paths[event.stream_id] = headers[":path"]
+                if headers[":method"] == "HEAD":
+                    self.heads.add(event.stream_id)
             case h2.events.DataReceived():
                 self.received[event.stream_id] += len(event.data)
                 if self.paths.get(event.stream_id) == "/stuck":
@@ -261,7 +265,7 @@ class _Http2Server:
                 data = self.h2.data_to_send()
                 await self.stream.send_all(data + _goaway(self.last_stream_id))
         self.h2.send_headers(stream_id, [(":status", "200"), ("content-length", str(len(body)))])
-        view = memoryview(body)
+        view = memoryview(b"" if stream_id in self.heads else body)
         while view and stream_id in self.paths:
             window = min(
                 self.h2.local_flow_control_window(stream_id), self.h2.max_outbound_frame_size
