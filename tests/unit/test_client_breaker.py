@@ -68,7 +68,9 @@ def test_one_success_ends_a_row_of_failures():
     assert circuit.state is BreakerState.CLOSED
 
 
-@pytest.mark.parametrize(("spread", "state"), [(30.0, BreakerState.OPEN), (30.5, BreakerState.CLOSED)])
+@pytest.mark.parametrize(
+    ("spread", "state"), [(30.0, BreakerState.OPEN), (30.5, BreakerState.CLOSED)]
+)
 def test_failures_count_only_within_the_window(spread, state):
     circuit, clock = breaker(threshold=3, sampling=30.0)
     attempt(circuit, FAIL)
@@ -207,9 +209,7 @@ class BreakerMachine(RuleBasedStateMachine):
         if self.state is BreakerState.PROBING and expected:
             self.probe = token
         if self.state is BreakerState.OPEN:
-            assert given.retry_after == pytest.approx(
-                self.opened_at + self.BREAK - self.clock.now
-            )
+            assert given.retry_after == pytest.approx(self.opened_at + self.BREAK - self.clock.now)
         return (given, token)
 
     @rule(held=consumes(permits), outcome=st.sampled_from([OK, FAIL, FAIL, NEUTRAL]))

@@ -83,7 +83,9 @@ def test_any_body_makes_an_error_that_can_be_shown(status, content):
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["loc", "msg", "x"]), inner),
+        lambda inner: (
+            st.lists(inner) | st.dictionaries(st.sampled_from(["loc", "msg", "x"]), inner)
+        ),
     )
 )
 def test_any_detail_can_be_read(detail):
@@ -94,11 +96,13 @@ def test_any_detail_can_be_read(detail):
     assert isinstance(error.fields, tuple)
 
 
+def test_a_body_of_absurd_depth_is_a_text():
+    assert answered(500, b"[" * 100_000).body.startswith("[[[")
+
+
 def test_names_of_outcomes_for_metrics():
     assert answered(404).outcome == "not_found"
     assert answered(422).outcome == "unprocessable_entity"
     assert errors.CircuitOpenError("x", method="GET", path="/").outcome == "circuit_open"
-    timeout = errors.AttemptTimeoutError(
-        "x", kind=FailureKind.UNCONFIRMED, method="GET", path="/"
-    )
+    timeout = errors.AttemptTimeoutError("x", kind=FailureKind.UNCONFIRMED, method="GET", path="/")
     assert timeout.outcome == "attempt_timeout"

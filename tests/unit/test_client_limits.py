@@ -19,7 +19,9 @@ class Clock:
 
 
 waits = st.floats(0, 100).map(lambda seconds: ("wait", seconds))
-budget_events = st.lists(st.sampled_from([("deposit", 0), ("withdraw", 0), ("withdraw", 0)]) | waits)
+budget_events = st.lists(
+    st.sampled_from([("deposit", 0), ("withdraw", 0), ("withdraw", 0)]) | waits
+)
 
 
 @given(budget_events)

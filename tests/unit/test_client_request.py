@@ -61,7 +61,9 @@ def test_lists_repeat_their_key_and_none_is_left_out():
     assert encode_query(None) == ""
 
 
-@pytest.mark.parametrize("path", ["/orders/", "/orders?page=1", "/x/%2e%2e%2Fy", "/a.b/..c/x..", "/x?q=/../"])
+@pytest.mark.parametrize(
+    "path", ["/orders/", "/orders?page=1", "/x/%2e%2e%2Fy", "/a.b/..c/x..", "/x?q=/../"]
+)
 def test_good_paths(path):
     assert checked_path(path) == path
 
@@ -120,7 +122,10 @@ def test_headers_replace_those_of_the_same_name_in_any_case():
     assert merge_headers(base, {"ACCEPT": None}) == [(b"Host", b"a")]
 
 
-@pytest.mark.parametrize(("method", "hedged"), [("GET", True), ("HEAD", True), ("DELETE", False), ("PUT", False), ("POST", False)])
+@pytest.mark.parametrize(
+    ("method", "hedged"),
+    [("GET", True), ("HEAD", True), ("DELETE", False), ("PUT", False), ("POST", False)],
+)
 def test_only_reads_are_hedged(method, hedged):
     call = Call(method=method, path="/", url="", origin="", headers=[], hedge_after=1.0)
     assert call.may_be_hedged is hedged

@@ -63,6 +63,10 @@ def test_backoff_is_full_jitter_up_to_the_cap(failures, fraction):
     assert 0 <= wait <= min(8.0, 0.5 * 2 ** min(failures - 1, 10))
 
 
+def test_backoff_is_drawn_from_the_whole_interval():
+    assert [backoff(3, RetryPolicy(), fraction) for fraction in (0.0, 0.5, 1.0)] == [0.0, 1.0, 2.0]
+
+
 def test_backoff_doubles():
     assert [backoff(n, RetryPolicy(), 1.0) for n in range(1, 7)] == [0.5, 1, 2, 4, 8, 8]
 
@@ -81,7 +85,22 @@ def test_a_number_is_seconds(value, expected):
 
 @pytest.mark.parametrize(
     "value",
-    [None, "", "-1", "-0.5", "nan", "NaN", "inf", "1e3", "+5", "soon", "9" * 400, "٣", "1_0", "0x1"],
+    [
+        None,
+        "",
+        "-1",
+        "-0.5",
+        "nan",
+        "NaN",
+        "inf",
+        "1e3",
+        "+5",
+        "soon",
+        "9" * 400,
+        "٣",
+        "1_0",
+        "0x1",
+    ],
 )
 def test_what_is_no_wait_is_ignored(value):
     assert seconds(value) is None
@@ -103,7 +122,11 @@ def test_a_date_without_another_is_taken_against_our_clock():
 
 @pytest.mark.parametrize(
     "value",
-    ["Wed, 01 Apr 2026 12:00:30 GMT", "Wednesday, 01-Apr-26 12:00:30 GMT", "Wed Apr  1 12:00:30 2026"],
+    [
+        "Wed, 01 Apr 2026 12:00:30 GMT",
+        "Wednesday, 01-Apr-26 12:00:30 GMT",
+        "Wed Apr  1 12:00:30 2026",
+    ],
 )
 def test_all_three_forms_of_a_date(value):
     assert seconds(value, format_datetime(NOON, usegmt=True)) == 30
