@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import attrs
 import msgspec
 
-from ..errors import EXIT_UNAVAILABLE, SdkError
+from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, SdkError
 from .retry import FailureKind
 
 #: A token in a message is replaced by this.
@@ -86,7 +86,7 @@ class ApiError(CallError):
     are its members of these meanings, None when it has none. ``retry_after`` is in seconds.
     """
 
-    exit_code: ClassVar[int] = 1
+    exit_code: ClassVar[int] = EXIT_FAILURE
 
     def __init__(self, message: str, *, status: int, **context: Any) -> None:
         self.status = status

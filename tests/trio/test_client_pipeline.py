@@ -3,11 +3,15 @@
 import itertools
 
 import attrs
+import httpx
 from hypothesis import given
+from hypothesis import strategies as st
 from support.client_stories import (
     CALM,
     ORIGIN,
     TOUCHY,
+    Asked,
+    Reply,
     asked_calls,
     play,
     policies,
@@ -24,7 +28,23 @@ from sdk_trio.client.errors import (
 )
 
 #: A budget that runs dry, and no breaker that would keep it from doing so.
-TIGHT = attrs.evolve(CALM, budget=BudgetPolicy(floor_per_second=0.05, floor_seconds=10))
+TIGHT = attrs.evolve(CALM, budget=BudgetPolicy(floor_per_second=0.05, floor_seconds=30))
+
+outages = st.lists(
+    st.builds(Reply, what=st.sampled_from([503, 500, httpx.ConnectError, "break"])),
+    min_size=20,
+    max_size=30,
+)
+persistent_calls = st.lists(
+    st.builds(
+        Asked,
+        at=st.floats(0, 5),
+        max_retries=st.just(4),
+        hedge_after=st.none() | st.just(0.5),
+    ),
+    min_size=4,
+    max_size=6,
+)
 
 
 @given(replies, asked_calls, policies, seeds)
@@ -75,7 +95,7 @@ def test_the_number_of_attempts_is_bounded(replies, asked, policy, seed):
     assert kinds[AttemptKind.RETRY] <= sum(call.max_retries for call in asked)
 
 
-@given(replies, asked_calls, seeds)
+@given(outages, persistent_calls, seeds)
 def test_retries_and_hedges_together_stay_within_one_budget(replies, asked, seed):
     story = play(replies, asked, TIGHT, seed=seed)
     kinds = story.pipeline.counters.attempts
