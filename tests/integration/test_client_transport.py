@@ -98,7 +98,8 @@ async def test_a_slot_that_becomes_free_goes_to_another_origin_of_the_host():
     ):
         nursery.start_soon(client.get, "/after/0.05")
         await trio.testing.wait_all_tasks_blocked(0.01)
-        response = await client.get(f"http://127.0.0.1:{second.port}/")
+        with trio.fail_after(5):  # well before the reaper would notice
+            response = await client.get(f"http://127.0.0.1:{second.port}/")
         assert response.status_code == 200
 
 

@@ -192,6 +192,7 @@ async def test_large_bodies_pass_the_windows_both_ways():
     async with client_of(upstream) as client:
         assert (await client.post("/upload", content=chunks())).text == "3000000"
         assert len((await client.get("/size/20000000")).content) == 20_000_000
+    assert not upstream.resets
 
 
 async def test_a_reader_that_stalls_does_not_stop_the_others():

@@ -68,6 +68,24 @@ async def test_four_hundred_concurrent_requests_lose_none():
         assert upstream.requests == 400
 
 
+async def test_a_request_over_the_limit_of_streams_waits_and_may_be_given_up():
+    upstream = Upstream()
+    async with (
+        serving_http3(upstream, AUTHORITY, max_streams=4),
+        client_of(upstream.port) as client,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(4):
+            nursery.start_soon(client.get, "/after/0.2")
+        await until(lambda: upstream.requests == 4)
+        left = []
+        with trio.move_on_after(0.05):
+            await client.post("/", extensions={"sdk_trio.before_send": lambda: left.append(True)})
+        assert not left
+        assert (await client.get("/")).status_code == 200
+        assert upstream.requests == 5
+
+
 async def test_large_bodies_both_ways():
     async def chunks():
         for _ in range(10):
