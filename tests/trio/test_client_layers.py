@@ -35,10 +35,12 @@ from sdk_trio.client.errors import (
 from sdk_trio.client.pipeline import Pipeline
 
 ok_or_not = st.sampled_from([200, 404, 503, 500, httpx.ReadError, httpx.ConnectError, "break"])
-moments = st.integers(1, 60).map(lambda tenth: tenth / 10 + 0.013)
+tenths = st.integers(1, 60).map(lambda number: number / 10)
+# Never at the same moment: two answers that come at once are equally early.
+moments, hedge_moments = (tenths.map(lambda at, off=off: at + off) for off in (0.013, 0.029))
 
 
-@given(ok_or_not, moments, ok_or_not, moments, st.integers(1, 50).map(lambda tenth: tenth / 10))
+@given(ok_or_not, moments, ok_or_not, hedge_moments, tenths)
 def test_the_earliest_answer_wins_a_hedge(what, delay, hedge_what, hedge_delay, hedge_after):
     replies = [Reply(what, delay), Reply(hedge_what, hedge_delay)]
     call = Asked(hedge_after=hedge_after, max_retries=0, attempt_timeout=100)
