@@ -14,7 +14,6 @@ from .attempts import ClientCounters
 from .breaker import CircuitBreaker
 from .budget import BudgetPolicy
 from .caller import JSON_TYPE, Caller, Sources
-from .limiter import LimitPolicy
 from .operations import Resources
 from .pipeline import AttemptHook
 from .plan import ClientPlan, plan_of, token_warning
@@ -46,10 +45,6 @@ class Client(Resources, path=""):
         settings: validated settings.
         transport: sends requests in place of the client's own connections; it is entered and left
             with the client. Its errors must be httpx's.
-        requests_per_minute: the rate that attempts are held to; None: only what the upstream's
-            answers ask for.
-        upstream_honours_keys: the upstream executes one write only for each idempotency key, so
-            writes are repeated like reads.
         budget: how fast the retry budget fills.
         sources: where time and chance come from.
 
@@ -62,19 +57,12 @@ class Client(Resources, path=""):
         settings: Settings,
         transport: httpx.AsyncBaseTransport | None = None,
         *,
-        requests_per_minute: float | None = None,
-        upstream_honours_keys: bool = False,
         budget: BudgetPolicy | None = None,
         sources: Sources | None = None,
     ) -> None:
-        plan = attrs.evolve(
-            plan_of(settings),
-            limit=LimitPolicy(per_minute=requests_per_minute),
-            upstream_honours_keys=upstream_honours_keys,
-        )
         self._settings = settings
         self._calls = Caller(
-            plan,
+            plan_of(settings),
             Transport(settings.connection) if transport is None else transport,
             sources=sources or Sources(),
             budget=budget or BudgetPolicy(),

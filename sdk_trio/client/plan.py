@@ -69,6 +69,8 @@ class ClientPlan:
                 f"{self.breaker.failure_threshold} failures in {self.breaker.sampling_seconds:g} s,"
                 f" open for {self.breaker.break_seconds:g} s"
             ),
+            "requests_per_minute": self.limit.per_minute,
+            "upstream_honours_keys": self.upstream_honours_keys,
         }
 
 
@@ -104,6 +106,8 @@ def plan_of(settings: Settings) -> ClientPlan:
             sampling_seconds=resilience.circuit_breaker_sampling_seconds,
             break_seconds=resilience.circuit_breaker_break_seconds,
         ),
+        limit=LimitPolicy(per_minute=settings.upstream.requests_per_minute),
+        upstream_honours_keys=settings.upstream.honours_idempotency_keys,
     )
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 
+import attrs
 import httpx
 import pytest
 import trio
@@ -26,6 +27,10 @@ TOKEN = "polar_oat_not-a-real-token"
 SETTINGS = Settings(
     mode=Mode.CUSTOM, custom_base_url="https://api.example", access_token=Secret(TOKEN)
 )
+
+
+def upstream_options(**options):
+    return attrs.evolve(SETTINGS, upstream=attrs.evolve(SETTINGS.upstream, **options))
 
 
 class Upstream(httpx.AsyncBaseTransport):
@@ -100,7 +105,8 @@ async def test_attempts_of_one_call_share_their_key_and_calls_do_not(autojump_cl
 async def test_writes_are_repeated_where_the_upstream_honours_keys(autojump_clock):
     for honours, attempts in [(False, 1), (True, 2)]:
         upstream = Upstream(httpx.ReadError("gone"))
-        async with Client(SETTINGS, upstream, upstream_honours_keys=honours) as client:
+        told = upstream_options(honours_idempotency_keys=honours)
+        async with Client(told, upstream) as client:
             if honours:
                 await client.request("POST", "/x")
             else:
@@ -261,7 +267,8 @@ async def test_opening_says_what_is_in_force(autojump_clock, caplog):
 
 
 async def test_the_rate_is_kept(autojump_clock):
-    async with Client(SETTINGS, Upstream(), requests_per_minute=60) as client:
+    told = upstream_options(requests_per_minute=60)
+    async with Client(told, Upstream()) as client:
         started = trio.current_time()
         async with trio.open_nursery() as nursery:
             for _ in range(15):
