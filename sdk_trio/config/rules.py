@@ -26,6 +26,13 @@ WEBHOOK_SECRET = full_key(("Webhooks", "Secret"))
 USUAL_ENVIRONMENTS = ("Production", "Staging", "Development")
 
 
+RECONCILIATION_NEEDS_CLIENT = Problem(
+    full_key(("Webhooks", "Reconciliation", "Enabled")),
+    "needs the client, and standalone is the receiver alone: set it to false, or run the full "
+    "stack with an AccessToken",
+)
+
+
 @attrs.frozen
 class Findings:
     """What is wrong (``problems``) and what is merely odd (``warnings``)."""
@@ -221,11 +228,7 @@ def _reconciliation(settings: Settings, *, standalone: bool) -> Iterator[Problem
     if not options.enabled:
         return
     if standalone:
-        yield Problem(
-            full_key(("Webhooks", "Reconciliation", "Enabled")),
-            "needs the client, and standalone is the receiver alone: set it to false, or run the "
-            "full stack with an AccessToken",
-        )
+        yield RECONCILIATION_NEEDS_CLIENT
     if options.max_lookback_hours > settings.webhooks.dedup_retention_hours:
         # An id that the inbox has forgotten would be asked for, and its handler run again.
         yield Problem(
