@@ -8,6 +8,7 @@ a window only when everything in it has arrived.
 """
 
 import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -113,9 +114,12 @@ class Checkpoint:
                 str(name): Asked(int(times), float(last))
                 for name, (times, last) in document["asked"].items()
             }
-            return cls(float(document["began"]), float(document["until"]), asked)
+            read = cls(float(document["began"]), float(document["until"]), asked)
+            if not math.isfinite(read.began + read.until):
+                raise ValueError("a time is no number")
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise ValueError(f"this is no checkpoint of a reconciliation: {error!r}") from error
+        return read
 
     @classmethod
     def first(cls, now: float, lookback_seconds: float) -> "Checkpoint":
