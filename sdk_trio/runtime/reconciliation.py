@@ -115,10 +115,10 @@ class Checkpoint:
                 for name, (times, last) in document["asked"].items()
             }
             read = cls(float(document["began"]), float(document["until"]), asked)
-            if not math.isfinite(read.began + read.until):
-                raise ValueError("a time is no number")
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise ValueError(f"this is no checkpoint of a reconciliation: {error!r}") from error
+        if not math.isfinite(read.began + read.until):
+            raise ValueError("this is no checkpoint of a reconciliation: its times are no numbers")
         return read
 
     @classmethod

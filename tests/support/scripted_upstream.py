@@ -12,12 +12,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import attrs
 import trio
-from support.deliveries import SECRET
-from support.upstreams import Upstream, http1_answer, serving
-from support.wire import Wire
 
 from sdk_trio.config import Settings
 from sdk_trio.testing import sign_delivery
+from support.deliveries import SECRET
+from support.upstreams import Upstream, http1_answer, serving
+from support.wire import Wire
 
 TOKEN = "polar_oat_not-a-real-token"
 
