@@ -4,7 +4,9 @@ The names below are imported when they are first used, so that a program pays on
 that it has. Event classes are in :mod:`sdk_trio.events`, the test kit in :mod:`sdk_trio.testing`.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .lazily import importing
 
 if TYPE_CHECKING:
     from .client.client import Client
@@ -113,6 +115,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    **dict.fromkeys(__all__, "errors"),
     "CallOptions": "client.request",
     "Client": "client.client",
     "Record": "client.records",
@@ -138,22 +141,14 @@ _HOMES = {
         "client.errors",
     ),
     **dict.fromkeys(("Secret", "Settings", "load_settings"), "config"),
-    **dict.fromkeys(("BindError", "Runtime", "Started"), "runtime"),
-    **dict.fromkeys(
-        ("DrainReport", "HandlerRegistry", "Services", "WebhookHandlerBase", "WebhookReceiver"),
-        "webhooks",
-    ),
+    **dict.fromkeys(("HandlerRegistry", "WebhookHandlerBase"), "webhooks.registry"),
+    **dict.fromkeys(("DrainReport", "WebhookReceiver"), "webhooks.app"),
+    **dict.fromkeys(("Runtime", "Started"), "runtime.runtime"),
+    "BindError": "runtime.server",
+    "Services": "webhooks.services",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'sdk_trio' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(f"sdk_trio.{_HOMES.get(name, 'errors')}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = importing(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -178,20 +178,16 @@ COMMANDS = (
     Command("run", "run the receiver until it is told to stop", "daemon:run", _run),
     Command("dev", "run a receiver to try, without any file", "developer:dev", _dev),
     Command("init", "write the files of a new application", "initializer:init", _init),
-    Command(
-        "config check", "report every problem of the settings", "config:check", _config_check
-    ),
+    Command("config check", "report every problem of the settings", "config:check", _config_check),
     Command("config show", "show the settings and their origins", "config:show", _config_show),
     Command("config schema", "print the JSON Schema of the settings", "config:schema", _nothing),
     Command("events list", "list events of the inbox", "events:list_events", _events_list),
     Command("events show", "show one event", "events:show_event", _events_show),
-    Command(
-        "events replay", "run dead or parked events again", "replayer:replay", _events_replay
-    ),
+    Command("events replay", "run dead or parked events again", "replayer:replay", _events_replay),
     Command("events trigger", "send a signed sample", "trigger:trigger", _events_trigger),
     Command("events tail", "print changes as they happen", "tailer:tail", _events_tail),
     Command("sign", "sign a body as the upstream would", "signing:sign_file", _sign),
-    Command("verify", "say whether a delivery is authentic", "signing:verify_file", _verify),
+    Command("verify", "say whether a delivery is authentic", "verifier:verify_file", _verify),
     Command("secrets new", "make a webhook secret", "signing:new_secrets", _secrets_new),
 )
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from .. import __version__
 from .commands import COMMANDS, GROUPS
 from .usage import UsageError, check_words
 
@@ -90,10 +91,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 class _Version(argparse.Action):
-    """Prints the version; the look into the package's metadata happens only then."""
+    """Prints the version."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
-
-        sys.stdout.write(f"{PROGRAM} {version('sdk-trio')}\n")
+        sys.stdout.write(f"{PROGRAM} {__version__}\n")
         parser.exit()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,8 +31,8 @@ def print_json_line(document: Any) -> None:
 def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) -> None:
     """Print rows as a table of ``columns``, or all that they hold as a JSON array of objects.
 
-    On a terminal the table is drawn to its width. Elsewhere every cell is printed whole, in
-    aligned columns.
+    On a terminal that is wide enough the table is drawn, and texts such as errors are shortened
+    to fit. Elsewhere every cell is printed whole, in aligned columns.
     """
     if as_json:
         print_json([dict(row) for row in rows])
@@ -40,10 +41,12 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) ->
         return
     headings = [column.replace("_", " ") for column in columns]
     cells = [[cell(row.get(column)) for column in columns] for row in rows]
-    if is_terminal():
-        _draw(headings, cells)
-        return
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    if is_terminal():
+        fitted = _fit(columns, widths, shutil.get_terminal_size().columns)
+        if fitted is not None:
+            _draw(headings, cells, fitted)
+            return
     for line in (headings, *cells):
         padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
         print_text("  ".join(padded).rstrip())
@@ -90,7 +93,26 @@ class Progress:
             sys.stderr.flush()
 
 
-def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+#: Columns of texts of any length, and how much of each is always shown.
+_SHORTENED = frozenset({"subject", "last_error", "error", "reason", "value", "origin"})
+_LEAST_WIDTH = 12
+
+#: What the table's style draws between two columns, and at both edges together.
+_GAP, _EDGES = 3, 2
+
+
+def _fit(columns: Sequence[str], widths: Sequence[int], available: int) -> list[int] | None:
+    """Return the widths at which the columns fit into ``available`` characters; None if not."""
+    fitted = list(widths)
+    left = available - _EDGES - _GAP * (len(columns) - 1) - sum(widths)
+    for index, column in reversed(list(enumerate(columns))):
+        if left < 0 and column in _SHORTENED:
+            fitted[index] = max(min(widths[index], _LEAST_WIDTH), widths[index] + left)
+            left += widths[index] - fitted[index]
+    return fitted if left >= 0 else None
+
+
+def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int]) -> None:
     # Imported here: half of the time of a command that prints no table.
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -98,8 +120,8 @@ def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    for heading, width in zip(headings, widths, strict=True):
+        table.add_column(heading, width=width, no_wrap=True, overflow="ellipsis")
     for line in cells:
         table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in line))
     Console(file=sys.stdout).print(table)

@@ -25,12 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parsed = Namespace()
     try:
-        parsed = parse(sys.argv[1:] if arguments is None else arguments)
-        status = _command(parsed)
+        try:
+            parsed = parse(sys.argv[1:] if arguments is None else arguments)
+            status = _command(parsed)
+        except SystemExit as ended:  # --help, --version
+            status = ended.code if isinstance(ended.code, int) else EXIT_FAILURE
         sys.stdout.flush()
-    except SystemExit as ended:  # --help, --version
-        return ended.code if isinstance(ended.code, int) else EXIT_FAILURE
-    except BaseException as error:  # noqa: BLE001 - every end has a status
+    except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         return _status_of(only_member(error), parsed)
     return status
 

@@ -52,7 +52,7 @@ def _check(chosen: str, candidates: Sequence[str]) -> None:
         return
     if chosen in NOT_IN_THIS_VERSION:
         raise UsageError(f"the command '{chosen}' is not in this version")
-    close = difflib.get_close_matches(chosen, [*candidates, *NOT_IN_THIS_VERSION], n=1)
+    close = difflib.get_close_matches(chosen, candidates, n=1)
     advice = (
         f"did you mean '{close[0]}'?"
         if close

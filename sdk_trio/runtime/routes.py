@@ -19,23 +19,8 @@ class Routes:
             self._simulator.address = address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
-        if scope["type"] == "lifespan":
-            await _acknowledge_lifespan(receive, send)
-        elif scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1000})
-        elif self._simulator is not None and scope["path"].startswith(PREFIX):
+        """Serve one ASGI ``http`` request."""
+        if self._simulator is not None and scope["path"].startswith(PREFIX):
             await self._simulator(scope, receive, send)
         else:
             await self._receiver(scope, receive, send)
-
-
-async def _acknowledge_lifespan(receive: Receive, send: Send) -> None:
-    """Answer the server's lifespan: the runtime starts and ends the parts itself."""
-    while True:
-        message = await receive()
-        if message["type"] == "lifespan.startup":
-            await send({"type": "lifespan.startup.complete"})
-        else:
-            await send({"type": "lifespan.shutdown.complete"})
-            return

@@ -92,6 +92,7 @@ class Runtime:
         self._scope = trio.CancelScope()
         self._reconciling = trio.CancelScope()
         self._used = False
+        self._served = False
 
     @property
     def report(self) -> DrainReport | None:
@@ -146,6 +147,7 @@ class Runtime:
             BindError: an address cannot be listened on.
             StoreLockedError: another process uses the data directory.
             StorageError: the store cannot be opened.
+            NotRunningError: it was run before, or :meth:`force` came before it had started.
         """
         if self._used:
             raise NotRunningError("this runtime has been run already; make another one")
@@ -192,6 +194,8 @@ class Runtime:
                     # Opened first and closed last: handlers use it until the drain has ended.
                     await stack.enter_async_context(self._client)
                 await self._run_parts(server, routes, task_status=task_status)
+        if not self._served:
+            raise NotRunningError("the runtime was stopped by force before it had started")
 
     async def _run_parts(
         self, server: Server, routes: Routes, *, task_status: trio.TaskStatus[Started]
@@ -202,7 +206,7 @@ class Runtime:
             routes.started(started.receiver[0])
             _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
             # From here on, only the drain's deadline or force() ends the parts.
-            self._scope.shield = True
+            self._scope.shield = self._served = True
             task_status.started(started)
             # hypercorn returns without being asked when it swallows KeyboardInterrupt.
             parts.start_soon(_call_after, server.ended, self.shut_down, "the server ended")

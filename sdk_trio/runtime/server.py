@@ -2,33 +2,45 @@
 
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import trio
+from h11 import Request
 from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.config import Config, Sockets
-from hypercorn.trio.run import worker_serve
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, Updated
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr
 
-from ..errors import EXIT_UNAVAILABLE, SdkError
+from ..errors import OptionsValidationError, Problem
+from ..logs import get_logger
+from .listener import BindError, listen
+
+__all__ = ["BindError", "Server"]
+
+_log = get_logger("server")
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
-
-#: Connections that the kernel holds for us while the loop is busy.
-BACKLOG = 1024
 
 #: How long an idle connection is kept, in seconds: longer than the 60 s of common proxies, which
 #: would otherwise send a request into a connection that we have just closed.
 KEEP_ALIVE_SECONDS = 75.0
 
+#: How long a client may take for the TLS handshake, in seconds.
+HANDSHAKE_SECONDS = 10.0
+
+#: How long the farewell of a TLS connection may take, in seconds; after that it is cut off.
+CLOSE_SECONDS = 1.0
+
 #: Requests on one connection before it is closed; bounds what one connection can hold on to.
 KEEP_ALIVE_REQUESTS = 100_000
-
-
-class BindError(SdkError):
-    """An address cannot be listened on; the message names the key and the address."""
-
-    exit_code = EXIT_UNAVAILABLE
 
 
 class Server:
@@ -52,25 +64,25 @@ class Server:
         cert_file: str | None = None,
         key_file: str | None = None,
     ) -> None:
-        self._app = app
+        self._app = ASGIWrapper(app)
         self._bind = tuple(bind)
         self._key = key
+        self._graceful_seconds = graceful_seconds
         self._stop_wanted = trio.Event()
         self.ended = trio.Event()
         config = Config()
-        config.bind = [_hypercorn_address(address) for address in bind]
         config.certfile = cert_file
         config.keyfile = key_file
-        config.backlog = BACKLOG
-        config.graceful_timeout = graceful_seconds
         config.keep_alive_timeout = KEEP_ALIVE_SECONDS
         config.keep_alive_max_requests = KEEP_ALIVE_REQUESTS
         # Neither helps a sender, and both would make equal answers differ.
         config.include_date_header = False
         config.include_server_header = False
+        config.alpn_protocols = ["http/1.1"]
         config.accesslog = None
-        config.errorlog = _server_log()
+        config.errorlog = logging.getLogger("sdk_trio.server")
         self._config = config
+        self._context = WorkerContext(None)
 
     async def run(
         self, *, task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED
@@ -82,19 +94,30 @@ class Server:
 
         Raises:
             BindError: an address is in use, not ours, or not permitted.
+            OptionsValidationError: the certificate or its key cannot be used.
         """
-        sockets = self._open_sockets()
+        tls = self._load_certificate()
+        sockets = listen(self._bind, key=self._key)
         try:
-            # hypercorn's own list of addresses is not used: it renders unix sockets as text only.
-            task_status.started(_urls(sockets))
-            await worker_serve(
-                ASGIWrapper(self._app),
-                self._config,
-                sockets=sockets,
-                shutdown_trigger=self._stop_wanted.wait,
-            )
+            async with trio.open_nursery() as connections:
+                async with trio.open_nursery() as accepting:
+                    accepting.start_soon(
+                        partial(
+                            trio.serve_listeners,
+                            self._serve_connection,
+                            [_listener(sock, tls) for sock in sockets],
+                            handler_nursery=connections,
+                        )
+                    )
+                    scheme = "http" if tls is None else "https"
+                    task_status.started(tuple(_url(sock, scheme) for sock in sockets))
+                    await self._stop_wanted.wait()
+                    accepting.cancel_scope.cancel()
+                # Idle connections close now; requests in progress have until the deadline.
+                connections.cancel_scope.deadline = trio.current_time() + self._graceful_seconds
+                await self._context.terminated.set()
         finally:
-            for sock in (*sockets.secure_sockets, *sockets.insecure_sockets):
+            for sock in sockets:
                 sock.close()
             self.ended.set()
 
@@ -102,31 +125,121 @@ class Server:
         """Stop accepting connections; :meth:`run` returns when the present requests have ended."""
         self._stop_wanted.set()
 
-    def _open_sockets(self) -> Sockets:
+    def _load_certificate(self) -> ssl.SSLContext | None:
         try:
-            sockets = self._config.create_sockets()
-            self._config.create_ssl_context()
-            for sock in (*sockets.secure_sockets, *sockets.insecure_sockets):
-                sock.listen(BACKLOG)
-        except OSError as error:
-            addresses = ", ".join(self._bind)
-            raise BindError(
-                f"{self._key}: cannot listen on {addresses}: {error.strerror or error}. "
-                "Stop what uses the address, or choose another one (port 0 takes a free one)."
+            return self._config.create_ssl_context()
+        except OSError as error:  # SSLError is one
+            raise OptionsValidationError(
+                [
+                    Problem(
+                        "Sdk:Server:CertFile",
+                        f"{self._config.certfile} with Sdk:Server:KeyFile {self._config.keyfile} "
+                        f"cannot be used: {error.strerror or error}; both must be PEM, and the "
+                        "key must be the certificate's",
+                    )
+                ]
             ) from error
-        return sockets
+
+    async def _serve_connection(  # noqa: ASYNC910 - a connection that fails at once is at its end
+        self, stream: trio.abc.Stream
+    ) -> None:
+        """Serve one connection; whatever its client sends ends this connection at worst."""
+        try:
+            await _Connection(
+                self._app,
+                self._config,
+                self._context,
+                ConnectionState({}),
+                stream,  # type: ignore[arg-type]  # hypercorn names one of the two kinds
+            ).run()
+        except* Exception as errors:
+            # Hypercorn lets some malformed upgrades and frames escape as exceptions.
+            reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
+            _log.warning("server.connection_failed", error=reason)
 
 
-def _hypercorn_address(address: str) -> str:
-    return f"fd://{address.removeprefix('fd:')}" if address.startswith("fd:") else address
+class _Connection(TCPServer):
+    """Hypercorn's connection, for HTTP/1.1 alone, which ends as soon as nothing more can arrive.
+
+    Without that, the task that waits for the next request keeps a closed connection, and its file
+    descriptor, until the keep-alive time is over.
+    """
+
+    _reading = True
+
+    async def run(self) -> None:  # noqa: ASYNC910 - reading is a checkpoint, or it has raised
+        stream = self.stream
+        secure = isinstance(stream, trio.SSLStream)
+        try:
+            if secure:
+                with trio.fail_after(HANDSHAKE_SECONDS):
+                    await stream.do_handshake()
+            plain = (stream.transport_stream if secure else stream).socket
+            client = parse_socket_addr(plain.family, plain.getpeername())
+            server = parse_socket_addr(plain.family, plain.getsockname())
+            async with TaskGroup() as tasks:
+                self._task_group = tasks
+                self.protocol = _Http1(  # type: ignore[assignment]  # what the wrapper would hold
+                    self.app,
+                    self.config,
+                    self.context,
+                    tasks,
+                    ConnectionState({}),
+                    secure,
+                    client,
+                    server,
+                    self.protocol_send,
+                )
+                await self.idle_task.restart(tasks, self._idle_timeout)
+                await self._read_data()
+        except (OSError, trio.BrokenResourceError, trio.TooSlowError):
+            await trio.lowlevel.checkpoint()  # the client has left, or speaks no TLS
+        finally:
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                await self._close()
+
+    async def protocol_send(self, event: Event) -> None:  # noqa: ASYNC910 - as hypercorn's own
+        if self._reading or not isinstance(event, Updated):
+            await super().protocol_send(event)
+
+    async def _read_data(self) -> None:
+        try:
+            await super()._read_data()
+        finally:
+            self._reading = False
+        await self.idle_task.stop()
 
 
-def _urls(sockets: Sockets) -> tuple[str, ...]:
-    return tuple(
-        _url(sock, scheme)
-        for scheme, group in (("https", sockets.secure_sockets), ("http", sockets.insecure_sockets))
-        for sock in group
-    )
+class _Http1(H11Protocol):
+    """HTTP/1.1 and nothing else.
+
+    Requests to change to another protocol are passed over (RFC 9110, 7.8): no sender of webhooks
+    makes any, and hypercorn's HTTP/2 keeps the tasks of a connection that ends at a bad moment.
+    """
+
+    async def _check_protocol(self, event: Request) -> None:  # noqa: ASYNC910 - nothing to do
+        pass
+
+    async def _create_stream(self, request: Request) -> None:
+        names = {name for name, _ in request.headers}
+        if b"transfer-encoding" in names and b"content-length" in names:
+            # Two lengths of one body: a proxy may have seen another end of it (RFC 9112, 6.3).
+            await self._send_error_response(400)
+            await self.send(Closed())
+            return
+        if b"upgrade" in names:
+            request = Request(
+                method=request.method,
+                headers=[pair for pair in request.headers if pair[0] != b"upgrade"],
+                target=request.target,
+                http_version=request.http_version,
+            )
+        await super()._create_stream(request)
+
+
+def _listener(sock: socket.socket, tls: ssl.SSLContext | None) -> trio.abc.Listener[Any]:
+    plain = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+    return plain if tls is None else trio.SSLListener(plain, tls, https_compatible=True)
 
 
 def _url(sock: socket.socket, scheme: str) -> str:
@@ -135,9 +248,3 @@ def _url(sock: socket.socket, scheme: str) -> str:
         return f"unix:{name}"
     host = f"[{name[0]}]" if sock.family == socket.AF_INET6 else name[0]
     return f"{scheme}://{host}:{name[1]}"
-
-
-def _server_log() -> logging.Logger:
-    log = logging.getLogger("sdk_trio.server")
-    log.setLevel(logging.WARNING)  # hypercorn says "Running on" at INFO; runtime.started says it
-    return log

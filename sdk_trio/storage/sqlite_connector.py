@@ -5,6 +5,9 @@ library's ``sqlite3``) would drop the POSIX locks of the first when it closes th
 committed write could vanish. Other processes are fine.
 """
 
+import os
+from contextlib import suppress
+
 import apsw
 
 from ..errors import StoreUnavailableError
@@ -32,7 +35,7 @@ _WRITER = (
 _REMEDIES: tuple[tuple[type[apsw.Error], str], ...] = (
     (apsw.FullError, "the disk or its quota is full; free some space, it continues by itself"),
     (apsw.NotADBError, "it is no SQLite database; restore a backup or move it away"),
-    (apsw.CorruptError, "it is damaged; stop, run 'storage check', restore a backup"),
+    (apsw.CorruptError, "it is damaged; stop, and restore a backup"),
     (apsw.BusyError, "another process holds its write lock; end that process or try again"),
     (apsw.LockedError, "another connection holds its lock; try again"),
     (apsw.ReadOnlyError, "it or its directory is read-only; make both writable for this user"),
@@ -60,6 +63,10 @@ def connect_writer(file: str) -> apsw.Connection:
         StoreVersionError: the file is of another program or of a newer version.
         apsw.Error: SQLite could not open it.
     """
+    # Bodies are personal data, and SQLite gives its other files the mode of this one. Where this
+    # fails, SQLite says why in a moment.
+    with suppress(OSError):
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
     connection = apsw.Connection(file)
     try:
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))

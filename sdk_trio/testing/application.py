@@ -134,7 +134,7 @@ class AppUnderTest:
             if isinstance(event, SignedDelivery)
             else self.sign(event, data, webhook_id=webhook_id)
         )
-        posted = await post(self.url, signed)
+        posted = await post(self.url, signed, ca_file=self.settings.server.cert_file)
         record = await self._settled(signed.webhook_id) if settle else None
         return Delivered(signed.webhook_id, posted.status, posted.body, record)
 

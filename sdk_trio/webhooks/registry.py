@@ -41,9 +41,19 @@ class WebhookHandlerBase(Generic[E]):
 class _FunctionHandler(WebhookHandlerBase[Any]):
     """Adapts ``async def handler(event)`` or ``async def handler(event, services)``."""
 
-    def __init__(self, function: Callable[..., Awaitable[None]], services: Services[Any]) -> None:
+    def __init__(
+        self, name: str, function: Callable[..., Awaitable[None]], services: Services[Any]
+    ) -> None:
         self._function = function
         self._arguments = (services,) if _positional_count(function) == 2 else ()
+        signature = inspect.signature(function)
+        try:
+            signature.bind(None, *self._arguments)
+        except TypeError:
+            raise HandlerRegistrationError(
+                f"{name}{signature}: a handler function takes the event, or the event and the "
+                "services."
+            ) from None
 
     async def handle_core(self, event: Event[Any]) -> None:
         await self._function(event, *self._arguments)
@@ -227,7 +237,8 @@ def _bind(registration: Registration, services: Services[Any]) -> BoundHandler:
     elif inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - the method itself is asked for
     ):
-        built = _FunctionHandler(cast("Callable[..., Awaitable[None]]", handler), services)
+        function = cast("Callable[..., Awaitable[None]]", handler)
+        built = _FunctionHandler(registration.name, function, services)
     else:
         built = _build(registration.name, cast("Callable[..., object]", handler), services)
     if not isinstance(built, WebhookHandlerBase):
@@ -240,7 +251,12 @@ def _bind(registration: Registration, services: Services[Any]) -> BoundHandler:
 
 
 def _require_handle_core(name: str, handler_class: type[WebhookHandlerBase[Any]]) -> None:
-    if handler_class.handle_core is WebhookHandlerBase.handle_core:
+    function = handler_class.handle_core
+    if function is WebhookHandlerBase.handle_core or not (
+        # A decorator may hide the coroutine function that it wraps.
+        inspect.iscoroutinefunction(function)
+        or inspect.iscoroutinefunction(inspect.unwrap(function))
+    ):
         raise HandlerRegistrationError(
             f"{name} does not implement `async def handle_core(self, event)`."
         )

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
+
 from ..config import Settings
 from ..events.samples import UnknownEventTypeError, sample_body
 from ..logs import get_logger
@@ -51,8 +53,9 @@ class Simulator:
         if body is None:
             return TOO_LARGE
         try:
-            overrides = json.loads(body) if body.strip() else {}
-        except (ValueError, RecursionError) as error:
+            # Stricter than json: what could not be sent again, such as NaN, is refused here.
+            overrides = msgspec.json.decode(body) if body.strip() else {}
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             return _json(400, {"error": f"the body is no JSON: {error}"})
         if not isinstance(overrides, dict):
             return _json(400, {"error": "the body must be a JSON object: it is merged into data"})
@@ -60,6 +63,8 @@ class Simulator:
             return await self._simulate(event_type, overrides)
         except UnknownEventTypeError as error:
             return _json(404, {"error": str(error)})
+        except RecursionError:
+            return _json(400, {"error": "the body is nested too deeply to be merged"})
         except DeliveryFailedError as error:
             return _json(502, {"error": str(error)})
 

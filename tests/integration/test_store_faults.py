@@ -353,3 +353,12 @@ async def test_retention_leaves_neither_bodies_nor_attempts_behind(inbox: Sqlite
     assert await submit(inbox, "SELECT count(*) FROM inbox") == 1
     assert await submit(inbox, "SELECT count(*) FROM attempt") == 0
     assert await submit(inbox, "SELECT raw FROM body") == b"other bytes"
+
+
+async def test_the_database_and_its_log_are_readable_by_their_owner_alone(
+    inbox: SqliteInbox, file: Path
+) -> None:
+    await inbox.accept(delivery("m"), leased=False)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in file.parent.iterdir()}
+    assert set(modes) == {"inbox.db", "inbox.db-wal", "inbox.db-shm"}
+    assert set(modes.values()) == {0o600}

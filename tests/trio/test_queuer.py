@@ -2,6 +2,7 @@
 
 import itertools
 
+import attrs
 import pytest
 import trio
 from support.deliveries import Bench, arrival, memory_inbox
@@ -350,3 +351,91 @@ async def test_cancelling_an_accept_at_every_await_never_leaks_a_place(autojump_
         bench.queue.close()
     left = await states(bench)
     assert set(left) <= {DeliveryState.DONE}
+
+
+async def test_a_store_that_cannot_be_read_for_a_while_is_asked_again(autojump_clock):
+    handled = []
+
+    async def handler(event):
+        handled.append(event.webhook_id)
+
+    inbox = memory_inbox()
+    await inbox.accept(arrival(webhook_id="left behind").delivery, leased=False)
+    real_take, failures = inbox.take_due, [1, 2]
+
+    async def take_due(**keywords):
+        if failures:
+            failures.pop()
+            raise StoreUnavailableError("the disk is gone")
+        return await real_take(**keywords)
+
+    inbox.take_due = take_due
+    bench = Bench.of(registry(handler), inbox)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.sleep(10)
+        bench.queue.close()
+    assert handled == ["left behind"]
+
+
+async def test_a_damaged_record_becomes_a_dead_letter_and_blocks_nothing(autojump_clock):
+    handled = []
+
+    async def handler(event):
+        handled.append(event.webhook_id)
+
+    inbox = memory_inbox()
+    broken = attrs.evolve(arrival(webhook_id="broken").delivery, raw=b"\xff no event")
+    await inbox.accept(broken, leased=False)
+    await inbox.accept(arrival(webhook_id="whole").delivery, leased=False)
+    bench = Bench.of(registry(handler), inbox)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.sleep(10)
+        bench.queue.close()
+    assert handled == ["whole"]
+    assert await states(bench) == {DeliveryState.DEAD: 1, DeliveryState.DONE: 1}
+
+
+async def test_a_backlog_larger_than_the_queue_goes_first_and_new_events_wait_their_turn(
+    autojump_clock,
+):
+    handled = []
+
+    async def handler(event):
+        await trio.sleep(1)
+        handled.append(event.webhook_id)
+
+    inbox = memory_inbox()
+    for number in range(10):
+        await inbox.accept(arrival(webhook_id=f"old{number}").delivery, leased=False)
+    bench = Bench.of(
+        registry(handler), inbox, Webhooks__Queue__Capacity=2, Webhooks__Queue__Workers=1
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.testing.wait_all_tasks_blocked()
+        # The queue is full of what is older: a new event is refused, not let in before it.
+        assert (await bench.queue.accept(arrival(webhook_id="new"))).status == 503
+        await trio.sleep(60)
+        assert (await bench.queue.accept(arrival(webhook_id="new"))).status == 200
+        await settled(bench)
+        bench.queue.close()
+    assert handled == [*(f"old{number}" for number in range(10)), "new"]
+
+
+async def test_cancelled_while_it_feeds_a_backlog_it_gives_the_rest_back(autojump_clock):
+    async def handler(event):
+        await trio.sleep_forever()
+
+    inbox = memory_inbox()
+    for number in range(10):
+        await inbox.accept(arrival(webhook_id=f"m{number}").delivery, leased=False)
+    bench = Bench.of(
+        registry(handler), inbox, Webhooks__Queue__Capacity=2, Webhooks__Queue__Workers=1
+    )
+    with trio.move_on_after(5):
+        await bench.queue.run()
+    due = await inbox.take_due(limit=100, now=trio.current_time())
+    # All but the two in the channel, whose leases end with the process.
+    assert len(due.records) == 8

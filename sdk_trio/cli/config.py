@@ -1,0 +1,59 @@
+"""``config check``, ``config show`` and ``config schema``."""
+
+from argparse import Namespace
+from typing import Any
+
+import attrs
+
+from ..config import describe, json_schema, missing_parts
+from ..config.describe import DEFAULT_ORIGIN
+from ..errors import EXIT_CONFIGURATION
+from .printer import print_json, print_rows, print_text, say
+from .settings_reader import read
+
+
+def check(arguments: Namespace) -> int:
+    """Print every problem and warning at once; 78 if there is a problem."""
+    loaded = read(arguments, standalone=arguments.standalone, receiver=True)
+    problems = list(loaded.problems)
+    if loaded.settings is not None:
+        problems += missing_parts(loaded.settings)
+    rows: list[dict[str, Any]] = [
+        {"level": level, **attrs.asdict(problem)}
+        for level, found in (("error", problems), ("warning", loaded.warnings))
+        for problem in found
+    ]
+    if arguments.format == "json":
+        print_rows(rows, (), as_json=True)
+    else:
+        for level, found in (("error", problems), ("warning", loaded.warnings)):
+            for problem in found:
+                print_text(f"{level}: {problem}")
+        say(f"errors: {len(problems)}, warnings: {len(loaded.warnings)}")
+    return EXIT_CONFIGURATION if problems else 0
+
+
+def show(arguments: Namespace) -> int:
+    """Print each setting that is not at its default, or all of them, with its origin.
+
+    Raises:
+        OptionsValidationError: the settings cannot be read.
+    """
+    loaded = read(arguments)
+    settings = loaded.require()
+    rows = describe(settings, loaded.origins)
+    chosen = [row for row in rows if arguments.all or row.origin != DEFAULT_ORIGIN]
+    print_rows(
+        [attrs.asdict(row) for row in chosen],
+        ("key", "value", "origin"),
+        as_json=arguments.format == "json",
+    )
+    if not chosen:
+        say("every setting is at its default; --all shows them")
+    return 0
+
+
+def schema(_: Namespace) -> int:
+    """Print the JSON Schema of the settings file, for editors."""
+    print_json(json_schema())
+    return 0

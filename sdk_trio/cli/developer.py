@@ -1,0 +1,175 @@
+"""``dev``: a receiver to try, without any file (contracts 1)."""
+
+import errno
+import os
+import shlex
+import shutil
+import socket
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from .. import logs
+from ..config import Loaded, Settings, StorageBackend
+from ..config.layers import split_mapping_key
+from ..events import Event
+from ..runtime import Runtime, Started
+from ..storage.schema import DATABASE_NAME
+from ..webhooks import HandlerRegistry
+from ..webhooks.sender import own_url
+from ..webhooks.simulator import PREFIX
+from .daemon import announcement, begin_logs, serve
+from .presence import DEV_SECRET
+from .printer import print_text
+from .registry_importer import import_registry
+from .secret_finder import DEV_SECRET_NAME, provide_dev_secret
+from .settings_reader import assignments, read
+from .usage import UsageError
+
+_log = logs.get_logger("dev")
+
+_BIND = "Sdk:Server:Bind"
+
+#: What ``dev`` sets before a ``--set`` of the user's.
+_DEFAULTS = {"Sdk:Environment": "Development", "Sdk:Webhooks:RequireHttps": "false"}
+
+
+def dev(arguments: Namespace) -> int:
+    """Run a receiver in the Development environment and say what can be done with it.
+
+    Raises:
+        SdkError: it could not start.
+    """
+    _refuse_another_environment(arguments)
+    arguments.development = True
+    loaded = read(arguments, defaults=_DEFAULTS)
+    begin_logs(loaded)
+    handlers = import_registry(arguments.app) if arguments.app else logging_handlers()
+    settings = _for_development(loaded)
+    runtime = Runtime(settings, handlers)
+
+    @contextmanager
+    def announce(started: Started) -> Iterator[None]:
+        with announcement(settings, started, secret=DEV_SECRET):
+            print_text(guide(settings, started, _settings_arguments(arguments)))
+            sys.stdout.flush()
+            yield
+
+    return serve(runtime, announce, hangup_ends=True)
+
+
+def logging_handlers() -> HandlerRegistry:
+    """Return a registry that logs every event: of each type of the catalogue, and of any other."""
+    handlers = HandlerRegistry()
+
+    async def log_event(event: Event[Any]) -> None:
+        _log.info(
+            "webhook.dev_event",
+            webhook_id=event.webhook_id,
+            type=event.type,
+            subject=getattr(event.data, "id", None),
+        )
+        await trio.lowlevel.checkpoint()
+
+    for row in handlers.catalog:
+        handlers.register(row.event_class, log_event, enqueue=True)
+    handlers.fallback(log_event, enqueue=True)
+    return handlers
+
+
+def guide(settings: Settings, started: Started, settings_arguments: list[str]) -> str:
+    """Return what to do next: addresses, files and commands to copy; the secret is not in it."""
+    directory = Path(settings.storage.path).absolute()
+    address = started.receiver[0]
+    program = _program()
+    options = "".join(f" {shlex.quote(word)}" for word in settings_arguments)
+    store = settings.storage.backend is StorageBackend.SQLITE
+    simulator = own_url(address, f"{PREFIX}order.created")
+    rows = {
+        "receiver": own_url(address, settings.webhooks.path),
+        "secret": f"{directory / DEV_SECRET_NAME} (readable by you alone)",
+        "inbox": str(directory / DATABASE_NAME) if store else "in memory",
+        "send an event": f"{program} events trigger order.created{options}",
+        "or": _curl(simulator),
+        "see what came": f"{program} events list{options}",
+        "stop": "Ctrl-C",
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows.items())
+
+
+def _refuse_another_environment(arguments: Namespace) -> None:
+    for key, value in assignments(arguments.set).items():
+        is_environment = split_mapping_key(key)[-1].casefold() == "environment"
+        if is_environment and value.casefold() != "development":
+            raise UsageError(
+                f"--set {key}: 'dev' is the Development environment; 'run' takes another one"
+            )
+
+
+def _for_development(loaded: Loaded) -> Settings:
+    """Return the settings with the generated secret first, and with a port that is free.
+
+    Configured secrets stay valid. The port is changed only if nobody chose it.
+    """
+    settings = loaded.require()
+    webhooks = attrs.evolve(
+        settings.webhooks,
+        secret=provide_dev_secret(settings.storage.path),
+        secrets=settings.webhooks.all_secrets,
+    )
+    server = settings.server
+    if _BIND not in loaded.origins:
+        server = attrs.evolve(server, bind=tuple(map(_free_address, server.bind)))
+    return attrs.evolve(settings, webhooks=webhooks, server=server)
+
+
+def _free_address(address: str) -> str:
+    """Return ``HOST:PORT``, with port 0 if another program listens there."""
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError as error:
+            # Anything else is for the server to report.
+            return f"{host}:0" if error.errno == errno.EADDRINUSE else address
+    return address
+
+
+def _settings_arguments(arguments: Namespace) -> list[str]:
+    """Return the arguments that another command needs to find the same settings."""
+    words: list[str] = []
+    for file in arguments.config:
+        words += ["--config", file]
+    for assignment in arguments.set:
+        words += ["--set", assignment]
+    return words
+
+
+def _program() -> str:
+    """Return how this program is called in a shell, so that the printed commands work."""
+    script = sys.argv[0]
+    if not script.endswith("__main__.py"):
+        name = os.path.basename(script)
+        return name if shutil.which(name) == os.path.abspath(script) else shlex.quote(script)
+    python = shutil.which("python")
+    if python is not None and os.path.dirname(python) == os.path.dirname(sys.executable):
+        return "python -m sdk_trio"
+    relative = os.path.relpath(sys.executable)
+    interpreter = sys.executable if relative.startswith("..") else relative
+    return f"{shlex.quote(interpreter)} -m sdk_trio"
+
+
+def _curl(url: str) -> str:
+    if url.startswith("unix:"):
+        _, socket_path, path = url.split(":", 2)
+        return f"curl --unix-socket {shlex.quote(socket_path)} -X POST http://localhost{path}"
+    insecure = "--insecure " if url.startswith("https:") else ""
+    return f"curl {insecure}-X POST {url}"

@@ -1,0 +1,56 @@
+"""``init``: writes the files of a new application."""
+
+from argparse import Namespace
+from pathlib import Path
+
+from ..errors import SdkError
+from .printer import print_text, say
+from .starter_files import FILES, GITIGNORE_LINES
+
+
+class FilesExistError(SdkError):
+    """A file that would be written exists."""
+
+
+class UnwritableFileError(SdkError):
+    """A file cannot be written."""
+
+
+def init(arguments: Namespace) -> int:
+    """Write the files and print their names; nothing at all if one exists, without ``--force``.
+
+    Raises:
+        FilesExistError: it names every one that exists.
+        UnwritableFileError: the directory or a file cannot be written.
+    """
+    directory = Path(arguments.directory)
+    existing = [name for name in FILES if (directory / name).exists()]
+    if existing and not arguments.force:
+        raise FilesExistError(
+            f"{', '.join(existing)} exists in {directory.absolute()}: nothing was written. "
+            "--force overwrites, --directory writes elsewhere"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in FILES.items():
+            (directory / name).write_text(content, encoding="utf-8")
+            print_text(str(directory / name))
+        if _complete_gitignore(directory / ".gitignore"):
+            print_text(str(directory / ".gitignore"))
+    except OSError as error:
+        raise UnwritableFileError(
+            f"{error.filename or directory} cannot be written: {error.strerror}"
+        ) from error
+    say("next: copy .env.example to .env, set the secret, then: sdk-trio dev --app app:handlers")
+    return 0
+
+
+def _complete_gitignore(file: Path) -> bool:
+    """Add the lines that are missing; return whether there were any."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    missing = [line for line in GITIGNORE_LINES if line not in text.splitlines()]
+    if not missing:
+        return False
+    separator = "" if not text or text.endswith("\n") else "\n"
+    file.write_text(text + separator + "\n".join(missing) + "\n", encoding="utf-8")
+    return True

@@ -1,0 +1,198 @@
+"""``events trigger``: sends signed samples over the network and says what became of them."""
+
+import json
+import time
+import uuid
+from argparse import Namespace
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import attrs
+import trio
+
+from ..config import Secret, Settings
+from ..errors import EXIT_FAILURE, StorageError
+from ..events.samples import sample_body
+from ..storage.ports import Inbox
+from ..storage.records import DeliveryRecord, DeliveryState
+from ..webhooks.sender import post, sign_body
+from .moments import parse_count
+from .presence import DEV_SECRET, Presence, find
+from .printer import Progress, print_rows, say
+from .secret_finder import NoSecretError, for_signing, known_secrets, read_dev_secret
+from .settings_reader import load
+from .store_opener import open_store, why_unreachable
+from .usage import UsageError
+
+COLUMNS = ("webhook_id", "type", "status", "state", "attempts", "last_error")
+
+#: How long the ends of all events are waited for together, in seconds.
+SETTLE_SECONDS = 5.0
+POLL_SECONDS = 0.05
+
+_UNSETTLED = (DeliveryState.RECEIVED, DeliveryState.RUNNING)
+
+_HINTS = {
+    400: "the receiver refused it: another secret than the receiver's, a clock that is off, or "
+    "RequireHttps; its log has the cause (webhook.rejected)",
+    404: "there is nothing at this path: compare it with Sdk:Webhooks:Path",
+    405: "this is no receiver of webhooks: check the address",
+    403: "this machine's address is not in Sdk:Webhooks:AllowedSourceIpRanges",
+    413: "the body is larger than Sdk:Webhooks:MaxPayloadBytes",
+    429: "too many deliveries a minute: see Sdk:Webhooks:RateLimitPerMinute",
+    500: "the handler raised an exception: see 'events show' and the receiver's log",
+    503: "the receiver has no room, no store, is stopping, or the handler took too long: try again",
+}
+
+
+@attrs.frozen
+class Sent:
+    """One event that was posted: the answer's status, and what the inbox says of it."""
+
+    webhook_id: str
+    type: str
+    status: int
+    state: str | None = None
+    attempts: int | None = None
+    last_error: str | None = None
+
+
+@attrs.frozen
+class Target:
+    """Where to post, with which secret; ``ca_file`` vouches for our own receiver."""
+
+    url: str
+    secret: Secret = attrs.field(repr=False)
+    ca_file: str | None = None
+
+
+def trigger(arguments: Namespace) -> int:
+    """Send ``--count`` samples one after the other; 1 if one was not answered with success.
+
+    Raises:
+        UnknownEventTypeError: no such type.
+        NobodyThereError: no receiver runs, and no ``--url`` was given.
+        DeliveryFailedError: no answer came.
+    """
+    count = parse_count(arguments.count, option="--count", greatest=100_000)
+    overrides = _overrides(arguments.data)
+    _body(arguments.type, overrides, "")  # an unknown type is reported before anything else
+    settings = load(arguments)
+    target = _target(settings, arguments.url)
+    sent: list[Sent] = []
+    try:
+        trio.run(_send, settings, target, arguments.type, overrides, count, sent)
+    finally:
+        # What was sent before an error or an interruption has been sent.
+        print_rows([attrs.asdict(s) for s in sent], COLUMNS, as_json=arguments.format == "json")
+    return _verdict(sent, target)
+
+
+def _overrides(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--data is not valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise UsageError("--data takes a JSON object, such as '{\"amount\": 100}'")
+    return document
+
+
+def _target(settings: Settings, url: str | None) -> Target:
+    if url is None:
+        presence = find(settings.storage.path)
+        ca_file = settings.server.cert_file if presence.url.startswith("https:") else None
+        return Target(presence.url, _secret(settings, presence), ca_file)
+    if not url.startswith("unix:"):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"--url takes http://HOST:PORT/PATH or https://..., not {url!r}")
+        if parts.path in ("", "/"):
+            url = f"{parts.scheme}://{parts.netloc}{settings.webhooks.path}"
+    return Target(url, for_signing(known_secrets(settings)))
+
+
+def _secret(settings: Settings, presence: Presence) -> Secret:
+    if presence.secret != DEV_SECRET:
+        return for_signing(known_secrets(settings))
+    generated = read_dev_secret(settings.storage.path)
+    if generated is None:
+        raise NoSecretError(
+            f"the receiver's secret is gone from {settings.storage.path}: start 'dev' again"
+        )
+    return generated
+
+
+def _body(wire_type: str, overrides: dict[str, Any] | None, seed: str) -> bytes:
+    return sample_body(wire_type, now=datetime.now(UTC), overrides=overrides, seed=seed)
+
+
+async def _send(
+    settings: Settings,
+    target: Target,
+    wire_type: str,
+    overrides: dict[str, Any] | None,
+    count: int,
+    sent: list[Sent],
+) -> None:
+    """Post the samples and add each to ``sent``; then complete them with what the inbox says."""
+    progress = Progress("sent", count)
+    await trio.lowlevel.checkpoint()
+    for _ in range(count):
+        webhook_id = f"msg_{uuid.uuid4().hex}"
+        try:
+            signed = sign_body(
+                _body(wire_type, overrides, webhook_id),
+                secret=target.secret,
+                webhook_id=webhook_id,
+                timestamp=int(time.time()),
+                derivation=settings.webhooks.key_derivation,
+            )
+        except ValueError as error:
+            raise NoSecretError(f"nothing can be signed: {error}") from None
+        posted = await post(target.url, signed, ca_file=target.ca_file)
+        sent.append(Sent(webhook_id, wire_type, posted.status))
+        progress.advance()
+    if why_unreachable(settings) is None:
+        await _look_up(settings, sent)
+
+
+async def _look_up(settings: Settings, sent: list[Sent]) -> None:
+    """Complete ``sent`` with what the inbox says, if it can be reached and knows the events."""
+    await trio.lowlevel.checkpoint()
+    try:
+        async with open_store(settings) as inbox:
+            deadline = trio.current_time() + SETTLE_SECONDS
+            for index, one in enumerate(sent):
+                sent[index] = await _settled(inbox, one, deadline)
+    except StorageError as error:
+        say(f"the inbox cannot be read: {error}")
+
+
+async def _settled(inbox: Inbox, sent: Sent, deadline: float) -> Sent:
+    """Wait until the event has been handled, has failed, or the deadline has passed."""
+    while True:
+        record = await inbox.get(sent.webhook_id)
+        waiting = record is not None and record.state in _UNSETTLED
+        if not waiting or trio.current_time() >= deadline:
+            return sent if record is None else _with(sent, record)
+        await trio.sleep(POLL_SECONDS)
+
+
+def _with(sent: Sent, record: DeliveryRecord) -> Sent:
+    return attrs.evolve(
+        sent,
+        state=str(record.state),
+        attempts=record.attempts,
+        last_error=record.last_error.splitlines()[0] if record.last_error else None,
+    )
+
+
+def _verdict(sent: list[Sent], target: Target) -> int:
+    refused = [one for one in sent if not 200 <= one.status < 300]
+    for status in dict.fromkeys(one.status for one in refused):
+        say(f"{status} from {target.url}: {_HINTS.get(status, 'not a success')}")
+    return EXIT_FAILURE if refused else 0

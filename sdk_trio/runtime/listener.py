@@ -1,0 +1,87 @@
+"""Opens the addresses of a server: TCP, unix sockets, and sockets that were inherited.
+
+All of them or none: when one cannot be opened, the others are closed again and the error names it.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import EXIT_UNAVAILABLE, SdkError
+
+#: Connections that the kernel holds for us while the loop is busy.
+BACKLOG = 1024
+
+
+class BindError(SdkError):
+    """An address cannot be listened on; the message names the key and the address."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+def listen(addresses: Sequence[str], *, key: str) -> list[socket.socket]:
+    """Return a listening socket for each address; the caller closes them.
+
+    Args:
+        addresses: ``HOST:PORT``, ``[v6]:PORT``, ``unix:PATH`` or ``fd:N``; port 0 picks a free one.
+        key: the setting that the addresses came from, for messages.
+
+    Raises:
+        BindError: an address is in use, not ours, or not permitted.
+    """
+    sockets: list[socket.socket] = []
+    for address in addresses:
+        try:
+            sockets.append(_open(address))
+        except OSError as error:
+            for sock in sockets:
+                sock.close()
+            raise BindError(
+                f"{key}: cannot listen on {address}: {error.strerror or error}. "
+                "Stop what uses the address, or choose another one (port 0 takes a free one)."
+            ) from error
+    return sockets
+
+
+def _open(address: str) -> socket.socket:
+    if address.startswith("fd:"):
+        return _listening(socket.socket(fileno=int(address.removeprefix("fd:"))), None)
+    if address.startswith("unix:"):
+        path = address.removeprefix("unix:")
+        _remove_stale_socket(path)
+        return _listening(socket.socket(socket.AF_UNIX), path)
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    sock = socket.socket(family)
+    if os.name == "posix":  # elsewhere the option lets two programs share one port
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return _listening(sock, (host.strip("[]"), int(port)))
+
+
+def _listening(sock: socket.socket, name: str | tuple[str, int] | None) -> socket.socket:
+    try:
+        if name is not None:
+            sock.bind(name)
+        sock.setblocking(False)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_stale_socket(path: str) -> None:
+    """Remove the socket file that a dead process left; one that somebody serves stays."""
+    if not Path(path).is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        # Not blocking: a server whose backlog is full says BlockingIOError, and lives.
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink()
+        except OSError:
+            return

@@ -1,0 +1,533 @@
+"""A runtime from start to end: its addresses, what it refuses, how it stops, what it reports."""
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+
+import pytest
+import trio
+from support.deliveries import settings
+from support.serving import RawWire, asgi_headers, ask, delivery_request, registry, signed
+
+from sdk_trio.errors import (
+    HandlerRegistrationError,
+    MissingHandlersError,
+    NotInThisVersionError,
+    NotRunningError,
+    StoreLockedError,
+)
+from sdk_trio.runtime import BindError, Runtime
+from sdk_trio.storage.records import DeliveryState
+from sdk_trio.testing import AppUnderTest
+from sdk_trio.webhooks import HandlerRegistry
+
+
+async def works(event):
+    """A handler without effect."""
+
+
+async def hangs(event):
+    await trio.sleep_forever()
+
+
+@pytest.fixture(params=["Memory", "Sqlite"])
+def store(request, tmp_path):
+    """Settings of both stores."""
+    return {"Storage__Backend": request.param, "Storage__Path": str(tmp_path / "data")}
+
+
+@pytest.fixture
+def sqlite(tmp_path):
+    return {"Storage__Backend": "Sqlite", "Storage__Path": str(tmp_path / "data")}
+
+
+async def deliver(runtime, *names, event="order.paid"):
+    app = AppUnderTest(runtime)
+    for name in names:
+        delivered = await app.deliver(event, webhook_id=name, settle=False)
+        assert delivered.status == 200
+
+
+# -- start ------------------------------------------------------------------------------------
+
+
+async def test_it_starts_with_its_real_addresses_and_serves_all_of_them(tmp_path):
+    addresses = ["127.0.0.1:0", "localhost:0", f"unix:{tmp_path / 'a.sock'}"]
+    if socket.has_ipv6:
+        addresses.append("[::1]:0")
+    runtime = Runtime(settings(Server__Bind=addresses), registry(works))
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            started = await nursery.start(runtime.run)
+            assert started is runtime.started
+            assert runtime.ready
+            assert started.webhook_url == started.receiver[0]
+            assert started.receiver[2] == f"unix:{tmp_path / 'a.sock'}"
+            for url in started.receiver:
+                if url.startswith("http://["):
+                    stream = await trio.open_tcp_stream("::1", int(url.rpartition(":")[2]))
+                elif url.startswith("http://"):
+                    assert url.startswith("http://127.0.0.1:")
+                    assert not url.endswith(":0")
+                    stream = await trio.open_tcp_stream("127.0.0.1", int(url.rpartition(":")[2]))
+                else:
+                    stream = await trio.open_unix_socket(url.removeprefix("unix:"))
+                with RawWire(stream) as wire:
+                    assert (await wire.post(signed())).status == 200
+            runtime.shut_down("test")
+    assert not runtime.ready
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="inherited sockets")
+async def test_it_serves_a_socket_that_it_inherits():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        inherited = os.dup(listening.fileno())
+        runtime = Runtime(settings(Server__Bind=[f"fd:{inherited}"]), registry(works))
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(runtime.run)
+                port = listening.getsockname()[1]
+                assert runtime.started.receiver == (f"http://127.0.0.1:{port}",)
+                await deliver(runtime, "a")
+                runtime.shut_down("test")
+
+
+async def test_a_second_runtime_on_one_data_directory_is_refused_and_harms_nothing(sqlite):
+    first, second = (Runtime(settings(**sqlite), registry(works)) for _ in range(2))
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(first.run)
+            with pytest.raises(StoreLockedError) as caught:
+                await second.run()
+            assert sqlite["Storage__Path"] in str(caught.value)
+            assert str(os.getpid()) in str(caught.value)
+            assert caught.value.exit_code == 69
+            await deliver(first, "a")
+            first.shut_down("test")
+        # The directory is free again.
+        async with trio.open_nursery() as nursery:
+            third = Runtime(settings(**sqlite), registry(works))
+            await nursery.start(third.run)
+            assert (await third.receiver.store.get("a")).state is DeliveryState.DONE
+            third.shut_down("test")
+
+
+async def test_an_address_in_use_names_key_and_address_and_frees_the_others(store):
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = f"127.0.0.1:{probe.getsockname()[1]}"
+        probe.close()
+        used = f"127.0.0.1:{taken.getsockname()[1]}"
+        with trio.fail_after(10):
+            with pytest.raises(BindError) as caught:
+                await Runtime(settings(Server__Bind=[free, used], **store)).run()
+            assert "Sdk:Server:Bind" in str(caught.value)
+            assert used in str(caught.value)
+            assert free not in str(caught.value)
+            assert caught.value.exit_code == 69
+            await _starts_and_stops(Runtime(settings(Server__Bind=[free], **store)))
+
+
+@pytest.mark.parametrize(
+    "address", ["192.0.2.1:8080", "host.invalid:80", "unix:/nowhere/x.sock", "fd:999999"]
+)
+async def test_an_address_that_is_not_ours_is_named(address):
+    with trio.fail_after(20), pytest.raises(BindError, match="Sdk:Server:Bind") as caught:
+        await Runtime(settings(Server__Bind=[address])).run()
+    assert address in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="unix sockets")
+async def test_a_unix_socket_of_a_dead_process_is_replaced_and_one_in_use_is_not(tmp_path):
+    path = str(tmp_path / "a.sock")
+    bind = {"Server__Bind": [f"unix:{path}"]}
+    with trio.fail_after(10):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(path)
+        await _starts_and_stops(Runtime(settings(**bind)))
+        with socket.socket(socket.AF_UNIX) as alive, contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+            alive.bind(path)
+            alive.listen()
+            with pytest.raises(BindError, match=r"a\.sock"):
+                await Runtime(settings(**bind)).run()
+        os.unlink(path)
+        (tmp_path / "a.sock").write_text("precious")
+        with pytest.raises(BindError):
+            await Runtime(settings(**bind)).run()
+        assert (tmp_path / "a.sock").read_text() == "precious"
+
+
+async def _starts_and_stops(runtime):
+    async with trio.open_nursery() as nursery:
+        await nursery.start(runtime.run)
+        runtime.shut_down("test")
+
+
+# -- refusals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("Storage__Backend", "Postgres"),
+        ("Server__Processes", 2),
+        ("Relay__Enabled", True),
+        ("Webhooks__Reconciliation__Enabled", True),
+        ("Connection__EnableHttp3", True),
+        ("MultiTenant__Enabled", True),
+    ],
+)
+def test_parts_that_this_version_lacks_are_refused_by_their_key(key, value):
+    with pytest.raises(NotInThisVersionError) as caught:
+        Runtime(settings(**{key: value}))
+    assert f"Sdk:{key.replace('__', ':')}" in str(caught.value)
+    assert caught.value.exit_code == 78
+
+
+def test_missing_handlers_are_refused_before_anything_starts():
+    with pytest.raises(MissingHandlersError, match="27 of 28"):
+        Runtime(settings(Webhooks__FailOnMissingHandlers=True), registry(works))
+
+
+async def test_a_factory_that_fails_stops_the_start_with_its_own_error(store):
+    def factory():
+        raise OSError("no database")
+
+    runtime = Runtime(settings(**store), registry(factory))
+    with trio.fail_after(10), pytest.raises(HandlerRegistrationError, match="no database"):
+        await runtime.run()
+
+
+async def test_a_runtime_runs_once():
+    runtime = Runtime(settings())
+    with trio.fail_after(10):
+        await _starts_and_stops(runtime)
+        with pytest.raises(NotRunningError):
+            await runtime.run()
+
+
+# -- end --------------------------------------------------------------------------------------
+
+
+async def test_shutting_down_twice_keeps_the_first_reason_and_drains(store, caplog):
+    caplog.set_level("INFO")
+    gate = trio.Event()
+
+    async def handler(event):
+        await gate.wait()
+
+    runtime = Runtime(settings(**store), registry(handler, enqueue=True))
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            await deliver(runtime, "a", "b", "c")
+            assert runtime.report is None
+            runtime.shut_down("first reason")
+            runtime.shut_down("second reason")
+            await trio.sleep(0.05)
+            gate.set()
+    report = runtime.report
+    assert (report.drained, report.persisted, report.lost, report.ids) == (3, 0, 0, ())
+    assert "first reason" in caplog.text
+    assert "second reason" not in caplog.text
+    assert caplog.text.count("runtime.stopped") == 1
+
+
+async def test_what_the_drain_did_not_finish_is_reported_with_ids(store, caplog):
+    caplog.set_level("INFO")
+    runtime = Runtime(
+        settings(Webhooks__GracefulDrainTimeoutSeconds=0.2, Webhooks__Queue__Workers=2, **store),
+        registry(hangs, enqueue=True),
+    )
+    names = [f"m{number}" for number in range(5)]
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            await deliver(runtime, *names)
+            runtime.shut_down("test")
+            before = trio.current_time()
+        # The timeout, and a little for the machine.
+        assert 0.15 < trio.current_time() - before < 1.5
+    report = runtime.report
+    in_memory = store["Storage__Backend"] == "Memory"
+    assert report.drained == 0
+    assert (report.persisted, report.lost) == ((0, 5) if in_memory else (5, 0))
+    assert sorted(report.ids) == names
+    [record] = [record for record in caplog.records if "runtime.stopped" in record.getMessage()]
+    assert record.levelname == ("ERROR" if in_memory else "INFO")
+    assert set(names) <= set(record.sdk[1]["ids"])
+
+
+async def test_cancelled_surroundings_drain_within_the_timeout_and_no_later(store):
+    handled, gate = [], trio.Event()
+
+    async def handler(event):
+        if event.webhook_id == "stuck":
+            await trio.sleep_forever()
+        await gate.wait()
+        await trio.sleep(0.05)
+        handled.append(event.webhook_id)
+
+    runtime = Runtime(
+        settings(Webhooks__GracefulDrainTimeoutSeconds=0.4, **store),
+        registry(handler, enqueue=True),
+    )
+    with trio.fail_after(10):
+        with trio.CancelScope() as surroundings:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(runtime.run)
+                await deliver(runtime, "a", "b", "stuck")
+                surroundings.cancel()
+                gate.set()
+                before = trio.current_time()
+        assert surroundings.cancelled_caught
+        assert 0.3 < trio.current_time() - before < 1.5
+    assert sorted(handled) == ["a", "b"]
+    assert runtime.report.drained == 2
+    assert runtime.report.ids == ("stuck",)
+
+
+async def test_a_cancelled_runtime_that_is_idle_ends_at_once(store):
+    runtime = Runtime(settings(**store), registry(works))
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            nursery.cancel_scope.cancel()
+    assert runtime.report.ids == ()
+
+
+async def test_an_idle_keep_alive_connection_does_not_hold_up_the_end():
+    runtime = Runtime(settings(), registry(works))
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            started = await nursery.start(runtime.run)
+            with await RawWire.connect(started.webhook_url) as used:
+                assert (await used.post(signed())).status == 200
+                with await RawWire.connect(started.webhook_url) as unused:
+                    await trio.sleep(0.02)
+                    runtime.shut_down("test")
+                    assert await used.rest() == b""
+                    assert await unused.rest() == b""
+
+
+async def test_force_cuts_a_drain_short_and_loses_nothing(sqlite):
+    runtime = Runtime(settings(**sqlite), registry(hangs, enqueue=True))
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            await deliver(runtime, "a", "b")
+            runtime.shut_down("first signal")
+            await trio.sleep(0.05)
+            runtime.force()
+            runtime.force()
+    assert runtime.report.persisted == 2
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1, 2, 3, 5, 8])
+@pytest.mark.parametrize("call", ["shut_down", "force", "cancel"])
+async def test_ended_in_the_middle_of_its_start_it_just_ends(sqlite, call, checkpoints):
+    runtime = Runtime(settings(**sqlite), registry(works))
+    outcomes = []
+
+    async def run():
+        try:
+            await runtime.run()
+        except NotRunningError as error:
+            outcomes.append(error)
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            for _ in range(checkpoints):
+                await trio.lowlevel.checkpoint()
+            if call == "shut_down":
+                runtime.shut_down("test")
+            elif call == "force":
+                runtime.force()
+            else:
+                nursery.cancel_scope.cancel()
+        assert bool(outcomes) == (call == "force" and runtime.started is None)
+        await _starts_and_stops(Runtime(settings(**sqlite), registry(works)))
+
+
+async def test_told_to_stop_before_it_runs_it_ends():
+    stopped, forced = (Runtime(settings(), registry(works)) for _ in range(2))
+    stopped.shut_down("early")
+    forced.force()
+    with trio.fail_after(5):
+        await stopped.run()
+        with pytest.raises(NotRunningError, match="force"):
+            await forced.run()
+
+
+class Crash(BaseException):
+    """What no handler of exceptions catches."""
+
+
+@pytest.mark.parametrize("enqueue", [False, True])
+async def test_a_part_that_crashes_ends_the_run_with_its_own_exception(store, enqueue):
+    async def handler(event):
+        raise Crash("boom")
+
+    runtime = Runtime(settings(**store), registry(handler, enqueue=enqueue))
+    outcomes = []
+
+    async def run(*, task_status):
+        try:
+            await runtime.run(task_status=task_status)
+        except BaseException as error:
+            outcomes.append(error)
+
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run)
+            with await RawWire.connect(runtime.started.webhook_url) as wire:
+                await wire.send(delivery_request(signed(webhook_id="a")))
+                await wire.rest()
+    assert [type(outcome) for outcome in outcomes] == [Crash]
+    assert not runtime.ready
+
+
+async def test_after_a_crash_the_next_start_handles_the_event(sqlite):
+    async def crashes(event):
+        raise Crash
+
+    handled = []
+
+    async def handler(event):
+        handled.append(event.webhook_id)
+
+    with trio.fail_after(5):
+        runtime = Runtime(settings(**sqlite), registry(crashes, enqueue=True))
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(runtime.run)
+                await deliver(runtime, "a")
+                await trio.sleep_forever()
+        except* Crash:
+            pass
+        again = Runtime(settings(**sqlite), registry(handler, enqueue=True))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(again.run)
+            await AppUnderTest(again).settle()
+            again.shut_down("test")
+    assert handled == ["a"]
+
+
+async def test_a_restart_handles_what_was_left_and_nothing_twice(sqlite):
+    handled = []
+
+    async def first_day(event):
+        if event.webhook_id != "done":
+            await trio.sleep_forever()
+
+    async def second_day(event):
+        handled.append((event.webhook_id, event.attempt))
+
+    names = [f"m{number}" for number in range(20)]
+    limits = {"Webhooks__GracefulDrainTimeoutSeconds": 0.1, "Webhooks__Queue__Workers": 3}
+    with trio.fail_after(10):
+        runtime = Runtime(settings(**sqlite, **limits), registry(first_day, enqueue=True))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            await deliver(runtime, "done")
+            await AppUnderTest(runtime).settle()
+            await deliver(runtime, *names)
+            runtime.shut_down("test")
+        assert runtime.report.persisted == 20
+        again = Runtime(settings(**sqlite, **limits), registry(second_day, enqueue=True))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(again.run)
+            await AppUnderTest(again).settle()
+            again.shut_down("test")
+    # A run that the shutdown cut short does not count.
+    assert sorted(handled) == sorted((name, 1) for name in names)
+
+
+async def test_without_a_handler_any_more_what_was_left_is_parked(sqlite):
+    with trio.fail_after(10):
+        limits = {"Webhooks__GracefulDrainTimeoutSeconds": 0.1}
+        runtime = Runtime(settings(**sqlite, **limits), registry(hangs, enqueue=True))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            await deliver(runtime, "a")
+            runtime.shut_down("test")
+        again = Runtime(settings(**sqlite), HandlerRegistry())
+        async with trio.open_nursery() as nursery:
+            await nursery.start(again.run)
+            await AppUnderTest(again).settle()
+            assert (await again.receiver.store.get("a")).state is DeliveryState.PARKED
+            again.shut_down("test")
+
+
+# -- a good guest -----------------------------------------------------------------------------
+
+
+async def test_nothing_is_left_open_after_the_end(store):
+    def descriptors():
+        gc.collect()
+        return sorted(os.listdir("/proc/self/fd"))
+
+    async def once():
+        runtime = Runtime(settings(**store), registry(works, enqueue=True))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            await deliver(runtime, "a", "b")
+            runtime.shut_down("test")
+
+    with trio.fail_after(10):
+        await once()
+        before = descriptors()
+        for _ in range(3):
+            await once()
+        assert len(descriptors()) == len(before)
+
+
+async def test_no_signal_handler_is_installed_when_embedded():
+    names = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if os.name == "posix" else [])]
+    before = [signal.getsignal(name) for name in names]
+    runtime = Runtime(settings(), registry(works))
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            assert [signal.getsignal(name) for name in names] == before
+            runtime.shut_down("test")
+    assert [signal.getsignal(name) for name in names] == before
+
+
+async def test_two_runtimes_live_side_by_side(tmp_path):
+    handled = {"one": [], "two": []}
+
+    def runtime(name):
+        async def handler(event):
+            handled[name].append(event.webhook_id)
+
+        return Runtime(
+            settings(Storage__Backend="Sqlite", Storage__Path=str(tmp_path / name)),
+            registry(handler),
+        )
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            one, two = runtime("one"), runtime("two")
+            await nursery.start(one.run)
+            await nursery.start(two.run)
+            await deliver(one, "a")
+            await deliver(two, "a", "b")
+            one.shut_down("test")
+            await deliver(two, "c")
+            two.shut_down("test")
+    assert handled == {"one": ["a"], "two": ["a", "b", "c"]}
+
+
+async def test_the_receiver_of_an_ended_runtime_answers_503():
+    runtime = Runtime(settings(), registry(works))
+    with trio.fail_after(10):
+        await _starts_and_stops(runtime)
+        delivery = signed()
+        answer = await ask(runtime.receiver, delivery.body, asgi_headers(delivery))
+    assert answer.status == 503

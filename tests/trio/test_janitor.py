@@ -1,0 +1,54 @@
+"""Retention and the report of idle secrets, once an hour, on virtual time."""
+
+import trio
+from support.deliveries import arrival, memory_inbox
+
+from sdk_trio.errors import StoreUnavailableError
+from sdk_trio.storage.records import Done
+from sdk_trio.webhooks.janitor import Janitor
+from sdk_trio.webhooks.secret_usage import SecretUsage
+
+DAY = 86_400.0
+
+
+async def run_for(seconds, inbox, usage, *, deliver_with=None):
+    """Run the janitor for ``seconds``; a secret matches every hour meanwhile."""
+    janitor = Janitor(inbox, usage, clock=trio.current_time)
+    with trio.move_on_after(seconds + 1):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(janitor.run)
+            while True:
+                if deliver_with is not None:
+                    usage.record(deliver_with, trio.current_time())
+                await trio.sleep(3600)
+
+
+async def test_what_is_older_than_its_retention_goes_and_the_rest_stays(autojump_clock):
+    inbox = memory_inbox(dedup_seconds=2 * DAY, payload_seconds=2 * DAY)
+    for name in ("finished", "waiting"):
+        await inbox.accept(arrival(webhook_id=name, now=trio.current_time()).delivery, leased=True)
+    await inbox.start("finished", now=trio.current_time())
+    await inbox.finish("finished", Done(), now=trio.current_time())
+    await run_for(DAY, inbox, SecretUsage(1, trio.current_time()))
+    assert await inbox.get("finished") is not None
+    await run_for(2 * DAY, inbox, SecretUsage(1, trio.current_time()))
+    assert await inbox.get("finished") is None
+    assert await inbox.get("waiting") is not None
+
+
+async def test_a_secret_that_matches_no_longer_is_reported_once_a_day(autojump_clock, caplog):
+    await run_for(3 * DAY, memory_inbox(), SecretUsage(2, trio.current_time()), deliver_with=0)
+    reports = [r.sdk for r in caplog.records if r.getMessage().startswith("webhook.secret_unused")]
+    assert [fields["index"] for _, fields in reports] == [1, 1, 1]
+
+
+async def test_a_store_that_fails_does_not_end_the_janitor(autojump_clock):
+    inbox, calls = memory_inbox(), []
+
+    async def purge(*, now):
+        calls.append(now)
+        raise StoreUnavailableError("disk full")
+
+    inbox.purge = purge
+    await run_for(3 * 3600, inbox, SecretUsage(1, trio.current_time()))
+    assert len(calls) == 4

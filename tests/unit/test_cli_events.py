@@ -1,0 +1,306 @@
+import io
+import os
+import re
+import sys
+
+import pytest
+from support.command_line import ARRIVAL, CommandLine, clear_environment
+
+from sdk_trio.cli import main, replayer
+from sdk_trio.cli.tailer import Tailer
+from sdk_trio.config import Settings
+from sdk_trio.storage import open_inbox
+from sdk_trio.storage.records import Dead, DeliveryState, Done, NewDelivery
+
+DEAD, DONE, PARKED, RECEIVED = (
+    DeliveryState.DEAD,
+    DeliveryState.DONE,
+    DeliveryState.PARKED,
+    DeliveryState.RECEIVED,
+)
+
+
+@pytest.fixture
+def command_line(tmp_path, monkeypatch, capsys):
+    clear_environment(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    return CommandLine(tmp_path, capsys)
+
+
+class Terminal(io.StringIO):
+    """A terminal: with what the user types, or for what is shown."""
+
+    def isatty(self):
+        return True
+
+
+# -- list and show -----------------------------------------------------------------------------
+
+
+def test_list_is_newest_first_and_whole_where_no_terminal_limits_it(command_line):
+    command_line.seed(("msg_old", DONE), (f"msg_{'x' * 200}", DEAD), ("msg_new", RECEIVED))
+    answer = command_line("events", "list")
+    heading, newest, long, oldest = answer.out.splitlines()
+    assert heading.split()[:4] == ["received", "webhook", "id", "type"]
+    assert newest.split()[2:5] == ["msg_new", "order.paid", "received"]
+    assert f"msg_{'x' * 200}" in long
+    assert "ValueError: no such product" in long
+    assert oldest.startswith("2027-01-15 08:00:00Z  msg_old")
+
+
+def test_list_filters_and_limits(command_line):
+    command_line.seed(("a", DONE), ("b", DEAD), ("c", DEAD), ("d", DEAD))
+
+    def ids(*words):
+        rows = command_line("events", "list", "--format", "json", *words).document
+        return [row["webhook_id"] for row in rows]
+
+    assert ids("--state", "dead") == ["d", "c", "b"]
+    assert ids("--state", "dead", "--limit", "2") == ["d", "c"]
+    assert ids("--type", "order.paid") == ["d", "c", "b", "a"]
+    assert ids("--since", "2027-01-15T08:00:02Z") == ["d", "c"]
+    empty = command_line("events", "list", "--type", "order.created")
+    assert (empty.status, empty.out, empty.err) == (0, "", "no events\n")
+    assert ids("--type", "order.created") == []
+
+
+def test_the_json_of_an_event_is_a_stable_contract(command_line):
+    body = b'{"type": "order.paid", "data": {"id": "o-1", "name": "\xc3\x85"}}'
+    command_line.seed(("msg_1", DEAD, body))
+    attributes = {
+        "sequence": 1,
+        "webhook_id": "msg_1",
+        "type": "order.paid",
+        "state": "dead",
+        "queued": False,
+        "attempts": 1,
+        "received_at": ARRIVAL,
+        "timestamp": int(ARRIVAL),
+        "subject": "order-of-msg_1",
+        "ordered": False,
+        "next_attempt_at": None,
+        "started_at": ARRIVAL,
+        "finished_at": ARRIVAL + 2,
+        "last_error": "ValueError: no such product",
+    }
+    assert command_line("events", "list", "--format", "json").document == [attributes]
+    failed = {
+        "number": 1,
+        "started_at": ARRIVAL,
+        "finished_at": ARRIVAL + 2,
+        "error": "ValueError: no such product",
+    }
+    shown = command_line("events", "show", "msg_1", "--format", "json").document
+    assert shown == {**attributes, "raw": body.decode(), "failed_attempts": [failed]}
+
+
+def test_a_body_that_is_no_utf_8_is_base64(command_line):
+    command_line.seed(("msg_1", DONE, b"\xff\x00"))
+    shown = command_line("events", "show", "msg_1", "--format", "json").document
+    assert shown["raw_base64"] == "/wA="
+    assert "raw" not in shown
+
+
+def test_show_prints_the_attempts_and_the_body_indented(command_line):
+    command_line.seed(("msg_1", DEAD, b'{"type":"order.paid","data":{"id":"o-1"}}'))
+    answer = command_line("events", "show", "msg_1")
+    assert answer.status == 0
+    assert "1       2027-01-15 08:00:00Z  2.000    ValueError: no such product" in answer.out
+    assert answer.out.endswith('  "data": {\n    "id": "o-1"\n  }\n}\n')
+
+
+def test_nothing_that_a_sender_chose_steers_the_terminal(command_line):
+    command_line.seed(("msg_1", DONE, '{"type":"order.paid","x":"\x9b31m\u202e"}'.encode()))
+    command_line.seed(("msg_\x1b[2J", DONE))
+    out = command_line("events", "show", "msg_1").out + command_line("events", "list").out
+    assert "\x1b" not in out
+    assert "\x9b" not in out
+    assert "\u202e" not in out
+
+
+def test_show_of_an_unknown_event(command_line):
+    command_line.seed(("msg_1", DONE))
+    answer = command_line("events", "show", "msg_2")
+    assert (answer.status, answer.out) == (1, "")
+    assert answer.err.startswith("sdk-trio: error: the inbox in sdk-data has no event 'msg_2'")
+
+
+@pytest.mark.parametrize(
+    "words", [["list"], ["show", "x"], ["replay", "x"], ["replay", "--state", "dead"], ["tail"]]
+)
+def test_without_an_inbox_it_is_an_error_and_none_is_made(command_line, words):
+    answer = command_line("events", *words)
+    assert answer.status == 69
+    assert "there is no inbox at" in answer.err
+    assert os.listdir(command_line.directory) == []
+
+
+def test_a_store_in_memory_is_out_of_reach(command_line):
+    answer = command_line("events", "list", "--set", "Sdk:Storage:Backend=Memory")
+    assert answer.status == 69
+    assert "Sdk:Storage:Backend is Memory" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["list", "--limit", "0"], "--limit takes a whole number from 1"),
+        (["list", "--limit", "many"], "--limit takes a whole number from 1"),
+        (["list", "--since", "yesterday"], "--since takes a time such as"),
+        (["replay"], "give the ids of events, or --state"),
+        (["replay", "a", "--state", "dead"], "not both"),
+        (["replay", "a", "--type", "order.paid"], "leave them out with ids"),
+        (["replay", "--state", "done"], "invalid choice: 'done'"),
+    ],
+)
+def test_wrong_arguments_are_a_usage_error(command_line, words, message):
+    answer = command_line("events", *words)
+    assert (answer.status, answer.out) == (2, "")
+    assert message in answer.err
+
+
+@pytest.mark.parametrize(("width", "drawn"), [(130, True), (80, False)])
+def test_a_terminal_that_is_wide_enough_gets_a_table_with_whole_ids(
+    command_line, monkeypatch, width, drawn
+):
+    command_line.seed(("msg_" + "x" * 30, DEAD))
+    screen = Terminal()
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main(["events", "list"]) == 0
+    text = re.sub(r"\x1b\[[01]m", "", screen.getvalue())
+    assert "\x1b" not in text  # bold headings are no colour
+    assert "msg_" + "x" * 30 in text
+    assert " dead " in text
+    assert ("\N{BOX DRAWINGS LIGHT HORIZONTAL}" in text) == drawn
+    assert ("ValueError: no such product" in text) != drawn
+    if drawn:
+        assert max(map(len, text.splitlines())) <= width
+
+
+# -- replay ------------------------------------------------------------------------------------
+
+
+def states(command_line):
+    rows = command_line("events", "list", "--format", "json").document
+    return {row["webhook_id"]: row["state"] for row in rows}
+
+
+def test_replay_of_one_id_asks_nothing(command_line, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Terminal(""))
+    command_line.seed(("a", DEAD), ("b", PARKED))
+    answer = command_line("events", "replay", "b")
+    assert answer.status == 0
+    assert "1 replayed" in answer.err
+    assert states(command_line) == {"a": "dead", "b": "received"}
+
+
+def test_replay_says_why_an_id_was_not_replayed(command_line):
+    command_line.seed(("a", DONE), ("b", DEAD))
+    answer = command_line("events", "replay", "a", "b", "nowhere", "--format", "json")
+    assert answer.status == 1
+    rows = {row["webhook_id"]: row for row in answer.document}
+    assert rows["a"]["reason"] == "is done: only dead and parked events are replayed"
+    assert rows["nowhere"]["reason"] == "there is no such event in the inbox"
+    assert rows["b"] == {
+        "webhook_id": "b",
+        "type": "order.paid",
+        "state": "received",
+        "reason": None,
+        "replayed": True,
+    }
+    assert states(command_line) == {"a": "done", "b": "received"}
+
+
+def test_replay_of_a_state_goes_through_every_page(command_line, monkeypatch):
+    monkeypatch.setattr(replayer, "CHUNK", 3)
+    command_line.seed(*((f"dead-{n}", DEAD) for n in range(8)), ("kept", PARKED))
+    rehearsal = command_line("events", "replay", "--state", "dead", "--dry-run")
+    assert "8 would be replayed" in rehearsal.err
+    assert states(command_line)["dead-0"] == "dead"
+    answer = command_line("events", "replay", "--state", "dead")
+    assert (answer.status, answer.err.split()[0]) == (0, "8")
+    assert set(states(command_line).values()) == {"received", "parked"}
+
+
+def test_replay_since_leaves_older_ones_alone(command_line):
+    command_line.seed(("old", DEAD), ("new", DEAD))
+    since = "2027-01-15T08:00:01Z"
+    assert command_line("events", "replay", "--state", "dead", "--since", since).status == 0
+    assert states(command_line) == {"old": "dead", "new": "received"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "words", "status", "state"),
+    [
+        ("n\n", [], 1, "dead"),
+        ("", [], 1, "dead"),
+        ("y\n", [], 0, "received"),
+        ("", ["--yes"], 0, "received"),
+    ],
+)
+def test_more_than_one_is_asked_about_on_a_terminal(
+    command_line, monkeypatch, typed, words, status, state
+):
+    command_line.seed(("a", DEAD), ("b", DEAD))
+    monkeypatch.setattr(sys, "stdin", Terminal(typed))
+    answer = command_line("events", "replay", "--state", "dead", *words)
+    assert answer.status == status
+    assert ("replay 2 events? [y/N]" in answer.err) == (not words)
+    assert set(states(command_line).values()) == {state}
+
+
+# -- tail --------------------------------------------------------------------------------------
+
+
+async def test_tail_reports_arrivals_ends_and_replays_once(tmp_path):
+    settings = Settings.from_mapping(
+        {"Storage:Path": str(tmp_path)}, standalone=True, receiver=False
+    )
+    async with open_inbox(settings, owner="w") as writer, open_inbox(settings, owner="t") as inbox:
+
+        async def accept(webhook_id, event_type="order.paid"):
+            delivery = NewDelivery(webhook_id, event_type, b"{}", 1, 1.0)
+            await writer.accept(delivery, leased=True)
+
+        async def seen():
+            return [(record.webhook_id, str(record.state)) for record in await tailer.changes()]
+
+        await accept("before")
+        tailer = Tailer(inbox, "order.paid")
+        await tailer.begin()
+        assert await seen() == []
+        await accept("one")
+        await accept("other", "order.created")
+        assert await seen() == [("one", "received")]
+        assert await seen() == []
+        await writer.start("before", now=2.0)
+        await writer.start("one", now=2.0)
+        assert await seen() == [("before", "running"), ("one", "running")]
+        await writer.finish("before", Done(), now=3.0)
+        await writer.finish("one", Dead("no"), now=3.0)
+        assert await seen() == [("before", "done"), ("one", "dead")]
+        await writer.replay(["one"])
+        assert await seen() == [("one", "received")]
+        await writer.start("one", now=4.0)
+        await writer.finish("one", Dead("no"), now=5.0)
+        assert await seen() == [("one", "dead")]
+        # As fast as that: put back, run, and dead again between two looks.
+        await writer.replay(["one"])
+        await writer.start("one", now=6.0)
+        await writer.finish("one", Dead("no"), now=7.0)
+        assert await seen() == [("one", "dead")]
+
+
+def test_an_interrupted_tail_ends_with_130_and_says_nothing_more(command_line, monkeypatch):
+    command_line.seed(("first", DONE))
+
+    async def interrupted(_self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tailer, "changes", interrupted)
+    answer = command_line("events", "tail")
+    assert (answer.status, answer.out) == (130, "")
+    assert answer.err == "waiting for changes; Ctrl-C ends\n"

@@ -1,0 +1,78 @@
+import json
+from pathlib import Path
+
+import pytest
+from support.command_line import CommandLine, clear_environment
+from support.deliveries import SECRET
+
+from sdk_trio.cli.registry_importer import import_registry
+from sdk_trio.cli.starter_files import APPSETTINGS, FILES
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "config" / "appsettings.json"
+
+
+@pytest.fixture
+def command_line(tmp_path, monkeypatch, capsys):
+    clear_environment(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    return CommandLine(tmp_path, capsys)
+
+
+def test_init_writes_an_application_that_is_valid_once_the_secret_is_set(command_line, monkeypatch):
+    answer = command_line("init", "--directory", "new/app")
+    assert answer.status == 0
+    written = {Path(line).name for line in answer.out.splitlines()}
+    assert written == {*FILES, ".gitignore"}
+    directory = command_line.directory / "new" / "app"
+    assert (directory / ".gitignore").read_text() == ".env\nsdk-data/\n"
+    monkeypatch.chdir(directory)
+    assert command_line("config", "check", "--standalone").status == 78
+    variables = [
+        line.removesuffix("=")
+        for line in (directory / ".env.example").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    for name in variables:
+        monkeypatch.setenv(name, SECRET)
+    answer = command_line("config", "check")
+    assert (answer.status, answer.err) == (0, "errors: 0, warnings: 0\n")
+
+
+def test_the_application_it_writes_has_a_handler(command_line, monkeypatch):
+    command_line("init")
+    monkeypatch.syspath_prepend(str(command_line.directory))
+    (command_line.directory / "app.py").rename(command_line.directory / "app_of_init.py")
+    assert list(import_registry("app_of_init:handlers")) == ["order.paid"]
+
+
+def test_the_example_is_what_init_writes():
+    assert EXAMPLE.read_text(encoding="utf-8") == APPSETTINGS
+    assert json.loads(APPSETTINGS)["Sdk"]["Webhooks"]["Path"] == "/hooks/sdk"
+
+
+def test_init_never_overwrites_without_force(command_line):
+    (command_line.directory / "app.py").write_text("mine")
+    answer = command_line("init")
+    assert (answer.status, answer.out) == (1, "")
+    assert "app.py exists in" in answer.err
+    assert "--force" in answer.err
+    assert [path.name for path in command_line.directory.iterdir()] == ["app.py"]
+    assert command_line("init", "--force").status == 0
+    assert "HandlerRegistry" in (command_line.directory / "app.py").read_text()
+
+
+def test_gitignore_keeps_what_it_has_and_gets_what_it_lacks(command_line):
+    file = command_line.directory / ".gitignore"
+    file.write_text("*.pyc\n.env")
+    command_line("init")
+    assert file.read_text() == "*.pyc\n.env\nsdk-data/\n"
+    assert ".gitignore" not in command_line("init", "--force").out
+    assert file.read_text() == "*.pyc\n.env\nsdk-data/\n"
+
+
+def test_a_directory_that_cannot_be_made_is_named(command_line):
+    (command_line.directory / "file").write_text("")
+    answer = command_line("init", "--directory", "file/below")
+    assert answer.status == 1
+    assert "file/below" in answer.err
+    assert "cannot be written" in answer.err

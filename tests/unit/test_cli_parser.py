@@ -1,0 +1,94 @@
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sdk_trio.cli import main
+from sdk_trio.cli.commands import COMMANDS, REPLAYABLE_STATES, STATES
+from sdk_trio.cli.parser import build_parser
+from sdk_trio.cli.usage import NOT_IN_THIS_VERSION
+from sdk_trio.storage.records import DeliveryState
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
+
+
+def test_the_states_that_can_be_chosen_are_those_of_the_store():
+    assert list(STATES) == [str(state) for state in DeliveryState]
+    assert set(REPLAYABLE_STATES) == {DeliveryState.DEAD, DeliveryState.PARKED}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words)
+def test_every_command_has_code_help_and_the_settings_options(command, capsys):
+    module, _, function = command.target.partition(":")
+    imported = __import__(f"sdk_trio.cli.{module}", fromlist=[function])
+    assert callable(getattr(imported, function))
+    assert main([*command.words.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--config FILE" in text
+    assert "--set KEY=VALUE" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rnu"], "there is no command 'rnu': did you mean 'run'?"),
+        (["evnts", "list"], "there is no command 'evnts': did you mean 'events'?"),
+        (["events", "lst"], "there is no command 'events lst': did you mean 'events list'?"),
+        (["zzz"], "there is no command 'zzz': choose from run, dev, init"),
+        (["events"], "arguments are required: COMMAND"),
+        ([], "arguments are required: COMMAND"),
+        (["events", "list", "--stat", "dead"], "unrecognized arguments: --stat dead"),
+        (["events", "list", "--state", "lost"], "invalid choice: 'lost'"),
+        (["verify"], "the following arguments are required: --headers"),
+    ],
+)
+def test_wrong_words_are_a_usage_error_with_advice(words, message, capsys):
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("sdk-trio: error: ")
+    assert message in captured.err
+
+
+@pytest.mark.parametrize("words", sorted(NOT_IN_THIS_VERSION))
+def test_documented_commands_that_are_missing_say_so(words, capsys):
+    assert main([*words.split(), "--whatever"]) == 2
+    assert capsys.readouterr().err == (
+        f"sdk-trio: error: the command '{words}' is not in this version\n"
+    )
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"sdk-trio \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_help_imports_no_part_of_the_program():
+    code = (
+        "import sys; from sdk_trio.cli import main; main(['run', '--help']); "
+        "print([m for m in sys.modules if m.startswith(('trio', 'httpx', 'rich', 'apsw', "
+        "'hypercorn', 'msgspec', 'sdk_trio.webhooks', 'sdk_trio.config'))], file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stderr.strip() == "[]"
+
+
+def _options(parser):
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _options(inner)
+
+
+def test_the_page_names_every_command_and_every_option():
+    page = PAGE.read_text(encoding="utf-8")
+    headings = re.findall(r"^### `([a-z ]+)", page, re.MULTILINE)
+    assert [heading.strip() for heading in headings] == [command.words for command in COMMANDS]
+    missing = {option for option in _options(build_parser()) if not re.search(rf"{option}\b", page)}
+    assert not missing
+    for words in NOT_IN_THIS_VERSION:
+        assert f"`{words}`" in page

@@ -1,0 +1,109 @@
+import json
+
+import pytest
+from support.command_line import CommandLine, clear_environment
+from support.deliveries import SECRET
+
+
+@pytest.fixture
+def command_line(tmp_path, monkeypatch, capsys):
+    clear_environment(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    return CommandLine(tmp_path, capsys)
+
+
+def test_check_reports_every_problem_and_warning_at_once(command_line, monkeypatch):
+    monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
+    (command_line.directory / "bad.json").write_text(
+        json.dumps({"Sdk": {"TimeoutMs": 1, "MaxRetries": 99, "Webhoks": {"Path": "/x"}}})
+    )
+    answer = command_line("config", "check", "--config", "bad.json")
+    assert answer.status == 78
+    assert "error: Sdk:TimeoutMs: must be 1000 to 300000 milliseconds, not 1" in answer.out
+    assert "error: Sdk:MaxRetries:" in answer.out
+    assert "error: Sdk:AccessToken:" in answer.out
+    assert "warning: Sdk:Webhoks: is not a known key: did you mean Sdk:Webhooks?" in answer.out
+    assert "(from bad.json)" in answer.out
+    assert answer.err == "errors: 3, warnings: 1\n"
+
+    rows = command_line("config", "check", "--config", "bad.json", "--format", "json").document
+    assert [row["level"] for row in rows] == ["error"] * 3 + ["warning"]
+    assert {tuple(row) for row in rows} == {("level", "key", "message", "origin")}
+
+
+def test_check_finds_parts_that_this_version_lacks(command_line, monkeypatch):
+    monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
+    answer = command_line("config", "check", "--standalone", "--set", "Sdk:Relay:Enabled=true")
+    assert answer.status == 78
+    assert "Sdk:Relay:Enabled: not in this version" in answer.out
+
+
+def test_check_of_good_settings_is_zero(command_line, monkeypatch):
+    monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
+    answer = command_line("config", "check", "--standalone")
+    assert (answer.status, answer.out, answer.err) == (0, "", "errors: 0, warnings: 0\n")
+    assert command_line("config", "check").status == 78  # full stack: the token is missing
+
+
+def test_a_file_that_is_missing_is_named(command_line):
+    answer = command_line("events", "list", "--config", "nowhere.json")
+    assert answer.status == 78
+    assert "the file does not exist" in answer.err
+    assert "nowhere.json" in answer.err
+
+
+def test_show_names_origins_and_masks_secrets(command_line, monkeypatch):
+    monkeypatch.setenv("SDK__WEBHOOKS__SECRETS__0", SECRET)
+    monkeypatch.setenv("SDK__ACCESSTOKEN", "token-that-nobody-may-see")
+    answer = command_line("config", "show", "--set", "webhooks:path=/other", "--format", "json")
+    assert answer.status == 0
+    rows = {row["key"]: row for row in answer.document}
+    assert rows["Sdk:Webhooks:Path"]["value"] == "/other"
+    assert "argument" in rows["Sdk:Webhooks:Path"]["origin"]
+    assert rows["Sdk:AccessToken"]["value"] == "********"
+    assert "SDK__ACCESSTOKEN" in rows["Sdk:AccessToken"]["origin"]
+    assert "Sdk:Mode" not in rows
+
+    everything = command_line("config", "show", "--all")
+    assert "Sdk:Mode" in everything.out
+    for text in (answer.out, everything.out):
+        assert SECRET not in text
+        assert "nobody-may-see" not in text
+
+
+def test_show_without_any_setting_says_so(command_line):
+    answer = command_line("config", "show")
+    assert (answer.status, answer.out) == (0, "")
+    assert "every setting is at its default" in answer.err
+
+
+def test_schema_is_json_schema(command_line):
+    schema = command_line("config", "schema").document
+    assert "Path" in schema["properties"]["Sdk"]["properties"]["Webhooks"]["properties"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["Sdk:Webhooks:Secret", "webhooks:secrets", "SDK:WEBHOOKS:SECRETS:3", "Sdk__AccessToken"],
+)
+def test_secrets_on_the_command_line_are_refused_with_advice(command_line, key):
+    answer = command_line("config", "show", "--set", f"{key}={SECRET}")
+    assert answer.status == 2
+    assert "secrets are not taken from the command line" in answer.err
+    assert "SDK__" in answer.err
+    assert SECRET not in answer.out + answer.err
+
+
+@pytest.mark.parametrize("text", ["Sdk:Mode", "=Custom", ""])
+def test_an_assignment_needs_key_and_value(command_line, text):
+    answer = command_line("config", "show", "--set", text)
+    assert answer.status == 2
+    assert "--set takes KEY=VALUE" in answer.err
+
+
+def test_the_last_assignment_of_a_key_wins_however_it_is_spelled(command_line):
+    answer = command_line(
+        *("config", "show", "--format", "json"),
+        *("--set", "Sdk:TimeoutMs=2000", "--set", "sdk:timeoutms=3000"),
+    )
+    assert [row["value"] for row in answer.document] == ["3000"]

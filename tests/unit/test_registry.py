@@ -1,0 +1,364 @@
+"""Registering handlers: what is accepted, what is refused and how (spec 4.2 and 6.1)."""
+
+import functools
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.deliveries import memory_inbox, settings
+
+from sdk_trio.errors import EXIT_CONFIGURATION, HandlerRegistrationError, MissingHandlersError
+from sdk_trio.events import (
+    DEFAULT_CATALOG,
+    DiscountCreatedEvent,
+    Event,
+    OrderCreatedEvent,
+    OrderPaidEvent,
+    RefundUpdatedEvent,
+)
+from sdk_trio.webhooks import HandlerRegistry, Services, WebhookHandlerBase, WebhookReceiver
+
+KNOWN = [row.event_class for row in DEFAULT_CATALOG.known]
+
+
+class Grant(WebhookHandlerBase[OrderPaidEvent]):
+    def __init__(self, services=None):
+        self.services = services
+
+    async def handle_core(self, event):
+        self.event = event
+
+
+class NeedsServices(Grant):
+    def __init__(self, services):
+        super().__init__(services)
+
+
+class Unfinished(WebhookHandlerBase[OrderPaidEvent]):
+    pass
+
+
+class Callable_:  # noqa: N801 - what it is
+    async def __call__(self, event):
+        self.event = event
+
+
+async def function(event):
+    function.event = event
+
+
+async def with_services(event, services):
+    with_services.seen = (event, services)
+
+
+def make_grant():
+    return Grant()
+
+
+def make_with_services(services):
+    return Grant(services)
+
+
+def synchronous(event):
+    return None
+
+
+def services_of():
+    options = settings()
+    return Services(options, memory_inbox())
+
+
+def run(handler, event):
+    """Run a coroutine function that never waits."""
+    coroutine = handler.handle_core(event)
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+
+
+def bound(handler, event_class=OrderPaidEvent, services=None):
+    handlers = HandlerRegistry()
+    handlers.register(event_class, handler)
+    return handlers.bind(services or services_of()).find(event_class.wire_type).handler
+
+
+# -- kinds of handlers ------------------------------------------------------------------------
+
+
+def test_an_instance_is_used_as_it_is():
+    handler = Grant()
+    assert bound(handler) is handler
+
+
+@pytest.mark.parametrize("factory", [Grant, make_grant, lambda: Grant()])
+def test_a_factory_without_parameters_is_called_once(factory):
+    assert isinstance(bound(factory), Grant)
+
+
+@pytest.mark.parametrize(
+    "factory", [NeedsServices, make_with_services, lambda services: Grant(services)]
+)
+def test_a_factory_with_a_parameter_gets_the_services(factory):
+    services = services_of()
+    assert bound(factory, services=services).services is services
+
+
+def test_every_binding_builds_anew():
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, Grant)
+    one, two = (handlers.bind(services_of()).find("order.paid").handler for _ in range(2))
+    assert one is not two
+
+
+def test_functions_of_the_event_and_of_event_and_services():
+    services = services_of()
+    run(bound(function), "event 1")
+    assert function.event == "event 1"
+    run(bound(with_services, services=services), "event 2")
+    assert with_services.seen == ("event 2", services)
+
+
+def test_other_things_that_are_awaited_when_called():
+    seen = []
+
+    class Shop:
+        async def on_paid(self, event):
+            seen.append((self, event))
+
+    shop = Shop()
+    run(bound(shop.on_paid), 1)
+    assert seen == [(shop, 1)]
+
+    async def with_option(prefix, event):
+        seen.append((prefix, event))
+
+    run(bound(functools.partial(with_option, "x")), 2)
+    assert seen[-1] == ("x", 2)
+    caller = Callable_()
+    run(bound(caller), 3)
+    assert caller.event == 3
+
+
+def test_a_function_with_an_optional_second_parameter_gets_the_event_alone():
+    seen = []
+
+    async def handler(event, log=None):
+        seen.append((event, log))
+
+    run(bound(handler), 1)
+    assert seen == [(1, None)]
+
+
+def test_as_a_decorator_it_leaves_the_function_as_it_was():
+    handlers = HandlerRegistry()
+
+    @handlers.on(OrderPaidEvent, enqueue=True, ordered=True)
+    async def handle(event):
+        pass
+
+    @handlers.on(OrderCreatedEvent)
+    class Handle(Grant):
+        pass
+
+    assert isinstance(handle, types.FunctionType)
+    assert isinstance(Handle, type)
+    found = handlers.bind(services_of())
+    paid, created = found.find("order.paid"), found.find("order.created")
+    assert (paid.enqueue, paid.ordered) == (True, True)
+    assert (created.enqueue, created.ordered) == (False, False)
+    assert "handle" in paid.name
+    assert set(handlers) == {"order.paid", "order.created"}
+    assert len(handlers) == 2
+
+
+# -- refusals ---------------------------------------------------------------------------------
+
+
+def test_one_handler_per_type_and_the_error_names_both_ways_out():
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, Grant)
+    with pytest.raises(HandlerRegistrationError) as caught:
+        handlers.register(OrderPaidEvent, function)
+    for part in ("OrderPaidEvent", "order.paid", "Grant"):
+        assert part in str(caught.value)
+    assert caught.value.exit_code == EXIT_CONFIGURATION
+    # The first one stays.
+    assert isinstance(handlers.bind(services_of()).find("order.paid").handler, Grant)
+
+
+class Invoice(Event[dict]):
+    wire_type = "invoice.sent"
+
+
+@pytest.mark.parametrize("event_class", [Invoice, Event, dict, "order.paid", None])
+def test_only_classes_of_the_catalogue_can_be_registered(event_class):
+    with pytest.raises(HandlerRegistrationError, match="catalog"):
+        HandlerRegistry().register(event_class, function)
+
+
+def test_an_application_adds_its_own_types():
+    handlers = HandlerRegistry(catalog=DEFAULT_CATALOG.with_event(Invoice))
+    handlers.register(Invoice, function)
+    assert handlers.bind(services_of()).find("invoice.sent") is not None
+    assert len(handlers.missing()) == 28
+
+
+@pytest.mark.parametrize("handler", [None, "handler", 7, object(), [], {}])
+def test_what_is_no_handler_is_refused_at_once(handler):
+    with pytest.raises(HandlerRegistrationError, match="is no handler"):
+        HandlerRegistry().register(OrderPaidEvent, handler)
+
+
+def test_a_class_without_handle_core_is_refused_at_once_and_an_instance_at_the_latest_at_start():
+    with pytest.raises(HandlerRegistrationError, match="handle_core"):
+        HandlerRegistry().register(OrderPaidEvent, Unfinished)
+    for handler in (Unfinished(), lambda: Unfinished()):
+        with pytest.raises(HandlerRegistrationError, match="handle_core"):
+            bound(handler)
+
+
+def test_a_synchronous_function_is_refused_by_its_name():
+    with pytest.raises(HandlerRegistrationError, match="async def") as caught:
+        bound(synchronous)
+    assert "synchronous" in str(caught.value)
+
+
+def test_a_handler_whose_handle_core_is_synchronous_is_refused():
+    class Synchronous(WebhookHandlerBase[OrderPaidEvent]):
+        def handle_core(self, event):
+            return None
+
+    with pytest.raises(HandlerRegistrationError, match="async def"):
+        bound(Synchronous)
+
+
+def test_a_decorator_around_handle_core_is_nobodys_business():
+    def decorated(function):
+        @functools.wraps(function)
+        def wrapper(*arguments):
+            return function(*arguments)
+
+        return wrapper
+
+    class Decorated(Grant):
+        handle_core = decorated(Grant.handle_core)
+
+    handler = bound(Decorated)
+    run(handler, "event")
+    assert handler.event == "event"
+
+
+@pytest.mark.parametrize(
+    "factory", [lambda: None, lambda: "x", lambda services: 7, lambda a, b: Grant()]
+)
+def test_a_factory_of_something_else_is_refused(factory):
+    with pytest.raises(HandlerRegistrationError):
+        bound(factory)
+
+
+def test_a_factory_that_fails_is_named_with_its_error():
+    def broken():
+        raise LookupError("no database")
+
+    with pytest.raises(
+        HandlerRegistrationError, match=r"broken.*LookupError: no database"
+    ) as caught:
+        bound(broken)
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+@pytest.mark.parametrize("parameters", [0, 3])
+def test_a_function_of_another_number_of_parameters_is_refused_before_the_first_event(parameters):
+    async def none():
+        pass
+
+    async def three(event, services, more):
+        pass
+
+    with pytest.raises(HandlerRegistrationError, match="event"):
+        bound(none if parameters == 0 else three)
+
+
+def test_ordered_needs_enqueue():
+    handlers = HandlerRegistry()
+    with pytest.raises(HandlerRegistrationError, match="enqueue=True"):
+        handlers.register(OrderPaidEvent, Grant, ordered=True)
+    with pytest.raises(HandlerRegistrationError, match="enqueue=True"):
+        handlers.fallback(function, ordered=True)
+    assert len(handlers) == 0
+
+
+# -- fallback ---------------------------------------------------------------------------------
+
+
+def test_the_fallback_takes_what_has_no_handler_of_its_own():
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, Grant)
+    assert handlers.fallback(function, enqueue=True) is function
+    found = handlers.bind(services_of())
+    assert isinstance(found.find("order.paid").handler, Grant)
+    for event_type in ("order.created", "never.heard_of", ""):
+        assert found.find(event_type) is found.fallback
+    assert found.fallback.enqueue
+
+
+def test_without_a_fallback_nothing_is_found():
+    assert HandlerRegistry().bind(services_of()).find("order.paid") is None
+
+
+def test_there_is_one_fallback():
+    handlers = HandlerRegistry()
+    handlers.fallback(function)
+    with pytest.raises(HandlerRegistrationError, match="function"):
+        handlers.fallback(Grant)
+
+
+# -- completeness -----------------------------------------------------------------------------
+
+
+@given(st.sets(st.sampled_from(KNOWN)))
+def test_there_is_a_line_for_each_known_type_without_a_handler(registered):
+    handlers = HandlerRegistry()
+    for event_class in registered:
+        handlers.register(event_class, function)
+    lines = handlers.missing()
+    lacking = [event_class for event_class in KNOWN if event_class not in registered]
+    assert len(lines) == len(lacking)
+    for line, event_class in zip(lines, lacking, strict=True):
+        assert line.startswith(f"{len(lacking)} of 28 ")
+        assert "\n" not in line
+        name = event_class.__name__
+        for part in (f" {event_class.wire_type} ", f"({name})", f"handlers.register({name}, "):
+            assert part in line
+
+
+def test_additional_types_and_the_fallback_do_not_count():
+    handlers = HandlerRegistry()
+    handlers.register(DiscountCreatedEvent, function)
+    handlers.fallback(function)
+    assert len(handlers.missing()) == 28
+
+
+def test_a_complete_registry_lacks_nothing():
+    handlers = HandlerRegistry()
+    for event_class in KNOWN:
+        handlers.register(event_class, function)
+    assert handlers.missing() == ()
+    handlers.require_complete()
+    WebhookReceiver(settings(Webhooks__FailOnMissingHandlers=True), handlers)
+
+
+def test_fail_on_missing_handlers_names_all_of_them():
+    handlers = HandlerRegistry()
+    for event_class in KNOWN:
+        if event_class not in (OrderPaidEvent, RefundUpdatedEvent):
+            handlers.register(event_class, function)
+    with pytest.raises(MissingHandlersError) as caught:
+        WebhookReceiver(settings(Webhooks__FailOnMissingHandlers=True), handlers)
+    assert caught.value.missing == ("order.paid", "refund.updated")
+    text = str(caught.value)
+    assert "Sdk:Webhooks:FailOnMissingHandlers" in text
+    assert text.count("2 of 28") == 2
+    assert caught.value.exit_code == EXIT_CONFIGURATION
+    # By default it is a warning only.
+    WebhookReceiver(settings(), handlers)
