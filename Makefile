@@ -18,7 +18,7 @@ test: $(VENV)/.installed-dev lint types imports tests
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/flake8-async $(FLAKE8_ASYNC) $(shell git ls-files "sdk_trio/*.py")
+	@$(BIN)/flake8-async $(FLAKE8_ASYNC) $(shell git ls-files "sdk_trio/*.py")
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy

@@ -4,7 +4,7 @@
 
     SdkError
     ├── OptionsValidationError          settings are wrong; lists every problem with its full key
-    ├── NotInThisVersionError           a documented part that this version does not contain
+    │   └── NotInThisVersionError       a documented part that this version does not contain
     ├── NotSupportedError               asked for by the specification to be refused
     ├── HandlerRegistrationError        a handler was registered wrongly
     │   └── MissingHandlersError        FailOnMissingHandlers and known types without a handler

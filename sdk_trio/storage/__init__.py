@@ -60,6 +60,7 @@ async def _open(settings: "Settings", owner: str, lease_seconds: float) -> "Inbo
     if backend == "Memory":
         from .memory_store import MemoryInbox
 
+        await trio.lowlevel.checkpoint()
         return MemoryInbox(
             owner=owner,
             lease_seconds=lease_seconds,

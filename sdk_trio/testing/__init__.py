@@ -14,10 +14,13 @@ Without pytest, :func:`running_app` does the same. Everything goes over a real c
 loopback address, through the whole verification pipeline.
 """
 
-from ..events.samples import sample, sample_body, sample_types
-from ..webhooks.sender import SignedDelivery
-from .application import AppUnderTest, Delivered, running_app, settings_for_tests
-from .signing import sign_delivery
+from typing import TYPE_CHECKING
+
+from ..lazily import importing
+
+if TYPE_CHECKING:
+    from .application import AppUnderTest, Delivered, running_app, settings_for_tests
+    from .signing import SignedDelivery, sample, sample_body, sample_types, sign_delivery
 
 __all__ = [
     "AppUnderTest",
@@ -30,3 +33,16 @@ __all__ = [
     "settings_for_tests",
     "sign_delivery",
 ]
+
+# pytest loads the plugin in here for every project that has this package installed.
+__getattr__ = importing(
+    __name__,
+    {
+        **dict.fromkeys(
+            ("AppUnderTest", "Delivered", "running_app", "settings_for_tests"), "application"
+        ),
+        **dict.fromkeys(
+            ("SignedDelivery", "sample", "sample_body", "sample_types", "sign_delivery"), "signing"
+        ),
+    },
+)

@@ -61,7 +61,7 @@ def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
             "Storage:Backend": "Memory",
             "Webhooks:RequireHttps": False,
             # A handler that hangs is to fail its test soon.
-            "Webhooks:GracefulDrainTimeoutSeconds": 5,
+            "Webhooks:GracefulDrainTimeoutSeconds": 2,
             "Webhooks:Secret": new_secret(secrets.token_bytes(32)),
             **(overrides or {}),
         },

@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..config import KeyDerivation, Secret
-from ..events.samples import sample_body
+from ..events.samples import sample, sample_body, sample_types
 from ..webhooks.sender import SignedDelivery, sign_body
+
+__all__ = ["SignedDelivery", "sample", "sample_body", "sample_types", "sign_delivery"]
 
 
 def sign_delivery(

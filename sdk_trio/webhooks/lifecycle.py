@@ -60,10 +60,22 @@ def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) 
 
 
 def describe_error(error: BaseException) -> str:
-    """Return ``Type: message`` of an exception, groups flattened, cut to a bounded length."""
+    """Return ``Type: message`` of an exception, groups flattened, cut to a bounded length.
+
+    The text can be stored and logged whatever the exception is: its own ``__str__`` may raise, and
+    may return what UTF-8 has no bytes for (a file name with undecodable bytes).
+    """
     if isinstance(error, BaseExceptionGroup):
         text = "; ".join(describe_error(part) for part in error.exceptions)
     else:
-        message = str(error)
+        message = _message_of(error)
         text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return text if len(text) <= MAX_ERROR_LENGTH else text[: MAX_ERROR_LENGTH - 1] + "…"
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        message = str(error)
+    except Exception as failure:
+        return f"(no text: its __str__ raised {type(failure).__name__})"
+    return message.encode("utf-8", "backslashreplace").decode("utf-8")

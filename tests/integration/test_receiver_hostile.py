@@ -15,14 +15,17 @@ from support.serving import (
     signed,
 )
 
+from sdk_trio.storage.records import DeliveryState
+
 
 async def works(event):
     """A handler without effect."""
 
 
 async def still_serves(app):
-    """A fresh connection is answered, and what came before has left no task behind."""
+    """A fresh connection is answered, and has ended when this returns."""
     assert (await exchange(app, delivery_request(signed()))).status == 200
+    await trio.testing.wait_all_tasks_blocked(0.02)
 
 
 def task_count():
@@ -104,16 +107,62 @@ UPGRADES = {
 
 
 @pytest.mark.parametrize("name", UPGRADES)
-async def test_another_protocol_on_the_port_ends_its_own_connection_at_worst(name):
+async def test_a_change_to_another_protocol_is_passed_over(name):
+    """As RFC 9110, 7.8, allows: the request is answered in HTTP/1.1, the rest is no request."""
     async with serving(registry(works)) as app:
         await still_serves(app)
         before = task_count()
         with await RawWire.connect(app.url) as wire:
             await wire.send_what_is_taken(UPGRADES[name])
-            with trio.move_on_after(0.1):
-                await wire.rest()
+            expected = 404 if UPGRADES[name].startswith(b"PRI * ") else 405
+            assert (await wire.answer()).status == expected
         await still_serves(app)
         await becomes(task_count, before)
+
+
+async def test_a_fault_of_the_server_itself_ends_one_connection(monkeypatch, caplog):
+    from sdk_trio.runtime import server
+
+    async with serving(registry(works)) as app:
+        with monkeypatch.context() as patch, await RawWire.connect(app.url) as wire:
+            patch.setattr(server._Http1, "_create_stream", lambda *_: 1 / 0)
+            await wire.send(request())
+            assert await wire.rest() == b""
+        await still_serves(app)
+        assert "server.connection_failed" in caplog.text
+
+
+async def test_a_client_that_closes_its_side_is_still_answered_and_then_let_go():
+    async with serving(registry(works)) as app:
+        with await RawWire.connect(app.url) as wire:
+            await wire.send(delivery_request(signed()))
+            await wire.end_of_sending()
+            assert (await wire.answer()).status == 200
+            assert await wire.rest() == b""
+
+
+@pytest.mark.parametrize("farewell", ["reset", "close"])
+async def test_a_client_that_vanishes_mid_handler_leaves_no_connection_behind(farewell):
+    started, gate = trio.Event(), trio.Event()
+
+    async def handler(event):
+        if event.webhook_id == "slow":
+            started.set()
+            await gate.wait()
+
+    async with serving(registry(handler)) as app:
+        await still_serves(app)
+        before = task_count()
+        with await RawWire.connect(app.url) as wire:
+            await wire.send(delivery_request(signed(webhook_id="slow")))
+            await started.wait()
+            if farewell == "reset":
+                wire.reset_at_close()
+        await trio.sleep(0.05)
+        gate.set()
+        await app.settle()
+        await becomes(task_count, before)
+        assert (await app.store.get("slow")).state is DeliveryState.DONE
 
 
 async def test_two_lengths_of_one_body_are_refused_and_the_connection_closed():

@@ -251,7 +251,7 @@ async def test_what_the_drain_did_not_finish_is_reported_with_ids(store, caplog)
             runtime.shut_down("test")
             before = trio.current_time()
         # The timeout, and a little for the machine.
-        assert 0.15 < trio.current_time() - before < 1.5
+        assert 0.15 < trio.current_time() - before < 3
     report = runtime.report
     in_memory = store["Storage__Backend"] == "Memory"
     assert report.drained == 0
@@ -285,7 +285,7 @@ async def test_cancelled_surroundings_drain_within_the_timeout_and_no_later(stor
                 gate.set()
                 before = trio.current_time()
         assert surroundings.cancelled_caught
-        assert 0.3 < trio.current_time() - before < 1.5
+        assert 0.3 < trio.current_time() - before < 3
     assert sorted(handled) == ["a", "b"]
     assert runtime.report.drained == 2
     assert runtime.report.ids == ("stuck",)

@@ -1,5 +1,7 @@
 """A running receiver, and requests to it byte for byte or as ASGI messages."""
 
+import socket
+import struct
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -92,6 +94,10 @@ class RawWire(Wire):
     async def end_of_sending(self) -> None:
         with suppress(trio.BrokenResourceError):
             await self._stream.send_eof()
+
+    def reset_at_close(self) -> None:
+        """Let the end be a reset instead of an orderly close."""
+        self._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     async def send_what_is_taken(self, data: bytes) -> None:
         """Send until everything is sent, or the receiver has closed."""

@@ -1,0 +1,304 @@
+"""The test kit as its users see it: in a project of their own, in pytest, and without it."""
+
+import time
+
+import pytest
+import trio
+from support.deliveries import SECRET
+
+from sdk_trio.errors import RetryLater
+from sdk_trio.events import OrderPaidEvent
+from sdk_trio.events.samples import UnknownEventTypeError
+from sdk_trio.storage.records import DeliveryState
+from sdk_trio.testing import (
+    application,
+    running_app,
+    sample_types,
+    settings_for_tests,
+    sign_delivery,
+)
+from sdk_trio.webhooks import HandlerRegistry
+from sdk_trio.webhooks.sender import DeliveryFailedError, post
+from sdk_trio.webhooks.signature import Keyring
+from sdk_trio.webhooks.verdict import Accepted, Delivery, judge
+
+pytest_plugins = ["pytester"]
+
+APPLICATION = """
+import sdk_trio
+from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent, RefundUpdatedEvent
+
+handlers = sdk_trio.HandlerRegistry()
+granted = []
+
+@handlers.on(OrderPaidEvent)
+async def grant(event):
+    granted.append(event.data.customer.email)
+
+@handlers.on(OrderCreatedEvent, enqueue=True)
+async def remember(event):
+    granted.append(event.webhook_id)
+
+@handlers.on(RefundUpdatedEvent)
+async def refuse(event):
+    raise RuntimeError("no refunds")
+"""
+
+CONFTEST = """
+import pytest
+import application
+
+@pytest.fixture
+def sdk_handlers():
+    application.granted.clear()
+    return application.handlers
+"""
+
+
+@pytest.fixture
+def project(pytester):
+    """A user's project with an application and a conftest; returns how to run its tests."""
+    pytester.makeini("[pytest]\ntrio_mode = true\npythonpath = .\nfilterwarnings = error\n")
+    pytester.makepyfile(application=APPLICATION)
+    pytester.makeconftest(CONFTEST)
+
+    def run(tests, **outcomes):
+        pytester.makepyfile(test_application=tests)
+        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=60)
+        result.assert_outcomes(**outcomes)
+        return result
+
+    return run
+
+
+def test_the_fixtures_are_there_and_deliver_for_real(project):
+    project(
+        """
+        import application
+        from sdk_trio.events import OrderCreatedEvent
+        from sdk_trio.storage.records import DeliveryState
+
+        async def test_paid_order_grants_access(deliver):
+            delivered = await deliver("order.paid", {"customer": {"email": "ada@example.com"}})
+            assert delivered.status == 200
+            assert application.granted == ["ada@example.com"]
+
+        async def test_twice_delivered_is_once_granted(deliver):
+            for _ in range(2):
+                assert (await deliver("order.paid", webhook_id="msg_1")).status == 200
+            assert len(application.granted) == 1
+
+        async def test_enqueued_work_has_ended_when_deliver_returns(sdk_app, deliver):
+            delivered = await deliver(OrderCreatedEvent, webhook_id="msg_2")
+            assert delivered.state is DeliveryState.DONE
+            assert application.granted == ["msg_2"]
+            assert sdk_app.runtime.ready
+
+        async def test_failure_is_told(deliver):
+            delivered = await deliver("refund.updated")
+            assert (delivered.status, delivered.error) == (500, "RuntimeError: no refunds")
+
+        async def test_type_without_handler_is_parked(deliver):
+            assert (await deliver("product.created")).state is DeliveryState.PARKED
+
+        async def test_forged_delivery_is_rejected(sdk_app, deliver):
+            import attrs
+            forged = attrs.evolve(sdk_app.sign("order.paid"), signature="v1,AAAA")
+            delivered = await deliver(forged)
+            assert (delivered.status, delivered.record) == (400, None)
+        """,
+        passed=6,
+    )
+
+
+def test_settings_can_be_overridden(project):
+    project(
+        """
+        import pytest
+        from sdk_trio.testing import settings_for_tests
+
+        @pytest.fixture
+        def sdk_settings(tmp_path):
+            return settings_for_tests({
+                "Storage:Backend": "Sqlite",
+                "Storage:Path": str(tmp_path / "data"),
+                "Webhooks:Path": "/elsewhere",
+            })
+
+        async def test_it(sdk_app, deliver, tmp_path):
+            assert sdk_app.url.endswith("/elsewhere")
+            assert (await deliver("order.paid")).status == 200
+            assert list((tmp_path / "data").iterdir())
+        """,
+        passed=1,
+    )
+
+
+def test_a_failing_test_fails_soon_and_shows_its_own_assertion(project):
+    before = time.monotonic()
+    result = project(
+        """
+        import pytest, trio, sdk_trio
+        from sdk_trio.events import OrderPaidEvent
+
+        @pytest.fixture
+        def sdk_handlers():
+            handlers = sdk_trio.HandlerRegistry()
+
+            @handlers.on(OrderPaidEvent, enqueue=True)
+            async def hang(event):
+                await trio.sleep_forever()
+
+            return handlers
+
+        async def test_it(deliver):
+            delivered = await deliver("order.paid", settle=False)
+            assert delivered.status == 201
+        """,
+        failed=1,
+    )
+    result.stdout.fnmatch_lines(["*assert 200 == 201*"])
+    # The handler that hangs is given up after the drain timeout of settings_for_tests.
+    assert time.monotonic() - before < 8
+
+
+def test_a_project_that_uses_none_of_it_does_not_pay_for_it(project, pytester):
+    pytester.makeconftest("")
+    project(
+        """
+        import sys
+
+        def test_it():
+            loaded = {name.partition(".")[0] for name in sys.modules}
+            assert "sdk_trio" in loaded
+            assert not loaded & {"hypercorn", "httpx", "apsw", "structlog", "msgspec"}
+        """,
+        passed=1,
+    )
+
+
+def test_without_trio_mode_the_marker_serves(project, pytester):
+    pytester.makeini("[pytest]\npythonpath = .\nfilterwarnings = error\n")
+    project(
+        """
+        import pytest
+
+        @pytest.mark.trio
+        async def test_it(deliver):
+            assert (await deliver("order.paid")).status == 200
+        """,
+        passed=1,
+    )
+
+
+# -- without pytest's fixtures ----------------------------------------------------------------
+
+
+def registry(function, **options):
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, function, **options)
+    return handlers
+
+
+async def works(event):
+    """A handler without effect."""
+
+
+def test_it_works_without_pytest():
+    async def main():
+        async with running_app(registry(works)) as app:
+            return await app.deliver("order.paid")
+
+    delivered = trio.run(main)
+    assert (delivered.status, delivered.body) == (200, b"{}")
+    assert delivered.state is DeliveryState.DONE
+
+
+async def test_an_event_that_waits_for_its_retry_counts_as_settled():
+    async def handler(event):
+        raise RetryLater(600, "not today")
+
+    with trio.fail_after(10):
+        async with running_app(registry(handler, enqueue=True)) as app:
+            delivered = await app.deliver("order.paid")
+            assert delivered.state is DeliveryState.RETRYING
+            assert "not today" in delivered.error
+            await app.settle()
+
+
+async def test_what_does_not_settle_is_an_error_after_a_while(monkeypatch):
+    monkeypatch.setattr(application, "SETTLE_SECONDS", 0.1)
+
+    async def handler(event):
+        await trio.sleep_forever()
+
+    with trio.fail_after(10):
+        settings = settings_for_tests({"Webhooks:GracefulDrainTimeoutSeconds": 0.1})
+        async with running_app(registry(handler, enqueue=True), settings) as app:
+            with pytest.raises(trio.TooSlowError):
+                await app.deliver("order.paid")
+            with pytest.raises(trio.TooSlowError):
+                await app.settle()
+
+
+async def test_an_error_in_the_block_does_not_wait_for_handlers():
+    async def handler(event):
+        await trio.sleep_forever()
+
+    before = trio.current_time()
+    with trio.fail_after(10):
+        try:
+            async with running_app(registry(handler, enqueue=True)) as app:
+                await app.deliver("order.paid", settle=False)
+                raise ZeroDivisionError
+        except* ZeroDivisionError:
+            pass
+    assert trio.current_time() - before < 2
+
+
+async def test_each_app_has_a_secret_and_a_port_of_its_own():
+    with trio.fail_after(10):
+        async with running_app(registry(works)) as one, running_app(registry(works)) as two:
+            assert one.url != two.url
+            assert (await two.deliver(two.sign("order.paid"))).status == 200
+            assert (await two.deliver(one.sign("order.paid"))).status == 400
+
+
+async def test_a_receiver_that_is_gone_is_a_clear_error():
+    with trio.fail_after(10):
+        async with running_app(registry(works)) as app:
+            url, signed = app.url, app.sign("order.paid")
+        with pytest.raises(DeliveryFailedError, match="Is the receiver running there"):
+            await post(url, signed)
+
+
+@pytest.mark.parametrize("event_type", sample_types())
+def test_every_sample_is_signed_as_a_receiver_wants_it(event_type):
+    delivery = sign_delivery(event_type, secret=SECRET, timestamp=1_700_000_000)
+    headers = [(name.encode(), value.encode()) for name, value in delivery.headers.items()]
+    webhooks = settings_for_tests({"Webhooks:Secret": SECRET}).webhooks
+    keyring = Keyring.from_secrets(webhooks.all_secrets, webhooks.key_derivation)
+    verdict = judge(Delivery(headers, delivery.body, 1_700_000_000.0), keyring, tolerance_seconds=0)
+    assert isinstance(verdict, Accepted)
+    assert verdict.webhook_id == delivery.webhook_id
+
+
+def test_deliveries_differ_unless_they_are_asked_not_to():
+    one, two = (sign_delivery("order.paid", secret=SECRET) for _ in range(2))
+    assert one.webhook_id != two.webhook_id
+    same = [
+        sign_delivery("order.paid", {"id": "x"}, secret=SECRET, webhook_id="a", timestamp=1)
+        for _ in range(2)
+    ]
+    assert same[0] == same[1]
+    assert abs(one.timestamp - time.time()) < 5
+
+
+def test_what_cannot_be_signed_says_why():
+    with pytest.raises(UnknownEventTypeError, match=r"order\.paid"):
+        sign_delivery("order.payed", secret=SECRET)
+    with pytest.raises(ValueError, match="event type"):
+        sign_delivery(b"{}", {"id": 1}, secret=SECRET)
+    for wrong in ({"webhook_id": "a.b"}, {"webhook_id": ""}, {"timestamp": -1}):
+        with pytest.raises(ValueError, match=r"."):
+            sign_delivery("order.paid", **{"secret": SECRET, **wrong})
