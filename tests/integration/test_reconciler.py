@@ -9,10 +9,11 @@ from support.scripted_upstream import full_stack, scripted_upstream
 
 import sdk_trio
 from sdk_trio.events import OrderPaidEvent
-from sdk_trio.runtime.reconciler import Reconciler
+from sdk_trio.runtime.reconciler import ASK_SECONDS, Reconciler
 from sdk_trio.runtime.reconciliation import (
     CHECKPOINT_NAME,
     FIRST_WAIT_SECONDS,
+    Asked,
     Checkpoint,
     UnknownEndpointError,
 )
@@ -28,16 +29,15 @@ class Here:
         self.runtime = runtime
         self.handled = handled
         self.inbox = runtime.receiver.store
-        self.now = None
 
-    def reconciler(self, *, ahead=0.0):
+    def reconciler(self, *, ahead=0.0, ask_seconds=0.0):
         """A new one, as after a restart, whose clock is ``ahead`` seconds from now."""
         return Reconciler(
             self.runtime.client,
             self.inbox,
             self.runtime.settings,
             clock=lambda: time.time() + ahead,
-            ask_seconds=0,
+            ask_seconds=ask_seconds,
         )
 
     async def reconcile(self, *, ahead=0.0):
@@ -266,3 +266,64 @@ async def test_an_unreadable_checkpoint_is_replaced(caplog):
         await place.reconcile()
         assert place.handled == ["evt_1"]
     assert "reconciliation.checkpoint_unreadable" in caplog.text
+
+
+async def test_a_delivery_that_is_listed_late_is_found_behind_the_checkpoint():
+    async with here() as place:
+        await place.reconcile()
+        place.upstream.missed("evt_late", ago=300)
+        await place.reconcile()
+        assert place.handled == ["evt_late"]
+
+
+async def test_what_never_arrived_within_the_lookback_is_given_up_and_said(caplog):
+    async with here() as place:
+        long_ago = time.time() - 25 * HOUR
+        asked = {"evt_never": Asked(7, long_ago), "evt_young": Asked(1, time.time() - HOUR)}
+        checkpoint = Checkpoint(long_ago, time.time() - HOUR, asked)
+        await place.inbox.write_checkpoint(CHECKPOINT_NAME, checkpoint.as_text())
+        await place.reconcile()
+        assert set((await place.checkpoint()).asked) == {"evt_young"}
+    assert "reconciliation.abandoned webhook_id='evt_never' asked=7" in caplog.text
+
+
+async def test_a_request_is_repeated_because_a_second_delivery_does_no_harm():
+    async with here(MaxRetries=1) as place:
+        place.upstream.missed("evt_1", ago=HOUR)
+        failures = [500]
+        place.upstream.fails = lambda method, path: (
+            failures.pop() if method == "POST" and failures else None
+        )
+        await place.reconcile()
+        assert place.handled == ["evt_1"]
+
+
+async def test_requests_are_apart():
+    async with here() as place:
+        place.upstream.missed("evt_1", "evt_2", "evt_3", ago=HOUR)
+        began = trio.current_time()
+        await place.reconciler(ask_seconds=0.1).reconcile()
+        assert trio.current_time() - began >= 0.3
+        await place.arrived()
+
+
+async def test_nothing_is_asked_for_during_a_drain():
+    begun, go_on = trio.Event(), trio.Event()
+    handlers = sdk_trio.HandlerRegistry()
+
+    @handlers.on(OrderPaidEvent, enqueue=True)
+    async def handle(event):
+        begun.set()
+        await go_on.wait()
+
+    async with scripted_upstream() as upstream, trio.open_nursery() as nursery:
+        upstream.missed("evt_1", "evt_2", "evt_3", ago=HOUR)
+        settings = full_stack(upstream, Webhooks__Reconciliation__Enabled=True)
+        runtime = sdk_trio.Runtime(settings, handlers)
+        started = await nursery.start(runtime.run)
+        upstream.target = f"{started.webhook_url}/hooks/sdk"
+        await begun.wait()
+        runtime.shut_down("the test ended")
+        await trio.sleep(1.2 * ASK_SECONDS)
+        assert upstream.asked == ["evt_1"]
+        go_on.set()
