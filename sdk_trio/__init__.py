@@ -9,6 +9,27 @@ from typing import TYPE_CHECKING
 from .lazily import importing
 
 if TYPE_CHECKING:
+    from .client.client import Client
+    from .client.errors import (
+        ApiError,
+        AttemptTimeoutError,
+        AuthenticationError,
+        BadRequestError,
+        CallError,
+        CircuitOpenError,
+        ConflictError,
+        ConnectionFailedError,
+        DeadlineExceededError,
+        NotFoundError,
+        OutcomeUnknownError,
+        PermissionDeniedError,
+        RateLimitedError,
+        ServerError,
+        UnprocessableEntityError,
+    )
+    from .client.records import Record
+    from .client.request import CallOptions
+    from .client.sender import UnexpectedAnswerError
     from .config import Secret, Settings, load_settings
     from .errors import (
         HandlerRegistrationError,
@@ -30,10 +51,13 @@ if TYPE_CHECKING:
     from .webhooks import (
         DrainReport,
         HandlerRegistry,
-        Services,
         WebhookHandlerBase,
         WebhookReceiver,
     )
+    from .webhooks import Services as _Services
+
+    # For annotations: the services of whoever has the client of this package (docs/adr/0006).
+    Services = _Services[Client]
 
 __version__ = "0.1.0"
 
@@ -47,6 +71,10 @@ __all__ = [
     "RetryLater",
     "Services",
     "WebhookHandlerBase",
+    # the client
+    "CallOptions",
+    "Client",
+    "Record",
     # running
     "DrainReport",
     "Runtime",
@@ -67,10 +95,51 @@ __all__ = [
     "StoreUnavailableError",
     "StoreVersionError",
     "VerificationError",
+    # errors of the client
+    "ApiError",
+    "AttemptTimeoutError",
+    "AuthenticationError",
+    "BadRequestError",
+    "CallError",
+    "CircuitOpenError",
+    "ConflictError",
+    "ConnectionFailedError",
+    "DeadlineExceededError",
+    "NotFoundError",
+    "OutcomeUnknownError",
+    "PermissionDeniedError",
+    "RateLimitedError",
+    "ServerError",
+    "UnexpectedAnswerError",
+    "UnprocessableEntityError",
 ]
 
 _HOMES = {
     **dict.fromkeys(__all__, "errors"),
+    "CallOptions": "client.request",
+    "Client": "client.client",
+    "Record": "client.records",
+    "UnexpectedAnswerError": "client.sender",
+    **dict.fromkeys(
+        (
+            "ApiError",
+            "AttemptTimeoutError",
+            "AuthenticationError",
+            "BadRequestError",
+            "CallError",
+            "CircuitOpenError",
+            "ConflictError",
+            "ConnectionFailedError",
+            "DeadlineExceededError",
+            "NotFoundError",
+            "OutcomeUnknownError",
+            "PermissionDeniedError",
+            "RateLimitedError",
+            "ServerError",
+            "UnprocessableEntityError",
+        ),
+        "client.errors",
+    ),
     **dict.fromkeys(("Secret", "Settings", "load_settings"), "config"),
     **dict.fromkeys(("HandlerRegistry", "WebhookHandlerBase"), "webhooks.registry"),
     **dict.fromkeys(("DrainReport", "WebhookReceiver"), "webhooks.app"),

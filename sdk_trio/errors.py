@@ -14,7 +14,9 @@
     │   └── StoreVersionError           the store was written by another version
     ├── VerificationError               a delivery is not authentic
     ├── DeliveryDecodingError           a verified body is no event
-    ├── NotRunningError                 a receiver was called before it was started
+    ├── NotRunningError                 a part was used before its start, or is not part of the run
+    ├── CallError                       a call to the upstream API; its subtree (ApiError by status,
+    │                                   OutcomeUnknownError, ...) is drawn in client/errors.py
     └── RetryLater                      raised *by handlers* to ask for a later attempt
 
 Every class carries ``exit_code``, the exit status of a command that ends with it
@@ -125,7 +127,7 @@ class DeliveryDecodingError(SdkError):
 
 
 class NotRunningError(SdkError):
-    """A receiver or runtime was used before it was started, or after it had ended."""
+    """A part was used before its start or after its end, or is no part of this run."""
 
 
 class RetryLater(SdkError):  # noqa: N818 - reads as an instruction where a handler raises it

@@ -21,13 +21,15 @@ _MOMENT_HELP = "ISO 8601, or a time ago such as 15m, 2h, 3d"
 class Command:
     """One command: ``words`` choose it, ``target`` is ``module:function`` inside this package.
 
-    The function takes the parsed arguments and returns the exit status.
+    The function takes the parsed arguments and returns the exit status. With ``takes_fields``,
+    options that nobody declared are no error but the list ``fields`` of the arguments.
     """
 
     words: str
     summary: str
     target: str
     add_arguments: Callable[[ArgumentParser], None]
+    takes_fields: bool = False
 
 
 def _run(parser: ArgumentParser) -> None:
@@ -112,6 +114,34 @@ def _events_trigger(parser: ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _events_reconcile(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--since", metavar="T", required=True, help=f"what was sent since: {_MOMENT_HELP}"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what would be asked for")
+    _add_format(parser)
+
+
+def _call(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "operation",
+        metavar="WORD",
+        nargs="*",
+        help="resource, operation and the values of its path, such as: orders get ID; then "
+        "--name value for each field",
+    )
+    parser.add_argument("--list", action="store_true", help="list the operations with these words")
+    parser.add_argument("--limit", metavar="N", help="of a list: this many records (default 20)")
+    parser.add_argument("--all", action="store_true", help="of a list: every record")
+    parser.add_argument(
+        "--data", metavar="JSON", help="the body, or the query of a GET; - reads standard input"
+    )
+    parser.add_argument("--raw", action="store_true", help="print the answer's bytes as they came")
+    parser.add_argument(
+        "--format", choices=("table", "json"), default="table", help="of --list (default table)"
+    )
+
+
 def _events_tail(parser: ArgumentParser) -> None:
     parser.add_argument("--type", metavar="T", help="only this event type")
     _add_format(parser)
@@ -185,7 +215,14 @@ COMMANDS = (
     Command("events show", "show one event", "events:show_event", _events_show),
     Command("events replay", "run dead or parked events again", "replayer:replay", _events_replay),
     Command("events trigger", "send a signed sample", "trigger:trigger", _events_trigger),
+    Command(
+        "events reconcile",
+        "ask the upstream for what was missed",
+        "reconcile:reconcile",
+        _events_reconcile,
+    ),
     Command("events tail", "print changes as they happen", "tailer:tail", _events_tail),
+    Command("call", "call the upstream API", "call:call", _call, takes_fields=True),
     Command("sign", "sign a body as the upstream would", "signing:sign_file", _sign),
     Command("verify", "say whether a delivery is authentic", "verifier:verify_file", _verify),
     Command("secrets new", "make a webhook secret", "signing:new_secrets", _secrets_new),

@@ -36,7 +36,8 @@ def run(arguments: Namespace) -> int:
     settings = loaded.require()
     begin_logs(loaded)
     handlers = import_registry(arguments.app) if arguments.app else None
-    return serve(Runtime(settings, handlers), lambda started: announcement(settings, started))
+    runtime = Runtime(settings, handlers, standalone=arguments.standalone)
+    return serve(runtime, lambda started: announcement(settings, started))
 
 
 def begin_logs(loaded: Loaded) -> None:

@@ -36,7 +36,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         SystemExit: ``--help`` or ``--version``, after printing.
     """
     check_words(arguments, [command.words for command in COMMANDS])
-    return build_parser().parse_args(arguments)
+    parser = build_parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if rest and not parsed.takes_fields:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    parsed.fields = rest
+    return parsed
 
 
 def build_parser() -> Parser:
@@ -62,7 +67,9 @@ def build_parser() -> Parser:
         )
         command.add_arguments(chosen)
         _add_settings(chosen)
-        chosen.set_defaults(target=command.target, words=command.words)
+        chosen.set_defaults(
+            target=command.target, words=command.words, takes_fields=command.takes_fields
+        )
     return parser
 
 

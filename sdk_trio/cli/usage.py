@@ -9,8 +9,6 @@ from ..errors import EXIT_USAGE, SdkError
 NOT_IN_THIS_VERSION = frozenset(
     {
         "doctor",
-        "call",
-        "events reconcile",
         "listen",
         "tenant",
         "upgrade",

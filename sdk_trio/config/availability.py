@@ -27,13 +27,6 @@ def missing_parts(settings: Settings) -> list[Problem]:
             "1",
         ),
         (settings.relay.enabled, ("Relay", "Enabled"), "the relay", "false"),
-        (
-            settings.webhooks.reconciliation.enabled,
-            ("Webhooks", "Reconciliation", "Enabled"),
-            "reconciliation",
-            "false",
-        ),
-        (settings.connection.enable_http3, ("Connection", "EnableHttp3"), "HTTP/3", "false"),
         (settings.multi_tenant.enabled, ("MultiTenant", "Enabled"), "tenants", "false"),
         (
             replication.use_replication,

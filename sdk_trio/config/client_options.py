@@ -30,6 +30,24 @@ class UpstreamOptions:
             required=True,
         ),
     )
+    honours_idempotency_keys: bool = attrs.field(
+        default=False,
+        metadata=about(
+            "The upstream executes one write only for each idempotency key, so writes whose answer "
+            "was lost are repeated like reads.",
+            "ours",
+        ),
+    )
+    requests_per_minute: int | None = attrs.field(
+        default=None,
+        metadata=about(
+            "Rate that the client holds its attempts to.",
+            "ours",
+            minimum=1,
+            unit="per minute",
+            default_note="only what the upstream's answers ask for",
+        ),
+    )
 
 
 @attrs.frozen(kw_only=True)

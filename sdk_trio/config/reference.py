@@ -148,11 +148,6 @@ def _missing() -> str:
         storage=attrs.evolve(settings.storage, backend=StorageBackend.POSTGRES),
         server=attrs.evolve(settings.server, processes=2),
         relay=attrs.evolve(settings.relay, enabled=True),
-        connection=attrs.evolve(settings.connection, enable_http3=True),
-        webhooks=attrs.evolve(
-            settings.webhooks,
-            reconciliation=attrs.evolve(settings.webhooks.reconciliation, enabled=True),
-        ),
         multi_tenant=attrs.evolve(
             settings.multi_tenant,
             enabled=True,

@@ -26,6 +26,13 @@ WEBHOOK_SECRET = full_key(("Webhooks", "Secret"))
 USUAL_ENVIRONMENTS = ("Production", "Staging", "Development")
 
 
+RECONCILIATION_NEEDS_CLIENT = Problem(
+    full_key(("Webhooks", "Reconciliation", "Enabled")),
+    "needs the client, and standalone is the receiver alone: set it to false, or run the full "
+    "stack with an AccessToken",
+)
+
+
 @attrs.frozen
 class Findings:
     """What is wrong (``problems``) and what is merely odd (``warnings``)."""
@@ -55,6 +62,7 @@ def check(
     secret_findings = _webhook_secrets(settings, receiver=receiver, invalid=invalid)
     problems += secret_findings.problems
     problems += _queue_and_servers(settings)
+    problems += _reconciliation(settings, standalone=standalone)
     problems += _replication(settings)
     problems += _notifications(settings)
     warnings = [*_version(settings, ApiVersionStrictness.WARN), *secret_findings.warnings]
@@ -213,6 +221,26 @@ def _queue_and_servers(settings: Settings) -> Iterator[Problem]:
         first = taken.setdefault(address.casefold(), key)
         if first != key and not address.endswith(":0"):
             yield Problem(key, f"is the same address as {first}: choose another one")
+
+
+def _reconciliation(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
+    options = settings.webhooks.reconciliation
+    if not options.enabled:
+        return
+    if standalone:
+        yield RECONCILIATION_NEEDS_CLIENT
+    if options.max_lookback_hours > settings.webhooks.dedup_retention_hours:
+        # An id that the inbox has forgotten would be asked for, and its handler run again.
+        yield Problem(
+            full_key(("Webhooks", "Reconciliation", "MaxLookbackHours")),
+            f"must be at most DedupRetentionHours ({settings.webhooks.dedup_retention_hours})",
+        )
+    if options.max_lookback_hours > settings.webhooks.payload_retention_days * 24:
+        yield Problem(
+            full_key(("Webhooks", "Reconciliation", "MaxLookbackHours")),
+            "must be at most PayloadRetentionDays, after which parked events are forgotten "
+            f"({settings.webhooks.payload_retention_days * 24} hours)",
+        )
 
 
 def _replication(settings: Settings) -> Iterator[Problem]:

@@ -65,7 +65,19 @@ class ReconciliationOptions:
     max_lookback_hours: int = attrs.field(
         default=24,
         metadata=about(
-            "How far back a pass looks.", "contracts 2", minimum=1, maximum=8760, unit="hours"
+            "How far back a pass looks; at most DedupRetentionHours and PayloadRetentionDays.",
+            "contracts 2",
+            minimum=1,
+            maximum=8760,
+            unit="hours",
+        ),
+    )
+    endpoint_ids: tuple[str, ...] = attrs.field(
+        default=(),
+        metadata=about(
+            "The upstream's ids of the webhook endpoints that lead here; when empty, the only "
+            "endpoint there is, or the only one whose URL ends in Path.",
+            "ours",
         ),
     )
 

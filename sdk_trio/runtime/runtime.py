@@ -8,16 +8,23 @@ so that no drain lasts longer than ``GracefulDrainTimeoutSeconds`` (spec 4.2 and
 
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from ..config import Settings, missing_parts
-from ..errors import NotInThisVersionError, NotRunningError
+from ..config.rules import RECONCILIATION_NEEDS_CLIENT
+from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError
 from ..logs import get_logger
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
+from .client_samples import Sample, sample_client
 from .routes import Routes
 from .server import Server
+
+if TYPE_CHECKING:
+    from ..client.client import Client
 
 _log = get_logger("runtime")
 
@@ -36,15 +43,20 @@ class Started:
 
 
 class Runtime:
-    """Everything in one nursery: receiver, inbox, queue and workers (contracts 1).
+    """Everything in one nursery: client, receiver, inbox, queue and workers (contracts 1).
 
     Args:
         settings: validated settings of :func:`sdk_trio.load_settings`.
         handlers: which handler runs for which event type; None: every event is parked.
+        client: a client to use, not open yet, such as one with a transport of your own; None: the
+            runtime makes one of the settings. It opens and closes either.
+        standalone: run without a client (spec 1.6); None: when there is neither an access token
+            nor a ``client``.
         clock: returns Unix seconds.
 
     Raises:
         NotInThisVersionError: the settings ask for a part that this version does not contain.
+        OptionsValidationError: they ask for what needs a client, or an extra, that is not there.
         MissingHandlersError: ``FailOnMissingHandlers`` is true and a known type has no handler.
 
     It runs once; make another one to run again. No signal handler is installed.
@@ -55,19 +67,32 @@ class Runtime:
         settings: Settings,
         handlers: HandlerRegistry | None = None,
         *,
+        client: "Client | None" = None,
+        standalone: bool | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         problems = missing_parts(settings)
         if problems:
             raise NotInThisVersionError(problems)
         self.settings = settings
-        self.receiver = WebhookReceiver(settings, handlers or HandlerRegistry(), clock=clock)
+        if standalone is None:
+            standalone = client is None and settings.access_token is None
+        self._client = None if standalone else client or _make_client(settings)
+        self._reconciles = settings.webhooks.reconciliation.enabled
+        if self._reconciles and self._client is None:
+            raise OptionsValidationError([RECONCILIATION_NEEDS_CLIENT])
+        self.receiver = WebhookReceiver(
+            settings, handlers or HandlerRegistry(), client=self._client, clock=clock
+        )
+        self._clock = clock
         self.started: Started | None = None
         self._reason = "the surrounding scope ended"
         self._stop_wanted = trio.Event()
         self._drain_begun = trio.Event()
         self._scope = trio.CancelScope()
+        self._reconciling = trio.CancelScope()
         self._used = False
+        self._served = False
 
     @property
     def report(self) -> DrainReport | None:
@@ -78,6 +103,26 @@ class Runtime:
     def ready(self) -> bool:
         """Whether deliveries are accepted."""
         return self.receiver.ready
+
+    @property
+    def client(self) -> "Client":
+        """The client of the upstream API: open while the runtime runs, readable afterwards.
+
+        ``client.counters`` are its totals, ``client.breaker`` can be read and set by hand.
+
+        Raises:
+            NotRunningError: the runtime is standalone.
+        """
+        if self._client is None:
+            raise NotRunningError("this runtime is standalone: it has no client")
+        return self._client
+
+    @property
+    def client_samples(self) -> tuple[Sample, ...]:
+        """The client's metrics (contracts 10); none before the start, nor in standalone mode."""
+        if self._client is None or self.started is None:
+            return ()
+        return sample_client(self._client.counters, self._client.breaker.state)
 
     def shut_down(self, reason: str) -> None:
         """Begin a graceful stop: accept nothing new, drain, end. A second call does nothing."""
@@ -130,7 +175,9 @@ class Runtime:
             self.receiver.stop_accepting()
             _log.info("runtime.draining", reason=self._reason, queued=self.receiver.queue_depth)
 
-    async def _serve(self, *, task_status: trio.TaskStatus[Started]) -> None:
+    async def _serve(  # noqa: ASYNC128 - _run_parts calls it
+        self, *, task_status: trio.TaskStatus[Started]
+    ) -> None:
         settings = self.settings
         routes = Routes(settings, self.receiver)
         server = Server(
@@ -141,25 +188,43 @@ class Runtime:
             cert_file=settings.server.cert_file,
             key_file=settings.server.key_file,
         )
-        started: Started | None = None
         with self._scope:
-            async with trio.open_nursery() as parts:
-                await parts.start(self.receiver.run)
-                started = Started(receiver=await parts.start(server.run))
-                routes.started(started.receiver[0])
-                _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
-                # From here on, only the drain's deadline or force() ends the parts.
-                self._scope.shield = True
-                task_status.started(started)
-                # hypercorn returns without being asked when it swallows KeyboardInterrupt.
-                parts.start_soon(_call_after, server.ended, self.shut_down, "the server ended")
-                await self._drain_begun.wait()
-                server.stop()
-                await server.ended.wait()
-                await self.receiver.drain()
-                parts.cancel_scope.cancel()
-        if started is None:
+            async with AsyncExitStack() as stack:
+                if self._client is not None:
+                    # Opened first and closed last: handlers use it until the drain has ended.
+                    await stack.enter_async_context(self._client)
+                await self._run_parts(server, routes, task_status=task_status)
+        if not self._served:
             raise NotRunningError("the runtime was stopped by force before it had started")
+
+    async def _run_parts(
+        self, server: Server, routes: Routes, *, task_status: trio.TaskStatus[Started]
+    ) -> None:
+        async with trio.open_nursery() as parts:
+            await parts.start(self.receiver.run)
+            started = Started(receiver=await parts.start(server.run))
+            routes.started(started.receiver[0])
+            _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
+            # From here on, only the drain's deadline or force() ends the parts.
+            self._scope.shield = self._served = True
+            task_status.started(started)
+            # hypercorn returns without being asked when it swallows KeyboardInterrupt.
+            parts.start_soon(_call_after, server.ended, self.shut_down, "the server ended")
+            if self._reconciles:
+                parts.start_soon(self._reconcile)
+            await self._drain_begun.wait()
+            self._reconciling.cancel()
+            server.stop()
+            await server.ended.wait()
+            await self.receiver.drain()
+            parts.cancel_scope.cancel()
+
+    async def _reconcile(self) -> None:
+        from .reconciler import Reconciler  # loads the client, which is optional
+
+        reconciler = Reconciler(self.client, self.receiver.store, self.settings, clock=self._clock)
+        with self._reconciling:
+            await reconciler.run()
 
     def _log_end(self) -> None:
         report = self.report
@@ -173,6 +238,13 @@ class Runtime:
             lost=report.lost,
             ids=report.ids,
         )
+
+
+def _make_client(settings: Settings) -> "Client":
+    # Imported here, so that a standalone receiver does not load httpx and the client.
+    from ..client.client import Client
+
+    return Client(settings)
 
 
 async def _call_after(event: trio.Event, call: Callable[[str], None], argument: str) -> None:

@@ -27,6 +27,7 @@ class Deliveries:
     by_sequence: dict[int, Row] = attrs.Factory(dict)
     unfinished: dict[int, Row] = attrs.Factory(dict)
     parked: dict[int, Row] = attrs.Factory(dict)
+    checkpoints: dict[str, str] = attrs.Factory(dict)
     states: Counter[DeliveryState] = attrs.Factory(Counter)
     # Sequences of the unfinished ordered deliveries of each subject.
     _lines: dict[str, set[int]] = attrs.Factory(dict)

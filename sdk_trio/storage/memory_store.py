@@ -342,6 +342,11 @@ class MemoryInbox:
         row = self._rows.by_id.get(webhook_id)
         return None if row is None else row.record
 
+    async def known(self, webhook_ids: Sequence[str]) -> frozenset[str]:
+        """See :meth:`.ports.Inbox.known`."""
+        await self._begin()
+        return frozenset(self._rows.by_id.keys() & set(webhook_ids))
+
     async def attempts(self, webhook_id: str) -> Sequence[AttemptRecord]:
         """See :meth:`.ports.Inbox.attempts`."""
         await self._begin()
@@ -384,6 +389,19 @@ class MemoryInbox:
         before = self._foreign_changes
         self._foreign_changes = self._rows.changes - self._own_changes
         return self._foreign_changes != before
+
+    async def read_checkpoint(self, name: str) -> str | None:
+        """See :meth:`.ports.Inbox.read_checkpoint`."""
+        await self._begin()
+        return self._rows.checkpoints.get(name)
+
+    async def write_checkpoint(self, name: str, value: str | None) -> None:
+        """See :meth:`.ports.Inbox.write_checkpoint`."""
+        await self._begin()
+        if value is None:
+            self._rows.checkpoints.pop(name, None)
+        else:
+            self._rows.checkpoints[name] = value
 
     # -- retention and end -----------------------------------------------------------------------
 

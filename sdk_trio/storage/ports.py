@@ -103,6 +103,10 @@ class Inbox(Protocol):
         """Return one delivery with its body, or None."""
         ...
 
+    async def known(self, webhook_ids: Sequence[str]) -> frozenset[str]:
+        """Return those of ``webhook_ids`` that the inbox has a record of, in whatever state."""
+        ...
+
     async def attempts(self, webhook_id: str) -> Sequence[AttemptRecord]:
         """Return the failed runs of one delivery, oldest first."""
         ...
@@ -129,6 +133,14 @@ class Inbox(Protocol):
 
         Somebody else is another process, or another inbox in this one.
         """
+        ...
+
+    async def read_checkpoint(self, name: str) -> str | None:
+        """Return what was last written under ``name``, None when nothing was."""
+        ...
+
+    async def write_checkpoint(self, name: str, value: str | None) -> None:
+        """Keep ``value`` under ``name`` beside the deliveries; None forgets it."""
         ...
 
     async def purge(self, *, now: float) -> Purged:

@@ -67,8 +67,14 @@ WHERE ordered = 1 AND {UNFINISHED}
 
 _ATTEMPT_OF = "CREATE INDEX attempt_of ON attempt (sequence)"
 
+# What a part of the runtime has to remember across restarts, by its name.
+_CHECKPOINT = "CREATE TABLE checkpoint (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT"
+
 #: Statements that lead from version N to N + 1; ``PRAGMA user_version`` counts those applied.
-MIGRATIONS: Sequence[Sequence[str]] = ((_INBOX, _BODY, _ATTEMPT, _OPEN, _LINE, _ATTEMPT_OF),)
+MIGRATIONS: Sequence[Sequence[str]] = (
+    (_INBOX, _BODY, _ATTEMPT, _OPEN, _LINE, _ATTEMPT_OF),
+    (_CHECKPOINT,),
+)
 
 #: The version of the schema that this package reads and writes.
 VERSION = len(MIGRATIONS)

@@ -20,6 +20,10 @@ SELECT number, attempt.started_at, attempt.finished_at, error
 FROM attempt JOIN inbox USING (sequence) WHERE webhook_id = ? ORDER BY id
 """
 
+_KNOWN = "SELECT 1 FROM inbox WHERE webhook_id = ?"
+
+_CHECKPOINT = "SELECT value FROM checkpoint WHERE name = ?"
+
 # One statement, so both numbers are of one moment. Only rows that are not done are looked at;
 # the total is a count of index entries, which SQLite makes page by page.
 _COUNTS = """
@@ -68,6 +72,17 @@ def get(connection: apsw.Connection, webhook_id: str) -> DeliveryRecord | None:
     """Return one delivery with its body, or None."""
     row = connection.execute(_GET, (webhook_id,)).fetchone()
     return None if row is None else record_of(row)
+
+
+def known(connection: apsw.Connection, webhook_ids: Sequence[str]) -> frozenset[str]:
+    """Return those of ``webhook_ids`` that have a row."""
+    return frozenset(i for i in webhook_ids if connection.execute(_KNOWN, (i,)).fetchone())
+
+
+def read_checkpoint(connection: apsw.Connection, name: str) -> str | None:
+    """Return the value under ``name``, or None."""
+    row = connection.execute(_CHECKPOINT, (name,)).fetchone()
+    return None if row is None else str(row[0])
 
 
 def attempts(connection: apsw.Connection, webhook_id: str) -> Sequence[AttemptRecord]:

@@ -161,6 +161,10 @@ class SqliteInbox:
         """See :meth:`.ports.Inbox.get`."""
         return await self._read(lambda c: reader.get(c, webhook_id))
 
+    async def known(self, webhook_ids: Sequence[str]) -> frozenset[str]:
+        """See :meth:`.ports.Inbox.known`."""
+        return await self._read(lambda c: reader.known(c, tuple(webhook_ids)))
+
     async def attempts(self, webhook_id: str) -> Sequence[AttemptRecord]:
         """See :meth:`.ports.Inbox.attempts`."""
         return await self._read(lambda c: reader.attempts(c, webhook_id))
@@ -198,6 +202,16 @@ class SqliteInbox:
         version = await self._committer.submit(lambda c: int(c.pragma("data_version")))
         before, self._data_version = self._data_version, version
         return before is not None and version != before
+
+    # -- what is remembered beside deliveries ----------------------------------------------------
+
+    async def read_checkpoint(self, name: str) -> str | None:
+        """See :meth:`.ports.Inbox.read_checkpoint`."""
+        return await self._read(lambda c: reader.read_checkpoint(c, name))
+
+    async def write_checkpoint(self, name: str, value: str | None) -> None:
+        """See :meth:`.ports.Inbox.write_checkpoint`."""
+        await self._committer.submit(lambda c: writer.write_checkpoint(c, name, value))
 
     # -- retention and end -----------------------------------------------------------------------
 

@@ -299,3 +299,21 @@ def _forget(connection: apsw.Connection, sequence: int) -> None:
             f"DELETE FROM {table} WHERE sequence = ?",  # noqa: S608 - a name of the schema's
             (sequence,),
         )
+
+
+# -- what is remembered beside deliveries ------------------------------------------------------
+
+_FORGET_CHECKPOINT = "DELETE FROM checkpoint WHERE name = ?"
+
+_KEEP_CHECKPOINT = """
+INSERT INTO checkpoint (name, value) VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+"""
+
+
+def write_checkpoint(connection: apsw.Connection, name: str, value: str | None) -> None:
+    """Keep ``value`` under ``name``; None forgets it."""
+    if value is None:
+        connection.execute(_FORGET_CHECKPOINT, (name,))
+    else:
+        connection.execute(_KEEP_CHECKPOINT, (name, value))

@@ -53,6 +53,8 @@ class WebhookReceiver:
         settings: validated settings; an access token is not needed.
         handlers: which handler runs for which event type.
         inbox: an open store to use; None: it opens ``settings.storage`` itself and closes it.
+        client: what handlers find in ``services.client``, open for as long as this runs; None:
+            the receiver is standalone, and handlers get an error there.
         clock: returns Unix seconds.
 
     Its queue needs a task of its own: the ASGI lifespan starts and drains it; where a server
@@ -70,6 +72,7 @@ class WebhookReceiver:
         handlers: HandlerRegistry,
         *,
         inbox: Inbox | None = None,
+        client: object | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if settings.webhooks.fail_on_missing_handlers:
@@ -78,6 +81,7 @@ class WebhookReceiver:
         self.counters = Counters()
         self._registry = handlers
         self._given_inbox = inbox
+        self._client = client
         self._clock = clock
         self._receiver = Receiver(settings, self, self.counters, clock=clock)
         self._running: _Running | None = None
@@ -211,7 +215,7 @@ class WebhookReceiver:
         self._draining = True
 
     def _assemble(self, inbox: Inbox) -> "_Running":
-        handlers = self._registry.bind(Services(self.settings, inbox))
+        handlers = self._registry.bind(Services(self.settings, inbox, self._client))
         dispatcher = Dispatcher(self.settings, handlers, inbox, self.counters, clock=self._clock)
         queue = Queuer(self.settings, dispatcher, inbox, self.counters, clock=self._clock)
         janitor = Janitor(inbox, self._receiver.secret_usage, clock=self._clock)

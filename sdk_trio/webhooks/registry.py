@@ -42,7 +42,7 @@ class _FunctionHandler(WebhookHandlerBase[Any]):
     """Adapts ``async def handler(event)`` or ``async def handler(event, services)``."""
 
     def __init__(
-        self, name: str, function: Callable[..., Awaitable[None]], services: Services
+        self, name: str, function: Callable[..., Awaitable[None]], services: Services[Any]
     ) -> None:
         self._function = function
         self._arguments = (services,) if _positional_count(function) == 2 else ()
@@ -192,7 +192,7 @@ class HandlerRegistry:
                 "Sdk:Webhooks:FailOnMissingHandlers is true, and:\n  " + "\n  ".join(lines),
             )
 
-    def bind(self, services: Services) -> BoundHandlers:
+    def bind(self, services: Services[Any]) -> BoundHandlers:
         """Build every handler once, with ``services``; called when a receiver starts.
 
         Raises:
@@ -230,7 +230,7 @@ def _registration(handler: object, *, enqueue: bool, ordered: bool) -> Registrat
     return Registration(name, handler, enqueue, ordered)
 
 
-def _bind(registration: Registration, services: Services) -> BoundHandler:
+def _bind(registration: Registration, services: Services[Any]) -> BoundHandler:
     handler = registration.handler
     if isinstance(handler, WebhookHandlerBase):
         built: object = handler
@@ -262,7 +262,7 @@ def _require_handle_core(name: str, handler_class: type[WebhookHandlerBase[Any]]
         )
 
 
-def _build(name: str, factory: Callable[..., object], services: Services) -> object:
+def _build(name: str, factory: Callable[..., object], services: Services[Any]) -> object:
     arguments = (services,) if _positional_count(factory) else ()
     try:
         return factory(*arguments)

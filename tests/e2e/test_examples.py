@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 from support.deliveries import SECRET
+from support.scripted_upstream import TOKEN, ScriptedUpstream, scripted_upstream
 
 from sdk_trio.testing import sign_delivery
 from sdk_trio.webhooks.sender import post
@@ -18,7 +19,12 @@ from sdk_trio.webhooks.sender import post
 ROOT = Path(__file__).parents[2]
 
 
-async def delivered_to_example(name: str, url: str | None) -> str:
+async def delivered_to_example(
+    name: str,
+    url: str | None,
+    environment: dict[str, str] | None = None,
+    subject: str = "from-a-test",
+) -> str:
     """Start an example, deliver to it over the network, and return what it printed."""
     process = await trio.lowlevel.open_process(
         [sys.executable, "-u", str(ROOT / "examples" / name)],
@@ -29,6 +35,7 @@ async def delivered_to_example(name: str, url: str | None) -> str:
             "SDK__WEBHOOKS__SECRET": SECRET,
             "SDK__WEBHOOKS__REQUIREHTTPS": "false",
             "SDK__STORAGE__BACKEND": "Memory",
+            **(environment or {}),
         },
     )
     printed = b""
@@ -38,7 +45,7 @@ async def delivered_to_example(name: str, url: str | None) -> str:
                 printed += await process.stdout.receive_some()
                 found = re.search(rb"(http://\S+)\n", printed)
                 url = found and found.group(1).decode()
-            signed = sign_delivery("order.paid", {"id": "from-a-test"}, secret=SECRET)
+            signed = sign_delivery("order.paid", {"id": subject}, secret=SECRET)
             while True:
                 try:
                     answer = await post(url, signed)
@@ -47,7 +54,7 @@ async def delivered_to_example(name: str, url: str | None) -> str:
                 else:
                     break
             assert answer.status == 200
-            while b"from-a-test" not in printed:
+            while subject.encode() not in printed:
                 printed += await process.stdout.receive_some()
     finally:
         process.kill()
@@ -68,6 +75,40 @@ async def test_the_standalone_example_receives_and_handles(monkeypatch):
     monkeypatch.setenv("PORT", str(port))
     url = f"http://127.0.0.1:{port}/hooks/sdk"
     assert "paid: from-a-test" in await delivered_to_example("standalone.py", url)
+
+
+def environment_of(upstream: ScriptedUpstream) -> dict[str, str]:
+    return {
+        "SDK__MODE": "Custom",
+        "SDK__ENVIRONMENT": "Development",
+        "SDK__CUSTOMBASEURL": upstream.url,
+        "SDK__ACCESSTOKEN": TOKEN,
+    }
+
+
+async def test_the_full_stack_example_looks_up_what_was_paid():
+    async with scripted_upstream() as upstream:
+        environment = environment_of(upstream)
+        printed = await delivered_to_example("full_stack.py", None, environment, "ord_5")
+        assert "paid: ord_5 paid" in printed
+        assert "no such order: ord_99" in await delivered_to_example(
+            "full_stack.py", None, environment, "ord_99"
+        )
+
+
+async def test_the_program_of_the_how_to_runs(tmp_path):
+    page = (ROOT / "docs/how-to/call-the-upstream.md").read_text()
+    program = tmp_path / "program.py"
+    program.write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
+    async with scripted_upstream() as upstream:
+        ended = await trio.run_process(
+            [sys.executable, str(program)],
+            capture_stdout=True,
+            env={**os.environ, **environment_of(upstream)},
+            cwd=tmp_path,
+        )
+    shown = ended.stdout.decode().splitlines()
+    assert shown == ["paid 1", *(f"ord_{n}" for n in range(1, 8)), "cus_1 200"]
 
 
 @pytest.mark.parametrize(

@@ -176,8 +176,6 @@ async def _starts_and_stops(runtime):
         ("Storage__Backend", "Postgres"),
         ("Server__Processes", 2),
         ("Relay__Enabled", True),
-        ("Webhooks__Reconciliation__Enabled", True),
-        ("Connection__EnableHttp3", True),
         ("MultiTenant__Enabled", True),
     ],
 )

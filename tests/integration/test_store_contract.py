@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import apsw
 import attrs
 import pytest
 import trio
@@ -23,6 +24,7 @@ from sdk_trio.storage.records import (
     Released,
     Retry,
 )
+from sdk_trio.storage.schema import APPLICATION_ID, MIGRATIONS
 from sdk_trio.storage.sqlite_store import SqliteInbox
 
 
@@ -367,3 +369,54 @@ async def test_closing_is_shielded(stores: Stores) -> None:
         assert not stores.file.with_name("inbox.db-wal").exists()
     with pytest.raises(StoreUnavailableError):
         await inbox.counts()
+
+
+async def test_it_says_which_ids_it_knows_in_whatever_state(stores: Stores) -> None:
+    inbox = await stores.open()
+    await inbox.accept(delivery("waiting"), leased=False)
+    await inbox.claim(delivery("failed"))
+    await inbox.finish("failed", Dead("no"), now=1001)
+    await inbox.park(delivery("parked"))
+    asked = ["waiting", "failed", "parked", "never", "' OR 1=1 --", "a\0b"]
+    assert await inbox.known(asked) == {"waiting", "failed", "parked"}
+    assert await inbox.known([]) == frozenset()
+    assert await inbox.known([f"m{n}" for n in range(5000)]) == frozenset()
+
+
+async def test_checkpoints_are_shared_replaced_and_forgotten(stores: Stores) -> None:
+    inbox, other = await stores.open("one"), await stores.open("two")
+    assert await inbox.read_checkpoint("a") is None
+    await inbox.write_checkpoint("a", "first")
+    await inbox.write_checkpoint("b", "")
+    await inbox.write_checkpoint("a", "second \u2603")
+    assert await other.read_checkpoint("a") == "second \u2603"
+    assert await other.read_checkpoint("b") == ""
+    await other.write_checkpoint("a", None)
+    await other.write_checkpoint("a", None)
+    assert await inbox.read_checkpoint("a") is None
+    await inbox.close()
+    with pytest.raises(StoreUnavailableError):
+        await inbox.write_checkpoint("a", "late")
+
+
+async def test_a_file_of_the_first_version_gets_the_checkpoints_and_keeps_its_events(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "inbox.db"
+    old = apsw.Connection(str(file))
+    for statement in MIGRATIONS[0]:
+        old.execute(statement)
+    old.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    old.execute("PRAGMA user_version = 1")
+    old.execute(
+        "INSERT INTO inbox (webhook_id, type, state, queued, attempts, received_at, timestamp, "
+        "ordered) VALUES ('m1', 't', 'parked', 0, 0, 1.0, 1, 0)"
+    )
+    old.close()
+    inbox = await SqliteInbox.open(
+        file, owner="one", lease_seconds=1, dedup_seconds=1, payload_seconds=1
+    )
+    await inbox.write_checkpoint("a", "kept")
+    assert await inbox.known(["m1"]) == {"m1"}
+    assert await inbox.read_checkpoint("a") == "kept"
+    await inbox.close()

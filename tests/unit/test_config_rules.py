@@ -325,8 +325,6 @@ def test_any_text_in_any_setting_is_allowed_or_a_problem(setting: Any, text: str
         ("MultiTenant:Enabled", True),
         (f"{REPLICATION}:UseReplication", True),
         (f"{NOTIFICATIONS}:Enabled", True),
-        ("Webhooks:Reconciliation:Enabled", True),
-        ("Connection:EnableHttp3", True),
     ],
 )
 def test_parts_that_are_missing_are_named(key: str, value: Any) -> None:
@@ -339,3 +337,19 @@ def test_parts_that_are_missing_are_named(key: str, value: Any) -> None:
 def test_the_defaults_ask_for_nothing_that_is_missing() -> None:
     assert missing_parts(Settings()) == []
     assert missing_parts(bind([read_section({"Server:FastPath": False}, None)]).settings) == []
+
+
+def test_reconciliation_needs_the_client_and_a_memory_that_reaches_as_far() -> None:
+    on = {"Webhooks:Reconciliation:Enabled": True}
+    assert keys(on) == []
+    assert keys({**on, "Webhooks:Reconciliation:MaxLookbackHours": 168}) == []
+    too_far = {"Webhooks:Reconciliation:MaxLookbackHours": 169}
+    assert keys(too_far) == []
+    assert keys({**on, **too_far}) == ["Webhooks:Reconciliation:MaxLookbackHours"]
+    soon_forgotten = {
+        "Webhooks:PayloadRetentionDays": 1,
+        "Webhooks:Reconciliation:MaxLookbackHours": 25,
+    }
+    assert keys({**on, **soon_forgotten}) == ["Webhooks:Reconciliation:MaxLookbackHours"]
+    alone = check(bind([read_section(on, None)]).settings, standalone=True, receiver=False)
+    assert [p.key for p in alone.problems] == ["Sdk:Webhooks:Reconciliation:Enabled"]

@@ -1,0 +1,206 @@
+"""The limiter's layers: wait for leave to send; and shut the gate when the upstream says so."""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import trio
+
+from .attempts import AttemptKind
+from .errors import RateLimitedError
+from .limiter import LimitPolicy, RateLimiter
+from .request import Call
+from .retry import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, parse_retry_after
+
+#: Longest time that one answer can shut the gate for, in seconds: a day. A mistaken header must
+#: not silence a process for good.
+LONGEST_GATE_SECONDS = 86_400.0
+
+#: Idle limiters are forgotten when there are more: tokens may be as many as customers.
+_KEPT_LIMITERS = 256
+
+
+class CallLayer(Protocol):
+    """A layer that sees whole calls."""
+
+    async def send(self, call: Call) -> httpx.Response:
+        """Bring the call to its end."""
+        ...
+
+
+class AttemptLayer(Protocol):
+    """A layer that sees single attempts."""
+
+    async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
+        """Bring the attempt to its end."""
+        ...
+
+
+@attrs.frozen
+class TooLong:
+    """Leave to send comes only after ``seconds``: longer than anybody waits."""
+
+    seconds: float
+
+
+class Limiters:
+    """One limiter for each access token at each origin.
+
+    Args:
+        policy: the rate of each of them.
+        clock: returns the current time in seconds.
+    """
+
+    def __init__(self, policy: LimitPolicy, *, clock: Callable[[], float]) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._by_token: dict[tuple[str, str], RateLimiter] = {}
+
+    def of(self, call: Call) -> RateLimiter:
+        """Return the limiter that ``call`` comes under."""
+        key = (call.origin, call.token)
+        found = self._by_token.get(key)
+        if found is None:
+            if len(self._by_token) >= _KEPT_LIMITERS:
+                self._by_token = {k: v for k, v in self._by_token.items() if not v.is_idle}
+            found = self._by_token[key] = RateLimiter(self._policy, clock=self._clock)
+        return found
+
+
+class Admitter:
+    """Holds each call until its first attempt may leave; the retry layer asks it for later ones.
+
+    Args:
+        inner: brings admitted calls to their end.
+        limiters: who may leave when.
+        clock: returns the current time in seconds.
+        longest_wait: seconds; a call that would wait longer is ended instead.
+    """
+
+    def __init__(
+        self,
+        limiters: Limiters,
+        *,
+        clock: Callable[[], float],
+        longest_wait: float,
+    ) -> None:
+        self._limiters = limiters
+        self._clock = clock
+        self._longest_wait = longest_wait
+
+    async def admit(self, call: Call, *, not_before: float = -math.inf) -> TooLong | None:
+        """Wait until an attempt of ``call`` may leave, and not before ``not_before``.
+
+        Returns:
+            None when it may leave now; its place counts as used, unless it is given back.
+
+        Returns at once, without a checkpoint, when it need not wait or will not.
+        Cancelling gives the place up.
+        """
+        limiter = self._limiters.of(call)
+        place = limiter.book()
+        admitted = False
+        try:
+            while True:
+                # Looked at again after each sleep: the gate may have been shut meanwhile.
+                now = self._clock()
+                leaves_at = max(not_before, place, limiter.shut_until)
+                if leaves_at <= now:
+                    admitted = True
+                    return None  # noqa: ASYNC910 - the attempt follows at once
+                if leaves_at - now > self._longest_wait or leaves_at >= call.deadline:
+                    return TooLong(leaves_at - now)  # noqa: ASYNC910 - callers wait
+                await trio.sleep_until(leaves_at)
+        finally:
+            if not admitted:
+                limiter.give_back()
+
+    def admit_now(self, call: Call) -> bool:
+        """Take a place for an attempt of ``call`` that leaves this instant, if it may."""
+        return self._clock() >= call.not_before and self._limiters.of(call).book_now()
+
+    def give_back(self, call: Call) -> None:
+        """Return the place of an attempt that was not sent."""
+        self._limiters.of(call).give_back()
+
+
+class AdmissionLayer:
+    """The limiter as a layer: the first attempt of each call waits for leave.
+
+    Args:
+        inner: brings admitted calls to their end.
+        admitter: gives leave.
+    """
+
+    def __init__(self, inner: CallLayer, admitter: Admitter) -> None:
+        self._inner = inner
+        self._admitter = admitter
+
+    async def send(self, call: Call) -> httpx.Response:
+        """Wait for leave, then hand the call on.
+
+        Raises:
+            RateLimitedError: leave would come after the deadline or the longest wait; not sent.
+
+        Cancelling gives the place up.
+        """
+        refusal = await self._admitter.admit(call)
+        if refusal is not None:
+            await trio.lowlevel.checkpoint()
+            raise RateLimitedError(
+                f"not sent: this token is to pause for {refusal.seconds:.1f} s",
+                status=TOO_MANY_REQUESTS,
+                method=call.method,
+                path=call.path,
+                retry_after=refusal.seconds,
+            )
+        try:
+            return await self._inner.send(call)
+        except BaseException:
+            if call.attempts == 0:
+                self._admitter.give_back(call)
+            raise
+
+
+class Gatekeeper:
+    """Takes Retry-After to heart: of every answer for its call, of a 429 for the whole token.
+
+    Args:
+        limiters: whose gate is shut.
+        clock: returns the current time in seconds.
+        wall_clock: returns Unix time, for dates of answers that have no ``Date``.
+    """
+
+    def __init__(
+        self,
+        limiters: Limiters,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._limiters = limiters
+        self._clock = clock
+        self._wall_clock = wall_clock
+
+    def note(self, call: Call, response: httpx.Response) -> None:
+        """Remember how long the upstream asks to be left alone, from this moment on."""
+        if response.status_code not in RETRYABLE_STATUSES:
+            return
+        seconds = retry_after_of(response, now=self._wall_clock())
+        if seconds is None:
+            return
+        call.not_before = max(call.not_before, self._clock() + seconds)
+        if response.status_code == TOO_MANY_REQUESTS:
+            self._limiters.of(call).shut(min(seconds, LONGEST_GATE_SECONDS))
+
+
+def retry_after_of(response: httpx.Response, *, now: float) -> float | None:
+    """Return how many seconds ``response`` asks to be left alone for, None when it does not.
+
+    ``now`` is Unix time, for a date in an answer that has no ``Date``.
+    """
+    headers = response.headers
+    asked = headers.get("retry-after")
+    return None if asked is None else parse_retry_after(asked, date=headers.get("date"), now=now)

@@ -1,0 +1,173 @@
+"""The circuit breaker: closed, open, probing with one probe (spec 3.2, contracts 5). Pure.
+
+Every admitted attempt holds a permit of the breaker's *generation*. Each change of state begins a
+new generation, and what is reported under an older one changes nothing, so an attempt that was
+sent before an outage cannot close or reopen the circuit after it.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+
+#: What a refused call is told to wait while a probe is out, in seconds: how long that takes is
+#: not known, and the next state is usually seconds away at most.
+PROBE_HINT_SECONDS = 1.0
+
+
+class BreakerState(enum.StrEnum):
+    """What the breaker does with the next attempt."""
+
+    CLOSED = "closed"
+    """Attempts pass."""
+    OPEN = "open"
+    """Attempts are refused until the break is over."""
+    PROBING = "probing"
+    """One attempt at a time passes; its outcome decides."""
+    ISOLATED = "isolated"
+    """Opened by hand: attempts are refused until ``close``."""
+
+
+class AttemptOutcome(enum.Enum):
+    """What an attempt says about the health of the server."""
+
+    SUCCESS = enum.auto()
+    """The server answered as a healthy one does; a 404 or a 429 is such an answer."""
+    FAILURE = enum.auto()
+    """No connection, no answer in time, or an answer that admits a fault."""
+    NEUTRAL = enum.auto()
+    """Nothing is known: the caller cancelled, or the fault was on our side."""
+
+
+@attrs.frozen
+class BreakerPolicy:
+    """When a circuit opens and for how long (spec 2.2).
+
+    ``failure_threshold`` consecutive failures (at least 1) within ``sampling_seconds``, measured
+    from the first of them to the last, open it for ``break_seconds``.
+    """
+
+    failure_threshold: int = 5
+    sampling_seconds: float = 30.0
+    break_seconds: float = 15.0
+
+
+@attrs.frozen
+class Permit:
+    """Leave to make one attempt; give it back with :meth:`CircuitBreaker.report` exactly once."""
+
+    generation: int
+    is_probe: bool
+
+
+@attrs.frozen
+class Refusal:
+    """No leave: try again in ``retry_after`` seconds; None when only ``close`` can help."""
+
+    retry_after: float | None
+
+
+class CircuitBreaker:
+    """The breaker of one origin.
+
+    Args:
+        policy: thresholds and times.
+        clock: returns the current time in seconds; it must never go back.
+        on_change: called with the new state after each change, inside the call that caused it.
+            The passing of a break is no call, so ``OPEN`` to ``PROBING`` is told when the first
+            probe is admitted.
+    """
+
+    def __init__(
+        self,
+        policy: BreakerPolicy,
+        *,
+        clock: Callable[[], float],
+        on_change: Callable[[BreakerState], None] | None = None,
+    ) -> None:
+        self.policy = policy
+        self._clock = clock
+        self._on_change = on_change
+        self._state = BreakerState.CLOSED
+        self._generation = 0
+        self._probe_is_out = False
+        self._opens_until = 0.0
+        self._failures: deque[float] = deque(maxlen=policy.failure_threshold)
+
+    @property
+    def state(self) -> BreakerState:
+        """Return the state now: an open circuit whose break is over is ``PROBING``."""
+        if self._state is BreakerState.OPEN and self._clock() >= self._opens_until:
+            return BreakerState.PROBING
+        return self._state
+
+    @property
+    def probe_is_out(self) -> bool:
+        """Return whether a probe was admitted whose outcome is not known yet."""
+        return self._probe_is_out
+
+    def acquire(self) -> Permit | Refusal:
+        """Ask for leave to make one attempt, now."""
+        if self._state is BreakerState.CLOSED:
+            return Permit(self._generation, is_probe=False)
+        if self._state is BreakerState.ISOLATED:
+            return Refusal(retry_after=None)
+        if self._state is BreakerState.OPEN:
+            wait = self._opens_until - self._clock()
+            if wait > 0:
+                return Refusal(retry_after=wait)
+        elif self._probe_is_out:
+            return Refusal(retry_after=PROBE_HINT_SECONDS)
+        # A generation of its own for each probe: the report of an abandoned one cannot decide.
+        self._become(BreakerState.PROBING)
+        self._probe_is_out = True
+        return Permit(self._generation, is_probe=True)
+
+    def report(self, permit: Permit, outcome: AttemptOutcome) -> None:
+        """Say how the attempt of ``permit`` ended; an older generation's report is ignored."""
+        if permit.generation != self._generation:
+            return
+        if permit.is_probe:
+            self._decide_probe(outcome)
+        elif outcome is AttemptOutcome.SUCCESS:
+            self._failures.clear()
+        elif outcome is AttemptOutcome.FAILURE:
+            self._count_failure()
+
+    def isolate(self) -> None:
+        """Open the circuit by hand; it stays so until :meth:`close`."""
+        self._become(BreakerState.ISOLATED)
+
+    def close(self) -> None:
+        """Close the circuit by hand and forget the failures so far."""
+        self._become(BreakerState.CLOSED)
+
+    def _decide_probe(self, outcome: AttemptOutcome) -> None:
+        if outcome is AttemptOutcome.SUCCESS:
+            self._become(BreakerState.CLOSED)
+        elif outcome is AttemptOutcome.FAILURE:
+            self._open()
+        else:
+            self._become(BreakerState.PROBING)
+
+    def _count_failure(self) -> None:
+        now = self._clock()
+        self._failures.append(now)
+        # The deque holds the last N of an unbroken run, so its length is the run's up to N.
+        full = len(self._failures) == self.policy.failure_threshold
+        if full and now - self._failures[0] <= self.policy.sampling_seconds:
+            self._open()
+
+    def _open(self) -> None:
+        self._opens_until = self._clock() + self.policy.break_seconds
+        self._become(BreakerState.OPEN)
+
+    def _become(self, state: BreakerState) -> None:
+        changed = state is not self._state
+        self._state = state
+        self._generation += 1
+        self._probe_is_out = False
+        self._failures.clear()
+        if changed and self._on_change is not None:
+            self._on_change(state)

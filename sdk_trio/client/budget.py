@@ -1,0 +1,76 @@
+"""The retry budget: what a client may send beyond first attempts. Pure.
+
+When an upstream is down, retries multiply its load exactly when it can bear the least. Retries and
+hedges share one budget that first attempts fill, so the extra load stays a fixed share of the
+normal one, plus a floor that lets a quiet client retry at all.
+"""
+
+from collections.abc import Callable
+
+import attrs
+
+
+@attrs.frozen
+class BudgetPolicy:
+    """How fast the budget fills.
+
+    ``deposit_per_call`` is added by each first attempt; ``floor_per_second`` by time, up to
+    ``floor_seconds`` worth of it, which is also the balance at the start. ``maximum`` bounds what
+    a busy period can save up. One retry or hedge costs 1.
+    """
+
+    deposit_per_call: float = 0.2
+    floor_per_second: float = 2.0
+    floor_seconds: float = 10.0
+    maximum: float = 100.0
+
+    @property
+    def reserve(self) -> float:
+        """Return the balance that time alone can fill up to."""
+        return min(self.maximum, self.floor_per_second * self.floor_seconds)
+
+
+class RetryBudget:
+    """The balance of one client.
+
+    Args:
+        policy: how it fills.
+        clock: returns the current time in seconds; it must never go back.
+    """
+
+    def __init__(self, policy: BudgetPolicy, *, clock: Callable[[], float]) -> None:
+        self.policy = policy
+        self._clock = clock
+        self._balance = policy.reserve
+        self._updated_at = clock()
+
+    @property
+    def balance(self) -> float:
+        """Return what is there to spend now."""
+        self._accrue()
+        return self._balance
+
+    def deposit(self) -> None:
+        """A first attempt is being sent."""
+        self._accrue()
+        self._balance = min(self.policy.maximum, self._balance + self.policy.deposit_per_call)
+
+    def withdraw(self) -> bool:
+        """Pay for one retry or hedge; False when the budget does not hold that much."""
+        self._accrue()
+        if self._balance < 1.0:
+            return False
+        self._balance -= 1.0
+        return True
+
+    def refund(self) -> None:
+        """Give back what was paid for an attempt that was never sent."""
+        self._accrue()
+        self._balance = min(self.policy.maximum, self._balance + 1.0)
+
+    def _accrue(self) -> None:
+        now = self._clock()
+        if self._balance < self.policy.reserve:
+            earned = (now - self._updated_at) * self.policy.floor_per_second
+            self._balance = min(self.policy.reserve, self._balance + earned)
+        self._updated_at = now

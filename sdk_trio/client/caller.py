@@ -1,0 +1,213 @@
+"""From what is asked for to a call on its way: headers, token, key, deadline."""
+
+import platform
+import random
+import time
+import uuid
+from collections.abc import Callable
+from importlib.metadata import version
+from types import TracebackType
+from typing import Self
+
+import attrs
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import msgspec
+import trio
+
+from ..errors import NotRunningError
+from .budget import BudgetPolicy
+from .operation import PreparedCall
+from .pipeline import AttemptHook, Pipeline, Policies
+from .plan import ClientPlan, token_problem
+from .request import (
+    METHODS_WITH_BODY,
+    Call,
+    CallOptions,
+    HeaderList,
+    Unset,
+    checked_path,
+    chosen,
+    encode_query,
+    idempotency_key,
+    join_url,
+    may_execute_twice,
+    merge_headers,
+)
+from .streamer import ResponseStream
+
+JSON_TYPE = "application/json"
+FORM_TYPE = "application/x-www-form-urlencoded"
+
+
+@attrs.frozen(kw_only=True)
+class Sources:
+    """Where a client gets time and chance from; tests put their own in.
+
+    ``clock`` must be the one that Trio's deadlines are on. ``random`` returns 0 to 1, ``new_key``
+    a text that was never used before.
+    """
+
+    clock: Callable[[], float] = trio.current_time
+    wall_clock: Callable[[], float] = time.time
+    random: Callable[[], float] = random.random
+    new_key: Callable[[], str] = lambda: str(uuid.uuid4())
+
+
+class Caller:
+    """Turns what is asked for into a :class:`Call` and sends it; the views of a client share it.
+
+    An async context manager: it is open while its transport is.
+
+    Args:
+        plan: what is in force.
+        transport: sends requests; entered and left with the client.
+        sources: time and chance.
+        budget: how fast the retry budget fills.
+    """
+
+    def __init__(
+        self,
+        plan: ClientPlan,
+        transport: httpx.AsyncBaseTransport,
+        *,
+        sources: Sources,
+        budget: BudgetPolicy,
+    ) -> None:
+        self.plan = plan
+        self.hooks: list[AttemptHook] = []
+        self._transport = transport
+        self._sources = sources
+        self._budget = budget
+        self._pipeline: Pipeline | None = None
+        self._is_open = False
+        agent = f"sdk-trio/{version('sdk-trio')} python/{platform.python_version()}"
+        self._headers = plan.headers(user_agent=agent)
+        self._authorized = self._with_token(plan.access_token)
+
+    async def __aenter__(self) -> Self:
+        if self._pipeline is not None:
+            raise RuntimeError("a client is opened once: make another one")
+        await self._transport.__aenter__()
+        self._is_open = True
+        self._pipeline = Pipeline(
+            self._transport,
+            Policies(
+                retry=self.plan.retry,
+                budget=self._budget,
+                breaker=self.plan.breaker,
+                limit=self.plan.limit,
+            ),
+            clock=self._sources.clock,
+            wall_clock=self._sources.wall_clock,
+            random=self._sources.random,
+            hooks=self.hooks,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_open = False
+        await self._transport.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - it bounds it itself
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Return the pipeline of a client that is open, or was.
+
+        Raises:
+            NotRunningError: it never was.
+        """
+        if self._pipeline is None:
+            raise NotRunningError("the client is not open: use it inside 'async with Client(...)'")
+        return self._pipeline
+
+    async def send(self, call: PreparedCall) -> httpx.Response:
+        """Send an operation's call; see :meth:`Client.request`."""
+        return await self.bring(self._call_of(call))
+
+    def stream(self, call: PreparedCall) -> ResponseStream:
+        """Send an operation's call and leave the body to be read; see :meth:`Client.stream`."""
+        return ResponseStream(self._call_of(call), self.bring)
+
+    async def bring(self, call: Call) -> httpx.Response:
+        """Send ``call`` down the pipeline.
+
+        Raises:
+            NotRunningError: the client is not open.
+            CallError: there is no success.
+        """
+        if not self._is_open:
+            raise NotRunningError("the client is not open: use it inside 'async with Client(...)'")
+        return await self.pipeline.send(call)
+
+    def _call_of(self, call: PreparedCall) -> Call:
+        content, content_type = None, None
+        if not isinstance(call.json, Unset):
+            content, content_type = msgspec.json.encode(call.json), JSON_TYPE
+        elif call.form is not None:
+            content, content_type = encode_query(call.form).encode("ascii"), FORM_TYPE
+        return self.call(
+            call.method,
+            call.path,
+            query=encode_query(call.query),
+            content=content,
+            content_type=content_type,
+            options=call.options,
+        )
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: str,
+        content: bytes | None,
+        content_type: str | None,
+        options: CallOptions,
+    ) -> Call:
+        """Put one call together; its deadline is set when it is sent.
+
+        Raises:
+            ValueError: ``path`` is none below the base path.
+        """
+        plan = self.plan
+        method = method.upper()
+        token, headers = plan.access_token, self._authorized
+        if not isinstance(options.access_token, Unset):
+            token = options.access_token
+            headers = self._with_token(token)
+        added: dict[str, str | None] = {}
+        key = idempotency_key(method, options, new_key=self._sources.new_key)
+        if key is not None:
+            added[plan.idempotency_header] = key
+        if content_type is not None:
+            added["Content-Type"] = content_type
+        if content is not None or method in METHODS_WITH_BODY:
+            added["Content-Length"] = str(len(content or b""))
+        if options.headers:
+            added.update(options.headers)
+        return Call(
+            method=method,
+            path=checked_path(path).partition("?")[0],
+            url=join_url(plan.base_url, path, query),
+            origin=plan.origin,
+            headers=merge_headers(headers, added) if added else headers,
+            content=content or b"",
+            token=token,
+            idempotent=may_execute_twice(
+                method, options, upstream_honours_keys=plan.upstream_honours_keys
+            ),
+            total_timeout=chosen(options.total_timeout, plan.total_timeout),
+            attempt_timeout=chosen(options.attempt_timeout, plan.attempt_timeout),
+            max_retries=chosen(options.max_retries, plan.retry.max_retries),
+            hedge_after=chosen(options.hedge_after, plan.hedge_after),
+            accepts_any_status=chosen(options.accepts_any_status, False),
+        )
+
+    def _with_token(self, token: str) -> HeaderList:
+        if problem := token_problem(token):
+            raise ValueError(f"the access token {problem}")
+        return [*self._headers, (b"Authorization", f"Bearer {token}".encode("ascii"))]

@@ -1,0 +1,210 @@
+"""The client of the upstream API (spec 1, 5 and 9)."""
+
+import copy
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import attrs
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import msgspec
+
+from ..config import Settings
+from ..logs import get_logger
+from .attempts import ClientCounters
+from .breaker import CircuitBreaker
+from .budget import BudgetPolicy
+from .caller import JSON_TYPE, Caller, Sources
+from .operations import Resources
+from .pipeline import AttemptHook
+from .plan import ClientPlan, plan_of, token_warning
+from .request import (
+    NO_OPTIONS,
+    UNSET,
+    Call,
+    CallOptions,
+    OptionFields,
+    Query,
+    encode_query,
+)
+from .streamer import ResponseStream
+from .transport import Transport
+
+logger = get_logger("client")
+
+HookType = TypeVar("HookType", bound=AttemptHook)
+
+
+class Client(Resources, path=""):
+    """The client of the upstream API: ``async with Client(settings) as client: ...``.
+
+    Its attributes are the upstream's resources (``client.orders.get(id)``); :meth:`request` is the
+    way to everything else. All tasks of a program can share one client. Every call is retried,
+    hedged, limited and given up as the settings say (spec 2.1, 2.2).
+
+    Args:
+        settings: validated settings.
+        transport: sends requests in place of the client's own connections; it is entered and left
+            with the client. Its errors must be httpx's.
+        budget: how fast the retry budget fills.
+        sources: where time and chance come from.
+
+    Raises:
+        OptionsValidationError: the settings lack what a client needs.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        budget: BudgetPolicy | None = None,
+        sources: Sources | None = None,
+    ) -> None:
+        self._settings = settings
+        self._calls = Caller(
+            plan_of(settings),
+            Transport(settings.connection) if transport is None else transport,
+            sources=sources or Sources(),
+            budget=budget or BudgetPolicy(),
+        )
+        super().__init__(self._calls)
+
+    async def __aenter__(self) -> Self:
+        await self._calls.__aenter__()
+        plan = self._calls.plan
+        logger.info("client.started", **plan.summary(), **attrs.asdict(self._settings.connection))
+        if warning := token_warning(plan.access_token, self._settings.mode):
+            logger.warning("client.token_doubted", reason=warning)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._calls.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - the transport bounds it
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Query | None = None,
+        json: Any = UNSET,
+        content: bytes | None = None,
+        options: CallOptions = NO_OPTIONS,
+        **fields: Unpack[OptionFields],
+    ) -> httpx.Response:
+        """Call what has no method of its own, or see an answer as it came.
+
+        Args:
+            method: the HTTP method.
+            path: exact, below the base path, with its slash at the end if it has one.
+            params: the query; a list repeats its key, None is left out.
+            json: a body, of anything that has a form in JSON.
+            content: a body as it is; ``headers`` should then say what it is.
+            options: what this call does otherwise; ``fields`` are the same as keywords.
+
+        Returns:
+            The answer, its body read.
+
+        Raises:
+            ApiError: the upstream answered, and not with success (spec 7).
+            OutcomeUnknownError: a write was sent and may or may not have been executed.
+            ConnectionFailedError, AttemptTimeoutError, DeadlineExceededError, CircuitOpenError:
+                there is no answer.
+
+        Cancelling takes effect at once; a write that was already sent may have been executed.
+        """
+        call = self._call(method, path, params, json, content, options, fields)
+        return await self._calls.bring(call)
+
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Query | None = None,
+        json: Any = UNSET,
+        content: bytes | None = None,
+        options: CallOptions = NO_OPTIONS,
+        **fields: Unpack[OptionFields],
+    ) -> ResponseStream:
+        """As :meth:`request`, for bodies that do not fit into memory.
+
+        ``async with client.stream("GET", "/orders/export") as response``, then
+        ``response.aiter_bytes()`` or one of its relatives. The head is retried as any answer is,
+        never hedged; what goes wrong with the body is raised while it is read.
+        """
+        call = self._call(method, path, params, json, content, options, fields)
+        return ResponseStream(call, self._calls.bring)
+
+    def with_options(self, options: CallOptions = NO_OPTIONS, **fields: Any) -> Self:
+        """Return a view of this client whose calls do something otherwise.
+
+        ``client.with_options(max_retries=0, total_timeout=2).orders.list()``. It shares
+        everything with the client: connections, budget, breakers, limits, counters.
+        """
+        view = copy.copy(self)
+        view._options = self._options.merged_with(options).merged_with(CallOptions(**fields))
+        return view
+
+    def on_attempt(self, hook: HookType) -> HookType:
+        """Call ``hook`` with the :class:`AttemptRecord` of every attempt when it has ended.
+
+        It runs in the task of the call and must not block. What it raises is logged. Also usable
+        as a decorator; returns ``hook``.
+        """
+        self._calls.hooks.append(hook)
+        return hook
+
+    @property
+    def plan(self) -> ClientPlan:
+        """Return what is in force; its ``repr`` masks the token."""
+        return self._calls.plan
+
+    @property
+    def counters(self) -> ClientCounters:
+        """Return the totals so far; they count on, so copy what you compare."""
+        return self._calls.pipeline.counters
+
+    @property
+    def retry_budget(self) -> float:
+        """Return how many retries and hedges could be paid for now."""
+        return self._calls.pipeline.budget.balance
+
+    @property
+    def breaker(self) -> CircuitBreaker:
+        """Return the upstream's circuit breaker: ``state``, ``isolate()`` and ``close()``."""
+        return self._calls.pipeline.breakers.of(self._calls.plan.origin)
+
+    def __repr__(self) -> str:
+        return f"<Client of {self._calls.plan.base_url}>"
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        params: Query | None,
+        json: Any,
+        content: bytes | None,
+        options: CallOptions,
+        fields: OptionFields,
+    ) -> Call:
+        is_json = json is not UNSET
+        if is_json and content is not None:
+            raise TypeError("a request takes json or content, not both")
+        merged = self._options
+        if options is not NO_OPTIONS:
+            merged = merged.merged_with(options)
+        if fields:
+            merged = merged.merged_with(CallOptions(**fields))
+        return self._calls.call(
+            method,
+            path,
+            query=encode_query(params),
+            content=msgspec.json.encode(json) if is_json else content,
+            content_type=JSON_TYPE if is_json else None,
+            options=merged,
+        )

@@ -1,0 +1,270 @@
+"""What a call to the upstream API can end with (spec 7).
+
+::
+
+    SdkError
+    └── CallError                       method, path, attempts, request id
+        ├── ApiError                    the upstream answered, and not with success
+        │   ├── BadRequestError             400
+        │   ├── AuthenticationError         401
+        │   ├── PermissionDeniedError       403
+        │   ├── NotFoundError               404
+        │   ├── ConflictError               409
+        │   ├── UnprocessableEntityError    422, with the fields that are wrong
+        │   ├── RateLimitedError            429, or a limit known beforehand
+        │   └── ServerError                 5xx
+        ├── ConnectionFailedError       no whole answer: no connection, or it broke
+        │   └── AttemptTimeoutError     no whole answer within TimeoutMs
+        ├── DeadlineExceededError       no whole answer within TotalTimeoutMs
+        ├── CircuitOpenError            not sent: the upstream has been failing
+        └── OutcomeUnknownError         a write was sent, and whether it took effect is not known
+
+No message holds a query string or a token: the pipeline gives every text to ``mask`` first.
+"""
+
+import re
+from typing import Any, ClassVar
+
+import attrs
+import msgspec
+
+from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, SdkError
+from .retry import FailureKind
+
+#: A token in a message is replaced by this.
+MASK = "********"
+
+#: The longest part of an unreadable body that a message quotes, in characters.
+_QUOTED_CHARACTERS = 200
+
+
+class CallError(SdkError):
+    """Base of what a call can end with.
+
+    ``method`` and ``path`` (without its query) say which call, ``attempts`` how many requests
+    were sent for it, ``request_id`` what the upstream calls the last one, if it said so.
+    """
+
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        method: str,
+        path: str,
+        attempts: int = 0,
+        request_id: str | None = None,
+        body: Any = None,
+        retry_after: float | None = None,
+    ) -> None:
+        self.message = message
+        self.method = method
+        self.path = path
+        self.attempts = attempts
+        self.request_id = request_id
+        self.body = body
+        self.retry_after = retry_after
+        super().__init__(message)
+
+    @property
+    def outcome(self) -> str:
+        """Return the name of this outcome in metrics: ``not_found`` for ``NotFoundError``."""
+        words = re.findall("[A-Z][a-z]*", type(self).__name__.removesuffix("Error"))
+        return "_".join(word.lower() for word in words)
+
+    def __str__(self) -> str:
+        tries = "" if self.attempts <= 1 else f" after {self.attempts} attempts"
+        known = "" if self.request_id is None else f" (request id {self.request_id})"
+        return f"{self.method} {self.path}: {self.message}{tries}{known}"
+
+
+class ApiError(CallError):
+    """The upstream answered with ``status``, which is no success.
+
+    ``body`` is the answer: parsed JSON, or text where it was none. ``error_type`` and ``detail``
+    are its members of these meanings, None when it has none. ``retry_after`` is in seconds.
+    """
+
+    exit_code: ClassVar[int] = EXIT_FAILURE
+
+    def __init__(self, message: str, *, status: int, **context: Any) -> None:
+        self.status = status
+        super().__init__(message, **context)
+
+    @property
+    def error_type(self) -> str | None:
+        """Return the upstream's name of the error, such as ``ResourceNotFound``."""
+        value = self.body.get("error") if isinstance(self.body, dict) else None
+        return value if isinstance(value, str) else None
+
+    @property
+    def detail(self) -> Any:
+        """Return what the upstream says about it: a text, or a list for status 422."""
+        return self.body.get("detail") if isinstance(self.body, dict) else None
+
+
+class BadRequestError(ApiError):
+    """400: the upstream could not make sense of the request."""
+
+
+class AuthenticationError(ApiError):
+    """401: the access token is missing, wrong, expired, or of the other environment."""
+
+
+class PermissionDeniedError(ApiError):
+    """403: the access token is good, but not for this."""
+
+
+class NotFoundError(ApiError):
+    """404: no such record or route. A version header with an unknown value has this effect too."""
+
+
+class ConflictError(ApiError):
+    """409: the record's state forbids it."""
+
+
+@attrs.frozen
+class FieldError:
+    """One thing that is wrong with a request: where (``body.items.0.name``), what, which kind."""
+
+    location: str
+    message: str
+    type: str
+
+
+class UnprocessableEntityError(ApiError):
+    """422: fields of the request are wrong; ``fields`` lists them."""
+
+    @property
+    def fields(self) -> tuple[FieldError, ...]:
+        """Return what is wrong; empty when the upstream named no fields."""
+        detail = self.detail
+        entries = detail if isinstance(detail, list) else []
+        return tuple(_field_error(entry) for entry in entries if isinstance(entry, dict))
+
+
+class RateLimitedError(ApiError):
+    """429, or known beforehand: an earlier 429 shut this token's gate for longer than we wait.
+
+    ``retry_after`` is the time to wait in seconds, None when the upstream gave none. For a call
+    that was not sent ``attempts`` is 0.
+    """
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class ServerError(ApiError):
+    """5xx: the upstream failed."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class ConnectionFailedError(CallError):
+    """No whole answer came: no connection, or it broke. ``kind`` says whether to try again."""
+
+    def __init__(self, message: str, *, kind: FailureKind, **context: Any) -> None:
+        self.kind = kind
+        super().__init__(message, **context)
+
+
+class AttemptTimeoutError(ConnectionFailedError):
+    """The last attempt brought no whole answer within TimeoutMs."""
+
+
+class DeadlineExceededError(CallError):
+    """The call's total time is over; no further attempt is made."""
+
+
+class CircuitOpenError(CallError):
+    """Not sent: the upstream has been failing, and is left alone for ``retry_after`` seconds.
+
+    ``retry_after`` is None when the circuit was opened by hand.
+    """
+
+
+class OutcomeUnknownError(CallError):
+    """A write was sent and no answer came: whether it took effect is not known.
+
+    It is not repeated by itself, because that could execute it twice. Look at the upstream's
+    state first, or pass ``idempotent=True`` for a call that may be executed twice. The cause is
+    the failure that hid the answer.
+    """
+
+
+_BY_STATUS: dict[int, type[ApiError]] = {
+    400: BadRequestError,
+    401: AuthenticationError,
+    403: PermissionDeniedError,
+    404: NotFoundError,
+    409: ConflictError,
+    422: UnprocessableEntityError,
+    429: RateLimitedError,
+}
+
+
+def api_error(
+    *,
+    status: int,
+    content: bytes,
+    method: str,
+    path: str,
+    attempts: int,
+    request_id: str | None,
+    retry_after: float | None,
+    token: str,
+) -> ApiError:
+    """Build the error for an answer that is no success.
+
+    ``token`` is masked wherever the answer repeats it.
+    """
+    body = _parse(mask(content.decode("utf-8", "replace"), token))
+    kind = _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
+    return kind(
+        _message(status, body),
+        status=status,
+        method=method,
+        path=path,
+        attempts=attempts,
+        request_id=request_id,
+        body=body,
+        retry_after=retry_after,
+    )
+
+
+def mask(text: str, token: str) -> str:
+    """Replace ``token`` in ``text``; an empty token replaces nothing."""
+    return text.replace(token, MASK) if token else text
+
+
+def _parse(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+
+
+def _message(status: int, body: Any) -> str:
+    if 300 <= status < 400:
+        return f"{status}, a redirect, which is not followed: the path may lack its last slash"
+    if not isinstance(body, dict):
+        quoted = str(body).strip()[:_QUOTED_CHARACTERS]
+        return f"{status} {quoted}".rstrip()
+    detail = body.get("detail")
+    if isinstance(detail, list):
+        fields = [_field_error(entry) for entry in detail if isinstance(entry, dict)]
+        said = "; ".join(f"{field.location}: {field.message}" for field in fields)
+    else:
+        said = "" if detail is None else str(detail)
+    name = body.get("error")
+    return " ".join(str(part) for part in (status, name, said) if part)
+
+
+def _field_error(entry: dict[str, Any]) -> FieldError:
+    location = entry.get("loc")
+    parts = location if isinstance(location, list) else [location]
+    return FieldError(
+        location=".".join(str(part) for part in parts),
+        message=str(entry.get("msg", "")),
+        type=str(entry.get("type", "")),
+    )

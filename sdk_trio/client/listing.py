@@ -1,0 +1,102 @@
+"""Lists of the upstream, read page by page while they are iterated."""
+
+from collections.abc import AsyncIterator
+
+import attrs
+import trio
+
+from .operation import PreparedCall
+from .pages import NotAPageError, Page, read_page, start_page, with_page
+from .records import Record
+from .sender import Sender, decode_json, unexpected
+
+
+class Listing:
+    """A list of the upstream, read page by page while it is iterated.
+
+    ``async for order in client.orders.list(): ...`` gives every record. Each loop starts anew from
+    the query's ``page`` (1). A page holds ``limit`` records, 100 (the upstream's maximum) when the
+    query does not say. The next page is asked for when the one before is used up, so a loop that
+    ends early costs no further request. Records that are created or deleted meanwhile can move
+    across a page's border and so appear twice or not at all: sort by ``created_at`` to see all of
+    those that were there.
+    """
+
+    def __init__(self, sender: Sender, call: PreparedCall) -> None:
+        start_page(call.query)
+        self._sender = sender
+        self._call = call
+
+    def __aiter__(self) -> "RecordIterator":
+        return RecordIterator(self.pages())
+
+    def pages(self) -> "PageIterator":
+        """Return an iterator over the pages, for their counts or to work in batches."""
+        return PageIterator(self._sender, self._call)
+
+    async def first_page(self) -> Page:
+        """Return the page that the query asks for; it costs one request.
+
+        Raises:
+            CallError: the call failed.
+            UnexpectedAnswerError: the answer is no page.
+        """
+        return await _fetch_page(self._sender, self._call, start_page(self._call.query))
+
+    def __repr__(self) -> str:
+        return f"<listing {self._call.operation.full_name}>"
+
+
+class PageIterator(AsyncIterator[Page]):
+    """The pages of a list, one request each.
+
+    Cancelling loses nothing: the page that was being fetched is the next one again. It serves one
+    task at a time; a second one gets ``trio.BusyResourceError``.
+    """
+
+    def __init__(self, sender: Sender, call: PreparedCall) -> None:
+        self._sender = sender
+        self._call = call
+        self._next: int | None = start_page(call.query)
+        self._busy = False
+
+    async def __anext__(self) -> Page:
+        if self._next is None:
+            await trio.lowlevel.checkpoint()
+            raise StopAsyncIteration
+        if self._busy:
+            raise trio.BusyResourceError("another task is fetching the next page of this list")
+        self._busy = True
+        try:
+            page = await _fetch_page(self._sender, self._call, self._next)
+        finally:
+            self._busy = False
+        self._next = page.number + 1 if page.has_next else None
+        return page
+
+
+class RecordIterator(AsyncIterator[Record]):
+    """The records of a list, in the upstream's order; cancelling loses none of them."""
+
+    def __init__(self, pages: PageIterator) -> None:
+        self._pages = pages
+        self._page: tuple[Record, ...] = ()
+        self._position = 0
+
+    async def __anext__(self) -> Record:
+        if self._position < len(self._page):
+            await trio.lowlevel.checkpoint()
+        while self._position >= len(self._page):
+            page = await anext(self._pages)
+            self._page, self._position = page.items, 0
+        record = self._page[self._position]
+        self._position += 1
+        return record
+
+
+async def _fetch_page(sender: Sender, call: PreparedCall, number: int) -> Page:
+    response = await sender.send(attrs.evolve(call, query=with_page(call.query, number)))
+    try:
+        return read_page(decode_json(response, call), number)
+    except NotAPageError as error:
+        raise unexpected(call, str(error)) from error

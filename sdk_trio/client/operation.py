@@ -1,0 +1,272 @@
+"""One operation of the upstream API: what is sent and what comes back. Pure.
+
+The table of all operations is :mod:`sdk_trio.client.operations`; this file is what a row is.
+"""
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import attrs
+
+from .arguments import did_you_mean, json_value, path_segment, query_pairs
+from .request import NO_OPTIONS, UNSET, CallOptions, Unset
+from .retry import is_idempotent
+
+_SPECIFICATION = re.compile(r"(GET|POST|PATCH|PUT|DELETE) (/\S*)")
+_PARAMETER = re.compile(r"{(\w+)}")
+
+#: Methods whose arguments are a JSON body unless the row says otherwise.
+BODY_METHODS = frozenset({"POST", "PATCH", "PUT"})
+
+
+class Answer(enum.StrEnum):
+    """What an operation's successful answer holds."""
+
+    RECORD = "record"
+    """One JSON object."""
+    RECORDS = "records"
+    """A JSON array of objects, whole."""
+    PAGE = "page"
+    """One page of a list: ``{items, pagination: {total_count, max_page}}``."""
+    CURSOR_PAGE = "cursor page"
+    """As PAGE, or ``{items, pagination: {has_next_page}}`` when the query asks for that."""
+    JSON = "json"
+    """Any JSON, or nothing."""
+    NOTHING = "nothing"
+    """No body, or one that says nothing."""
+    CSV = "csv"
+    """A CSV file of any length, read as a stream."""
+
+
+class Body(enum.StrEnum):
+    """What an operation's arguments beside the path become."""
+
+    JSON = "json"
+    """A JSON object."""
+    FORM = "form"
+    """An HTML form (``application/x-www-form-urlencoded``), as OAuth 2 has it."""
+    NONE = "none"
+    """The query, for GET and DELETE; other methods take no arguments."""
+
+
+class Pagination(enum.StrEnum):
+    """How the rest of a list is asked for."""
+
+    NONE = "none"
+    """It is not: the answer is whole."""
+    NUMBERED = "page/limit"
+    """``page`` from 1 up to the answer's ``max_page``."""
+    CURSOR = "cursor"
+    """``page`` from 1 while the answer's ``has_next_page`` is true, or NUMBERED."""
+
+
+_PAGINATION = {Answer.PAGE: Pagination.NUMBERED, Answer.CURSOR_PAGE: Pagination.CURSOR}
+
+
+@attrs.frozen
+class Operation:
+    """One row of the table.
+
+    ``resource`` is the way from the client to the resource (``customer_portal.orders``), ``name``
+    the operation's name there. ``path`` is below ``Sdk:BasePath`` and exact: where it ends in a
+    slash, the upstream answers the path without one with a redirect, which is not followed.
+    ``body`` is what the arguments beside the path become. ``idempotent`` says that it may be
+    executed twice without harm, by its method or because this operation is known to be harmless.
+    """
+
+    resource: str
+    name: str
+    method: str
+    path: str
+    answer: Answer
+    body: Body
+    idempotent: bool
+
+    @property
+    def full_name(self) -> str:
+        """Return the dotted name, such as ``orders.list``."""
+        return f"{self.resource}.{self.name}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Return the names of the path's parameters, in order."""
+        return tuple(_PARAMETER.findall(self.path))
+
+    @property
+    def pagination(self) -> Pagination:
+        """Return how the rest of a list is asked for."""
+        return _PAGINATION.get(self.answer, Pagination.NONE)
+
+    def filled_path(self, values: Mapping[str, Any]) -> str:
+        """Return the path with ``values`` in place of its parameters, each percent-encoded.
+
+        Raises:
+            TypeError, ValueError: a value is None, empty or otherwise no part of a path.
+        """
+        return _PARAMETER.sub(
+            lambda match: path_segment(values[match[1]], f"{self.full_name}({match[1]}=)"),
+            self.path,
+        )
+
+
+def operation(
+    specification: str,
+    answer: Answer,
+    *,
+    resource: str = "",
+    name: str = "",
+    body: Body | None = None,
+    idempotent: bool | None = None,
+) -> Operation:
+    """Make a row from ``"METHOD /path/{parameter}"``.
+
+    ``body`` and ``idempotent`` are what the method says (POST, PATCH and PUT take JSON; GET, PUT
+    and DELETE are idempotent) unless given.
+
+    Raises:
+        ValueError: the text is not of this form.
+    """
+    match = _SPECIFICATION.fullmatch(specification)
+    if match is None:
+        raise ValueError(f"{specification!r} is no 'METHOD /path/{{parameter}}'")
+    method, path = match.groups()
+    return Operation(
+        resource=resource,
+        name=name,
+        method=method,
+        path=path,
+        answer=answer,
+        body=(Body.JSON if method in BODY_METHODS else Body.NONE) if body is None else body,
+        idempotent=is_idempotent(method, declared=idempotent),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class PreparedCall:
+    """What an operation's arguments came to: all that a sender needs to know.
+
+    ``path`` is below the base path. ``query`` is pairs of text, a list's key repeated. ``json`` is
+    the body as plain JSON values, UNSET when there is none (None is the JSON null). ``form`` is
+    the fields of a form, None when the body is none. ``options`` already say so when the operation,
+    unlike its method, may be executed twice.
+    """
+
+    operation: Operation
+    path: str
+    query: tuple[tuple[str, str], ...] = attrs.field(default=(), repr=False)
+    json: Any | Unset = attrs.field(default=UNSET, repr=False)
+    form: tuple[tuple[str, str], ...] | None = attrs.field(default=None, repr=False)
+    options: CallOptions = NO_OPTIONS
+
+    @property
+    def method(self) -> str:
+        """Return the HTTP method."""
+        return self.operation.method
+
+    @property
+    def idempotent(self) -> bool:
+        """Return whether the table says that it may be executed twice."""
+        return self.operation.idempotent
+
+
+def prepare(
+    operation: Operation,
+    positional: Sequence[Any] = (),
+    fields: Mapping[str, Any] | None = None,
+    *,
+    body: Any | Unset = UNSET,
+    query: Any = None,
+    options: CallOptions = NO_OPTIONS,
+) -> PreparedCall:
+    """Sort the arguments of a call into path, query and body.
+
+    Args:
+        operation: the row.
+        positional: values of the path's parameters, in order.
+        fields: path parameters by name; the rest goes into the body where the operation takes one,
+            into the query where it does not.
+        body: the whole body, in place of fields.
+        query: a mapping: the query, beside what fields give. Anything else: the value of the
+            upstream's own field of this name, which its lists search by.
+        options: what the call does otherwise than the settings say.
+
+    Raises:
+        TypeError: a path parameter is missing, given twice, or one too many.
+        ValueError: a value cannot be sent.
+    """
+    rest = dict(fields or {})
+    path = operation.filled_path(_path_values(operation, positional, rest))
+    in_query = dict(query) if isinstance(query, Mapping) else {}
+    if query is not None and not isinstance(query, Mapping):
+        rest["query"] = query
+    if operation.body is not Body.NONE and isinstance(body, Unset):
+        body, rest = rest, {}
+    if rest and operation.method in BODY_METHODS:
+        _raise_surplus(operation, rest)
+    json, form = _body_parts(operation, body)
+    if operation.idempotent != is_idempotent(operation.method, declared=None):
+        options = CallOptions(idempotent=operation.idempotent).merged_with(options)
+    return PreparedCall(
+        operation=operation,
+        path=path,
+        query=tuple(query_pairs(in_query | rest)),
+        json=json,
+        form=form,
+        options=options,
+    )
+
+
+def _body_parts(
+    operation: Operation, body: Any | Unset
+) -> tuple[Any | Unset, tuple[tuple[str, str], ...] | None]:
+    """Return the body as JSON and as form fields, of which at most one is there."""
+    if isinstance(body, Unset):
+        return UNSET, None
+    if operation.body is not Body.FORM:
+        return json_value(body), None
+    return UNSET, tuple(query_pairs(body)) or None
+
+
+def _path_values(
+    operation: Operation, positional: Sequence[Any], fields: dict[str, Any]
+) -> dict[str, Any]:
+    """Take the path's parameters out of both; ``fields`` keeps the rest."""
+    names = operation.parameters
+    if len(positional) > len(names):
+        takes = f"{len(names)} ({', '.join(names)})" if names else "none"
+        raise TypeError(
+            f"{operation.full_name}() got {len(positional)} positional arguments, "
+            f"and its path takes {takes}; give other fields by name"
+        )
+    values = dict(zip(names, positional, strict=False))
+    twice = [name for name in values if name in fields]
+    if twice:
+        raise TypeError(f"{operation.full_name}() got the path parameter {twice[0]!r} twice")
+    for name in names[len(positional) :]:
+        if name not in fields:
+            _raise_missing(operation, name, fields)
+        values[name] = fields.pop(name)
+    return values
+
+
+def _raise_missing(operation: Operation, name: str, fields: Mapping[str, Any]) -> NoReturn:
+    others = [field for field in fields if field not in operation.parameters]
+    meant = next((f for f in others if f.endswith(f"_{name}") or did_you_mean(f, [name])), None)
+    hint = f"; did you mean {name}= by {meant}=?" if meant else ""
+    raise TypeError(
+        f"{operation.full_name}() misses the path parameter {name!r} of {operation.path}{hint}"
+    )
+
+
+def _raise_surplus(operation: Operation, rest: Mapping[str, Any]) -> NoReturn:
+    names = ", ".join(rest)
+    if operation.body is Body.NONE:
+        raise TypeError(
+            f"{operation.full_name}() takes no fields, and got {names}; "
+            "body={...} or query={...} sends what the upstream may have learnt since"
+        )
+    raise TypeError(
+        f"{operation.full_name}() got both body= and fields ({names}): give one of them"
+    )

@@ -1,0 +1,186 @@
+"""The table of the upstream API's operations, one row each.
+
+The rows are the attributes of the resource classes in this folder's files, by subject. A row is
+what the answer is, then method and exact path below ``Sdk:BasePath``::
+
+    class Orders(Resource, path="orders"):
+        list = pages("GET /orders/")
+        get = record("GET /orders/{id}")
+
+so that a type checker knows what ``await client.orders.get(id)`` gives. Names are those of the
+upstream's own Python client, and so are the names of path parameters: ``{id_path}`` stands where a
+body has a field ``id`` of its own. To add an operation, add its row; a test compares each with what
+the upstream's client sends.
+"""
+
+import difflib
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ...errors import EXIT_USAGE, SdkError
+from ..operation import Answer, Body, Operation, Pagination
+from ..resources import BoundOperation, Endpoint, Nested, Resource
+from .catalog import (
+    BenefitGrants,
+    Benefits,
+    CheckoutLinks,
+    Checkouts,
+    CustomFields,
+    Discounts,
+    Files,
+    LicenseKeys,
+    Meters,
+    Products,
+)
+from .customers import CustomerMeters, Customers, CustomerSeats, CustomerSessions
+from .platform import Events, EventTypes, Metrics, OAuth2, Organizations, Webhooks
+from .portal import CustomerPortal
+from .sales import Disputes, Orders, Payments, Refunds, Subscriptions
+
+__all__ = [
+    "Answer",
+    "Body",
+    "OPERATIONS",
+    "Operation",
+    "Pagination",
+    "Resources",
+    "UnknownOperationError",
+    "bound",
+    "endpoints",
+    "find_operation",
+]
+
+
+class Resources(Resource, path=""):
+    """Every resource, as attributes: the client is one of these."""
+
+    products = Nested(Products)
+    benefits = Nested(Benefits)
+    benefit_grants = Nested(BenefitGrants)
+    discounts = Nested(Discounts)
+    custom_fields = Nested(CustomFields)
+    checkout_links = Nested(CheckoutLinks)
+    checkouts = Nested(Checkouts)
+    files = Nested(Files)
+    license_keys = Nested(LicenseKeys)
+    meters = Nested(Meters)
+
+    orders = Nested(Orders)
+    subscriptions = Nested(Subscriptions)
+    refunds = Nested(Refunds)
+    disputes = Nested(Disputes)
+    payments = Nested(Payments)
+
+    customers = Nested(Customers)
+    customer_meters = Nested(CustomerMeters)
+    customer_seats = Nested(CustomerSeats)
+    customer_sessions = Nested(CustomerSessions)
+
+    customer_portal = Nested(CustomerPortal)
+
+    organizations = Nested(Organizations)
+    webhooks = Nested(Webhooks)
+    events = Nested(Events)
+    event_types = Nested(EventTypes)
+    metrics = Nested(Metrics)
+    oauth2 = Nested(OAuth2)
+
+
+def endpoints(resource: type[Resource] = Resources) -> Iterator[Endpoint[object]]:
+    """Yield every row below ``resource``: its own first, then those of nested resources."""
+    for value in vars(resource).values():
+        if isinstance(value, Endpoint):
+            yield value
+    for value in vars(resource).values():
+        if isinstance(value, Nested):
+            yield from endpoints(value.resource)
+
+
+#: Every operation by its full name (``orders.list``).
+OPERATIONS: dict[str, Operation] = {
+    endpoint.operation.full_name: endpoint.operation for endpoint in endpoints()
+}
+
+
+class UnknownOperationError(SdkError, LookupError):
+    """No operation has this name; ``near`` are those that may have been meant."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, near: Sequence[str]) -> None:
+        self.near = tuple(near)
+        super().__init__(message)
+
+
+def find_operation(words: str | Sequence[str]) -> Operation:
+    """Return the operation that people name: ``"orders list"``, ``"customer-portal.orders.get"``.
+
+    Only letters and digits count, so spaces, dots, hyphens and underscores are all the same.
+
+    Raises:
+        UnknownOperationError: there is none; the message names what is near.
+    """
+    text = (words if isinstance(words, str) else " ".join(words)).strip()
+    found = _BY_LETTERS.get(_letters(text))
+    if found is None:
+        raise _unknown(text)
+    return found
+
+
+def bound(resources: Resources, operation: Operation) -> BoundOperation[Any]:
+    """Return ``operation`` as the method of ``resources`` (a client) that it is."""
+    method = functools.reduce(getattr, operation.full_name.split("."), resources)
+    assert isinstance(method, BoundOperation)  # noqa: S101 - OPERATIONS is made of these attributes
+    return method
+
+
+#: How many operations a message names when it cannot know which one was meant.
+_SHOWN = 12
+
+
+def _letters(name: str) -> str:
+    """Return what counts of a name: people mix up words, dots, hyphens and underscores."""
+    return re.sub(r"[\s./_-]+", "", name.lower())
+
+
+_BY_LETTERS = {_letters(name): row for name, row in OPERATIONS.items()}
+
+
+def _unknown(text: str) -> UnknownOperationError:
+    by_resource: dict[str, list[str]] = {}
+    for row in OPERATIONS.values():
+        by_resource.setdefault(row.resource, []).append(row.full_name)
+    if not text:
+        return UnknownOperationError(
+            f"name an operation; the resources are: {_listed(by_resource)}", tuple(by_resource)
+        )
+    letters = _letters(text)
+    below = [name for name in OPERATIONS if _letters(name).startswith(letters)]
+    if any(_letters(resource) == letters for resource in {*by_resource, "customer_portal"}):
+        return UnknownOperationError(f"{text} is a resource; it has: {_listed(below)}", below)
+    near = below or _near(letters, by_resource)
+    shown = _listed(near[:_SHOWN]) + (", ..." if len(near) > _SHOWN else "")
+    hint = f"; did you mean {shown}?" if near else ""
+    return UnknownOperationError(f"no operation is named {text!r}{hint}", near)
+
+
+def _near(letters: str, by_resource: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the names nearest to ``letters``: in the resource it starts with, or anywhere."""
+    starts = [resource for resource in by_resource if letters.startswith(_letters(resource))]
+    if not starts:
+        names = {_letters(name): name for name in OPERATIONS}
+        return [names[match] for match in difflib.get_close_matches(letters, names, n=3)]
+    longest = max(starts, key=len)
+    resource = _letters(longest)
+    word = letters.removeprefix(resource)
+    siblings = {_letters(name).removeprefix(resource): name for name in by_resource[longest]}
+    # The word within a longer name is the likeliest: "list" in "list_webhook_endpoints".
+    holding = [name for rest, name in siblings.items() if word in rest]
+    close = [siblings[match] for match in difflib.get_close_matches(word, siblings, n=3)]
+    return holding or close or list(siblings.values())
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(name.replace(".", " ") for name in names)

@@ -1,0 +1,97 @@
+"""Pages of a list: what an answer holds and which page comes next. Pure.
+
+Pages are numbered from 1. A list is read to its end when its page's number has reached
+``max_page``. Lists of the cursor kind say ``has_next_page`` instead; the next page has the next
+number there too.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from .records import Record
+
+#: Records a page when the caller does not say: the upstream's maximum, so that reading a whole
+#: list costs a tenth of the requests that its own default of 10 would.
+DEFAULT_LIMIT = 100
+
+FIRST_PAGE = 1
+
+
+class NotAPageError(ValueError):
+    """An answer is no page of a list; the text says what it lacks."""
+
+
+@attrs.frozen
+class Page:
+    """One page of a list.
+
+    ``number`` counts from 1. ``total_count`` (of records) and ``max_page`` (the last page's
+    number, 0 for an empty list) are None for a cursor, which knows neither. ``has_next`` says
+    whether there is a page after this one.
+    """
+
+    number: int
+    items: tuple[Record, ...] = attrs.field(repr=lambda items: f"<{len(items)} records>")
+    has_next: bool
+    total_count: int | None = None
+    max_page: int | None = None
+
+
+def read_page(document: Any, number: int) -> Page:
+    """Read the answer to the request for page ``number``.
+
+    Raises:
+        NotAPageError: it is none. A list that ended early without a word would be worse.
+    """
+    if not isinstance(document, Mapping):
+        raise NotAPageError(f"a page is a JSON object, and this is {_json_kind(document)}")
+    items = document.get("items")
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise NotAPageError("the page has no list of objects named 'items'")
+    pagination = document.get("pagination")
+    if not isinstance(pagination, Mapping):
+        raise NotAPageError("the page has no object named 'pagination'")
+    records = tuple(Record(item) for item in items)
+    if "has_next_page" in pagination:
+        # Pages have numbers, so after an empty one there is nothing, whatever the flag says:
+        # believing a stuck flag would ask for ever.
+        has_next = pagination["has_next_page"] is True and bool(records)
+        return Page(number, records, has_next)
+    total, last = (_count(pagination, name) for name in ("total_count", "max_page"))
+    return Page(number, records, number < last, total, last)
+
+
+def with_page(
+    query: Iterable[tuple[str, str]], number: int, *, default_limit: int = DEFAULT_LIMIT
+) -> tuple[tuple[str, str], ...]:
+    """Return ``query`` asking for page ``number``, with a ``limit`` if it has none."""
+    pairs = [(key, value) for key, value in query if key != "page"]
+    if not any(key == "limit" for key, _ in pairs):
+        pairs.append(("limit", str(default_limit)))
+    return (*pairs, ("page", str(number)))
+
+
+def start_page(query: Iterable[tuple[str, str]]) -> int:
+    """Return the number of the page that ``query`` asks for, 1 when it does not say.
+
+    Raises:
+        ValueError: it is no whole number from 1.
+    """
+    text = next((value for key, value in query if key == "page"), str(FIRST_PAGE))
+    if not (text.isascii() and text.isdigit() and int(text) >= FIRST_PAGE):
+        raise ValueError(f"page is {text!r}: it takes a whole number from {FIRST_PAGE}")
+    return int(text)
+
+
+def _count(pagination: Mapping[str, Any], name: str) -> int:
+    value = pagination.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise NotAPageError(f"the page's 'pagination' has no number named {name!r}")
+    return value
+
+
+def _json_kind(value: Any) -> str:
+    kinds = {list: "an array", str: "a text", bool: "a Boolean", type(None): "null"}
+    return kinds.get(type(value), "a number")

@@ -1,0 +1,312 @@
+"""The layers of a call, put together, and the two that need no file of their own.
+
+From the outside in: the call's deadline, the limiter with the gate that a 429 shuts, retry, hedge,
+the breaker of the origin, the attempt's timeout, the transport. The breaker lies inside the hedge
+so that every attempt counts, and the limiter's gate is watched before each attempt.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import attrs
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import trio
+
+from ..logs import get_logger
+from .admitter import (
+    AdmissionLayer,
+    Admitter,
+    AttemptLayer,
+    CallLayer,
+    Gatekeeper,
+    Limiters,
+    retry_after_of,
+)
+from .attempter import Attempter, request_id_of
+from .attempts import AttemptKind, AttemptRecord, ClientCounters
+from .breaker import AttemptOutcome, BreakerPolicy, BreakerState, CircuitBreaker, Refusal
+from .budget import BudgetPolicy, RetryBudget
+from .errors import (
+    CallError,
+    CircuitOpenError,
+    ConnectionFailedError,
+    DeadlineExceededError,
+    api_error,
+)
+from .hedger import Hedger
+from .limiter import LimitPolicy
+from .request import Call, deadline_of
+from .retry import FailureKind, RetryPolicy
+from .retryer import Retryer, outcome_unknown
+
+logger = get_logger("client")
+
+AttemptHook = Callable[[AttemptRecord], None]
+
+REQUEST_TIMEOUT = 408
+INTERNAL_SERVER_ERROR = 500
+
+#: Failures that say nothing about the upstream's health.
+_OUR_FAULTS = frozenset({FailureKind.REFUSED, FailureKind.NO_CONNECTION_FREE})
+
+
+@attrs.frozen(kw_only=True)
+class Policies:
+    """What the layers go by."""
+
+    retry: RetryPolicy = attrs.field(factory=RetryPolicy)
+    budget: BudgetPolicy = attrs.field(factory=BudgetPolicy)
+    breaker: BreakerPolicy = attrs.field(factory=BreakerPolicy)
+    limit: LimitPolicy = attrs.field(factory=LimitPolicy)
+
+
+class DeadlineLayer:
+    """The outermost layer: nothing of a call lasts beyond its deadline.
+
+    Args:
+        inner: brings the call to its end.
+        clock: returns the current time in seconds.
+    """
+
+    def __init__(self, inner: CallLayer, *, clock: Callable[[], float]) -> None:
+        self._inner = inner
+        self._clock = clock
+
+    async def send(self, call: Call) -> httpx.Response:
+        """Bring the call to its end before its deadline.
+
+        Raises:
+            DeadlineExceededError: the deadline came first.
+            OutcomeUnknownError: it came while a write was out.
+        """
+        if call.total_timeout is None:
+            return await self._inner.send(call)
+        call.deadline = deadline_of(call.total_timeout, now=self._clock())
+        with trio.CancelScope(deadline=call.deadline):
+            return await self._inner.send(call)
+        error: CallError = DeadlineExceededError(
+            "the total time is over", method=call.method, path=call.path
+        )
+        if call.is_unconfirmed:
+            raise outcome_unknown(call) from error
+        raise error from call.last_error
+
+
+class BreakerLayer:
+    """Asks the breaker of the call's origin before each attempt, and tells it the outcome.
+
+    Args:
+        inner: makes the attempt.
+        breakers: one for each origin.
+    """
+
+    def __init__(self, inner: AttemptLayer, breakers: "Breakers") -> None:
+        self._inner = inner
+        self._breakers = breakers
+
+    async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
+        """Make the attempt if the circuit lets it through.
+
+        Raises:
+            CircuitOpenError: it does not; nothing is sent.
+
+        Cancelling counts neither for nor against the upstream, and frees a probe's place.
+        """
+        breaker = self._breakers.of(call.origin)
+        permit = breaker.acquire()
+        if isinstance(permit, Refusal):
+            await trio.lowlevel.checkpoint()
+            raise _circuit_open(call, permit)
+        outcome = AttemptOutcome.NEUTRAL
+        try:
+            response = await self._inner.send(call, kind)
+            outcome = outcome_of_status(response.status_code)
+        except ConnectionFailedError as error:
+            if error.kind not in _OUR_FAULTS:
+                outcome = AttemptOutcome.FAILURE
+            raise
+        finally:
+            breaker.report(permit, outcome)
+        return response
+
+
+def outcome_of_status(status: int) -> AttemptOutcome:
+    """Return what an answer says about the upstream: only 408 and 5xx admit a fault."""
+    if status == REQUEST_TIMEOUT or status >= INTERNAL_SERVER_ERROR:
+        return AttemptOutcome.FAILURE
+    return AttemptOutcome.SUCCESS
+
+
+def _circuit_open(call: Call, refusal: Refusal) -> CircuitOpenError:
+    if refusal.retry_after is None:
+        said = "the circuit was opened by hand"
+    else:
+        said = f"the upstream has been failing; it is tried again in {refusal.retry_after:.1f} s"
+    error = CircuitOpenError(
+        f"not sent: {said}",
+        method=call.method,
+        path=call.path,
+        retry_after=refusal.retry_after,
+    )
+    error.__cause__ = call.last_error
+    return error
+
+
+def _check_status(response: httpx.Response, call: Call, wall_clock: Callable[[], float]) -> None:
+    if response.is_success or call.accepts_any_status:
+        return
+    raise api_error(
+        status=response.status_code,
+        content=response.content,
+        method=call.method,
+        path=call.path,
+        attempts=call.attempts,
+        request_id=request_id_of(response),
+        retry_after=retry_after_of(response, now=wall_clock()),
+        token=call.token,
+    )
+
+
+class Breakers:
+    """The breakers, one for each origin (scheme, host and port).
+
+    Args:
+        policy: of each of them.
+        clock: returns the current time in seconds.
+        on_change: called with the origin and the new state.
+    """
+
+    def __init__(
+        self,
+        policy: BreakerPolicy,
+        *,
+        clock: Callable[[], float],
+        on_change: Callable[[str, BreakerState], None],
+    ) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._on_change = on_change
+        self._by_origin: dict[str, CircuitBreaker] = {}
+
+    def of(self, origin: str) -> CircuitBreaker:
+        """Return the breaker of ``origin``, made at the first call."""
+        found = self._by_origin.get(origin)
+        if found is None:
+            found = self._by_origin[origin] = CircuitBreaker(
+                self._policy,
+                clock=self._clock,
+                on_change=lambda state: self._on_change(origin, state),
+            )
+        return found
+
+    @property
+    def all(self) -> Mapping[str, CircuitBreaker]:
+        """Return the breakers so far by origin, as a view."""
+        return MappingProxyType(self._by_origin)
+
+
+class Pipeline:
+    """All layers over one transport, with the state that calls share.
+
+    Args:
+        transport: sends requests.
+        policies: what the layers go by.
+        clock: returns the time that Trio's deadlines are on, in seconds.
+        wall_clock: returns Unix time, to read dates of answers by.
+        random: returns a number from 0 to 1.
+        hooks: called with the record of every attempt, in the task of the call.
+
+    ``counters``, ``breakers``, ``budget`` and ``limiters`` are there to be read.
+    """
+
+    def __init__(
+        self,
+        transport: httpx.AsyncBaseTransport,
+        policies: Policies,
+        *,
+        clock: Callable[[], float] = trio.current_time,
+        wall_clock: Callable[[], float] = time.time,
+        random: Callable[[], float] = random.random,
+        hooks: Sequence[AttemptHook] = (),
+    ) -> None:
+        self._wall_clock = wall_clock
+        self.counters = ClientCounters()
+        self._hooks = hooks
+        self.budget = RetryBudget(policies.budget, clock=clock)
+        self.breakers = Breakers(policies.breaker, clock=clock, on_change=self._circuit_changed)
+        self.limiters = Limiters(policies.limit, clock=clock)
+        admitter = Admitter(
+            self.limiters, clock=clock, longest_wait=policies.retry.longest_wait_seconds
+        )
+        gatekeeper = Gatekeeper(self.limiters, clock=clock, wall_clock=wall_clock)
+        attempter = Attempter(transport, clock=clock, observer=self, on_head=gatekeeper.note)
+        hedger = Hedger(
+            BreakerLayer(attempter, self.breakers),
+            budget=self.budget,
+            admitter=admitter,
+            clock=clock,
+            counters=self.counters,
+        )
+        retryer = Retryer(
+            hedger,
+            policy=policies.retry,
+            budget=self.budget,
+            admitter=admitter,
+            clock=clock,
+            random=random,
+            counters=self.counters,
+        )
+        self._outermost = DeadlineLayer(AdmissionLayer(retryer, admitter), clock=clock)
+
+    async def send(self, call: Call) -> httpx.Response:
+        """Bring ``call`` to its end; return its answer, a success unless it accepts any.
+
+        Raises:
+            CallError: there is none; ``attempts`` says how many requests were sent.
+
+        Cancelling abandons what is in flight, counts for nothing, and takes effect at once.
+        """
+        outcome = "cancelled"
+        try:
+            response = await self._outermost.send(call)
+            _check_status(response, call, self._wall_clock)
+            outcome = "ok"
+        except CallError as error:
+            error.attempts = call.attempts
+            outcome = error.outcome
+            raise
+        except Exception:
+            outcome = "unexpected"
+            raise
+        finally:
+            self.counters.requests[call.method, outcome] += 1
+            self.counters.attempts_per_call[call.attempts] += 1
+        return response
+
+    @property
+    def wants_records(self) -> bool:
+        """Return whether there are hooks."""
+        return bool(self._hooks)
+
+    def attempt_started(self, kind: AttemptKind) -> None:
+        """Count the attempt; a first one fills the budget."""
+        self.counters.attempts[kind] += 1
+        if kind is AttemptKind.FIRST:
+            self.budget.deposit()
+
+    def attempt_ended(self, record: AttemptRecord) -> None:
+        """Hand the record to the hooks; one that raises is logged and changes nothing."""
+        for hook in self._hooks:
+            try:
+                hook(record)
+            except Exception as error:
+                logger.warning("client.hook_failed", error=type(error).__name__, exc_info=error)
+
+    def _circuit_changed(self, origin: str, state: BreakerState) -> None:
+        if state is BreakerState.OPEN or state is BreakerState.ISOLATED:
+            self.counters.circuits_opened += 1
+            logger.warning("client.circuit_opened", origin=origin, state=str(state))
+        elif state is BreakerState.CLOSED:
+            logger.info("client.circuit_closed", origin=origin)

@@ -1,0 +1,151 @@
+"""What the settings come to for the client: addresses, headers, policies, warnings. Pure."""
+
+import re
+from urllib.parse import urlsplit
+
+import attrs
+
+from ..config import BUNDLED_API_VERSION, Mode, Settings
+from ..errors import OptionsValidationError, Problem
+from .breaker import BreakerPolicy
+from .limiter import LimitPolicy
+from .request import HeaderList
+from .retry import RetryPolicy
+
+MILLISECONDS = 1000.0
+
+_PORTS = {"http": 80, "https": 443}
+
+#: Words inside an access token that name the environment it was issued for.
+_SANDBOX_WORDS = frozenset({"sandbox", "test", "testing"})
+_PRODUCTION_WORDS = frozenset({"production", "prod", "live"})
+
+
+@attrs.frozen(kw_only=True)
+class ClientPlan:
+    """What is in force. Times are in seconds, None for none.
+
+    ``base_url`` includes the base path, without a slash at its end; ``origin`` is its scheme, host
+    and port. ``upstream_honours_keys`` says that a write with an idempotency key may be repeated.
+    """
+
+    mode: str
+    base_url: str
+    origin: str
+    access_token: str = attrs.field(repr=False)
+    version_header: str
+    api_version: str
+    attempt_timeout: float
+    total_timeout: float | None
+    hedge_after: float | None
+    retry: RetryPolicy
+    breaker: BreakerPolicy
+    limit: LimitPolicy = attrs.field(factory=LimitPolicy)
+    upstream_honours_keys: bool = False
+    idempotency_header: str = "Idempotency-Key"
+
+    def headers(self, *, user_agent: str) -> HeaderList:
+        """Return the headers of every request but the token's, ``Host`` first."""
+        host = urlsplit(self.base_url).netloc.rpartition("@")[2]
+        return [
+            (b"Host", host.encode("idna") if not host.isascii() else host.encode("ascii")),
+            (b"Accept", b"application/json"),
+            (b"Accept-Encoding", b"gzip, deflate"),
+            (b"User-Agent", user_agent.encode("ascii")),
+            (self.version_header.encode("ascii"), self.api_version.encode("ascii")),
+        ]
+
+    def summary(self) -> dict[str, object]:
+        """Return what the start-up log line says; no secret is in it."""
+        return {
+            "mode": self.mode,
+            "base_url": self.base_url,
+            "version": f"{self.version_header}: {self.api_version}",
+            "attempt_timeout": self.attempt_timeout,
+            "total_timeout": self.total_timeout,
+            "max_retries": self.retry.max_retries,
+            "hedge_after": self.hedge_after,
+            "breaker": (
+                f"{self.breaker.failure_threshold} failures in {self.breaker.sampling_seconds:g} s,"
+                f" open for {self.breaker.break_seconds:g} s"
+            ),
+            "requests_per_minute": self.limit.per_minute,
+            "upstream_honours_keys": self.upstream_honours_keys,
+        }
+
+
+def plan_of(settings: Settings) -> ClientPlan:
+    """Return what ``settings`` come to.
+
+    Raises:
+        OptionsValidationError: they hold no usable access token, or no base address. Settings
+            that were validated for the client have both (spec 5).
+    """
+    token = "" if settings.access_token is None else settings.access_token.reveal()
+    problems = []
+    if problem := token_problem(token):
+        problems.append(Problem("Sdk:AccessToken", problem))
+    if not settings.base_url:
+        problems.append(Problem("Sdk:CustomBaseUrl", "is missing: Mode Custom needs it"))
+    if problems:
+        raise OptionsValidationError(problems)
+    resilience = settings.resilience
+    return ClientPlan(
+        mode=str(settings.mode),
+        base_url=join_base(settings.base_url, settings.base_path),
+        origin=origin_of(settings.base_url),
+        access_token=token,
+        version_header=settings.upstream.version_header,
+        api_version=settings.api_version or BUNDLED_API_VERSION,
+        attempt_timeout=settings.timeout_ms / MILLISECONDS,
+        total_timeout=_seconds(settings.total_timeout_ms),
+        hedge_after=_seconds(resilience.hedge_after_ms),
+        retry=RetryPolicy(max_retries=settings.max_retries),
+        breaker=BreakerPolicy(
+            failure_threshold=resilience.circuit_breaker_failure_threshold,
+            sampling_seconds=resilience.circuit_breaker_sampling_seconds,
+            break_seconds=resilience.circuit_breaker_break_seconds,
+        ),
+        limit=LimitPolicy(per_minute=settings.upstream.requests_per_minute),
+        upstream_honours_keys=settings.upstream.honours_idempotency_keys,
+    )
+
+
+def join_base(base_url: str, base_path: str) -> str:
+    """Return the address that paths are appended to, without a slash at its end."""
+    path = base_path.strip("/")
+    return f"{base_url.rstrip('/')}/{path}" if path else base_url.rstrip("/")
+
+
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of ``url``, the port always spelled out."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or _PORTS.get(parts.scheme, 0)
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def token_problem(token: str) -> str | None:
+    """Return why ``token`` cannot be sent, None when it can; no part of it is quoted."""
+    if not token:
+        return "is missing: the client needs an organization access token"
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        return "holds a space, line break or other character that no token has: copy it again"
+    return None
+
+
+def token_warning(token: str, mode: Mode) -> str | None:
+    """Return a warning when ``token`` looks like the other environment's, else None.
+
+    A guess by the words in its prefix; it quotes no part of the token.
+    """
+    words = set(re.split(r"[_\-.]", token.lower())[:-1])
+    if mode is Mode.LIVE and words & _SANDBOX_WORDS:
+        return "Sdk:AccessToken looks like a sandbox token, and Sdk:Mode is Live"
+    if mode is Mode.TEST and words & _PRODUCTION_WORDS:
+        return "Sdk:AccessToken looks like a production token, and Sdk:Mode is Test"
+    return None
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / MILLISECONDS

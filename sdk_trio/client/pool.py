@@ -1,0 +1,401 @@
+"""The connections of a client: who may use which, when they are made and when they end.
+
+Every decision is synchronous and takes constant time in the number of requests and of HTTP/1.1
+connections. Connecting runs in tasks of the pool, not of the requests: a cancelled request
+leaves the connection to the next one. A slot is taken when connecting starts and freed when the
+connection is closed, in one place each.
+"""
+
+from collections.abc import Callable
+from ssl import SSLContext
+
+import trio
+
+from sdk_trio.client.exchange import (
+    ConnectFailedError,
+    ConnectTimedOutError,
+    NetworkError,
+    Origin,
+    PoolTimedOutError,
+    Timeouts,
+)
+from sdk_trio.client.http1 import Http1Connection
+from sdk_trio.client.http2 import PING_SECONDS, Http2Connection
+from sdk_trio.client.lanes import ConnectionLimits, Lane, PoolStatistics, Server, Waiter
+from sdk_trio.client.wire import open_wire
+from sdk_trio.logs import get_logger
+
+#: Of connecting, TLS and the first settings, when the request sets no limit of its own; a
+#: connection that nobody waits for any longer must not hold its slot for a kernel's two minutes.
+CONNECT_SECONDS = 10.0
+#: A connection with an unanswered PING gets no new requests after this.
+SUSPECT_SECONDS = 1.0
+#: While HTTP/2 connections work, a failed attempt to add another is not repeated before this.
+REDIAL_SECONDS = 1.0
+#: The reaper looks this often at most and at least, in seconds.
+REAP_SECONDS = (0.02, 15.0)
+
+_log = get_logger("client")
+
+
+class ConnectionPool:
+    """Connections by origin, bounded by host.
+
+    Args:
+        limits: the settings (spec 2.3), read on each use.
+        tls: called at the first ``https`` connection for the context of all of them.
+        nursery: where connecting, HTTP/2 connections and the reaper run; cancelling it ends all.
+    """
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        *,
+        tls: Callable[[], SSLContext],
+        nursery: trio.Nursery,
+    ) -> None:
+        self._limits = limits
+        self._tls = tls
+        self._nursery = nursery
+        self._servers: dict[str, Server] = {}
+        self._closed = False
+
+    def statistics(self) -> PoolStatistics:
+        """Count what there is at this moment."""
+        lanes = [lane for server in self._servers.values() for lane in server.lanes.values()]
+        multiplexed = [connection for lane in lanes for connection in lane.multiplexed]
+        idle = sum(len(lane.idle) for lane in lanes)
+        active = sum(len(lane.active) for lane in lanes)
+        return PoolStatistics(
+            connections=idle + active + len(multiplexed),
+            idle=idle + sum(connection.in_use == 0 for connection in multiplexed),
+            connecting=sum(lane.connecting for lane in lanes),
+            waiting=sum(len(lane.waiters) for lane in lanes),
+            exchanges=active + sum(connection.in_use for connection in multiplexed),
+        )
+
+    async def acquire(
+        self, origin: Origin, timeouts: Timeouts
+    ) -> Http1Connection | Http2Connection:
+        """Return a connection on which one exchange with ``origin`` may start, in FIFO order.
+
+        Does not checkpoint when one is free; the exchange does. Cancelling gives back what may
+        have been assigned in the meantime.
+
+        Raises:
+            ConnectFailedError: the server cannot be reached.
+            PoolTimedOutError: none became free within the timeouts.
+        """
+        if self._closed:
+            await trio.lowlevel.checkpoint()
+            raise ConnectFailedError("the client was closed")
+        lane = self._lane(origin)
+        if not lane.waiters:
+            connection = self._take(lane)
+            if connection is not None:
+                return connection
+        waiter = Waiter(timeouts)
+        lane.waiters[waiter] = None
+        self._dial_where_needed(lane.server)
+        limit = float("inf")
+        if timeouts.pool is not None:
+            limit = timeouts.pool + (timeouts.connect or 0)
+        try:
+            with trio.move_on_after(limit):
+                await waiter.arrival.wait()
+        except BaseException:
+            lane.waiters.pop(waiter, None)
+            if waiter.connection is not None:
+                self._give_back(waiter.connection)
+            raise
+        if waiter.connection is not None:
+            return waiter.connection
+        if waiter.error is not None:
+            raise waiter.error
+        lane.waiters.pop(waiter, None)
+        raise PoolTimedOutError(f"no connection to {origin} was free within {limit:g} s")
+
+    def forget_idle(self, origin: Origin) -> None:
+        """Close the unused connections to ``origin``, since one of them was found dead."""
+        lane = self._lane(origin)
+        for connection in lane.idle:
+            self._close(lane, connection)
+        lane.idle.clear()
+
+    def close(self) -> None:
+        """Close everything at once; who waits gets an error. No further use."""
+        self._closed = True
+        for server in self._servers.values():
+            for lane in server.lanes.values():
+                for connection in lane.idle:
+                    self._close(lane, connection)
+                lane.idle.clear()
+                for active in list(lane.active):
+                    active.close()
+                for multiplexed in list(lane.multiplexed):
+                    multiplexed.close()
+                self._fail_waiters(lane, ConnectFailedError("the client was closed"))
+
+    async def reap(self) -> None:
+        """Close what is idle or old; runs until cancelled.
+
+        Without it a quiet client would keep its connections for as long as it is quiet.
+        """
+        while True:
+            shortest = 60 * min(
+                self._limits.pooled_connection_idle_timeout_minutes,
+                self._limits.pooled_connection_lifetime_minutes,
+            )
+            await trio.sleep(max(REAP_SECONDS[0], min(shortest / 4, REAP_SECONDS[1])))
+            for name, server in list(self._servers.items()):
+                for lane in server.lanes.values():
+                    self._reap_lane(lane)
+                self._dial_where_needed(server)
+                if not server.slots_taken and not any(
+                    lane.waiters for lane in server.lanes.values()
+                ):
+                    del self._servers[name]
+
+    # Taking
+
+    def _lane(self, origin: Origin) -> Lane:
+        server = self._servers.get(origin.host)
+        if server is None:
+            server = self._servers[origin.host] = Server()
+        lane = server.lanes.get(origin)
+        if lane is None:
+            lane = server.lanes[origin] = Lane(origin, server)
+            if origin.scheme == "http" or not self._limits.enable_http2:
+                lane.http2 = False
+        return lane
+
+    def _take(self, lane: Lane) -> Http1Connection | Http2Connection | None:
+        now = trio.current_time()
+        for multiplexed in lane.multiplexed:
+            if multiplexed.is_suspect(now, SUSPECT_SECONDS):
+                if multiplexed.is_suspect(now, PING_SECONDS):
+                    multiplexed.close()
+                    return self._take(lane)
+            elif multiplexed.has_room:
+                if not self._is_old(multiplexed, now):
+                    multiplexed.in_use += 1
+                    return multiplexed
+                multiplexed.is_draining = True
+                if not multiplexed.in_use:
+                    multiplexed.close()
+                    return self._take(lane)
+        while lane.idle:
+            connection = lane.idle.pop()
+            if self._is_worn(connection, now):
+                self._close(lane, connection)
+            else:
+                lane.active.add(connection)
+                return connection
+        return None
+
+    def _is_old(self, connection: Http1Connection | Http2Connection, now: float) -> bool:
+        return now - connection.created >= 60 * self._limits.pooled_connection_lifetime_minutes
+
+    def _is_spent(self, connection: Http1Connection | Http2Connection, now: float) -> bool:
+        idle = 60 * self._limits.pooled_connection_idle_timeout_minutes
+        return now - connection.idle_since >= idle
+
+    def _is_worn(self, connection: Http1Connection, now: float) -> bool:
+        return (
+            self._is_old(connection, now)
+            or self._is_spent(connection, now)
+            or not connection.is_quiet()
+        )
+
+    # Giving back
+
+    def _give_back(self, connection: Http1Connection | Http2Connection) -> None:
+        """Undo an assignment that was not used."""
+        if isinstance(connection, Http2Connection):
+            connection.in_use -= 1
+        connection.released()
+
+    def _http1_released(self, lane: Lane, connection: Http1Connection) -> None:
+        lane.active.discard(connection)
+        now = trio.current_time()
+        if connection.is_closed or self._is_old(connection, now) or self._closed:
+            self._close(lane, connection)
+            self._dial_where_needed(lane.server)
+        elif lane.waiters:
+            lane.active.add(connection)
+            self._assign(lane, connection)
+        else:
+            connection.idle_since = now
+            lane.idle.append(connection)
+            if len(lane.server.lanes) > 1:
+                self._dial_where_needed(lane.server)  # another origin may want its slot
+
+    def _http2_released(self, lane: Lane, connection: Http2Connection) -> None:
+        if connection.is_closed:
+            if connection in lane.multiplexed:
+                lane.multiplexed.remove(connection)
+                lane.server.slots_taken -= 1
+        else:
+            if self._is_old(connection, trio.current_time()):
+                connection.is_draining = True
+            if connection.is_draining and not connection.in_use:
+                connection.close()  # which comes here again
+                return
+            while lane.waiters and connection.has_room:
+                connection.in_use += 1
+                self._assign(lane, connection)
+        if lane.waiters:
+            self._dial_where_needed(lane.server)
+
+    def _assign(self, lane: Lane, connection: Http1Connection | Http2Connection) -> None:
+        waiter, _ = lane.waiters.popitem(last=False)
+        waiter.connection = connection
+        waiter.arrival.set()
+
+    def _close(self, lane: Lane, connection: Http1Connection) -> None:
+        connection.close()
+        lane.server.slots_taken -= 1
+
+    def _fail_waiters(self, lane: Lane, error: NetworkError) -> None:
+        while lane.waiters:
+            self._fail_waiter(lane, error)
+
+    def _fail_waiter(self, lane: Lane, error: NetworkError) -> None:
+        waiter, _ = lane.waiters.popitem(last=False)
+        waiter.error = type(error)(*error.args)
+        waiter.error.__cause__ = error.__cause__
+        waiter.arrival.set()
+
+    # Connecting
+
+    def _dial_where_needed(self, server: Server) -> None:
+        for lane in server.lanes.values():
+            while lane.connecting < self._dials_wanted(lane):
+                if server.slots_taken >= self._limits.max_connections_per_server and not (
+                    self._evict_for(lane)
+                ):
+                    return
+                limit = CONNECT_SECONDS
+                for waiter in lane.waiters:
+                    limit = min(limit, waiter.timeouts.connect or limit)
+                    break
+                lane.connecting += 1
+                server.slots_taken += 1
+                self._nursery.start_soon(self._dial, lane, limit)
+
+    def _dials_wanted(self, lane: Lane) -> int:
+        if self._closed or not lane.waiters:
+            return 0
+        if lane.http2 is False:
+            return len(lane.waiters)
+        if self._has_live_http2(lane) and (
+            not self._limits.enable_multiple_http2_connections
+            or trio.current_time() < lane.dial_after
+        ):
+            return 0
+        # One at a time: whether more are needed depends on how many streams it will carry.
+        return 1
+
+    def _has_live_http2(self, lane: Lane) -> bool:
+        now = trio.current_time()
+        return any(
+            not connection.is_draining and not connection.is_suspect(now, SUSPECT_SECONDS)
+            for connection in lane.multiplexed
+        )
+
+    def _evict_for(self, lane: Lane) -> bool:
+        """Free a slot that an unused connection to another origin of the host holds."""
+        for other in lane.server.lanes.values():
+            if other is not lane and other.idle:
+                self._close(other, other.idle.pop(0))
+                return True
+            for connection in other.multiplexed:
+                if other is not lane and not connection.in_use:
+                    connection.close()
+                    return True
+        return False
+
+    async def _dial(self, lane: Lane, limit: float) -> None:
+        try:
+            await self._connect(lane, limit)
+        except NetworkError as error:
+            self._dial_failed(lane, error)
+        except Exception as error:  # a fault here must not end the whole client
+            _log.error("client.connection_failed", origin=str(lane.origin), exc_info=error)
+            self._dial_failed(lane, ConnectFailedError(f"cannot connect: {error!r}"))
+
+    async def _connect(self, lane: Lane, limit: float) -> None:
+        connected = False
+        try:
+            with trio.move_on_after(limit) as scope:
+                protocols = ["http/1.1"]
+                if self._limits.enable_http2:
+                    protocols.insert(0, "h2")
+                secure = lane.origin.scheme == "https"
+                wire = await open_wire(
+                    lane.origin,
+                    context=self._tls() if secure else None,
+                    protocols=protocols,
+                    limit=limit,
+                )
+                created = trio.current_time()
+                if wire.protocol == "h2":
+                    multiplexed = Http2Connection(
+                        wire, released=lambda it: self._http2_released(lane, it), created=created
+                    )
+                    await self._nursery.start(multiplexed.run)
+                    connected = True
+                else:
+                    connection = Http1Connection(
+                        wire, released=lambda it: self._http1_released(lane, it), created=created
+                    )
+                    connected = True
+            if scope.cancelled_caught:
+                raise ConnectTimedOutError(f"{lane.origin} did not answer within {limit:g} s")
+        finally:
+            lane.connecting -= 1
+            if not connected:
+                lane.server.slots_taken -= 1
+        if wire.protocol == "h2":
+            if multiplexed.is_closed:
+                lane.server.slots_taken -= 1
+                raise ConnectFailedError(f"{lane.origin} closed the connection at once")
+            lane.http2 = True
+            lane.multiplexed.append(multiplexed)
+            self._http2_released(lane, multiplexed)
+        else:
+            lane.http2 = False
+            self._http1_released(lane, connection)
+            self._dial_where_needed(lane.server)
+
+    def _dial_failed(self, lane: Lane, error: NetworkError) -> None:
+        """Tell whoever waited for this connection, and let the others try again."""
+        if lane.http2 is False:
+            if lane.waiters:
+                self._fail_waiter(lane, error)
+        elif self._has_live_http2(lane):
+            lane.dial_after = trio.current_time() + REDIAL_SECONDS
+        else:
+            # One connection would have carried them all, and so one failure is everybody's.
+            self._fail_waiters(lane, error)
+        self._dial_where_needed(lane.server)
+
+    # Ageing
+
+    def _reap_lane(self, lane: Lane) -> None:
+        now = trio.current_time()
+        kept = []
+        for connection in lane.idle:
+            if self._is_worn(connection, now):
+                self._close(lane, connection)
+            else:
+                kept.append(connection)
+        lane.idle = kept
+        for multiplexed in list(lane.multiplexed):
+            if self._is_old(multiplexed, now):
+                multiplexed.is_draining = True
+            unused = not multiplexed.in_use
+            if multiplexed.is_suspect(now, PING_SECONDS) or (
+                unused and (multiplexed.is_draining or self._is_spent(multiplexed, now))
+            ):
+                multiplexed.close()

@@ -1,0 +1,227 @@
+"""What turns a row of the table into a method: ``await client.orders.get(id)``.
+
+A resource class is a few rows, each an :class:`Endpoint`; reading one off an instance gives a
+:class:`BoundOperation`, which is called. What it returns depends on the row's answer, and type
+checkers know it: ``record`` rows are awaited for a :class:`~sdk_trio.client.records.Record`,
+``pages`` rows give a :class:`Listing`, ``csv`` rows a :class:`CsvExport`.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack, overload
+
+import attrs
+import httpx
+
+from .export import CsvExport
+from .listing import Listing
+from .operation import Answer, Body, Operation, PreparedCall, operation, prepare
+from .records import Record, wrap
+from .request import NO_OPTIONS, UNSET, CallOptions, OptionFields, Unset
+from .sender import Sender, decode_json, unexpected
+
+Result = TypeVar("Result", covariant=True)
+Later = Coroutine[Any, Any, Result]
+
+
+class Resource:
+    """Base of the resources: operations that belong together, and a sender to send them by.
+
+    Subclasses name their place in the client: ``class Orders(Resource, path="orders")``.
+    """
+
+    path: ClassVar[str] = ""
+
+    def __init__(self, sender: Sender, options: CallOptions = NO_OPTIONS) -> None:
+        self._sender = sender
+        self._options = options
+
+    def __init_subclass__(cls, *, path: str) -> None:
+        super().__init_subclass__()
+        cls.path = path
+        for name, value in vars(cls).items():
+            if isinstance(value, Endpoint):
+                value.operation = attrs.evolve(value.operation, resource=path, name=name)
+
+    def with_options(
+        self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
+    ) -> Self:
+        """Return the same resource whose calls do something otherwise.
+
+        ``fields`` are those of :class:`CallOptions`; the options of a single call win over these.
+        """
+        changed = self._options.merged_with(options).merged_with(CallOptions(**fields))
+        return type(self)(self._sender, changed)
+
+    def __repr__(self) -> str:
+        return f"<resource {self.path or 'client'}>"
+
+
+R = TypeVar("R", bound=Resource)
+
+
+class Nested(Generic[R]):
+    """A resource as the attribute of another: ``client.customers.members``."""
+
+    def __init__(self, resource: type[R]) -> None:
+        self.resource = resource
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: Resource, owner: type) -> R: ...
+    def __get__(self, instance: Resource | None, owner: type) -> Self | R:
+        if instance is None:
+            return self
+        return self.resource(instance._sender, instance._options)
+
+
+class Endpoint(Generic[Result]):
+    """One row of the table, as the attribute of a resource class."""
+
+    def __init__(
+        self, operation: Operation, receive: Callable[[Sender, PreparedCall], Result]
+    ) -> None:
+        self.operation = operation
+        self.receive = receive
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: Resource, owner: type) -> "BoundOperation[Result]": ...
+    def __get__(self, instance: Resource | None, owner: type) -> "Self | BoundOperation[Result]":
+        if instance is None:
+            return self
+        return BoundOperation(self, instance._sender, instance._options)
+
+
+class BoundOperation(Generic[Result]):
+    """An operation that is ready to be called.
+
+    Path parameters are given by position or name. Other keyword arguments go into the query of a
+    GET or DELETE (None is left out, a list repeats its key) and into the JSON body of a write
+    (None is null, which clears a field). ``body=`` gives a whole body and ``query={...}`` a query
+    where keyword arguments would not do; ``options=`` changes this one call.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint[Result], sender: Sender, options: CallOptions = NO_OPTIONS
+    ) -> None:
+        self.operation = endpoint.operation
+        self._receive = endpoint.receive
+        self._sender = sender
+        self._options = options
+
+    def __call__(
+        self,
+        *path: Any,
+        body: Any | Unset = UNSET,
+        query: Any = None,
+        options: CallOptions = NO_OPTIONS,
+        **fields: Any,
+    ) -> Result:
+        """Call the operation; what comes back is the resource method's promise.
+
+        Raises:
+            TypeError: a path parameter is missing or unknown.
+            ValueError: a value cannot be sent.
+            CallError: when awaited or iterated, whatever the call ended with.
+        """
+        call = self.prepare(*path, body=body, query=query, options=options, **fields)
+        return self._receive(self._sender, call)
+
+    def prepare(
+        self,
+        *path: Any,
+        body: Any | Unset = UNSET,
+        query: Any = None,
+        options: CallOptions = NO_OPTIONS,
+        **fields: Any,
+    ) -> PreparedCall:
+        """Return what would be sent for these arguments, and send nothing."""
+        merged = self._options.merged_with(options)
+        return prepare(self.operation, path, fields, body=body, query=query, options=merged)
+
+    async def raw(
+        self,
+        *path: Any,
+        body: Any | Unset = UNSET,
+        query: Any = None,
+        options: CallOptions = NO_OPTIONS,
+        **fields: Any,
+    ) -> httpx.Response:
+        """Call the operation and return the answer itself, with its headers and exact bytes.
+
+        Of a list it is one page. Errors are as for the call. Cancelling ends the call; a write
+        that was already sent may have been executed.
+        """
+        call = self.prepare(*path, body=body, query=query, options=options, **fields)
+        return await self._sender.send(call)
+
+    def __repr__(self) -> str:
+        row = self.operation
+        return f"<operation {row.full_name}({', '.join(row.parameters)}): {row.method} {row.path}>"
+
+
+async def receive_record(sender: Sender, call: PreparedCall) -> Record:
+    """Send ``call`` and return its answer's JSON object."""
+    document = decode_json(await sender.send(call), call)
+    if not isinstance(document, dict):
+        raise unexpected(call, "the answer is no JSON object")
+    return Record(document)
+
+
+async def receive_records(sender: Sender, call: PreparedCall) -> list[Record]:
+    """Send ``call`` and return its answer's JSON array of objects."""
+    document = decode_json(await sender.send(call), call)
+    if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):
+        raise unexpected(call, "the answer is no JSON array of objects")
+    return [Record(item) for item in document]
+
+
+async def receive_anything(sender: Sender, call: PreparedCall) -> Any:
+    """Send ``call`` and return its answer's JSON with objects as records; None without a body."""
+    response = await sender.send(call)
+    return wrap(decode_json(response, call)) if response.content else None
+
+
+async def receive_nothing(sender: Sender, call: PreparedCall) -> None:
+    """Send ``call``; its success is all there is to know."""
+    await sender.send(call)
+
+
+def record(
+    specification: str, *, body: Body | None = None, idempotent: bool | None = None
+) -> Endpoint[Later[Record]]:
+    """Return a row whose answer is one object."""
+    row = operation(specification, Answer.RECORD, body=body, idempotent=idempotent)
+    return Endpoint(row, receive_record)
+
+
+def records(specification: str) -> Endpoint[Later[list[Record]]]:
+    """Return a row whose answer is a whole array of objects."""
+    return Endpoint(operation(specification, Answer.RECORDS), receive_records)
+
+
+def anything(specification: str, *, body: Body | None = None) -> Endpoint[Later[Any]]:
+    """Return a row whose answer is any JSON, or none."""
+    return Endpoint(operation(specification, Answer.JSON, body=body), receive_anything)
+
+
+def nothing(specification: str, *, body: Body | None = None) -> Endpoint[Later[None]]:
+    """Return a row whose answer says no more than that it worked."""
+    return Endpoint(operation(specification, Answer.NOTHING, body=body), receive_nothing)
+
+
+def pages(specification: str) -> Endpoint[Listing]:
+    """Return a row that is a list in numbered pages."""
+    return Endpoint(operation(specification, Answer.PAGE), Listing)
+
+
+def cursor_pages(specification: str) -> Endpoint[Listing]:
+    """Return a row that is a list whose pages may say no more than that there is a next one."""
+    return Endpoint(operation(specification, Answer.CURSOR_PAGE), Listing)
+
+
+def csv(specification: str) -> Endpoint[CsvExport]:
+    """Return a row that is a CSV file."""
+    return Endpoint(operation(specification, Answer.CSV), CsvExport)

@@ -1,0 +1,114 @@
+"""What may be tried again, and when (reference: docs, the client's resilience). Pure."""
+
+import enum
+import math
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import attrs
+
+#: Methods that RFC 9110 (9.2.2) calls idempotent: a second execution changes nothing more.
+IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
+
+#: Answers after which the same request may well succeed.
+RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+
+TOO_MANY_REQUESTS = 429
+
+#: Longest number in Retry-After that is read, in digits: 31 years.
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+
+
+class FailureKind(enum.Enum):
+    """How an attempt failed to bring an acceptable answer."""
+
+    NOT_SENT = enum.auto()
+    """No byte of the request left: any method can be tried again."""
+    NO_CONNECTION_FREE = enum.auto()
+    """Not sent either, but for want of a connection of ours: no fault of the upstream."""
+    UNCONFIRMED = enum.auto()
+    """The request left, at least perhaps, and no whole answer came."""
+    REFUSED = enum.auto()
+    """Another attempt would fail in the same way: an invalid request, an open circuit."""
+
+
+@attrs.frozen
+class RetryPolicy:
+    """How often and how late.
+
+    ``max_retries`` (0 to 10) come after the first attempt. Before the n-th one the wait is drawn
+    from ``U(0, min(cap_seconds, base_seconds * 2**(n-1)))`` (full jitter). An upstream that asks
+    for more than ``longest_wait_seconds`` gets no further attempt.
+    """
+
+    max_retries: int = 3
+    base_seconds: float = 0.5
+    cap_seconds: float = 8.0
+    longest_wait_seconds: float = 120.0
+
+
+def is_idempotent(method: str, *, declared: bool | None) -> bool:
+    """Return whether ``method`` (upper case) may be executed twice; ``declared`` wins if given."""
+    return method in IDEMPOTENT_METHODS if declared is None else declared
+
+
+def may_retry_status(status: int, *, idempotent: bool) -> bool:
+    """Return whether an answer of ``status`` may be followed by another attempt.
+
+    429 may for every request: the upstream says that it did not execute it.
+    """
+    return status in RETRYABLE_STATUSES and (idempotent or status == TOO_MANY_REQUESTS)
+
+
+def may_retry_failure(kind: FailureKind, *, idempotent: bool) -> bool:
+    """Return whether a failure without answer may be followed by another attempt."""
+    if kind is FailureKind.UNCONFIRMED:
+        return idempotent
+    return kind is not FailureKind.REFUSED
+
+
+def backoff(failures: int, policy: RetryPolicy, fraction: float) -> float:
+    """Return the wait in seconds after ``failures`` (at least 1) failed attempts.
+
+    ``fraction`` is a random number from 0 to 1: full jitter spreads the callers that failed
+    together over the whole interval.
+    """
+    # 2**60 times any base is above any cap, and larger exponents overflow a float.
+    exponential = policy.base_seconds * 2.0 ** min(failures - 1, 60)
+    return fraction * min(policy.cap_seconds, exponential)
+
+
+def parse_retry_after(value: str | None, *, date: str | None, now: float) -> float | None:
+    """Read a ``Retry-After`` header as seconds from now; None when it is absent or makes no sense.
+
+    Args:
+        value: the header: seconds, or an HTTP date.
+        date: the same response's ``Date``. A date is taken relative to it, so that a clock of
+            ours that is wrong does not matter.
+        now: Unix time, used when there is no readable ``Date``.
+
+    Returns:
+        Zero or more seconds; a date in the past is 0. Negative and non-finite numbers are ignored.
+    """
+    if value is None:
+        return None
+    value = value.strip()
+    if _SECONDS.fullmatch(value):
+        return float(value)
+    until = _http_date(value)
+    if until is None:
+        return None
+    since = None if date is None else _http_date(date)
+    return max(0.0, until - (now if since is None else since))
+
+
+def _http_date(text: str) -> float | None:
+    try:
+        parsed = parsedate_to_datetime(text)
+        if parsed.tzinfo is None:
+            parsed = parsed.replace(tzinfo=UTC)
+        stamp = (parsed - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return stamp if math.isfinite(stamp) else None

@@ -1,0 +1,136 @@
+"""The retry layer: another attempt where the policy, the budget and the deadline allow one."""
+
+from collections.abc import Callable
+
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+
+from ..logs import get_logger
+from .admitter import Admitter, AttemptLayer, TooLong
+from .attempts import AttemptKind, ClientCounters
+from .budget import RetryBudget
+from .errors import ConnectionFailedError, OutcomeUnknownError
+from .request import Call
+from .retry import FailureKind, RetryPolicy, backoff, may_retry_failure, may_retry_status
+
+logger = get_logger("client")
+
+
+class Retryer:
+    """Makes attempts until one is final.
+
+    Args:
+        inner: makes one attempt, with its hedge.
+        policy: waits; the number of retries is the call's.
+        budget: pays for retries.
+        admitter: whom every further attempt asks for leave.
+        clock: returns the current time in seconds.
+        random: returns a number from 0 to 1.
+        counters: counts refusals of the budget.
+    """
+
+    def __init__(
+        self,
+        inner: AttemptLayer,
+        *,
+        policy: RetryPolicy,
+        budget: RetryBudget,
+        admitter: Admitter,
+        clock: Callable[[], float],
+        random: Callable[[], float],
+        counters: ClientCounters,
+    ) -> None:
+        self._inner = inner
+        self._policy = policy
+        self._budget = budget
+        self._admitter = admitter
+        self._clock = clock
+        self._random = random
+        self._counters = counters
+
+    async def send(self, call: Call) -> httpx.Response:
+        """Return the first final answer, or the last one there was.
+
+        Raises:
+            OutcomeUnknownError: a write may have been executed, and may not be repeated.
+            ConnectionFailedError: the last attempt brought no answer.
+            CircuitOpenError, DeadlineExceededError: no further attempt was let through.
+
+        Cancelling during a wait refunds what the attempt after it would have cost.
+        """
+        last = await self._attempt(call, AttemptKind.FIRST)
+        failures = 1
+        while failures <= call.max_retries and _may_repeat(call, last):
+            if not self._budget.withdraw():
+                self._counters.budget_refusals += 1
+                break
+            if not await self._wait(call, failures, last):
+                break
+            last = await self._paid_attempt(call)
+            failures += 1
+        if isinstance(last, httpx.Response):
+            return last
+        if last.kind is FailureKind.UNCONFIRMED and not call.idempotent:
+            raise outcome_unknown(call) from last
+        raise last
+
+    async def _attempt(
+        self, call: Call, kind: AttemptKind
+    ) -> httpx.Response | ConnectionFailedError:
+        try:
+            return await self._inner.send(call, kind)
+        except ConnectionFailedError as error:
+            call.last_error = error
+            return error  # noqa: ASYNC910 - an attempt was made
+
+    async def _wait(
+        self, call: Call, failures: int, last: httpx.Response | ConnectionFailedError
+    ) -> bool:
+        """Wait for the next attempt's time; False, at no cost, when that is too late."""
+        now = self._clock()
+        wait = backoff(failures, self._policy, self._random())
+        not_before = max(now + wait, call.not_before)
+        logger.info(
+            "client.retry",
+            method=call.method,
+            path=call.path,
+            attempts=call.attempts,
+            reason=_reason(last),
+            seconds=round(not_before - now, 3),
+        )
+        admitted = False
+        try:
+            leave = await self._admitter.admit(call, not_before=not_before)
+            admitted = not isinstance(leave, TooLong)
+        finally:
+            if not admitted:
+                self._budget.refund()
+        return admitted
+
+    async def _paid_attempt(self, call: Call) -> httpx.Response | ConnectionFailedError:
+        sent = call.attempts
+        try:
+            return await self._attempt(call, AttemptKind.RETRY)
+        except BaseException:
+            if call.attempts == sent:
+                self._budget.refund()
+                self._admitter.give_back(call)
+            raise
+
+
+def _may_repeat(call: Call, last: httpx.Response | ConnectionFailedError) -> bool:
+    if isinstance(last, httpx.Response):
+        return may_retry_status(last.status_code, idempotent=call.idempotent)
+    return may_retry_failure(last.kind, idempotent=call.idempotent)
+
+
+def _reason(last: httpx.Response | ConnectionFailedError) -> str:
+    return str(last.status_code) if isinstance(last, httpx.Response) else type(last).__name__
+
+
+def outcome_unknown(call: Call) -> OutcomeUnknownError:
+    """Return the error for a write that was sent and not answered."""
+    return OutcomeUnknownError(
+        "the request was sent and no answer came: whether it took effect is not known",
+        method=call.method,
+        path=call.path,
+    )

@@ -1,0 +1,88 @@
+"""Answers whose body is read by the caller, as it comes: for files of any length."""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import cast
+
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import trio
+
+from .attempter import CLOSING_SECONDS, failed
+from .errors import AttemptTimeoutError
+from .request import Call
+from .retry import FailureKind
+
+
+class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
+    """``async with client.stream(...) as response``: the head is there, the body is to be read.
+
+    Args:
+        call: what is asked for.
+        send: brings it as far as the head of a success.
+
+    Entering raises what a call raises. While the body is read, each part has to come within the
+    attempt's timeout: :class:`AttemptTimeoutError`, and a connection that breaks is a
+    :class:`ConnectionFailedError`; neither is tried again. The total time ends with the head.
+    Leaving closes the answer, read or not, and never waits for more than a second.
+    """
+
+    def __init__(self, call: Call, send: Callable[[Call], Awaitable[httpx.Response]]) -> None:
+        call.is_stream = True
+        self._call = call
+        self._send = send
+        self._response: httpx.Response | None = None
+
+    async def __aenter__(self) -> httpx.Response:
+        response = await self._send(self._call)
+        self._response = response
+        if not response.is_closed:
+            stream = cast("httpx.AsyncByteStream", response.stream)
+            response.stream = _TimedBody(stream, self._call)
+        return response
+
+    async def __aexit__(  # noqa: ASYNC910 - closing may wait
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._response is not None  # noqa: S101 - it was entered
+        with trio.move_on_after(CLOSING_SECONDS, shield=True):  # noqa: ASYNC912 - closing may wait
+            with contextlib.suppress(httpx.HTTPError):
+                await self._response.aclose()
+
+
+class _TimedBody(httpx.AsyncByteStream):
+    """A body each part of which has to come in time; its own iterator."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, call: Call) -> None:
+        self._stream = stream
+        self._parts = aiter(stream)
+        self._call = call
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        call = self._call
+        try:
+            with trio.move_on_after(call.attempt_timeout):
+                return await anext(self._parts)
+        except httpx.RequestError as error:
+            raise failed(error, call) from error
+        raise AttemptTimeoutError(
+            f"no further part of the answer within {call.attempt_timeout:g} s",
+            kind=FailureKind.UNCONFIRMED,
+            method=call.method,
+            path=call.path,
+            attempts=call.attempts,
+        )
+
+    async def aclose(self) -> None:
+        # A stream's iterator is mostly a generator that holds the connection until it is closed.
+        close = getattr(self._parts, "aclose", None)
+        if close is not None:
+            await close()
+        await self._stream.aclose()

@@ -1,0 +1,290 @@
+"""The client's connections as an httpx transport: the only place that knows both sides.
+
+Requests and answers are httpx's, the connections underneath are this package's own; errors are
+translated here, once. What matters to whoever retries:
+
+- ``httpx.ConnectError``, ``ConnectTimeout`` and ``PoolTimeout`` mean that the server cannot have
+  acted on the request, whatever its method;
+- every other ``httpx.TransportError`` means that it may have;
+- a kept connection that ends before any byte of the answer is tried once more on another, when
+  the method is idempotent and the body can be sent again.
+"""
+
+import ssl
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Protocol
+
+import httpx
+import trio
+
+from sdk_trio.client.exchange import (
+    NO_TIMEOUTS,
+    Answer,
+    BodyReader,
+    ConnectFailedError,
+    Connection,
+    ConnectTimedOutError,
+    NetworkError,
+    NotProcessedError,
+    Origin,
+    OurProtocolError,
+    Outgoing,
+    PeerProtocolError,
+    PoolTimedOutError,
+    ReadFailedError,
+    ReadTimedOutError,
+    StaleConnectionError,
+    Timeouts,
+    WriteFailedError,
+    WriteTimedOutError,
+)
+from sdk_trio.client.http3_origins import Http3Origins, require_http3
+from sdk_trio.client.lanes import ConnectionLimits, PoolStatistics
+from sdk_trio.client.pool import ConnectionPool
+
+#: Methods whose repetition changes nothing (RFC 9110, 9.2.2).
+IDEMPOTENT = frozenset([b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"])
+#: How often one request may meet a server that sends it away unprocessed.
+NOT_PROCESSED_TRIES = 3
+
+#: The request's extension that is called before it leaves.
+BEFORE_SEND = "sdk_trio.before_send"
+
+_PORTS = {"http": 80, "https": 443}
+_HTTPX_ERRORS: dict[type[NetworkError], type[httpx.TransportError]] = {
+    ConnectFailedError: httpx.ConnectError,
+    ConnectTimedOutError: httpx.ConnectTimeout,
+    PoolTimedOutError: httpx.PoolTimeout,
+    NotProcessedError: httpx.ConnectError,
+    ReadFailedError: httpx.ReadError,
+    ReadTimedOutError: httpx.ReadTimeout,
+    StaleConnectionError: httpx.ReadError,
+    WriteFailedError: httpx.WriteError,
+    WriteTimedOutError: httpx.WriteTimeout,
+    PeerProtocolError: httpx.RemoteProtocolError,
+    OurProtocolError: httpx.LocalProtocolError,
+}
+
+
+class ConnectionSettings(ConnectionLimits, Protocol):
+    """``Sdk:Connection`` (spec 2.3)."""
+
+    @property
+    def enable_http3(self) -> bool:
+        """Whether HTTP/3 is tried first."""
+
+
+class Transport(httpx.AsyncBaseTransport):
+    """Sends httpx requests over connections that it keeps, bounds and renews.
+
+    An async context manager; requests are possible inside it only. An ``httpx.AsyncClient``
+    enters its transport by itself; entering again inside is allowed and has no effect.
+    Cancelling a request never waits: its HTTP/1.1 connection is closed, its HTTP/2 or HTTP/3
+    stream reset.
+
+    Args:
+        connection: the settings of ``Sdk:Connection`` (spec 2.3); they are read on each use, so
+            an object that changes has effect without a new transport.
+        http3: overrides ``connection.enable_http3``.
+        verify: the context of TLS connections; its ALPN protocols are set by the transport.
+            Default: httpx's, with certifi's authorities or ``SSL_CERT_FILE``.
+
+    Proxies are not supported.
+
+    Raises:
+        OptionsValidationError: HTTP/3 is asked for, and its extra is not installed.
+    """
+
+    #: The extension ``sdk_trio.before_send`` of a request is called before it leaves.
+    tells_before_send = True
+
+    def __init__(
+        self,
+        connection: ConnectionSettings,
+        *,
+        http3: bool | None = None,
+        verify: ssl.SSLContext | None = None,
+    ) -> None:
+        self._settings = connection
+        self._use_http3 = connection.enable_http3 if http3 is None else http3
+        if self._use_http3:
+            require_http3()
+        self._context = verify
+        self._entered = 0
+        self._pool: ConnectionPool | None = None
+        self._http3: Http3Origins | None = None
+
+    async def __aenter__(self) -> "Transport":
+        self._entered += 1
+        if self._entered > 1:
+            return self
+        manager = trio.open_nursery()
+        nursery = await manager.__aenter__()
+        self._manager, self._nursery = manager, nursery
+        self._pool = ConnectionPool(self._settings, tls=self._tls, nursery=nursery)
+        nursery.start_soon(self._pool.reap)
+        if self._use_http3:
+            self._http3 = Http3Origins(self._settings, tls=self._tls, nursery=nursery)
+            nursery.start_soon(self._http3.reap)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        self._entered -= 1
+        if self._entered:
+            return
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+        if self._http3 is not None:
+            self._http3.close()
+        if self._nursery.cancel_scope.cancel_called:
+            # A task of the transport failed: the nursery replaces its own Cancelled by the cause.
+            await self._manager.__aexit__(exc_type, exc_value, traceback)
+            return
+        self._nursery.cancel_scope.cancel()
+        # Not passed on: what was raised inside must leave as it is, not in a group of one.
+        await self._manager.__aexit__(None, None, None)
+
+    async def aclose(self) -> None:
+        """Close every connection now; what is under way fails. The context may stay open."""
+        if self._pool is not None:
+            self._pool.close()
+        await trio.lowlevel.checkpoint()
+
+    @property
+    def statistics(self) -> PoolStatistics:
+        """A count of connections, of dials and of waiting requests, for metrics and tests."""
+        if self._pool is None:
+            return PoolStatistics(0, 0, 0, 0, 0)
+        return self._pool.statistics()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send ``request`` and return the response, its body not read yet.
+
+        The response must be read to its end or closed, as with any httpx transport. Honours
+        httpx's ``timeout`` and ``target`` extensions, and ``sdk_trio.before_send``: a function
+        without arguments that is called before anything of the request can reach the server, so
+        that a request given up earlier is known not to have been executed.
+
+        Raises:
+            httpx.TransportError: see the module; the classes say whether anything was sent.
+            RuntimeError: the transport is not open.
+        """
+        pool = self._pool
+        if pool is None:
+            raise RuntimeError("the transport is not open: use it as 'async with Transport(...)'")
+        try:
+            outgoing = _outgoing(request)
+            answer = await self._exchange(pool, outgoing)
+        except NetworkError as error:
+            raise _translate(error, request) from error
+        extensions: dict[str, object] = {"http_version": answer.version}
+        if answer.version.startswith(b"HTTP/1"):
+            extensions["reason_phrase"] = answer.reason
+        return httpx.Response(
+            answer.status,
+            headers=answer.headers,
+            stream=_ResponseStream(answer.body, request),
+            extensions=extensions,
+            request=request,
+        )
+
+    async def _exchange(self, pool: ConnectionPool, request: Outgoing) -> Answer:
+        tries = 1
+        was_stale = False
+        while True:
+            connection: Connection | None = None
+            if self._http3 is not None:
+                connection = await self._http3.acquire(request.origin)
+            if connection is None:
+                connection = await pool.acquire(request.origin, request.timeouts)
+            try:
+                return await connection.exchange(request)
+            except NotProcessedError:
+                if not request.is_replayable or tries >= NOT_PROCESSED_TRIES:
+                    raise
+                tries += 1
+            except StaleConnectionError:
+                if was_stale or request.method not in IDEMPOTENT or not request.is_replayable:
+                    raise
+                was_stale = True
+                # The others are probably as dead; what is then acquired was alive a moment ago.
+                pool.forget_idle(request.origin)
+
+    def _tls(self) -> ssl.SSLContext:
+        if self._context is None:
+            self._context = httpx.create_ssl_context()
+        return self._context
+
+
+class _ResponseStream(httpx.AsyncByteStream):
+    """The body of one response."""
+
+    __slots__ = ("_body", "_request")
+
+    def __init__(self, body: BodyReader, request: httpx.Request) -> None:
+        self._body = body
+        self._request = request
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self  # no generator, which somebody would have to close
+
+    async def __anext__(self) -> bytes:
+        try:
+            data = await self._body.receive()
+        except NetworkError as error:
+            raise _translate(error, self._request) from error
+        if not data:
+            raise StopAsyncIteration
+        return data
+
+    async def aclose(self) -> None:
+        self._body.abandon()
+
+
+def _outgoing(request: httpx.Request) -> Outgoing:
+    url = request.url
+    scheme, host = url.scheme, url.raw_host.decode("ascii")
+    if scheme not in _PORTS:
+        raise httpx.UnsupportedProtocol(
+            f"the address {str(url.copy_with(query=None))!r} is neither http nor https",
+            request=request,
+        )
+    limits = request.extensions.get("timeout")
+    stream = request.stream
+    if isinstance(stream, httpx.ByteStream):
+        body: bytes = request.read()
+        streamed: httpx.AsyncByteStream | None = None
+    elif isinstance(stream, httpx.AsyncByteStream):
+        body, streamed = b"", stream
+    else:
+        raise TypeError("the request's body is synchronous: give an asynchronous iterable")
+    return Outgoing(
+        method=request.method.encode("ascii"),
+        origin=Origin(scheme, host, url.port or _PORTS[scheme]),
+        target=request.extensions.get("target") or url.raw_path,
+        headers=request.headers.raw,
+        body=body,
+        stream=streamed,
+        timeouts=_timeouts(limits) if limits else NO_TIMEOUTS,
+        before_send=request.extensions.get(BEFORE_SEND),
+    )
+
+
+def _timeouts(limits: dict[str, float | None]) -> Timeouts:
+    return Timeouts(
+        connect=limits.get("connect"),
+        read=limits.get("read"),
+        write=limits.get("write"),
+        pool=limits.get("pool"),
+    )
+
+
+def _translate(error: NetworkError, request: httpx.Request) -> httpx.TransportError:
+    return _HTTPX_ERRORS[type(error)](str(error), request=request)

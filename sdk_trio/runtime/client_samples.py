@@ -1,0 +1,55 @@
+"""The client's counters under their names as metrics (contracts 10). Pure."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import attrs
+
+#: Values of ``sdk_client_circuit_state``.
+CIRCUIT_STATES = {"closed": 0, "open": 1, "probing": 2, "isolated": 3}
+
+
+@attrs.frozen
+class Sample:
+    """One value of a metric: its name, its labels in order, and the value now."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    value: float
+
+
+class Counted(Protocol):
+    """What is read of the client's counters."""
+
+    @property
+    def requests(self) -> Mapping[tuple[str, str], int]:
+        """Return finished calls by method and outcome."""
+        ...
+
+    @property
+    def attempts_per_call(self) -> Mapping[int, int]:
+        """Return how many calls took so many attempts."""
+        ...
+
+
+def sample_client(counters: Counted, circuit: str) -> tuple[Sample, ...]:
+    """Return what the client has counted so far.
+
+    ``sdk_client_requests_total{method,outcome}``, ``sdk_client_circuit_state`` (a number of
+    :data:`CIRCUIT_STATES`), and ``sdk_client_attempts`` as a cumulative histogram of attempts a
+    call: ``_bucket{le}``, ``_sum`` and ``_count``.
+    """
+    samples = [
+        Sample("sdk_client_requests_total", (("method", method), ("outcome", outcome)), count)
+        for (method, outcome), count in sorted(counters.requests.items())
+    ]
+    samples.append(Sample("sdk_client_circuit_state", (), CIRCUIT_STATES[circuit]))
+    calls = total = 0
+    for attempts, count in sorted(counters.attempts_per_call.items()):
+        calls += count
+        total += attempts * count
+        samples.append(Sample("sdk_client_attempts_bucket", (("le", str(attempts)),), calls))
+    samples.append(Sample("sdk_client_attempts_bucket", (("le", "+Inf"),), calls))
+    samples.append(Sample("sdk_client_attempts_sum", (), total))
+    samples.append(Sample("sdk_client_attempts_count", (), calls))
+    return tuple(samples)

@@ -1,0 +1,102 @@
+"""The whole client over its own transport and real sockets."""
+
+import contextlib
+import functools
+
+import pytest
+import trio
+import trio.testing
+
+from sdk_trio.client.client import Client
+from sdk_trio.client.errors import AttemptTimeoutError, ConnectionFailedError, OutcomeUnknownError
+from sdk_trio.client.transport import Transport
+from sdk_trio.config import Mode, Secret, Settings
+from sdk_trio.config.options import ConnectionOptions
+
+PATIENCE_SECONDS = 10
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def settings(port, connections=10):
+    return Settings(
+        mode=Mode.CUSTOM,
+        custom_base_url=f"http://127.0.0.1:{port}",
+        access_token=Secret("not-a-real-token"),
+        connection=ConnectionOptions(max_connections_per_server=connections),
+    )
+
+
+@contextlib.asynccontextmanager
+async def served(answers):
+    """Run a server that answers where ``answers(head)`` is true, and is silent elsewhere."""
+
+    async def serve(stream):
+        with contextlib.suppress(trio.BrokenResourceError):
+            buffer = b""
+            while received := await stream.receive_some():
+                buffer += received
+                while b"\r\n\r\n" in buffer:
+                    head, _, buffer = buffer.partition(b"\r\n\r\n")
+                    if answers(head):
+                        await stream.send_all(ANSWER)
+
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            serving = functools.partial(trio.serve_tcp, serve, 0, host="127.0.0.1")
+            [listener] = await nursery.start(serving)
+            yield listener.socket.getsockname()[1]
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_write_that_waited_for_a_connection_was_certainly_not_executed():
+    async with (
+        served(lambda head: not head.startswith(b"GET /v1/silent")) as port,
+        Client(settings(port, connections=1)) as client,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(client.request, "GET", "/silent")
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        with pytest.raises(AttemptTimeoutError):
+            await client.request("POST", "/x", attempt_timeout=0.2, max_retries=0)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_write_that_left_has_an_unknown_outcome():
+    async with served(lambda head: False) as port, Client(settings(port)) as client:
+        with pytest.raises(OutcomeUnknownError) as caught:
+            await client.request("POST", "/x", attempt_timeout=0.2)
+    assert caught.value.attempts == 1
+
+
+async def test_where_nobody_listens_every_method_is_tried_again():
+    with trio.socket.socket() as unused:
+        await unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        async with Client(settings(port)) as client:
+            with pytest.raises(ConnectionFailedError) as caught:
+                await client.request("POST", "/x", max_retries=1)
+    assert caught.value.attempts == 2
+
+
+async def test_hedged_and_cancelled_calls_leave_no_connection_in_use():
+    heads = []
+
+    def sometimes(head):
+        heads.append(head)
+        return len(heads) % 3 > 0
+
+    async with served(sometimes) as port:
+        transport = Transport(settings(port).connection)
+        async with Client(settings(port), transport) as client:
+
+            async def call(seconds):
+                with trio.move_on_after(seconds):
+                    await client.request("GET", "/x", hedge_after=0.002)
+
+            for _ in range(10):
+                async with trio.open_nursery() as nursery:
+                    for number in range(30):
+                        nursery.start_soon(call, number / 1000)
+            statistics = transport.statistics
+            assert (statistics.exchanges, statistics.waiting, statistics.connecting) == (0, 0, 0)
+            assert not client.breaker.probe_is_out

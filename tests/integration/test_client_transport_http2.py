@@ -1,0 +1,362 @@
+"""The transport on real sockets, HTTP/2 over TLS: streams, cancellation, limits, goodbyes."""
+
+import random
+from contextlib import asynccontextmanager
+
+import h2.connection
+import h2.errors
+import httpx
+import pytest
+import trio
+import trio.testing
+from support.upstreams import (
+    BODY,
+    Authority,
+    ConnectionOptions,
+    Upstream,
+    http1_handler,
+    http2_handler,
+    serving,
+    until,
+)
+
+from sdk_trio.client.transport import Transport
+
+CANCEL = int(h2.errors.ErrorCodes.CANCEL)
+AUTHORITY = Authority()
+
+
+@asynccontextmanager
+async def client_of(upstream, handler=None, protocols=("h2", "http/1.1"), **options):
+    """An HTTP/2 server, and a client whose base address is it."""
+    context = AUTHORITY.server_context(*protocols)
+    async with serving(upstream, handler or http2_handler(upstream), context=context):
+        transport = Transport(ConnectionOptions(**options), verify=AUTHORITY.client_context())
+        with trio.fail_after(30):
+            async with httpx.AsyncClient(
+                transport=transport, base_url=f"https://localhost:{upstream.port}", timeout=None
+            ) as client:
+                client.pool = transport
+                yield client
+
+
+async def test_many_requests_share_one_connection():
+    upstream = Upstream()
+    async with client_of(upstream) as client:
+        responses = []
+
+        async def get():
+            responses.append(await client.get("/after/0.01"))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(80):
+                nursery.start_soon(get)
+        assert {(r.http_version, r.status_code, r.content) for r in responses} == {
+            ("HTTP/2", 200, BODY)
+        }
+        assert upstream.connections == 1
+
+
+async def test_switched_off_it_is_not_offered():
+    upstream = Upstream()
+    handler = http1_handler(upstream)
+    async with client_of(upstream, handler, enable_http2=False) as client:
+        assert (await client.get("/")).http_version == "HTTP/1.1"
+
+
+async def test_a_server_without_it_gets_as_many_connections_as_there_are_requests():
+    upstream = Upstream()
+    handler = http1_handler(upstream)
+    async with client_of(upstream, handler, protocols=["http/1.1"]) as client:
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(client.get, "/after/0.1")
+        assert upstream.most_connections == 8
+
+
+async def test_a_full_connection_is_joined_by_others():
+    upstream = Upstream()
+    async with client_of(upstream, http2_handler(upstream, max_streams=20)) as client:
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(client.get, "/after/0.3")
+        assert upstream.requests == 100
+        assert upstream.connections == 5
+
+
+async def test_a_full_connection_stays_alone_when_more_are_not_wanted():
+    upstream = Upstream()
+    handler = http2_handler(upstream, max_streams=20)
+    async with client_of(upstream, handler, enable_multiple_http2_connections=False) as client:
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(client.get, "/after/0.02")
+        assert upstream.requests == 100
+        assert upstream.connections == 1
+
+
+async def test_no_more_connections_than_the_cap():
+    upstream = Upstream()
+    handler = http2_handler(upstream, max_streams=5)
+    async with client_of(upstream, handler, max_connections_per_server=2) as client:
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(client.get, "/after/0.02")
+        assert upstream.requests == 50
+        assert upstream.connections == 2
+
+
+async def test_every_cancelled_stream_is_reset_and_the_next_request_works():
+    upstream = Upstream()
+    async with client_of(upstream) as client:
+        await client.get("/")
+        async with trio.open_nursery() as nursery:
+            for _ in range(200):
+                nursery.start_soon(client.get, "/hang")
+            await until(lambda: upstream.requests == 201)
+            nursery.cancel_scope.cancel()
+        assert client.pool.statistics.exchanges == 0
+        await until(lambda: upstream.resets[CANCEL] == 200)
+        assert (await client.get("/")).status_code == 200
+        assert upstream.connections == 2  # 100 streams each
+
+
+async def test_cancelled_uploads_are_reset_while_others_go_on():
+    upstream = Upstream()
+    answers = []
+
+    async def upload(client):
+        response = await client.post("/upload", content=bytes(3_000_000))
+        answers.append(response.text)
+
+    async with client_of(upstream) as client, trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(upload, client)
+        async with trio.open_nursery() as doomed:
+            for _ in range(40):
+                doomed.start_soon(lambda: client.post("/upload", content=bytes(3_000_000)))
+            for _ in range(10):
+                doomed.start_soon(lambda: client.post("/stuck", content=bytes(3_000_000)))
+            await until(lambda: upstream.requests == 55)
+            doomed.cancel_scope.cancel()
+        await until(lambda: upstream.resets[CANCEL] == 50)
+        assert (await client.get("/")).status_code == 200
+        await until(lambda: len(answers) == 5)
+        assert set(answers) == {"3000000"}
+        assert upstream.connections == 1
+
+
+async def test_a_storm_of_cancellations_leaves_nothing_in_use():
+    upstream = Upstream()
+    dice = random.Random(2)
+    async with client_of(upstream) as client:
+
+        async def give_up_soon():
+            for _ in range(50):
+                with trio.move_on_after(dice.uniform(0, 0.008)):
+                    await client.post(
+                        f"/after/{dice.uniform(0, 0.008):.4f}",
+                        content=bytes(dice.choice([0, 100, 100_000])),
+                    )
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                nursery.start_soon(give_up_soon)
+        assert client.pool.statistics.exchanges == 0
+        assert (await client.get("/")).status_code == 200
+
+
+async def test_cancelling_everything_at_once_still_tells_the_server():
+    upstream = Upstream()
+    async with serving(upstream, http2_handler(upstream), context=AUTHORITY.server_context("h2")):
+        with trio.CancelScope() as scope:
+            async with (
+                Transport(ConnectionOptions(), verify=AUTHORITY.client_context()) as transport,
+                httpx.AsyncClient(transport=transport, timeout=None) as client,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(client.get, f"https://localhost:{upstream.port}/hang")
+                await until(lambda: upstream.requests == 1)
+                scope.cancel()
+        with trio.fail_after(2):
+            await until(lambda: upstream.open_connections == 0)
+
+
+async def test_large_bodies_pass_the_windows_both_ways():
+    upstream = Upstream()
+
+    async def chunks():
+        for _ in range(30):
+            yield bytes(100_000)
+
+    async with client_of(upstream) as client:
+        assert (await client.post("/upload", content=chunks())).text == "3000000"
+        assert len((await client.get("/size/20000000")).content) == 20_000_000
+    assert not upstream.resets
+
+
+async def test_a_reader_that_stalls_does_not_stop_the_others():
+    upstream = Upstream()
+    async with client_of(upstream) as client:
+        async with client.stream("GET", "/size/20000000") as stalled:
+            for _ in range(20):
+                assert (await client.get("/")).content == BODY
+            size = 0
+            async for chunk in stalled.aiter_raw():
+                size += len(chunk)
+            assert size == 20_000_000
+        assert upstream.connections == 1
+
+
+async def test_the_answer_to_head_has_no_body_whatever_its_headers_say():
+    async with client_of(Upstream()) as client:
+        response = await client.head("/size/1000")
+        assert (response.headers["content-length"], response.content) == ("1000", b"")
+
+
+async def test_headers_that_belong_to_http1_are_left_out():
+    async with client_of(Upstream()) as client:
+        # h2, as the server, ends the connection at a header that HTTP/2 forbids.
+        response = await client.get(
+            "/",
+            headers={"Connection": "keep-alive", "Transfer-Encoding": "chunked", "X-Mixed": "1"},
+        )
+        assert response.status_code == 200
+        with pytest.raises(httpx.LocalProtocolError, match="x-note"):
+            await client.get("/", headers={"x-note": "a\nb"})
+        assert (await client.get("/")).status_code == 200
+
+
+async def test_closing_a_response_early_resets_its_stream():
+    upstream = Upstream()
+    async with client_of(upstream) as client:
+        async with client.stream("GET", "/size/20000000"):
+            pass
+        await until(lambda: upstream.resets[CANCEL] == 1)
+        assert (await client.get("/")).content == BODY
+        assert upstream.connections == 1
+
+
+async def test_a_read_timeout_ends_its_stream_only():
+    upstream = Upstream()
+    async with client_of(upstream) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(client.get, "/after/0.2")
+        with pytest.raises(httpx.ReadTimeout):
+            await client.get("/hang", timeout=httpx.Timeout(None, read=0.05))
+        await until(lambda: upstream.resets[CANCEL] == 1)
+
+
+async def test_connections_are_replaced_at_their_lifetime_without_losing_a_request():
+    upstream = Upstream()
+    async with client_of(upstream, pooled_connection_lifetime_minutes=0.1 / 60) as client:
+        end = trio.current_time() + 0.45
+
+        async def get():
+            while trio.current_time() < end:
+                assert (await client.get("/after/0.01")).status_code == 200
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(get)
+        assert 3 <= upstream.connections <= 6
+        await until(lambda: upstream.open_connections <= 1)
+
+
+async def test_an_idle_connection_is_closed_without_another_request():
+    upstream = Upstream()
+    async with client_of(upstream, pooled_connection_idle_timeout_minutes=0.1 / 60) as client:
+        await client.get("/")
+        await until(lambda: upstream.open_connections == 0)
+        assert client.pool.statistics.connections == 0
+
+
+async def test_a_graceful_goodbye_loses_no_request():
+    # Posts, which are not repeated: each has to be answered where it was sent.
+    upstream = Upstream()
+    async with client_of(upstream, http2_handler(upstream, goaway_after=20)) as client:
+
+        async def post():
+            for number in range(20):
+                content = b"x" * number
+                assert (await client.post("/upload", content=content)).text == str(number)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(post)
+        assert upstream.connections > 5
+        assert upstream.requests == 200
+        assert client.pool.statistics.exchanges == 0
+
+
+async def test_a_server_that_closes_fails_all_streams_at_once():
+    upstream = Upstream()
+
+    async def close_soon(stream):
+        with trio.move_on_after(0.1):
+            await http2_handler(upstream)(stream)
+
+    async with client_of(upstream, close_soon) as client:
+        outcomes = []
+
+        async def get():
+            try:
+                await client.get("/hang")
+            except httpx.TransportError as error:
+                outcomes.append(type(error))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(get)
+        assert outcomes == [httpx.ReadError] * 10
+        assert client.pool.statistics.connections == 0
+        assert (await client.get("/")).status_code == 200
+
+
+async def test_a_silent_server_is_found_out_by_a_ping(monkeypatch):
+    monkeypatch.setattr("sdk_trio.client.pool.SUSPECT_SECONDS", 0.05)
+    monkeypatch.setattr("sdk_trio.client.pool.PING_SECONDS", 0.1)
+    upstream = Upstream()
+
+    async def fall_silent(stream):
+        number = upstream.connections
+        with trio.move_on_after(0.2 if number == 1 else 60):
+            await http2_handler(upstream)(stream)
+        await trio.sleep_forever()
+
+    async with client_of(upstream, fall_silent) as client:
+        await client.get("/")
+        await trio.sleep(0.25)
+        with pytest.raises(httpx.ReadTimeout):
+            await client.get("/", timeout=httpx.Timeout(None, read=0.05))
+        await trio.sleep(0.06)
+        assert (await client.get("/")).status_code == 200
+        assert upstream.connections == 2
+
+
+async def test_an_untrusted_certificate_fails_every_waiting_request_at_once():
+    upstream = Upstream()
+    async with client_of(upstream) as client:
+        client.pool._context = Authority().client_context()
+        failures = []
+
+        async def post():
+            try:
+                await client.post("/")
+            except httpx.ConnectError as error:
+                failures.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(post)
+        assert len(failures) == 5
+        assert "certificate verify failed" in failures[0]
+        assert upstream.connections == 1
+
+
+def test_canary_of_what_is_overridden_in_h2():
+    """A new h2 that no longer has these must be read before it is allowed."""
+    connection = h2.connection.H2Connection
+    assert callable(connection._receive_goaway_frame)
+    assert isinstance(connection.open_outbound_streams, property)
+    assert connection()._data_to_send == bytearray()
+    assert connection().state_machine.state is h2.connection.ConnectionState.IDLE

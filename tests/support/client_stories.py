@@ -1,0 +1,249 @@
+"""Calls against a scripted server in virtual time: what the tests of the client's pipeline share.
+
+A *story* is a few calls at given times against a list of replies, one for each attempt in order of
+arrival; after the last one the server is well. It keeps what the server saw and how calls ended.
+"""
+
+import itertools
+import random
+
+import attrs
+import httpx
+import trio
+import trio.testing
+from hypothesis import strategies as st
+
+from sdk_trio.client.breaker import BreakerPolicy, BreakerState
+from sdk_trio.client.budget import BudgetPolicy
+from sdk_trio.client.errors import CallError
+from sdk_trio.client.pipeline import Pipeline, Policies
+from sdk_trio.client.request import Call
+from sdk_trio.client.retry import IDEMPOTENT_METHODS
+
+ORIGIN = "https://api.example:443"
+
+#: A breaker that opens soon, a budget that runs dry soon.
+TOUCHY = Policies(
+    breaker=BreakerPolicy(failure_threshold=2, sampling_seconds=30, break_seconds=5),
+    budget=BudgetPolicy(floor_per_second=0.2, floor_seconds=10),
+)
+#: A breaker that never opens, a budget that never runs dry.
+CALM = Policies(
+    breaker=BreakerPolicy(failure_threshold=10_000),
+    budget=BudgetPolicy(floor_per_second=1000, floor_seconds=1, maximum=1000),
+)
+
+
+@attrs.frozen
+class Reply:
+    """What the server does with one attempt: an answer, or how it fails, and when."""
+
+    what: int | type[httpx.TransportError] | str = 200
+    delay: float = 0.0
+    body_delay: float = 0.0
+    retry_after: float | None = None
+
+    @property
+    def executes(self):
+        """Whether a request that gets this reply has taken effect."""
+        return self.what not in (429, httpx.ConnectError, httpx.PoolTimeout)
+
+
+@attrs.define(eq=False)
+class Visit:
+    """One attempt as the server saw it; ``began`` and ``ended`` order all events of a story."""
+
+    call: int
+    reply: Reply
+    began: int
+    started_at: float
+    circuit: BreakerState
+    ended: int | None = None
+    answered_at: float | None = None
+
+
+class ScriptedServer(httpx.AsyncBaseTransport):
+    def __init__(self, replies=()):
+        self.replies = list(replies)
+        self.visits = []
+        self.pipeline = None
+        self._events = itertools.count()
+
+    @property
+    def in_flight(self):
+        return [visit for visit in self.visits if visit.ended is None]
+
+    async def handle_async_request(self, request):
+        reply = self.replies.pop(0) if self.replies else Reply()
+        visit = Visit(
+            call=int(request.headers["x-call"]),
+            reply=reply,
+            began=next(self._events),
+            started_at=trio.current_time(),
+            circuit=self.pipeline.breakers.of(ORIGIN).state,
+        )
+        self.visits.append(visit)
+        try:
+            await trio.sleep(reply.delay)
+            if reply.what == "hang":
+                await trio.sleep_forever()
+            if not isinstance(reply.what, int | str):
+                raise reply.what("scripted", request=request)
+        except BaseException:
+            visit.ended = next(self._events)
+            raise
+        status = 200 if reply.what == "break" else reply.what
+        headers = {} if reply.retry_after is None else {"retry-after": f"{reply.retry_after:.3f}"}
+        if reply.retry_after is not None:
+            visit.answered_at = trio.current_time()
+        return httpx.Response(status, headers=headers, stream=Body(visit, self._events))
+
+
+class Body(httpx.AsyncByteStream):
+    def __init__(self, visit, events):
+        self.visit = visit
+        self.events = events
+
+    async def __aiter__(self):
+        yield b"{"
+        await trio.sleep(self.visit.reply.body_delay)
+        if self.visit.reply.what == "break":
+            raise httpx.ReadError("scripted")
+        yield b"}"
+
+    async def aclose(self):
+        await trio.lowlevel.checkpoint()
+        if self.visit.ended is None:
+            self.visit.ended = next(self.events)
+
+
+@attrs.frozen
+class Asked:
+    """One call of a story."""
+
+    at: float = 0.0
+    method: str = "GET"
+    idempotent: bool | None = None
+    total_timeout: float | None = None
+    attempt_timeout: float = 3.0
+    max_retries: int = 3
+    hedge_after: float | None = None
+
+    @property
+    def may_be_executed_twice(self):
+        if self.idempotent is None:
+            return self.method in IDEMPOTENT_METHODS
+        return self.idempotent
+
+
+@attrs.define
+class Ended:
+    """How a call ended and when."""
+
+    started_at: float
+    ended_at: float
+    result: httpx.Response | Exception
+
+
+@attrs.define
+class Story:
+    """Everything that happened."""
+
+    asked: list[Asked]
+    server: ScriptedServer
+    pipeline: Pipeline
+    ended: dict[int, Ended] = attrs.field(factory=dict)
+    records: list = attrs.field(factory=list)
+    began_at: float = 0.0
+    was_over_at: float = 0.0
+
+    def visits(self, number):
+        return [visit for visit in self.server.visits if visit.call == number]
+
+
+def call_of(number, asked):
+    return Call(
+        method=asked.method,
+        path="/things/",
+        url="https://api.example/v1/things/",
+        origin=ORIGIN,
+        headers=[(b"Host", b"api.example"), (b"x-call", b"%d" % number)],
+        token="token",
+        idempotent=asked.may_be_executed_twice,
+        total_timeout=asked.total_timeout,
+        attempt_timeout=asked.attempt_timeout,
+        max_retries=asked.max_retries,
+        hedge_after=asked.hedge_after,
+    )
+
+
+def make_story(replies, asked, policies, *, seed=0):
+    server = ScriptedServer(replies)
+    records = []
+    pipeline = Pipeline(server, policies, random=random.Random(seed).random, hooks=[records.append])
+    server.pipeline = pipeline
+    story = Story(asked, server, pipeline, records=records)
+    story.began_at = trio.current_time()
+    return story
+
+
+async def perform(story, number):
+    asked = story.asked[number]
+    await trio.sleep(asked.at)
+    started_at = trio.current_time()
+    try:
+        result = await story.pipeline.send(call_of(number, asked))
+    except CallError as error:
+        result = error
+    # Noted before anything else can run: nothing of the call may be left at this moment.
+    assert not [visit for visit in story.visits(number) if visit.ended is None]
+    story.ended[number] = Ended(started_at, trio.current_time(), result)
+
+
+def play(replies, asked, policies=CALM, *, seed=0):
+    async def main():
+        story = make_story(replies, asked, policies, seed=seed)
+        living = trio.lowlevel.current_statistics().tasks_living
+        with trio.fail_after(100_000):
+            async with trio.open_nursery() as nursery:
+                for number in range(len(asked)):
+                    nursery.start_soon(perform, story, number)
+        assert trio.lowlevel.current_statistics().tasks_living == living
+        story.was_over_at = trio.current_time()
+        return story
+
+    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+KINDS_OF_REPLY = [
+    *(200, 404, 429, 408, 500, 503, 503),
+    *("hang", "break"),
+    *(httpx.ConnectError, httpx.PoolTimeout),
+    *(httpx.ReadError, httpx.RemoteProtocolError, httpx.WriteError),
+]
+delays = st.sampled_from([0.0, 0.1, 0.3, 0.7, 1.0, 2.0, 2.9, 3.1, 4.0])
+replies = st.lists(
+    st.builds(
+        Reply,
+        what=st.sampled_from(KINDS_OF_REPLY),
+        delay=delays,
+        body_delay=delays,
+        retry_after=st.none() | st.sampled_from([0.0, 0.5, 1.0, 5.0, 30.0, 119.0, 121.0]),
+    ),
+    max_size=25,
+)
+asked_calls = st.lists(
+    st.builds(
+        Asked,
+        at=st.floats(0, 20) | st.just(0.0),
+        method=st.sampled_from(["GET", "GET", "HEAD", "POST", "PATCH", "DELETE"]),
+        idempotent=st.sampled_from([None, None, None, True, False]),
+        total_timeout=st.none() | st.sampled_from([0.2, 1.0, 3.0, 8.0, 40.0]),
+        max_retries=st.integers(0, 4),
+        hedge_after=st.none() | st.sampled_from([0.1, 0.5, 2.0]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+policies = st.sampled_from([TOUCHY, CALM])
+seeds = st.integers(0, 10)

@@ -1,0 +1,106 @@
+"""The parser of HTTP/1.1 answers: the same whatever way the bytes arrive, and no surprises."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdk_trio.client.exchange import NetworkError
+from sdk_trio.client.http1 import AnswerParser
+
+NAMES = st.from_regex(rb"\A[A-Za-z][A-Za-z0-9-]{0,20}\Z").filter(
+    lambda name: (
+        name.lower()
+        not in (b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"te")
+    )
+)
+VALUES = st.from_regex(rb"\A([!-~]([ -~]{0,30}[!-~])?)?\Z")
+
+
+@st.composite
+def answers(draw):
+    """Draw an answer's bytes, and what is in them: status, headers, body, whether it is kept."""
+    status = draw(st.integers(200, 599))
+    headers = draw(st.lists(st.tuples(NAMES, VALUES), max_size=5))
+    body = b"" if status in (204, 304) else draw(st.binary(max_size=200))
+    framing = draw(st.sampled_from(["length", "chunked", "close"]))
+    if status in (204, 304):
+        framing, extra, wire = "none", [], b""
+    elif framing == "length":
+        extra, wire = [(b"Content-Length", b"%d" % len(body))], body
+    elif framing == "chunked":
+        size = draw(st.integers(1, 50))
+        pieces = [body[at : at + size] for at in range(0, len(body), size)]
+        extra = [(b"Transfer-Encoding", b"chunked")]
+        wire = b"".join(b"%X\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+        wire += b"0\r\nTrailer: x\r\n\r\n"
+    else:
+        extra, wire = [], body
+    interim = draw(st.sampled_from([b"", b"HTTP/1.1 103 Early Hints\r\nLink: </>\r\n\r\n"]))
+    lines = b"".join(b"%b: %b\r\n" % header for header in headers + extra)
+    data = interim + b"HTTP/1.1 %d Fine\r\n%b\r\n" % (status, lines) + wire
+    return data, (status, headers + extra, body, framing != "close")
+
+
+def parsed(parser):
+    return (
+        parser.status,
+        parser.headers,
+        b"".join(parser.chunks),
+        parser.keeps_alive,
+    )
+
+
+@given(answers(), st.lists(st.integers(1, 40), max_size=60))
+def test_the_answer_is_the_same_however_it_is_cut(answer, cuts):
+    data, expected = answer
+    parser = AnswerParser(is_head=False)
+    for cut in [*cuts, len(data)]:
+        piece, data = data[:cut], data[cut:]
+        if piece:
+            parser.feed(piece)
+    if not expected[3]:
+        assert not parser.ended
+        parser.feed(b"")
+    assert parser.ended
+    assert parsed(parser) == expected
+
+
+@given(answers(), st.data())
+def test_an_answer_that_is_cut_short_never_counts_as_whole(answer, data):
+    wire, (_, _, _, kept) = answer
+    if not kept:
+        return  # its end is the connection's
+    parser = AnswerParser(is_head=False)
+    shorter = wire[: data.draw(st.integers(0, len(wire) - 1))]
+    try:
+        if shorter:
+            parser.feed(shorter)
+        parser.feed(b"")
+    except NetworkError:
+        return
+    raise AssertionError("accepted")
+
+
+@given(st.lists(st.binary(min_size=1, max_size=80), max_size=6), st.booleans())
+def test_any_bytes_are_parsed_or_refused(pieces, is_head):
+    parser = AnswerParser(is_head=is_head)
+    try:
+        for piece in [b"HTTP/1.1 200 OK\r\n", *pieces]:
+            parser.feed(piece)
+            if parser.ended:
+                break
+    except NetworkError:
+        return
+
+
+# Line breaks alone are allowed between messages (RFC 9112, 2.2).
+SURPLUS = st.binary(min_size=1, max_size=50).filter(lambda data: data.strip(b"\r\n"))
+
+
+@given(answers(), SURPLUS)
+def test_what_follows_an_answer_ends_the_connection_and_changes_nothing(answer, surplus):
+    data, expected = answer
+    if not expected[3]:
+        return
+    parser = AnswerParser(is_head=False)
+    parser.feed(data + surplus)
+    assert parsed(parser) == (*expected[:3], False)

@@ -1,0 +1,100 @@
+"""Records lose nothing of what the upstream answered, and show nothing that is secret."""
+
+import copy
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdk_trio.client.records import Record, wrap
+
+scalars = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
+documents = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+objects = st.dictionaries(st.text(), documents, max_size=6)
+
+
+def unwrapped(value: object) -> object:
+    if isinstance(value, Record):
+        return {name: unwrapped(value[name]) for name in value}
+    return [unwrapped(item) for item in value] if isinstance(value, list) else value
+
+
+@given(objects)
+def test_every_field_is_readable_and_raw_is_the_document(document: dict[str, object]) -> None:
+    record = Record(document)
+    assert record.raw is document
+    assert unwrapped(record) == document
+    assert list(record) == list(document)
+    assert len(record) == len(document)
+    assert record
+    for name in document:
+        assert name in record
+        if name not in ("raw", "_fields") and not hasattr(object, name) and name[:2] != "__":
+            assert getattr(record, name) == record[name]
+
+
+@given(objects)
+def test_records_are_copied_and_pickled_whole(document: dict[str, object]) -> None:
+    record = Record(document)
+    assert pickle.loads(pickle.dumps(record)) == record
+    assert copy.deepcopy(record) == record
+    assert copy.copy(record).raw is document
+
+
+def test_objects_inside_lists_and_objects_are_records() -> None:
+    order = Record(
+        {"id": "1", "customer": {"email": "a@b.c"}, "items": [{"label": "x"}, [{"y": 1}]]}
+    )
+    assert order.customer.email == "a@b.c"
+    assert order.items[0].label == "x"
+    assert order.items[1][0].y == 1
+    assert wrap([1, {"a": None}])[1].a is None
+
+
+def test_fields_named_like_methods_of_a_dict_are_fields() -> None:
+    record = Record({"items": [], "get": 1, "keys": 2, "raw": 3})
+    assert (record.items, record.get, record.keys) == ([], 1, 2)
+    assert record["raw"] == 3
+
+
+def test_an_absent_field_says_what_was_meant() -> None:
+    record = Record({"total_amount": 1})
+    with pytest.raises(AttributeError, match=r"'total_amont'; did you mean 'total_amount'\?"):
+        record.total_amont  # noqa: B018 - reading it is the test
+    with pytest.raises(KeyError):
+        record["nothing"]
+    assert not hasattr(record, "nothing")
+    assert getattr(record, "nothing", None) is None
+
+
+def test_records_are_read_only_and_not_hashable() -> None:
+    record = Record({"a": 1})
+    with pytest.raises(AttributeError, match="read-only"):
+        record.a = 2
+    with pytest.raises(AttributeError, match="read-only"):
+        del record.a
+    with pytest.raises(TypeError):
+        hash(record)
+    assert record != {"a": 1}
+    assert "a" in dir(record)
+
+
+@given(st.dictionaries(st.text(min_size=1), st.just("s3cr3t-value"), max_size=8))
+def test_repr_shows_no_value_but_what_names_the_record(fields: dict[str, str]) -> None:
+    for name in ("id", "type", "status", "slug"):
+        fields.pop(name, None)
+    record = Record({"id": "cus_1", "nested": {"token": "s3cr3t-value"}, **fields})
+    assert "s3cr3t" not in repr(record)
+    assert "cus_1" in repr(record)
+
+
+def test_repr_counts_the_other_fields() -> None:
+    assert repr(Record({"id": "1", "token": "x"})) == "Record(id='1', and 1 field)"
+    assert repr(Record({"a": 1, "b": 2})) == "Record(and 2 fields)"
+    assert repr(Record({})) == "Record()"
+    assert repr(Record({"status": "x" * 100})) == "Record(and 1 field)"
