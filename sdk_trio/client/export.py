@@ -92,11 +92,13 @@ class CsvRows(AsyncIterator[dict[str, str]]):
             chunk = await anext(self._chunks)
         except StopAsyncIteration:
             self._is_over = True
+            await trio.lowlevel.checkpoint()
             return self._parser.finish()
         return self._parser.feed(chunk)
 
     async def close(self) -> None:
         """End the stream's iterator, which may be a generator that holds the connection."""
         self._is_over = True
+        await trio.lowlevel.checkpoint()
         if isinstance(self._chunks, AsyncGenerator):
             await self._chunks.aclose()

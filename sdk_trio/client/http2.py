@@ -136,7 +136,7 @@ class Http2Connection:
 
     # The two tasks
 
-    async def _read(self, scope: trio.CancelScope) -> None:
+    async def _read(self, scope: trio.CancelScope) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
         try:
             while True:
                 data = await self._wire.receive(RECEIVE_BYTES)
@@ -274,7 +274,7 @@ class Http2Connection:
         while view:
             if stream.ended or stream.error is not None:
                 stream.check()
-                return False
+                return False  # noqa: ASYNC910 - tries first; the exchange it is part of waits
             # Never more than one frame; the window counts the connection's as well.
             window = min(
                 self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size
@@ -294,7 +294,7 @@ class Http2Connection:
             self._queued += len(chunk)
             view = view[window:]
             self._work.set()
-        return True
+        return True  # noqa: ASYNC910 - tries first; the exchange it is part of waits
 
     def _end_upload(self, stream: Stream) -> None:
         if not stream.ended and stream.error is None:

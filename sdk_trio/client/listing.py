@@ -91,7 +91,7 @@ class RecordIterator(AsyncIterator[Record]):
             self._page, self._position = page.items, 0
         record = self._page[self._position]
         self._position += 1
-        return record
+        return record  # noqa: ASYNC910 - either branch above is one
 
 
 async def _fetch_page(sender: Sender, call: PreparedCall, number: int) -> Page:

@@ -93,7 +93,7 @@ class ConnectionPool:
         if not lane.waiters:
             connection = self._take(lane)
             if connection is not None:
-                return connection
+                return connection  # noqa: ASYNC910 - tries first; the exchange it is part of waits
         waiter = Waiter(timeouts)
         lane.waiters[waiter] = None
         self._dial_where_needed(lane.server)
@@ -315,7 +315,7 @@ class ConnectionPool:
                     return True
         return False
 
-    async def _dial(self, lane: Lane, limit: float) -> None:
+    async def _dial(self, lane: Lane, limit: float) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
         try:
             await self._connect(lane, limit)
         except NetworkError as error:

@@ -118,6 +118,7 @@ class Transport(httpx.AsyncBaseTransport):
     async def __aenter__(self) -> "Transport":
         self._entered += 1
         if self._entered > 1:
+            await trio.lowlevel.checkpoint()
             return self
         manager = trio.open_nursery()
         nursery = await manager.__aenter__()
@@ -137,6 +138,7 @@ class Transport(httpx.AsyncBaseTransport):
     ) -> None:
         self._entered -= 1
         if self._entered:
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - the nursery is cancelled, its tasks end at once
             return
         if self._pool is not None:
             self._pool.close()
@@ -145,11 +147,11 @@ class Transport(httpx.AsyncBaseTransport):
             self._http3.close()
         if self._nursery.cancel_scope.cancel_called:
             # A task of the transport failed: the nursery replaces its own Cancelled by the cause.
-            await self._manager.__aexit__(exc_type, exc_value, traceback)
+            await self._manager.__aexit__(exc_type, exc_value, traceback)  # noqa: ASYNC102 - the nursery is cancelled, its tasks end at once
             return
         self._nursery.cancel_scope.cancel()
         # Not passed on: what was raised inside must leave as it is, not in a group of one.
-        await self._manager.__aexit__(None, None, None)
+        await self._manager.__aexit__(None, None, None)  # noqa: ASYNC102 - the nursery is cancelled, its tasks end at once
 
     async def aclose(self) -> None:
         """Close every connection now; what is under way fails. The context may stay open."""
@@ -198,7 +200,7 @@ class Transport(httpx.AsyncBaseTransport):
     async def _exchange(self, pool: ConnectionPool, request: Outgoing) -> Answer:
         tries = 1
         was_stale = False
-        while True:
+        while True:  # noqa: ASYNC913 - acquire waits, or it returns
             connection: Connection | None = None
             if self._http3 is not None:
                 connection = await self._http3.acquire(request.origin)
@@ -244,7 +246,7 @@ class _ResponseStream(httpx.AsyncByteStream):
             raise StopAsyncIteration
         return data
 
-    async def aclose(self) -> None:
+    async def aclose(self) -> None:  # noqa: ASYNC910 - nothing to wait for; httpx names it so
         self._body.abandon()
 
 

@@ -55,7 +55,7 @@ class Wire:
         except OSError as error:
             raise WriteFailedError(_text(error)) from error
 
-    async def send_all(self, data: bytes) -> None:
+    async def send_all(self, data: bytes) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
         """Send all of ``data``; checkpoints only when it has to wait.
 
         Raises:
@@ -80,7 +80,7 @@ class Wire:
         if self._tls is not None and self._tls.pending():
             await trio.lowlevel.checkpoint()
             return self._tls.recv(max_bytes)
-        while True:
+        while True:  # noqa: ASYNC913 - tries first, and waits when it must
             try:
                 await trio.lowlevel.wait_readable(self._sock)
                 return self._sock.recv(max_bytes)
@@ -149,7 +149,7 @@ async def open_wire(
 
 
 async def _shake_hands(sock: ssl.SSLSocket) -> None:
-    while True:
+    while True:  # noqa: ASYNC913 - tries first, and waits when it must
         try:
             sock.do_handshake()
         except ssl.SSLWantReadError:
@@ -157,7 +157,7 @@ async def _shake_hands(sock: ssl.SSLSocket) -> None:
         except ssl.SSLWantWriteError:
             await trio.lowlevel.wait_writable(sock)
         else:
-            return
+            return  # noqa: ASYNC910 - tries first; the exchange it is part of waits
 
 
 def _text(error: Exception) -> str:
