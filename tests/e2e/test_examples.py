@@ -54,7 +54,8 @@ async def delivered_to_example(
                 else:
                     break
             assert answer.status == 200
-            while subject.encode() not in printed:
+            # To the end of its line: unbuffered, a print is several writes.
+            while not re.search(subject.encode() + rb".*\n", printed):
                 printed += await process.stdout.receive_some()
     finally:
         process.kill()

@@ -40,7 +40,19 @@ AGENT_ENDINGS = ("er", "or", "service", "client", "app", "store")
 AGENT_FOLDERS = ("cli/", "testing/")
 
 #: Files that act although their name is a noun, each with the reason.
+_CONNECTION = "a connection or its bytes, named after the protocol; architecture.md does so too"
+_ITERATION = "what `async for` runs over, named after what it gives"
+
 ACTING_NOUNS = {
+    "client/transport.py": "named so by architecture.md and by httpx",
+    "client/pipeline.py": "the order of the layers, each of which acts",
+    "client/resources.py": "the methods that send a call",
+    **{
+        f"client/{name}.py": _CONNECTION
+        for name in ("http1", "http2", "http2_protocol", "http3", "http3_origins", "lanes")
+        + ("pool", "uploads", "wire")
+    },
+    **{f"client/{name}.py": _ITERATION for name in ("export", "listing")},
     "logs.py": "asks the environment whether colours are wanted",
     "runtime/runtime.py": "holds the nursery of everything",
     "storage/__init__.py": "opens the store that the settings name",
@@ -50,7 +62,10 @@ ACTING_NOUNS = {
 MAX_LINES = 450
 
 #: Longer files, each with the reason.
-LONG_FILES = {"events/samples.py": "a table with an entry for every event type"}
+LONG_FILES = {
+    "client/http2.py": "one connection: reader, writer and streams share every field of it",
+    "events/samples.py": "a table with an entry for every event type",
+}
 
 
 def is_agent(name):
