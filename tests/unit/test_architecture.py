@@ -47,11 +47,9 @@ ACTING_NOUNS = {
     "client/transport.py": "named so by architecture.md and by httpx",
     "client/pipeline.py": "the order of the layers, each of which acts",
     "client/resources.py": "the methods that send a call",
-    **{
-        f"client/{name}.py": _CONNECTION
-        for name in ("http1", "http2", "http2_protocol", "http3", "http3_origins", "lanes")
-        + ("pool", "uploads", "wire")
-    },
+    **{f"client/{name}.py": _CONNECTION for name in ("http1", "http2", "http2_protocol", "http3")},
+    **{f"client/{name}.py": _CONNECTION for name in ("http3_origins", "lanes", "pool", "wire")},
+    "client/uploads.py": _CONNECTION,
     **{f"client/{name}.py": _ITERATION for name in ("export", "listing")},
     "logs.py": "asks the environment whether colours are wanted",
     "runtime/runtime.py": "holds the nursery of everything",
