@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # ASYNC127 asks for httpx2, but httpx is the public surface (its mocks and auth classes are users').
 FLAKE8_ASYNC := --enable ASYNC,ASYNC900,ASYNC910,ASYNC911,ASYNC912,ASYNC913 --disable ASYNC114,ASYNC127
 
-.PHONY: run test lint types imports tests bench format clean
+.PHONY: run test lint types imports tests bench bench-client format clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m sdk_trio dev
@@ -36,6 +36,10 @@ tests: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/deliveries.py
 
+bench-client: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --group bench
+	$(BIN)/python benchmarks/client.py
+
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -53,5 +57,5 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 # Dependency groups need pip 25.1; the pip that comes with a Python may be older.
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[ed25519,testing]" --group dev
+	$(BIN)/python -m pip install --quiet --editable ".[ed25519,testing,http3]" --group dev
 	touch $@ $(VENV)/.installed

@@ -9,8 +9,8 @@ round and then summed up as median and range; compare ratios, not rates.
 
 Clients: ``httpx`` is ``httpx.AsyncClient`` as it comes, on trio; ``sdk+httpx`` the same client on
 this package's transport; ``transport`` the two transports without the client around them, which
-is how the pipeline uses it (``httpx transport`` and ``sdk transport``). aiohttp, on asyncio, has
-no HTTP/2. Needs ``h2`` for stock httpx, and ``aiohttp``.
+is how the pipeline uses it (``httpx transport`` and ``sdk transport``); ``sdk client`` is the whole
+``sdk_trio.Client``. aiohttp, on asyncio, has no HTTP/2. ``make bench-client`` installs the peers.
 """
 
 import argparse
@@ -32,6 +32,7 @@ import httpx
 import trio
 import trustme
 
+import sdk_trio
 from sdk_trio.client.transport import Transport
 
 TASKS = (1, 16, 100)
@@ -134,6 +135,32 @@ def ours(context, http2):
     return Transport(Options(enable_http2=http2), verify=context)
 
 
+def whole_client(url, context, http2, tasks, timing):
+    """``sdk_trio.Client`` as an application uses it: retries, breaker, budget and deadline."""
+    settings = sdk_trio.Settings.from_mapping(
+        {
+            "Mode": "Custom",
+            "CustomBaseUrl": url,
+            "BasePath": "/",
+            "AccessToken": "for-the-loopback-address-alone",
+            "Environment": "Development",
+        },
+        receiver=False,
+    )
+
+    async def main():
+        transport = ours(context, http2)
+        async with sdk_trio.Client(settings, transport) as client:
+
+            async def get():
+                answer = await client.request("GET", "/")
+                assert answer.status_code == 200
+
+            return await on_trio(get, tasks, timing)
+
+    return trio.run(main)
+
+
 def aiohttp_client(url, context, http2, tasks, timing):
     async def main():
         async with aiohttp.ClientSession() as session:
@@ -165,6 +192,7 @@ CLIENTS = {
     "sdk+httpx": trio_client(ours),
     "httpx transport": trio_transport(stock),
     "sdk transport": trio_transport(ours),
+    "sdk client": whole_client,
     "aiohttp": aiohttp_client,
 }
 
