@@ -12,6 +12,16 @@
     │   ├── StoreUnavailableError       the store cannot read or write at present
     │   ├── StoreLockedError            another process uses the data directory
     │   └── StoreVersionError           the store was written by another version
+    ├── TenantError                     base of what concerns tenants
+    │   ├── TenantsDisabledError        MultiTenant:Enabled is false
+    │   ├── InvalidTenantError          a slug, name, address or id that cannot be accepted
+    │   ├── TenantExistsError           an identifier or organization id that is taken
+    │   ├── UnknownTenantError          there is no such tenant
+    │   ├── IllegalTransitionError      the status does not allow the transition
+    │   ├── SuspensionRefusedError      the site manager's email is not verified
+    │   ├── TenantConflictError         another change of the same tenant came first
+    │   ├── TenantNotActiveError        its client and database are not given out
+    │   └── TenantCredentialsError      a tenant's credential cannot be read
     ├── VerificationError               a delivery is not authentic
     ├── DeliveryDecodingError           a verified body is no event
     ├── NotRunningError                 a receiver was called before it was started
@@ -109,6 +119,65 @@ class StoreLockedError(StorageError):
 
 class StoreVersionError(StorageError):
     """The store's schema is newer than this version, or is no store of ours."""
+
+
+class TenantError(SdkError):
+    """Base of what concerns tenants."""
+
+
+class TenantsDisabledError(TenantError):
+    """``Sdk:MultiTenant:Enabled`` is false, so there are no tenants."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class InvalidTenantError(TenantError):
+    """A value for a tenant cannot be accepted: the message says which, and what it must be."""
+
+    exit_code = EXIT_USAGE
+
+
+class TenantExistsError(TenantError):
+    """Another tenant has this identifier, organization id or id."""
+
+
+class UnknownTenantError(TenantError):
+    """There is no such tenant."""
+
+
+class IllegalTransitionError(TenantError):
+    """The tenant's status does not allow the transition (contracts 5); nothing was changed."""
+
+    def __init__(self, message: str, *, status: str, transition: str) -> None:
+        self.status = status
+        self.transition = transition
+        super().__init__(message)
+
+
+class SuspensionRefusedError(TenantError):
+    """The site manager's email is not verified, and nothing relaxes that rule (spec 2.8)."""
+
+
+class TenantConflictError(TenantError):
+    """Another change of the same tenant came first; nothing was changed by this one."""
+
+
+class TenantNotActiveError(TenantError):
+    """The tenant is not active, so neither its client nor its database is given out."""
+
+    def __init__(self, identifier: str, status: str) -> None:
+        self.identifier = identifier
+        self.status = status
+        super().__init__(
+            f"the tenant {identifier!r} is {status}: only active tenants can be worked with; "
+            f"'tenant reactivate {identifier}' makes it active again"
+        )
+
+
+class TenantCredentialsError(TenantError):
+    """A tenant's credential cannot be read: the message names its source, never its value."""
+
+    exit_code = EXIT_CONFIGURATION
 
 
 class VerificationError(SdkError):
