@@ -22,6 +22,12 @@
     │   ├── TenantConflictError         another change of the same tenant came first
     │   ├── TenantNotActiveError        its client and database are not given out
     │   └── TenantCredentialsError      a tenant's credential cannot be read
+    ├── UpgradeError                    base of what stops the upgrade from a single tenant
+    │   ├── NotQuiescentError           the host has not signalled that it is quiet
+    │   ├── UpgradeInProgressError      another host runs the upgrade at this moment
+    │   ├── UpgradeTimedOutError        MaxRunDuration is over; the position is kept
+    │   ├── DefaultTenantError          the default tenant cannot be resolved
+    │   └── SourceDatabaseError         the single-tenant database cannot be copied
     ├── VerificationError               a delivery is not authentic
     ├── DeliveryDecodingError           a verified body is no event
     ├── NotRunningError                 a receiver was called before it was started
@@ -178,6 +184,34 @@ class TenantCredentialsError(TenantError):
     """A tenant's credential cannot be read: the message names its source, never its value."""
 
     exit_code = EXIT_CONFIGURATION
+
+
+class UpgradeError(SdkError):
+    """Base of what stops the upgrade from a single tenant (spec 2.6)."""
+
+
+class NotQuiescentError(UpgradeError):
+    """``RequireGracefulQuiescence`` is true and the host has not signalled that it is quiet."""
+
+
+class UpgradeInProgressError(UpgradeError):
+    """Another host runs the upgrade at this moment."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class UpgradeTimedOutError(UpgradeError):
+    """``MaxRunDuration`` is over: the position is kept, the next run goes on from there."""
+
+
+class DefaultTenantError(UpgradeError):
+    """The default tenant cannot be resolved: no resolver, or a tenant that cannot be used."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class SourceDatabaseError(UpgradeError):
+    """The single-tenant database cannot be copied: missing, unreadable, damaged or in use."""
 
 
 class VerificationError(SdkError):

@@ -51,7 +51,7 @@ async def open_store(
 
     inbox = await _open(settings, owner, lease_seconds)
     try:
-        yield Store(inbox, inbox.tenants)
+        yield Store(inbox, inbox.tenants, inbox.upgrade)
     finally:
         with trio.move_on_after(_CLOSE_SECONDS, shield=True):
             await inbox.close()
@@ -69,6 +69,7 @@ async def open_inbox(
 async def _open(
     settings: "Settings", owner: str, lease_seconds: float
 ) -> "MemoryInbox | SqliteInbox":
+    await trio.lowlevel.checkpoint()
     backend = str(settings.storage.backend)
     dedup_seconds = settings.webhooks.dedup_retention_hours * 3600.0
     payload_seconds = settings.webhooks.payload_retention_days * 86_400.0

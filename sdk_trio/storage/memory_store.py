@@ -27,6 +27,7 @@ from .admission import (
 )
 from .memory_rows import Deliveries, Row
 from .memory_tenants import MemoryTenants
+from .memory_upgrade import MemoryUpgrade
 from .records import (
     UNFINISHED,
     Admission,
@@ -75,6 +76,9 @@ class MemoryInbox:
         )
         self._rows: Deliveries = Deliveries() if shares is None else shares._rows
         self.tenants: MemoryTenants = MemoryTenants() if shares is None else shares.tenants
+        self.upgrade: MemoryUpgrade = (
+            MemoryUpgrade(self._rows) if shares is None else shares.upgrade
+        )
         self._own_changes = 0
         self._foreign_changes = self._rows.changes
         self._closed = False

@@ -22,6 +22,7 @@ from .records import (
     Purged,
 )
 from .tenant_records import AuditRecord, OutboxRecord, Tenant, TenantPurged, TenantStatus
+from .upgrade_records import Assigned, UpgradeMarker
 
 
 class Inbox(Protocol):
@@ -228,9 +229,37 @@ class TenantStore(Protocol):
         ...
 
 
+class UpgradeStore(Protocol):
+    """How far the upgrade from a single tenant has come, and its batches (contracts 6).
+
+    One upgrade runs at a time: its lock is the caller's business.
+    """
+
+    async def marker(self) -> UpgradeMarker | None:
+        """Return the marker; None while the upgrade is pending."""
+        ...
+
+    async def save(self, marker: UpgradeMarker) -> None:
+        """Keep ``marker`` in place of the one before."""
+        ...
+
+    async def count_unassigned(self) -> int:
+        """Return how many deliveries have no tenant."""
+        ...
+
+    async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
+        """Give the default tenant to those of the next ``limit`` deliveries that have none.
+
+        Next are those whose sequence is above the marker's position. The marker moves in the same
+        transaction, so no delivery is passed over or counted twice, whenever the process ends.
+        """
+        ...
+
+
 @attrs.frozen
 class Store:
-    """An open store: what arrived, and who it belongs to. Both commit through one writer."""
+    """An open store: what arrived, and who it belongs to. All of it has one writer."""
 
     inbox: Inbox
     tenants: TenantStore
+    upgrade: UpgradeStore

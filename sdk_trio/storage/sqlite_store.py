@@ -25,6 +25,7 @@ from .records import (
 )
 from .sqlite_connector import connect_writer, describe_failure
 from .sqlite_tenants import SqliteTenants
+from .sqlite_upgrade import SqliteUpgrade
 
 _Delete = Callable[[apsw.Connection, Sequence[int], DeliveryState, float], int]
 
@@ -49,6 +50,7 @@ class SqliteInbox:
         self._queries = QueryRunner(file)
         self._data_version: int | None = None
         self.tenants = SqliteTenants(file, committer)
+        self.upgrade = SqliteUpgrade(committer, self._queries)
 
     @classmethod
     async def open(
