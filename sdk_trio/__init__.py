@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from .config import Secret, Settings, load_settings
     from .errors import (
         HandlerRegistrationError,
+        IllegalTransitionError,
+        InvalidTenantError,
         MissingHandlersError,
         NotInThisVersionError,
         NotRunningError,
@@ -22,9 +24,27 @@ if TYPE_CHECKING:
         StoreLockedError,
         StoreUnavailableError,
         StoreVersionError,
+        SuspensionRefusedError,
+        TenantConflictError,
+        TenantCredentialsError,
+        TenantError,
+        TenantExistsError,
+        TenantNotActiveError,
+        TenantsDisabledError,
+        UnknownTenantError,
         VerificationError,
     )
     from .runtime import BindError, Runtime, Started
+    from .tenants import (
+        EnvironmentVariable,
+        KeyFile,
+        Tenant,
+        TenantCredentials,
+        TenantService,
+        TenantStatus,
+        TenantStatusService,
+        TransitionResult,
+    )
     from .webhooks import (
         DrainReport,
         HandlerRegistry,
@@ -45,6 +65,15 @@ __all__ = [
     "RetryLater",
     "Services",
     "WebhookHandlerBase",
+    # tenants
+    "EnvironmentVariable",
+    "KeyFile",
+    "Tenant",
+    "TenantCredentials",
+    "TenantService",
+    "TenantStatus",
+    "TenantStatusService",
+    "TransitionResult",
     # running
     "DrainReport",
     "Runtime",
@@ -53,6 +82,8 @@ __all__ = [
     # errors
     "BindError",
     "HandlerRegistrationError",
+    "IllegalTransitionError",
+    "InvalidTenantError",
     "MissingHandlersError",
     "NotInThisVersionError",
     "NotRunningError",
@@ -64,11 +95,32 @@ __all__ = [
     "StoreLockedError",
     "StoreUnavailableError",
     "StoreVersionError",
+    "SuspensionRefusedError",
+    "TenantConflictError",
+    "TenantCredentialsError",
+    "TenantError",
+    "TenantExistsError",
+    "TenantNotActiveError",
+    "TenantsDisabledError",
+    "UnknownTenantError",
     "VerificationError",
 ]
 
 _HOMES = {
     **dict.fromkeys(("Secret", "Settings", "load_settings"), "config"),
+    **dict.fromkeys(
+        (
+            "EnvironmentVariable",
+            "KeyFile",
+            "Tenant",
+            "TenantCredentials",
+            "TenantService",
+            "TenantStatus",
+            "TenantStatusService",
+            "TransitionResult",
+        ),
+        "tenants",
+    ),
     **dict.fromkeys(("BindError", "Runtime", "Started"), "runtime"),
     **dict.fromkeys(
         ("DrainReport", "HandlerRegistry", "Services", "WebhookHandlerBase", "WebhookReceiver"),

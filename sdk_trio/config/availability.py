@@ -34,7 +34,6 @@ def missing_parts(settings: Settings) -> list[Problem]:
             "false",
         ),
         (settings.connection.enable_http3, ("Connection", "EnableHttp3"), "HTTP/3", "false"),
-        (settings.multi_tenant.enabled, ("MultiTenant", "Enabled"), "tenants", "false"),
         (
             replication.use_replication,
             ("MultiTenant", "FileDb", "Replication", "UseReplication"),

@@ -15,6 +15,7 @@ import trio
 from ..config import Settings, missing_parts
 from ..errors import NotInThisVersionError, NotRunningError
 from ..logs import get_logger
+from ..tenants.client_pool import ClientFactory
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from .routes import Routes
 from .server import Server
@@ -42,6 +43,7 @@ class Runtime:
         settings: validated settings of :func:`sdk_trio.load_settings`.
         handlers: which handler runs for which event type; None: every event is parked.
         clock: returns Unix seconds.
+        client_factory: makes the client of a tenant out of settings with its access token.
 
     Raises:
         NotInThisVersionError: the settings ask for a part that this version does not contain.
@@ -56,12 +58,15 @@ class Runtime:
         handlers: HandlerRegistry | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        client_factory: ClientFactory | None = None,
     ) -> None:
         problems = missing_parts(settings)
         if problems:
             raise NotInThisVersionError(problems)
         self.settings = settings
-        self.receiver = WebhookReceiver(settings, handlers or HandlerRegistry(), clock=clock)
+        self.receiver = WebhookReceiver(
+            settings, handlers or HandlerRegistry(), clock=clock, client_factory=client_factory
+        )
         self.started: Started | None = None
         self._reason = "the surrounding scope ended"
         self._stop_wanted = trio.Event()

@@ -1,15 +1,15 @@
-"""Remembers which tenant an organization of the upstream belongs to, within a bound. Pure."""
+"""Remembers the tenants of the last deliveries, within a bound. Pure."""
 
 from collections import OrderedDict
 
 from ..storage.tenant_records import Tenant
 
-#: How many organizations are remembered, unknown ones included: about 4 MB at most.
+#: How many answers of the store are remembered, "there is none" included: a few megabytes.
 CAPACITY = 4096
 
 
 class Directory:
-    """The tenants of the organizations that were asked for last.
+    """The answers to the questions that were asked last, such as whose an organization is.
 
     What it remembers is right until :meth:`forget_all`, which has to follow every change. An
     answer that was on its way meanwhile is not remembered: :meth:`remember` takes the
@@ -24,20 +24,20 @@ class Directory:
     def __len__(self) -> int:
         return len(self._known)
 
-    def __contains__(self, organization_id: str) -> bool:
-        return organization_id in self._known
+    def __contains__(self, key: str) -> bool:
+        return key in self._known
 
-    def recall(self, organization_id: str) -> Tenant | None:
-        """Return what is remembered of an organization that is known; None: it has no tenant."""
-        self._known.move_to_end(organization_id)
-        return self._known[organization_id]
+    def recall(self, key: str) -> Tenant | None:
+        """Return the answer to a question that is remembered; None: there is no such tenant."""
+        self._known.move_to_end(key)
+        return self._known[key]
 
-    def remember(self, organization_id: str, tenant: Tenant | None, *, generation: int) -> None:
+    def remember(self, key: str, tenant: Tenant | None, *, generation: int) -> None:
         """Remember an answer of the store, and forget the one that was not used for longest."""
         if generation != self.generation:
             return
-        self._known[organization_id] = tenant
-        self._known.move_to_end(organization_id)
+        self._known[key] = tenant
+        self._known.move_to_end(key)
         if len(self._known) > self._capacity:
             self._known.popitem(last=False)
 

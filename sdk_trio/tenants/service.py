@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import attrs
@@ -359,13 +359,24 @@ class TenantService:
         Remembered for a bounded number of organizations, so what another process has changed may
         be seen half a second later.
         """
-        if organization_id in self._directory:
-            await trio.lowlevel.checkpoint()
-            if organization_id in self._directory:
-                return self._directory.recall(organization_id)
+        return await self._recall(
+            f"organization {organization_id}",
+            lambda: self._store.find_by_organization(organization_id),
+        )
+
+    async def recall(self, tenant_id: str) -> Tenant | None:
+        """Return the tenant with this id or None, as :meth:`find_by_organization` does."""
+        return await self._recall(f"id {tenant_id}", lambda: self._store.get(tenant_id))
+
+    async def _recall(
+        self, key: str, look: Callable[[], Awaitable[Tenant | None]]
+    ) -> Tenant | None:
+        await trio.lowlevel.checkpoint()
+        if key in self._directory:
+            return self._directory.recall(key)
         generation = self._directory.generation
-        tenant = await self._store.find_by_organization(organization_id)
-        self._directory.remember(organization_id, tenant, generation=generation)
+        tenant = await look()
+        self._directory.remember(key, tenant, generation=generation)
         return tenant
 
     async def list(
