@@ -168,6 +168,27 @@ def _secrets_new(parser: ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _upgrade(parser: ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done")
+    parser.add_argument(
+        "--host",
+        metavar=_REFERENCE,
+        help="the application's HostUpgrade: its resolver of the default tenant, its own steps",
+    )
+    _add_format(parser)
+
+
+def _tenant_purge(parser: ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="show what would be removed")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--reason", metavar="R", help="why, for the audit trail")
+    parser.add_argument("--actor", metavar="A", help="who, for the audit trail (default: the user)")
+    parser.add_argument(
+        "--forget-audit", action="store_true", help="remove the tenants' earlier audit rows too"
+    )
+    _add_format(parser)
+
+
 def _add_format(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("table", "json"), default="table", help="of standard output"
@@ -178,21 +199,21 @@ COMMANDS = (
     Command("run", "run the receiver until it is told to stop", "daemon:run", _run),
     Command("dev", "run a receiver to try, without any file", "developer:dev", _dev),
     Command("init", "write the files of a new application", "initializer:init", _init),
-    Command(
-        "config check", "report every problem of the settings", "config:check", _config_check
-    ),
+    Command("config check", "report every problem of the settings", "config:check", _config_check),
     Command("config show", "show the settings and their origins", "config:show", _config_show),
     Command("config schema", "print the JSON Schema of the settings", "config:schema", _nothing),
     Command("events list", "list events of the inbox", "events:list_events", _events_list),
     Command("events show", "show one event", "events:show_event", _events_show),
-    Command(
-        "events replay", "run dead or parked events again", "replayer:replay", _events_replay
-    ),
+    Command("events replay", "run dead or parked events again", "replayer:replay", _events_replay),
     Command("events trigger", "send a signed sample", "trigger:trigger", _events_trigger),
     Command("events tail", "print changes as they happen", "tailer:tail", _events_tail),
     Command("sign", "sign a body as the upstream would", "signing:sign_file", _sign),
     Command("verify", "say whether a delivery is authentic", "signing:verify_file", _verify),
     Command("secrets new", "make a webhook secret", "signing:new_secrets", _secrets_new),
+    Command(
+        "tenant purge", "remove long deleted tenants", "tenant_purger:purge_tenants", _tenant_purge
+    ),
+    Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", _upgrade),
 )
 
 #: What a group of commands is about.
@@ -200,4 +221,5 @@ GROUPS = {
     "config": "the settings: check them, show them, describe them",
     "events": "the inbox: what came, what became of it, what to run again",
     "secrets": "webhook secrets",
+    "tenant": "tenants: their life and their data",
 }

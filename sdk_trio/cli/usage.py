@@ -12,8 +12,6 @@ NOT_IN_THIS_VERSION = frozenset(
         "call",
         "events reconcile",
         "listen",
-        "tenant",
-        "upgrade",
         "replication",
         "notify",
         "storage",

@@ -16,7 +16,7 @@ there: a batch of ``deliveries`` commits with its marker, and a host's batch may
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -264,12 +264,14 @@ class UpgradePlan:
 
 @attrs.frozen(kw_only=True)
 class UpgradeResult:
-    """How a run ended: ``rows`` of each step that it did, and ``already_done`` if there were none.
+    """How a run ended.
 
-    ``seconds`` is how long it took.
+    ``done`` is what each step of this run did: the pages of the database that was copied, rows of
+    every other one. ``already_done`` says that the upgrade had finished before, ``seconds`` how
+    long this run took.
     """
 
     tenant_id: str
-    rows: dict[str, int]
+    done: Mapping[str, int]
     seconds: float
     already_done: bool = False

@@ -130,7 +130,7 @@ class Upgrader:
         """
         marker = await self._store.upgrade.marker()
         if marker is not None and marker.state is UpgradeState.DONE:
-            return UpgradeResult(tenant_id=marker.tenant_id, rows={}, seconds=0, already_done=True)
+            return UpgradeResult(tenant_id=marker.tenant_id, done={}, seconds=0, already_done=True)
         chosen = upgrade.choose_tenant(self._options, self._host.resolver)
         names = upgrade.step_names(self._host.steps)
         self._require_quiet()
@@ -193,10 +193,10 @@ class Upgrader:
             "upgrade.finished",
             tenant=tenant.identifier,
             tenant_id=tenant.id,
-            rows=run.rows,
+            done=run.done,
             seconds=round(seconds, 3),
         )
-        return UpgradeResult(tenant_id=tenant.id, rows=run.rows, seconds=seconds)
+        return UpgradeResult(tenant_id=tenant.id, done=run.done, seconds=seconds)
 
     async def _begin(self, run: "_Run", chosen: NewTenant | HostTenant) -> UpgradeMarker:
         """Copy the database, then resolve the tenant, then write the marker: no trace before."""
@@ -208,7 +208,7 @@ class Upgrader:
         else:
             if known is not None:
                 refuse_existing(database_path(self._directory, known.id))
-            run.rows[DATABASE] = await self._copy(source)
+            run.done[DATABASE] = await self._copy(source)
         try:
             tenant = known or await self._resolve(chosen)
             if source is not None:
@@ -242,7 +242,7 @@ class Upgrader:
                     f"the copy {self._partial} is gone, and so is the single-tenant database; "
                     "put it back"
                 )
-            run.rows[DATABASE] = await self._copy(source)
+            run.done[DATABASE] = await self._copy(source)
         await self._in_thread(install, self._partial, target)
 
     async def _assign(self, run: "_Run", marker: UpgradeMarker) -> UpgradeMarker:
@@ -253,7 +253,7 @@ class Upgrader:
             run.marker = marker = batch.marker
             last = batch.last
             done += batch.rows
-            run.rows[DELIVERIES] = done
+            run.done[DELIVERIES] = done
             self._report(UpgradeProgress(DELIVERIES, done, total))
         return marker
 
@@ -275,7 +275,7 @@ class Upgrader:
                 )
             last = batch.last
             done += batch.rows
-            run.rows[name] = done
+            run.done[name] = done
             marker = attrs.evolve(marker, position=batch.position)
             await self._store.upgrade.save(marker)
             run.marker = marker
@@ -404,7 +404,6 @@ class Upgrader:
             lock.release()
 
     def _timed_out(self, run: "_Run") -> UpgradeTimedOutError:
-        _log.error("upgrade.timed_out", **run.place)
         return UpgradeTimedOutError(
             f"the upgrade did not finish within {KEY}:MaxRunDuration "
             f"({self._options.max_run_duration}); it stands at {run.described}. Start again to go "
@@ -418,7 +417,7 @@ class _Run:
 
     started: float
     marker: UpgradeMarker | None = None
-    rows: dict[str, int] = attrs.Factory(dict)
+    done: dict[str, int] = attrs.Factory(dict)
 
     @property
     def place(self) -> dict[str, str | None]:
