@@ -120,7 +120,7 @@ def decide(
         return Decision(new_status=target, no_op=True)
     if tenant.status not in SOURCES[transition]:
         allowed = " or ".join(sorted(SOURCES[transition]))
-        raise _illegal(tenant, transition, f"only from {allowed}")
+        raise _illegal(tenant, transition, f"only one that is {allowed} can be")
     if tenant.status is _DELETED and not is_retained(tenant, policy, now=now):
         raise _illegal(
             tenant,
