@@ -142,6 +142,8 @@ class Upgrader:
             except BaseException as error:
                 _log.warning("upgrade.interrupted", **run.place, cause=type(error).__name__)
                 raise
+        # The batch that was cancelled is finished all the same: the store knows where that is.
+        run.marker = await self._store.upgrade.marker()
         raise self._timed_out(run)
 
     async def plan(self) -> UpgradePlan:

@@ -279,16 +279,8 @@ def main(directory: str, lines: str, times: str, seed: str) -> None:
         for delay in delays:
             runner.kill(run_killed_after, data, delay)
         runner.finish(data, delays)
-    print(
-        json.dumps(
-            {
-                "runs": runner.runs,
-                "killed": runner.killed,
-                "executed_lines": executed,
-                "places": runner.places,
-            }
-        )
-    )
+    counts = {"runs": runner.runs, "killed": runner.killed, "executed_lines": executed}
+    json.dump(counts | {"places": runner.places}, sys.stdout)
 
 
 if __name__ == "__main__":
