@@ -116,6 +116,13 @@ CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit
 BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END
 """
 
+# REPLACE removes a row without a word to the trigger below.
+_AUDIT_NOT_REPLACED = """
+CREATE TRIGGER audit_not_replaced BEFORE INSERT ON audit
+WHEN EXISTS (SELECT 1 FROM audit WHERE audit.sequence = NEW.sequence)
+BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END
+"""
+
 _AUDIT_KEPT = """
 CREATE TRIGGER audit_kept BEFORE DELETE ON audit
 WHEN NOT EXISTS (SELECT 1 FROM purging WHERE purging.tenant_id = OLD.tenant_id)
@@ -167,6 +174,7 @@ MIGRATIONS: Sequence[Sequence[str]] = (
         _AUDIT_OF,
         _PURGING,
         _AUDIT_UNCHANGED,
+        _AUDIT_NOT_REPLACED,
         _AUDIT_KEPT,
         _OUTBOX,
         _OUTBOX_OF,
