@@ -242,7 +242,7 @@ class WebhookReceiver:
         self._draining = True
 
     def _assemble(self, inbox: Inbox, tenancy: Tenancy | None) -> "_Running":
-        handlers = self._registry.bind(Services(self.settings, inbox, tenancy))
+        handlers = self._registry.bind(Services(self.settings, inbox, tenancy=tenancy))
         dispatcher = Dispatcher(
             self.settings, handlers, inbox, self.counters, clock=self._clock, tenancy=tenancy
         )

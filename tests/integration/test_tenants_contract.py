@@ -111,6 +111,38 @@ async def test_of_two_simultaneous_transitions_one_wins(hosts: Hosts, pair: Any)
         assert [n - b for n, b in zip(await trails(service), before, strict=True)] == [1, 1]
 
 
+class SlowToReturn:
+    """A store whose ``change`` is committed for a while before its caller learns of it."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.committed = trio.Event()
+        self.go_on = trio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def change(self, *args: Any) -> None:
+        await self._store.change(*args)
+        self.committed.set()
+        await self.go_on.wait()
+
+
+async def test_who_sees_a_transition_before_it_has_returned_does_not_just_follow_it(
+    hosts: Hosts,
+) -> None:
+    tenant = await add(await hosts.service())
+    store = SlowToReturn(hosts.opened[0].tenants)
+    service = TenantService(SETTINGS, store)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.suspend, tenant)
+        await store.committed.wait()
+        with pytest.raises(TenantConflictError):
+            await service.delete(tenant)
+        store.go_on.set()
+    assert (await service.delete(tenant)).previous_status is TenantStatus.SUSPENDED
+
+
 async def test_of_many_processes_that_saw_the_same_version_one_wins(hosts: Hosts) -> None:
     services = [await hosts.service() for _ in range(4)]
     tenant = await add(services[0])
