@@ -222,14 +222,7 @@ class TenantDatabases:
         first, self._closed = not self._closed, True
         with trio.move_on_after(STALL_SECONDS, shield=True):
             if first:
-                # Whoever holds every permit knows that nothing runs and nothing will.
-                for _ in range(self._max_threads):
-                    await self._threads.acquire()
-                await trio.to_thread.run_sync(
-                    _close_all, list(self._idle.values()), abandon_on_cancel=True
-                )
-                self._idle.clear()
-                self._ended.set()
+                await self._close_when_idle()
             await self._ended.wait()
         await trio.lowlevel.checkpoint()
         if not self._ended.is_set():
@@ -237,6 +230,23 @@ class TenantDatabases:
                 f"the tenants' databases in {self.directory} did not close within "
                 f"{STALL_SECONDS:g} s: the disk does not answer"
             )
+
+    async def _close_when_idle(self) -> None:
+        held = 0
+        try:
+            # Whoever holds every permit knows that nothing runs.
+            for _ in range(self._max_threads):
+                await self._threads.acquire()
+                held += 1
+            await trio.to_thread.run_sync(
+                _close_all, list(self._idle.values()), abandon_on_cancel=True
+            )
+            self._idle.clear()
+            self._ended.set()
+        finally:
+            # For the calls that wait: each finds out that it came too late.
+            for _ in range(held):
+                self._threads.release()
 
     # -- turns -----------------------------------------------------------------------------------
 
