@@ -16,6 +16,7 @@ from ..config import Settings, missing_parts
 from ..errors import NotInThisVersionError, NotRunningError
 from ..logs import get_logger
 from ..tenants.client_pool import ClientFactory
+from ..tenants.upgrade import HostUpgrade
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from .routes import Routes
 from .server import Server
@@ -44,6 +45,7 @@ class Runtime:
         handlers: which handler runs for which event type; None: every event is parked.
         clock: returns Unix seconds.
         client_factory: makes the client of a tenant out of settings with its access token.
+        host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
 
     Raises:
         NotInThisVersionError: the settings ask for a part that this version does not contain.
@@ -59,13 +61,18 @@ class Runtime:
         *,
         clock: Callable[[], float] = time.time,
         client_factory: ClientFactory | None = None,
+        host_upgrade: HostUpgrade | None = None,
     ) -> None:
         problems = missing_parts(settings)
         if problems:
             raise NotInThisVersionError(problems)
         self.settings = settings
         self.receiver = WebhookReceiver(
-            settings, handlers or HandlerRegistry(), clock=clock, client_factory=client_factory
+            settings,
+            handlers or HandlerRegistry(),
+            clock=clock,
+            client_factory=client_factory,
+            host_upgrade=host_upgrade,
         )
         self.started: Started | None = None
         self._reason = "the surrounding scope ended"

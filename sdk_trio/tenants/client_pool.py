@@ -131,11 +131,7 @@ class ClientPool:
             self._retire(replaced)
         self._make_room()
         entry = _Entry(key, token)
-        try:
-            await self._nursery.start(self._hold, entry)
-        except BaseException:
-            entry.unused.set()  # cancelled at the very moment of the start, it would stay open
-            raise
+        await self._nursery.start(self._hold, entry)
         self._entries[key] = entry
         return entry
 

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -11,22 +10,13 @@ from ..config import Settings
 from ..storage.ports import TenantStore
 from .client_pool import ClientFactory, ClientPool
 from .credential_reader import CredentialReader
-from .database_opener import TenantDatabase, TenantDatabases
+from .database_opener import TenantDatabase, TenantDatabases, databases_directory
 from .ports import TenantKey
 from .service import TenantService
-
-#: Directory of the tenants' databases in the data directory, unless the settings name another.
-DIRECTORY_NAME = "tenants"
 
 #: How long the databases may take to close, in seconds: longer than they wait for a disk, because
 #: they word the error.
 CLOSE_SECONDS = 25.0
-
-
-def databases_directory(settings: Settings) -> Path:
-    """Return the directory that holds one database for each tenant (contracts 2)."""
-    named = settings.multi_tenant.file_db.directory
-    return Path(named) if named else Path(settings.storage.path) / DIRECTORY_NAME
 
 
 class Tenancy:

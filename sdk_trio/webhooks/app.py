@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -13,10 +14,10 @@ from ..errors import NotRunningError, StoreUnavailableError
 from ..logs import get_logger
 from ..storage import open_store
 from ..storage.data_directory import lock_data_directory
-from ..storage.ports import Inbox
+from ..storage.ports import Inbox, Store
 from ..storage.records import UNFINISHED
 from ..tenants.client_pool import ClientFactory
-from ..tenants.tenancy import Tenancy
+from ..tenants.upgrade import HostUpgrade, Quiescence
 from . import answers
 from .answers import Answer
 from .counters import Counters
@@ -27,6 +28,9 @@ from .receiver import UNAVAILABLE_RETRY_SECONDS, Receive, Receiver, Scope, Send
 from .registry import BoundHandlers, HandlerRegistry
 from .services import Services
 from .tenant_keys import TenantKeys
+
+if TYPE_CHECKING:
+    from ..tenants.tenancy import Tenancy
 
 _log = get_logger("webhooks")
 
@@ -60,6 +64,7 @@ class WebhookReceiver:
         clock: returns Unix seconds.
         client_factory: makes the client that ``services.client_for`` gives out for a tenant, out
             of settings with the tenant's access token.
+        host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
 
     Its queue needs a task of its own: the ASGI lifespan starts and drains it; where a server
     forwards no lifespan, start it with ``await nursery.start(receiver.run)``. Until it runs, and
@@ -78,6 +83,7 @@ class WebhookReceiver:
         inbox: Inbox | None = None,
         clock: Callable[[], float] = time.time,
         client_factory: ClientFactory | None = None,
+        host_upgrade: HostUpgrade | None = None,
     ) -> None:
         if settings.webhooks.fail_on_missing_handlers:
             handlers.require_complete()
@@ -87,6 +93,7 @@ class WebhookReceiver:
         self._given_inbox = inbox
         self._clock = clock
         self._client_factory = client_factory
+        self._host_upgrade = host_upgrade
         self._receiver = Receiver(settings, self, self.counters, clock=clock)
         self._running: _Running | None = None
         self._draining = False
@@ -158,7 +165,7 @@ class WebhookReceiver:
         return self._running.inbox
 
     @property
-    def tenancy(self) -> Tenancy:
+    def tenancy(self) -> "Tenancy":
         """The tenants; raises :class:`NotRunningError` where there are none, or not open."""
         if self._running is None or self._running.tenancy is None:
             raise NotRunningError(
@@ -179,7 +186,10 @@ class WebhookReceiver:
     async def run(  # noqa: ASYNC128 - _run_queue calls it
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Open the inbox and run the queue; started once deliveries can be accepted.
+        """Open the store and run the queue; started once deliveries can be accepted.
+
+        With tenants, the first start runs the upgrade from a single tenant before that, and raises
+        what keeps it from being done.
 
         Returns after :meth:`drain`. Cancelled, running handlers are cancelled and their events
         released; :attr:`report` says what is left.
@@ -199,7 +209,7 @@ class WebhookReceiver:
                     await self._write_report(inbox, running)
                 self._drained.set()
 
-    async def _open(self, stack: AsyncExitStack) -> tuple[Inbox, Tenancy | None]:
+    async def _open(self, stack: AsyncExitStack) -> "tuple[Inbox, Tenancy | None]":
         if self._given_inbox is not None:
             await trio.lowlevel.checkpoint()
             return self._given_inbox, None
@@ -208,9 +218,31 @@ class WebhookReceiver:
         store = await stack.enter_async_context(open_store(self.settings, owner=str(uuid.uuid4())))
         if not self.settings.multi_tenant.enabled:
             return store.inbox, None
-        return store.inbox, Tenancy(
+        # Imported here, so that SQLite is loaded only by those who use it.
+        from ..tenants.tenancy import Tenancy
+
+        tenancy = Tenancy(
             self.settings, store.tenants, clock=self._clock, client_factory=self._client_factory
         )
+        # A store in memory has nothing from before there were tenants.
+        if self.settings.storage.backend is not StorageBackend.MEMORY:
+            await self._upgrade(store, tenancy)
+        return store.inbox, tenancy
+
+    async def _upgrade(self, store: Store, tenancy: "Tenancy") -> None:
+        from ..tenants.upgrader import Upgrader
+
+        quiescence = Quiescence()
+        quiescence.signal("the data directory is locked, and nothing is served yet")
+        upgrader = Upgrader(
+            self.settings,
+            store,
+            tenancy.service,
+            quiescence=quiescence,
+            host=self._host_upgrade,
+            clock=self._clock,
+        )
+        await upgrader.run_at_start()
 
     async def _run_queue(self, running: "_Running", *, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
@@ -241,7 +273,7 @@ class WebhookReceiver:
             self._running.handled_before_drain = self.counters.values.get("handled", 0)
         self._draining = True
 
-    def _assemble(self, inbox: Inbox, tenancy: Tenancy | None) -> "_Running":
+    def _assemble(self, inbox: Inbox, tenancy: "Tenancy | None") -> "_Running":
         handlers = self._registry.bind(Services(self.settings, inbox, tenancy=tenancy))
         dispatcher = Dispatcher(
             self.settings, handlers, inbox, self.counters, clock=self._clock, tenancy=tenancy
@@ -294,5 +326,5 @@ class _Running:
     dispatcher: Dispatcher
     queue: Queuer
     janitor: Janitor
-    tenancy: Tenancy | None = None
+    tenancy: "Tenancy | None" = None
     handled_before_drain: int = 0

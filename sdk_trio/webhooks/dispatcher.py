@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import trio
@@ -26,7 +26,6 @@ from ..storage.records import (
     Retry,
 )
 from ..storage.tenant_records import Tenant
-from ..tenants.tenancy import Tenancy
 from . import answers
 from .answers import Answer
 from .counters import Counters
@@ -38,6 +37,9 @@ from .lifecycle import (
     describe_error,
 )
 from .registry import BoundHandler, BoundHandlers
+
+if TYPE_CHECKING:
+    from ..tenants.tenancy import Tenancy
 
 _log = get_logger("webhooks")
 
@@ -85,7 +87,7 @@ class Dispatcher:
         *,
         clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
-        tenancy: Tenancy | None = None,
+        tenancy: "Tenancy | None" = None,
     ) -> None:
         options = settings.webhooks
         self.handlers = handlers

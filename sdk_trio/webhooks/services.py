@@ -1,17 +1,20 @@
 """What a handler may use (contracts 4)."""
 
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from ..config import Settings
 from ..errors import TenantsDisabledError
 from ..storage.ports import Inbox
-from ..tenants.database_opener import TenantDatabase
-from ..tenants.ports import TenantKey
-from ..tenants.service import TenantService
-from ..tenants.tenancy import Tenancy
+
+# Without tenants, SQLite is loaded only by those who use it.
+if TYPE_CHECKING:
+    from ..tenants.database_opener import TenantDatabase
+    from ..tenants.ports import TenantKey
+    from ..tenants.service import TenantService
+    from ..tenants.tenancy import Tenancy
 
 
 @attrs.frozen
@@ -23,10 +26,10 @@ class Services:
 
     settings: Settings
     store: Inbox
-    _tenancy: Tenancy | None = attrs.field(default=None, repr=False)
+    _tenancy: "Tenancy | None" = attrs.field(default=None, repr=False)
 
     @property
-    def tenants(self) -> TenantService:
+    def tenants(self) -> "TenantService":
         """The tenants: find them, add them, take them through their life.
 
         Raises:
@@ -34,7 +37,7 @@ class Services:
         """
         return self._require_tenancy().service
 
-    def client_for(self, tenant: TenantKey) -> AbstractAsyncContextManager[Any]:
+    def client_for(self, tenant: "TenantKey") -> AbstractAsyncContextManager[Any]:
         """Return a block with the client of an active tenant, which uses the tenant's own token.
 
         ``async with services.client_for(event.tenant) as client: ...``. The tenant is looked up
@@ -46,7 +49,7 @@ class Services:
         """
         return self._require_tenancy().client_for(tenant)
 
-    def tenant_db(self, tenant: TenantKey) -> AbstractAsyncContextManager[TenantDatabase]:
+    def tenant_db(self, tenant: "TenantKey") -> "AbstractAsyncContextManager[TenantDatabase]":
         """Return a block with the database of an active tenant.
 
         ``async with services.tenant_db(event.tenant) as database: await database.run(function)``.
@@ -57,7 +60,7 @@ class Services:
         """
         return self._require_tenancy().tenant_db(tenant)
 
-    def _require_tenancy(self) -> Tenancy:
+    def _require_tenancy(self) -> "Tenancy":
         if self._tenancy is None:
             raise TenantsDisabledError(
                 "there are no tenants: set Sdk:MultiTenant:Enabled to true to have them"

@@ -5,6 +5,7 @@ claims a tenant is tried with that tenant's secrets and the host's, never with a
 """
 
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -14,8 +15,10 @@ from ..events import Envelope, organization_of
 from ..logs import get_logger
 from ..storage.tenant_records import Tenant
 from ..tenants.identity import is_organization_id
-from ..tenants.tenancy import Tenancy
 from .signature import Keyring
+
+if TYPE_CHECKING:
+    from ..tenants.tenancy import Tenancy
 
 _log = get_logger("webhooks")
 
@@ -26,7 +29,7 @@ CAPACITY = 1024
 class TenantKeys:
     """Finds the tenant that a delivery claims, and the keys that would prove it."""
 
-    def __init__(self, tenancy: Tenancy, derivation: KeyDerivation) -> None:
+    def __init__(self, tenancy: "Tenancy", derivation: KeyDerivation) -> None:
         self._tenancy = tenancy
         self._derivation = derivation
         self._prepared: OrderedDict[tuple[Secret, ...], Keyring | None] = OrderedDict()

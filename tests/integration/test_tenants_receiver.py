@@ -14,12 +14,14 @@ import trio
 from sdk_trio import (
     HandlerRegistry,
     KeyFile,
+    NotSupportedError,
     Services,
     TenantCredentials,
     TenantNotActiveError,
     TenantStatus,
 )
 from sdk_trio.config import Secret, Settings
+from sdk_trio.config.options import MultiTenantOptions
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.storage import open_inbox
 from sdk_trio.storage.records import DeliveryState
@@ -92,6 +94,34 @@ async def app_with_two_tenants(
                 credentials=TenantCredentials(webhook_secrets=(KeyFile(str(file)),)),
             )
         yield app, keys
+
+
+async def test_the_first_start_gives_what_came_before_to_the_default_tenant(
+    tmp_path: Path,
+) -> None:
+    alone = attrs.evolve(settings_in(tmp_path), multi_tenant=MultiTenantOptions())
+    async with running_app(None, alone) as app:
+        before = await app.deliver("order.paid", {"organization_id": "org_a"})
+        assert before.state is DeliveryState.PARKED
+    seen = Seen()
+    for _ in range(2):
+        async with running_app(seen.registry(enqueue=True), settings_in(tmp_path)) as app:
+            (default,) = await tenants_of(app).list()
+            assert default.identifier == "default"
+            async with open_inbox(app.settings, owner="a command") as elsewhere:
+                await elsewhere.replay([before.webhook_id])
+            with trio.fail_after(5):
+                while not seen.events:
+                    await trio.sleep(0.01)
+    assert seen.events[0].tenant == default
+
+
+async def test_a_start_is_refused_while_the_upgrade_cannot_be_done(tmp_path: Path) -> None:
+    strategy = {"MultiTenant__SingleTenantUpgrade__DefaultTenantStrategy": "FirstUserOrganization"}
+    with pytest.raises(ExceptionGroup) as caught:
+        async with running_app(None, settings_in(tmp_path, **strategy)):
+            raise AssertionError("started")
+    assert caught.group_contains(NotSupportedError)
 
 
 @pytest.fixture(params=["Sqlite", "Memory"])
