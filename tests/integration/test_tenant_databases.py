@@ -3,6 +3,7 @@
 import os
 import stat
 import threading
+import time
 import uuid
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -89,12 +90,14 @@ async def test_functions_of_one_tenant_run_one_at_a_time_in_order_and_tenants_si
 async def test_cancelled_before_it_began_nothing_happens_and_later_it_is_finished_first(tmp_path):
     async with opened(tmp_path) as databases:
         await databases.run(TENANT, create)
-        began, go_on = threading.Event(), threading.Event()
+        began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
         def slow(connection):
             began.set()
             assert go_on.wait(10)
+            time.sleep(0.1)
             add("began")(connection)
+            ended.set()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(databases.run, TENANT, slow)
@@ -104,7 +107,7 @@ async def test_cancelled_before_it_began_nothing_happens_and_later_it_is_finishe
             nursery.cancel_scope.cancel()
             trio.lowlevel.current_trio_token().run_sync_soon(go_on.set)
         assert nursery.cancel_scope.cancelled_caught
-        # Both are over: the first one was committed before its caller saw the cancellation.
+        assert ended.is_set(), "its caller was let go before it had ended"
         assert await databases.run(TENANT, bodies) == ["began"]
         with trio.move_on_after(0) as scope:
             await databases.run(TENANT, add("never"))

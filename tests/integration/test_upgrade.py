@@ -31,6 +31,7 @@ from sdk_trio.errors import (
 )
 from sdk_trio.storage.upgrade_records import UpgradeState
 from sdk_trio.tenants import upgrader as upgrader_module
+from sdk_trio.tenants.database_copier import copy_database
 from sdk_trio.tenants.tenant_id_filler import SqliteTenantIds
 
 HOST_SUPPLIED = {"DefaultTenantStrategy": "HostSupplied"}
@@ -191,6 +192,17 @@ def damaged(file: Path) -> None:
     file.write_bytes(content)
 
 
+def index_lacks_a_row(file: Path) -> None:
+    """Damage that is in nobody's way: only a whole check of the database finds it."""
+    write_database(file, 2000)
+    database = apsw.Connection(str(file))
+    database.execute("CREATE INDEX grants_body ON grants (body)")
+    database.close()
+    content = file.read_bytes()
+    place = content.rindex(b"grant 777")
+    file.write_bytes(content[:place] + b"grant 77x" + content[place + 9 :])
+
+
 def truncated(file: Path) -> None:
     write_database(file, 2000)
     os.truncate(file, 4096 * 4 + 100)
@@ -200,7 +212,24 @@ def directory(file: Path) -> None:
     file.mkdir()
 
 
-@pytest.mark.parametrize("spoil", [no_database, damaged, truncated, directory])
+@pytest.mark.parametrize("stop_at", [1, 2, 5])
+def test_a_copy_stops_between_any_two_turns_and_leaves_nothing(tmp_path, stop_at):
+    write_database(tmp_path / "old.db", 100_000)
+    calls = 0
+
+    def pause():
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copy_database(tmp_path / "old.db", tmp_path / "copy", pause, lambda _done, _total: None)
+    assert calls == stop_at, "it went on"
+    assert [file.name for file in tmp_path.iterdir()] == ["old.db"]
+
+
+@pytest.mark.parametrize("spoil", [no_database, damaged, index_lacks_a_row, truncated, directory])
 async def test_an_old_database_that_cannot_be_read_is_one_clear_error_and_changes_nothing(
     tmp_path, spoil
 ):
