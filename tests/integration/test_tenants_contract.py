@@ -137,7 +137,7 @@ async def test_who_sees_a_transition_before_it_has_returned_does_not_just_follow
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.suspend, tenant)
         await store.committed.wait()
-        with pytest.raises(TenantConflictError):
+        with pytest.raises(TenantConflictError), trio.fail_after(5):
             await service.delete(tenant)
         store.go_on.set()
     assert (await service.delete(tenant)).previous_status is TenantStatus.SUSPENDED
