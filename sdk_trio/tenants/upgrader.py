@@ -12,7 +12,6 @@ import trio
 
 from ..config import Settings
 from ..errors import (
-    DefaultTenantError,
     NotQuiescentError,
     SdkError,
     SourceDatabaseError,
@@ -28,6 +27,7 @@ from ..storage.upgrade_records import UpgradeMarker, UpgradeState
 from . import upgrade
 from .database_copier import copy_database, count_source, install, refuse_existing, remove_database
 from .database_opener import database_path, databases_directory
+from .default_tenant_finder import DefaultTenantFinder
 from .service import TenantService
 from .upgrade import (
     DATABASE,
@@ -49,9 +49,6 @@ from .upgrade import (
 T = TypeVar("T")
 
 _log = get_logger("tenants")
-
-#: Who the audit trail names for the tenant that the upgrade adds.
-ACTOR = "upgrade"
 
 #: Deliveries that get their tenant in one transaction: some milliseconds of the store's writer.
 BATCH_DELIVERIES = 1000
@@ -90,6 +87,7 @@ class Upgrader:
         self._partial = self._directory / upgrade.PARTIAL_NAME
         self._store = store
         self._tenants = tenants
+        self._finder = DefaultTenantFinder(store.tenants, tenants)
         self._quiescence = quiescence
         self._host = host or HostUpgrade()
         self._report = report
@@ -154,8 +152,8 @@ class Upgrader:
         """
         marker = await self._store.upgrade.marker()
         if marker is not None and marker.state is UpgradeState.DONE:
-            tenant = await self._tenants.get(marker.tenant_id)
-            return UpgradePlan(state=marker.state, tenant=_shown(tenant), steps=())
+            tenant = await self._finder.describe_stored(marker.tenant_id)
+            return UpgradePlan(state=marker.state, tenant=tenant, steps=())
         chosen = upgrade.choose_tenant(self._options, self._host.resolver)
         names = upgrade.step_names(self._host.steps)
         steps = []
@@ -163,18 +161,18 @@ class Upgrader:
             planned = await self._plan_step(name)
             if planned is not None:
                 steps.append(planned)
-        return UpgradePlan(
-            state=UpgradeState.PENDING if marker is None else marker.state,
-            tenant=await self._planned_tenant(chosen, marker),
-            steps=steps,
-        )
+        if marker is None:
+            tenant = await self._finder.describe(chosen)
+            return UpgradePlan(state=UpgradeState.PENDING, tenant=tenant, steps=steps)
+        tenant = await self._finder.describe_stored(marker.tenant_id)
+        return UpgradePlan(state=marker.state, tenant=tenant, steps=steps)
 
     # -- the run ---------------------------------------------------------------------------------
 
     async def _run(
         self, run: "_Run", chosen: NewTenant | HostTenant, names: tuple[str, ...]
     ) -> UpgradeResult:
-        # Asked again: another host may have finished while this one waited for nothing but luck.
+        # Asked again, under the lock: another host may have finished since.
         marker = await self._store.upgrade.marker()
         run.marker = marker
         if marker is None:
@@ -204,7 +202,7 @@ class Upgrader:
         """Copy the database, then resolve the tenant, then write the marker: no trace before."""
         _log.info("upgrade.started", quiescence=self._quiescence.reason)
         source = self._source()
-        known = await self._known(chosen)
+        known = await self._finder.known(chosen)
         if source is None:
             remove_database(self._partial)
         else:
@@ -212,7 +210,7 @@ class Upgrader:
                 refuse_existing(database_path(self._directory, known.id))
             run.done[DATABASE] = await self._copy(source)
         try:
-            tenant = known or await self._resolve(chosen)
+            tenant = known or await self._finder.resolve(chosen)
             if source is not None:
                 refuse_existing(database_path(self._directory, tenant.id))
         except Exception:
@@ -284,36 +282,7 @@ class Upgrader:
             self._report(UpgradeProgress(name, done, total))
         return marker
 
-    # -- the tenant and the database -------------------------------------------------------------
-
-    async def _known(self, chosen: NewTenant | HostTenant) -> Tenant | None:
-        """Return the default tenant if it is there already and nobody has to be asked."""
-        if isinstance(chosen, HostTenant):
-            await trio.lowlevel.checkpoint()
-            return None
-        found = await self._store.tenants.find(chosen.identifier)
-        return None if found is None else _require_active(found)
-
-    async def _resolve(self, chosen: NewTenant | HostTenant) -> Tenant:
-        if isinstance(chosen, NewTenant):
-            return await self._tenants.add(
-                chosen.identifier,
-                name=chosen.name,
-                reason="upgrade from a single tenant",
-                actor=ACTOR,
-            )
-        try:
-            answer = await chosen.resolver.resolve(self._tenants)
-            if not isinstance(answer, str | Tenant):
-                raise TypeError(f"it returned {answer!r}, which is no tenant")  # noqa: TRY301 - worded below
-            return _require_active(await self._tenants.get(answer))
-        except DefaultTenantError:
-            raise
-        except Exception as error:
-            raise DefaultTenantError(
-                f"the host's resolver of the default tenant failed: {type(error).__name__}: "
-                f"{error}; it must return a tenant that exists and is active"
-            ) from error
+    # -- the database -------------------------------------------------------------
 
     def _source(self) -> Path | None:
         """Return the single-tenant database, or None if there is none.
@@ -359,18 +328,6 @@ class Upgrader:
         counts = await self._in_thread(count_source, source, trio.from_thread.check_cancelled)
         remark = f"{source}: {counts.tables} tables, {counts.bytes} bytes"
         return PlannedStep(step=name, rows=counts.rows, remark=remark)
-
-    async def _planned_tenant(
-        self, chosen: NewTenant | HostTenant, marker: UpgradeMarker | None
-    ) -> str:
-        if marker is not None:
-            return _shown(await self._tenants.get(marker.tenant_id))
-        known = await self._known(chosen)
-        if known is not None:
-            return _shown(known)
-        if isinstance(chosen, NewTenant):
-            return f"{chosen.identifier} (will be created)"
-        return "as the host's resolver says (it is not asked in a dry run)"
 
     # -- conditions ------------------------------------------------------------------------------
 
@@ -446,16 +403,3 @@ def _step_errors(step: UpgradeStep) -> Iterator[None]:
             f"the upgrade step {step.name!r} failed: {type(error).__name__}: {error}; the position "
             "is kept"
         ) from error
-
-
-def _require_active(tenant: Tenant) -> Tenant:
-    if tenant.is_active:
-        return tenant
-    raise DefaultTenantError(
-        f"the default tenant {tenant.identifier!r} is {tenant.status}: reactivate it ('tenant "
-        f"reactivate {tenant.identifier}'), or choose another one; nothing was changed"
-    )
-
-
-def _shown(tenant: Tenant) -> str:
-    return f"{tenant.identifier} ({tenant.id})"

@@ -19,7 +19,7 @@ def test_killed_anywhere_the_next_run_comes_to_the_same_end_and_no_row_is_lost_o
     tmp_path,
 ):
     everywhere = os.environ.get(SIZE) == "all"
-    lines, times = (0, 300) if everywhere else (24, 8)
+    lines, times = (0, 300) if everywhere else (30, 6)
     finished = subprocess.run(
         [sys.executable, KILLER, tmp_path, str(lines), str(times), "7"],
         capture_output=True,
@@ -29,7 +29,8 @@ def test_killed_anywhere_the_next_run_comes_to_the_same_end_and_no_row_is_lost_o
     )
     assert finished.returncode == 0, finished.stderr[-4000:]
     report = json.loads(finished.stdout)
-    assert report["killed"] >= 30
+    # A random moment may lie after the end, and so may the last of the lines.
+    assert report["killed"] >= 25, report
     # Killed before anything was written, in the middle of every step, and after the end.
     assert {place.partition(":")[0] for place in report["places"]} >= {
         "pending",
