@@ -251,16 +251,17 @@ def audit(arguments: Namespace) -> int:
 async def _trail(service: TenantService, key: str | None) -> list[AuditRecord]:
     if key is None:
         return await _all_audit_rows(service, None)
+    unknown: UnknownTenantError | None = None
     try:
-        tenant = await service.get(key)
-    except UnknownTenantError:
-        # A purged tenant is only in the trail.
-        rows = await _all_audit_rows(service, None)
-        found = [row for row in rows if key in (row.tenant_id, row.tenant_identifier)]
-        if not found:
-            raise
-        return found
-    return await _all_audit_rows(service, tenant.id)
+        return await _all_audit_rows(service, (await service.get(key)).id)
+    except UnknownTenantError as error:
+        unknown = error
+    # A purged tenant is only in the trail.
+    rows = await _all_audit_rows(service, None)
+    found = [row for row in rows if key in (row.tenant_id, row.tenant_identifier)]
+    if not found:
+        raise unknown
+    return found
 
 
 async def _all_audit_rows(service: TenantService, tenant_id: str | None) -> list[AuditRecord]:
