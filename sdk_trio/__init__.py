@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .config import Secret, Settings, load_settings
     from .errors import (
         HandlerRegistrationError,
+        IllegalTransitionError,
+        InvalidTenantError,
         MissingHandlersError,
         NotInThisVersionError,
         NotRunningError,
@@ -45,9 +47,27 @@ if TYPE_CHECKING:
         StoreLockedError,
         StoreUnavailableError,
         StoreVersionError,
+        SuspensionRefusedError,
+        TenantConflictError,
+        TenantCredentialsError,
+        TenantError,
+        TenantExistsError,
+        TenantNotActiveError,
+        TenantsDisabledError,
+        UnknownTenantError,
         VerificationError,
     )
     from .runtime import BindError, Runtime, Started
+    from .tenants import (
+        EnvironmentVariable,
+        KeyFile,
+        Tenant,
+        TenantCredentials,
+        TenantService,
+        TenantStatus,
+        TenantStatusService,
+        TransitionResult,
+    )
     from .webhooks import (
         DrainReport,
         HandlerRegistry,
@@ -75,6 +95,15 @@ __all__ = [
     "CallOptions",
     "Client",
     "Record",
+    # tenants
+    "EnvironmentVariable",
+    "KeyFile",
+    "Tenant",
+    "TenantCredentials",
+    "TenantService",
+    "TenantStatus",
+    "TenantStatusService",
+    "TransitionResult",
     # running
     "DrainReport",
     "Runtime",
@@ -83,6 +112,8 @@ __all__ = [
     # errors
     "BindError",
     "HandlerRegistrationError",
+    "IllegalTransitionError",
+    "InvalidTenantError",
     "MissingHandlersError",
     "NotInThisVersionError",
     "NotRunningError",
@@ -94,6 +125,14 @@ __all__ = [
     "StoreLockedError",
     "StoreUnavailableError",
     "StoreVersionError",
+    "SuspensionRefusedError",
+    "TenantConflictError",
+    "TenantCredentialsError",
+    "TenantError",
+    "TenantExistsError",
+    "TenantNotActiveError",
+    "TenantsDisabledError",
+    "UnknownTenantError",
     "VerificationError",
     # errors of the client
     "ApiError",
@@ -120,6 +159,19 @@ _HOMES = {
     "Client": "client.client",
     "Record": "client.records",
     "UnexpectedAnswerError": "client.sender",
+    **dict.fromkeys(
+        (
+            "EnvironmentVariable",
+            "KeyFile",
+            "Tenant",
+            "TenantCredentials",
+            "TenantService",
+            "TenantStatus",
+            "TenantStatusService",
+            "TransitionResult",
+        ),
+        "tenants",
+    ),
     **dict.fromkeys(
         (
             "ApiError",

@@ -12,6 +12,22 @@
     │   ├── StoreUnavailableError       the store cannot read or write at present
     │   ├── StoreLockedError            another process uses the data directory
     │   └── StoreVersionError           the store was written by another version
+    ├── TenantError                     base of what concerns tenants
+    │   ├── TenantsDisabledError        MultiTenant:Enabled is false
+    │   ├── InvalidTenantError          a slug, name, address or id that cannot be accepted
+    │   ├── TenantExistsError           an identifier or organization id that is taken
+    │   ├── UnknownTenantError          there is no such tenant
+    │   ├── IllegalTransitionError      the status does not allow the transition
+    │   ├── SuspensionRefusedError      the site manager's email is not verified
+    │   ├── TenantConflictError         another change of the same tenant came first
+    │   ├── TenantNotActiveError        its client and database are not given out
+    │   └── TenantCredentialsError      a tenant's credential cannot be read
+    ├── UpgradeError                    base of what stops the upgrade from a single tenant
+    │   ├── NotQuiescentError           the host has not signalled that it is quiet
+    │   ├── UpgradeInProgressError      another host runs the upgrade at this moment
+    │   ├── UpgradeTimedOutError        MaxRunDuration is over; the position is kept
+    │   ├── DefaultTenantError          the default tenant cannot be resolved
+    │   └── SourceDatabaseError         the single-tenant database cannot be copied
     ├── VerificationError               a delivery is not authentic
     ├── DeliveryDecodingError           a verified body is no event
     ├── NotRunningError                 a part was used before its start, or is not part of the run
@@ -111,6 +127,93 @@ class StoreLockedError(StorageError):
 
 class StoreVersionError(StorageError):
     """The store's schema is newer than this version, or is no store of ours."""
+
+
+class TenantError(SdkError):
+    """Base of what concerns tenants."""
+
+
+class TenantsDisabledError(TenantError):
+    """``Sdk:MultiTenant:Enabled`` is false, so there are no tenants."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class InvalidTenantError(TenantError):
+    """A value for a tenant cannot be accepted: the message says which, and what it must be."""
+
+    exit_code = EXIT_USAGE
+
+
+class TenantExistsError(TenantError):
+    """Another tenant has this identifier, organization id or id."""
+
+
+class UnknownTenantError(TenantError):
+    """There is no such tenant."""
+
+
+class IllegalTransitionError(TenantError):
+    """The tenant's status does not allow the transition (contracts 5); nothing was changed."""
+
+    def __init__(self, message: str, *, status: str, transition: str) -> None:
+        self.status = status
+        self.transition = transition
+        super().__init__(message)
+
+
+class SuspensionRefusedError(TenantError):
+    """The site manager's email is not verified, and nothing relaxes that rule (spec 2.8)."""
+
+
+class TenantConflictError(TenantError):
+    """Another change of the same tenant came first; nothing was changed by this one."""
+
+
+class TenantNotActiveError(TenantError):
+    """The tenant is not active, so neither its client nor its database is given out."""
+
+    def __init__(self, identifier: str, status: str) -> None:
+        self.identifier = identifier
+        self.status = status
+        super().__init__(
+            f"the tenant {identifier!r} is {status}: only active tenants can be worked with; "
+            f"'tenant reactivate {identifier}' makes it active again"
+        )
+
+
+class TenantCredentialsError(TenantError):
+    """A tenant's credential cannot be read: the message names its source, never its value."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class UpgradeError(SdkError):
+    """Base of what stops the upgrade from a single tenant (spec 2.6)."""
+
+
+class NotQuiescentError(UpgradeError):
+    """``RequireGracefulQuiescence`` is true and the host has not signalled that it is quiet."""
+
+
+class UpgradeInProgressError(UpgradeError):
+    """Another host runs the upgrade at this moment."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class UpgradeTimedOutError(UpgradeError):
+    """``MaxRunDuration`` is over: the position is kept, the next run goes on from there."""
+
+
+class DefaultTenantError(UpgradeError):
+    """The default tenant cannot be resolved: no resolver, or a tenant that cannot be used."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class SourceDatabaseError(UpgradeError):
+    """The single-tenant database cannot be copied: missing, unreadable, damaged or in use."""
 
 
 class VerificationError(SdkError):

@@ -13,6 +13,9 @@ import attrs
 STATES = ("received", "running", "retrying", "done", "dead", "parked")
 REPLAYABLE_STATES = ("dead", "parked")
 
+#: The values of ``storage.tenant_records.TenantStatus``.
+TENANT_STATUSES = ("Active", "Suspended", "Deactivated", "Deleted")
+
 _REFERENCE = "MODULE:ATTR"
 _MOMENT_HELP = "ISO 8601, or a time ago such as 15m, 2h, 3d"
 
@@ -198,6 +201,103 @@ def _secrets_new(parser: ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _tenant_list(parser: ArgumentParser) -> None:
+    parser.add_argument("--status", choices=TENANT_STATUSES, help="only this status")
+    parser.add_argument("--limit", metavar="N", help="at most this many (default: all)")
+    _add_format(parser)
+
+
+def _tenant_show(parser: ArgumentParser) -> None:
+    parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
+    _add_format(parser)
+
+
+def _tenant_add(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "identifier", metavar="IDENTIFIER", help="lowercase letters, digits and hyphens, 1 to 64"
+    )
+    parser.add_argument("--name", metavar="N", required=True, help="the name for people")
+    parser.add_argument("--email", metavar="E", help="the site manager's email address")
+    parser.add_argument("--email-verified", action="store_true", help="the address is verified")
+    parser.add_argument("--phone", metavar="P", help="the site manager's phone, as +15551234567")
+    parser.add_argument(
+        "--organization-id", metavar="O", help="the upstream's organization whose events it gets"
+    )
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument(
+        "--access-token-env", metavar="NAME", help="the variable that holds its access token"
+    )
+    token.add_argument(
+        "--access-token-file", metavar="FILE", help="the file that holds its access token"
+    )
+    parser.add_argument(
+        "--webhook-secret-env",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a variable that holds a webhook secret of its own; may be repeated",
+    )
+    parser.add_argument(
+        "--webhook-secret-file",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a file with webhook secrets of its own, one a line; may be repeated",
+    )
+    _add_who_and_why(parser)
+    _add_format(parser)
+
+
+def _tenant_change(parser: ArgumentParser) -> None:
+    parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
+    _add_who_and_why(parser)
+    parser.add_argument(
+        "--bypass-email-verification",
+        action="store_true",
+        help="suspend although the site manager's email is not verified; counts only while "
+        "SuspendUnverifiedTenantsAnyway is true",
+    )
+    _add_format(parser)
+
+
+def _tenant_delete(parser: ArgumentParser) -> None:
+    _tenant_change(parser)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _tenant_audit(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "identifier", metavar="IDENTIFIER", nargs="?", help="only this tenant, or its id"
+    )
+    _add_format(parser)
+
+
+def _add_who_and_why(parser: ArgumentParser) -> None:
+    parser.add_argument("--reason", metavar="R", help="why, for the audit trail and messages")
+    parser.add_argument("--actor", metavar="A", help="who asks (default: the user of the machine)")
+
+
+def _upgrade(parser: ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done")
+    parser.add_argument(
+        "--host",
+        metavar=_REFERENCE,
+        help="the application's HostUpgrade: its resolver of the default tenant, its own steps",
+    )
+    _add_format(parser)
+
+
+def _tenant_purge(parser: ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="show what would be removed")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--reason", metavar="R", help="why, for the audit trail")
+    parser.add_argument("--actor", metavar="A", help="who, for the audit trail (default: the user)")
+    parser.add_argument(
+        "--forget-audit", action="store_true", help="remove the tenants' earlier audit rows too"
+    )
+    _add_format(parser)
+
+
 def _add_format(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("table", "json"), default="table", help="of standard output"
@@ -226,6 +326,20 @@ COMMANDS = (
     Command("sign", "sign a body as the upstream would", "signing:sign_file", _sign),
     Command("verify", "say whether a delivery is authentic", "verifier:verify_file", _verify),
     Command("secrets new", "make a webhook secret", "signing:new_secrets", _secrets_new),
+    Command("tenant list", "list tenants", "tenants:list_tenants", _tenant_list),
+    Command("tenant show", "show one tenant", "tenants:show_tenant", _tenant_show),
+    Command("tenant add", "add a tenant", "tenants:add", _tenant_add),
+    Command("tenant suspend", "suspend an active tenant", "tenants:suspend", _tenant_change),
+    Command(
+        "tenant reactivate", "make a tenant active again", "tenants:reactivate", _tenant_change
+    ),
+    Command("tenant deactivate", "deactivate a tenant", "tenants:deactivate", _tenant_change),
+    Command("tenant delete", "delete a tenant softly", "tenants:delete", _tenant_delete),
+    Command("tenant audit", "show who changed what, and why", "tenants:audit", _tenant_audit),
+    Command(
+        "tenant purge", "remove long deleted tenants", "tenant_purger:purge_tenants", _tenant_purge
+    ),
+    Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", _upgrade),
 )
 
 #: What a group of commands is about.
@@ -233,4 +347,5 @@ GROUPS = {
     "config": "the settings: check them, show them, describe them",
     "events": "the inbox: what came, what became of it, what to run again",
     "secrets": "webhook secrets",
+    "tenant": "tenants: who they are, where they stand, who changed that",
 }

@@ -10,8 +10,6 @@ NOT_IN_THIS_VERSION = frozenset(
     {
         "doctor",
         "listen",
-        "tenant",
-        "upgrade",
         "replication",
         "notify",
         "storage",

@@ -27,7 +27,6 @@ def missing_parts(settings: Settings) -> list[Problem]:
             "1",
         ),
         (settings.relay.enabled, ("Relay", "Enabled"), "the relay", "false"),
-        (settings.multi_tenant.enabled, ("MultiTenant", "Enabled"), "tenants", "false"),
         (
             replication.use_replication,
             ("MultiTenant", "FileDb", "Replication", "UseReplication"),

@@ -179,7 +179,9 @@ def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[
         if first != key:
             warnings.append(Problem(key, f"is the same secret as {first}: remove one of them"))
     unread = any(key.startswith(WEBHOOK_SECRET) for key in invalid)
-    if receiver and not webhooks.all_secrets and not unread:
+    # Tenants bring their own secrets.
+    required = receiver and not settings.multi_tenant.enabled
+    if required and not webhooks.all_secrets and not unread:
         problems.append(
             Problem(
                 WEBHOOK_SECRET,

@@ -52,6 +52,14 @@ class SingleTenantUpgradeOptions:
             "Hard wall-clock cap of the upgrade.", "spec 2.6", minimum=1, unit="seconds"
         ),
     )
+    source_database: str | None = attrs.field(
+        default=None,
+        metadata=about(
+            "The single-tenant SQLite database; it is copied for the default tenant.",
+            "ours",
+            default_note="default.db in the FileDb directory, if there is one",
+        ),
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -4,7 +4,7 @@ Samples are in :mod:`sdk_trio.events.samples`, which is not imported here: recei
 """
 
 from .catalog import DEFAULT_CATALOG, Catalog, EventGroup, EventType
-from .decoding import Drift, Envelope, decode_envelope, decode_event, subject_of
+from .decoding import Drift, Envelope, decode_envelope, decode_event, organization_of, subject_of
 from .event import Event, UnknownEvent
 from .event_types import (
     BenefitCreatedEvent,
@@ -82,6 +82,7 @@ __all__ = [
     "Envelope",
     "decode_envelope",
     "decode_event",
+    "organization_of",
     "subject_of",
     # events
     "Event",

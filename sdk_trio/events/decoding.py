@@ -135,6 +135,7 @@ def decode_event(
     attempt: int = 1,
     catalog: Catalog = DEFAULT_CATALOG,
     on_drift: Callable[[Drift], None] | None = None,
+    tenant: Any = None,
 ) -> Event[Any]:
     """Return the typed event; never raises for what a sender can send (contracts 3, 4).
 
@@ -147,6 +148,7 @@ def decode_event(
         attempt: from 1.
         catalog: the classes of types; a type that is not in it becomes an :class:`UnknownEvent`.
         on_drift: called at most 32 times, once for each value that does not fit.
+        tenant: whom the event belongs to, or None.
     """
     drifts = 0
 
@@ -175,6 +177,7 @@ def decode_event(
         raw=raw,
         attempt=attempt,
         received_at=_moment(received_at),
+        tenant=tenant,
     )
 
 
@@ -203,6 +206,22 @@ def _moment(seconds: float) -> datetime:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
         return datetime.max.replace(tzinfo=UTC)
+
+
+class _Organization(msgspec.Struct, frozen=True, gc=False):
+    organization_id: str | None = None
+
+
+def organization_of(envelope: Envelope) -> str | None:
+    """Return ``data.organization_id`` without decoding the rest; None when it is no text.
+
+    Safe for a body that is not verified yet: the envelope has bounded its depth and its numbers.
+    """
+    try:
+        found: _Organization = decoder_for(_Organization).decode(envelope.data_raw)
+    except UNFIT:
+        return None
+    return found.organization_id
 
 
 class _Subject(msgspec.Struct, frozen=True, gc=False):

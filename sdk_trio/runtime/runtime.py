@@ -18,6 +18,8 @@ from ..config import Settings, missing_parts
 from ..config.rules import RECONCILIATION_NEEDS_CLIENT
 from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError
 from ..logs import get_logger
+from ..tenants.client_pool import ClientFactory
+from ..tenants.upgrade import HostUpgrade
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from .client_samples import Sample, sample_client
 from .routes import Routes
@@ -53,6 +55,8 @@ class Runtime:
         standalone: run without a client (spec 1.6); None: when there is neither an access token
             nor a ``client``.
         clock: returns Unix seconds.
+        client_factory: makes the client of a tenant out of settings with its access token.
+        host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
 
     Raises:
         NotInThisVersionError: the settings ask for a part that this version does not contain.
@@ -70,6 +74,8 @@ class Runtime:
         client: "Client | None" = None,
         standalone: bool | None = None,
         clock: Callable[[], float] = time.time,
+        client_factory: ClientFactory | None = None,
+        host_upgrade: HostUpgrade | None = None,
     ) -> None:
         problems = missing_parts(settings)
         if problems:
@@ -81,8 +87,15 @@ class Runtime:
         self._reconciles = settings.webhooks.reconciliation.enabled
         if self._reconciles and self._client is None:
             raise OptionsValidationError([RECONCILIATION_NEEDS_CLIENT])
+        if client_factory is None and not standalone:
+            client_factory = _make_client
         self.receiver = WebhookReceiver(
-            settings, handlers or HandlerRegistry(), client=self._client, clock=clock
+            settings,
+            handlers or HandlerRegistry(),
+            client=self._client,
+            clock=clock,
+            client_factory=client_factory,
+            host_upgrade=host_upgrade,
         )
         self._clock = clock
         self.started: Started | None = None

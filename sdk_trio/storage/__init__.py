@@ -1,6 +1,7 @@
-"""The durable inbox: what arrived is kept here before its sender is answered (contracts 5).
+"""The store: what arrived, before its sender is answered, and the tenants (contracts 5 and 6).
 
-:func:`open_inbox` is the one way to open it; :mod:`.ports` says what it does.
+:func:`open_store` is the one way to open it, :func:`open_inbox` for who needs no tenants;
+:mod:`.ports` says what they do.
 """
 
 from collections.abc import AsyncIterator
@@ -13,7 +14,9 @@ from ..errors import NotInThisVersionError, Problem
 
 if TYPE_CHECKING:
     from ..config import Settings
-    from .ports import Inbox
+    from .memory_store import MemoryInbox
+    from .ports import Inbox, Store
+    from .sqlite_store import SqliteInbox
 
 #: How long a lease lasts without renewal, in seconds, unless the caller says otherwise.
 LEASE_SECONDS = 75.0
@@ -21,14 +24,14 @@ LEASE_SECONDS = 75.0
 # Longer than the store itself waits for a disk that hangs: it words the error.
 _CLOSE_SECONDS = 60.0
 
-__all__ = ["LEASE_SECONDS", "open_inbox"]
+__all__ = ["LEASE_SECONDS", "open_inbox", "open_store"]
 
 
 @asynccontextmanager
-async def open_inbox(
+async def open_store(
     settings: "Settings", *, owner: str, lease_seconds: float = LEASE_SECONDS
-) -> "AsyncIterator[Inbox]":
-    """Open the inbox that ``settings.storage`` names, and close it at the end of the block.
+) -> "AsyncIterator[Store]":
+    """Open the store that ``settings.storage`` names, and close it at the end of the block.
 
     Does not take the lock of the data directory: the runtime does that, commands do without.
 
@@ -44,15 +47,29 @@ async def open_inbox(
 
     Cancelled, what was begun is finished and closed; see :meth:`.ports.Inbox.close`.
     """
+    from .ports import Store
+
     inbox = await _open(settings, owner, lease_seconds)
     try:
-        yield inbox
+        yield Store(inbox, inbox.tenants, inbox.upgrade)
     finally:
         with trio.move_on_after(_CLOSE_SECONDS, shield=True):
             await inbox.close()
 
 
-async def _open(settings: "Settings", owner: str, lease_seconds: float) -> "Inbox":
+@asynccontextmanager
+async def open_inbox(
+    settings: "Settings", *, owner: str, lease_seconds: float = LEASE_SECONDS
+) -> "AsyncIterator[Inbox]":
+    """Open the inbox alone: as :func:`open_store`, for who has nothing to do with tenants."""
+    async with open_store(settings, owner=owner, lease_seconds=lease_seconds) as store:
+        yield store.inbox
+
+
+async def _open(
+    settings: "Settings", owner: str, lease_seconds: float
+) -> "MemoryInbox | SqliteInbox":
+    await trio.lowlevel.checkpoint()
     backend = str(settings.storage.backend)
     dedup_seconds = settings.webhooks.dedup_retention_hours * 3600.0
     payload_seconds = settings.webhooks.payload_retention_days * 86_400.0

@@ -26,6 +26,8 @@ from .admission import (
     standing_of,
 )
 from .memory_rows import Deliveries, Row
+from .memory_tenants import MemoryTenants
+from .memory_upgrade import MemoryUpgrade
 from .records import (
     UNFINISHED,
     Admission,
@@ -73,6 +75,10 @@ class MemoryInbox:
             payload_seconds=payload_seconds,
         )
         self._rows: Deliveries = Deliveries() if shares is None else shares._rows
+        self.tenants: MemoryTenants = MemoryTenants() if shares is None else shares.tenants
+        self.upgrade: MemoryUpgrade = (
+            MemoryUpgrade(self._rows) if shares is None else shares.upgrade
+        )
         self._own_changes = 0
         self._foreign_changes = self._rows.changes
         self._closed = False
@@ -169,6 +175,7 @@ class MemoryInbox:
             finished_at=None,
             last_error=None,
             raw=delivery.raw,
+            tenant_id=delivery.tenant_id,
         )
         row = Row(record)
         if leased:
@@ -427,4 +434,4 @@ class MemoryInbox:
     async def close(self) -> None:
         """See :meth:`.ports.Inbox.close`."""
         self._closed = True
-        await trio.lowlevel.checkpoint()
+        await self.tenants.close()

@@ -9,6 +9,8 @@ cancellation: the write is finished, then ``Cancelled`` is raised. Every method 
 from collections.abc import Sequence
 from typing import Protocol
 
+import attrs
+
 from .records import (
     Admitted,
     AttemptRecord,
@@ -19,6 +21,8 @@ from .records import (
     Outcome,
     Purged,
 )
+from .tenant_records import AuditRecord, OutboxRecord, Tenant, TenantPurged, TenantStatus
+from .upgrade_records import Assigned, UpgradeMarker
 
 
 class Inbox(Protocol):
@@ -158,3 +162,116 @@ class Inbox(Protocol):
         Shielded from cancellation, but not for ever from a disk that hangs.
         """
         ...
+
+
+class TenantStore(Protocol):
+    """Tenants with their audit trail and their outbox (contracts 5 and 6).
+
+    Every change writes its audit row, and each transition its outbox row, in the transaction that
+    changes the tenant: all of them are there, or none.
+    """
+
+    async def add(self, tenant: Tenant, audit: AuditRecord) -> None:
+        """Add a tenant that does not exist yet.
+
+        Raises:
+            TenantExistsError: its id, identifier or organization id is taken; nothing is changed.
+        """
+        ...
+
+    async def change(
+        self, tenant: Tenant, audit: AuditRecord, outbox: OutboxRecord | None = None
+    ) -> None:
+        """Replace the tenant's row by ``tenant``, whose version is one above the stored one.
+
+        Raises:
+            TenantConflictError: the stored version is another one; nothing is changed.
+            TenantExistsError: the organization id is taken; nothing is changed.
+            UnknownTenantError: there is no tenant with this id.
+        """
+        ...
+
+    async def purge(
+        self, tenant: Tenant, audit: AuditRecord, *, forget_audit: bool = False
+    ) -> TenantPurged:
+        """Remove the tenant's row and its outbox rows for ever, and keep ``audit``.
+
+        With ``forget_audit`` its earlier audit rows go as well; nothing else removes any.
+
+        Raises:
+            TenantConflictError: the stored version is not that of ``tenant``.
+            UnknownTenantError: there is no tenant with this id.
+        """
+        ...
+
+    async def get(self, tenant_id: str) -> Tenant | None:
+        """Return the tenant with this id, or None."""
+        ...
+
+    async def find(self, identifier: str) -> Tenant | None:
+        """Return the tenant with this identifier, or None."""
+        ...
+
+    async def find_by_organization(self, organization_id: str) -> Tenant | None:
+        """Return the tenant of this organization of the upstream, or None."""
+        ...
+
+    async def page(
+        self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
+    ) -> Sequence[Tenant]:
+        """List tenants by identifier, those whose identifier comes after ``after``."""
+        ...
+
+    async def counts(self) -> dict[TenantStatus, int]:
+        """Return how many tenants are in each status; statuses without any are 0."""
+        ...
+
+    async def audit(
+        self, tenant_id: str | None = None, *, after_sequence: int = 0, limit: int = 100
+    ) -> Sequence[AuditRecord]:
+        """List audit rows, oldest first: of one tenant, which may have been purged, or of all."""
+        ...
+
+    async def outbox(self, *, after_sequence: int = 0, limit: int = 100) -> Sequence[OutboxRecord]:
+        """List transitions, oldest first. A sequence is never given twice, nor out of order."""
+        ...
+
+    async def revision(self) -> int:
+        """Return a number that grows with every change of any tenant, by any process."""
+        ...
+
+
+class UpgradeStore(Protocol):
+    """How far the upgrade from a single tenant has come, and its batches (contracts 6).
+
+    One upgrade runs at a time: its lock is the caller's business.
+    """
+
+    async def marker(self) -> UpgradeMarker | None:
+        """Return the marker; None while the upgrade is pending."""
+        ...
+
+    async def save(self, marker: UpgradeMarker) -> None:
+        """Keep ``marker`` in place of the one before."""
+        ...
+
+    async def count_unassigned(self) -> int:
+        """Return how many deliveries have no tenant."""
+        ...
+
+    async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
+        """Give the default tenant to those of the next ``limit`` deliveries that have none.
+
+        Next are those whose sequence is above the marker's position. The marker moves in the same
+        transaction, so no delivery is passed over or counted twice, whenever the process ends.
+        """
+        ...
+
+
+@attrs.frozen
+class Store:
+    """An open store: what arrived, and who it belongs to. All of it has one writer."""
+
+    inbox: Inbox
+    tenants: TenantStore
+    upgrade: UpgradeStore

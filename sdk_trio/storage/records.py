@@ -30,6 +30,7 @@ class NewDelivery:
 
     ``subject`` is ``data.id`` or None; with ``ordered`` the unfinished events of one subject run
     one at a time in the order of arrival. ``timestamp`` is the signed header, in Unix seconds.
+    ``tenant_id`` is the tenant that it belongs to, if there is one.
     """
 
     webhook_id: str
@@ -39,6 +40,7 @@ class NewDelivery:
     received_at: float
     subject: str | None = None
     ordered: bool = False
+    tenant_id: str | None = None
 
 
 @attrs.frozen
@@ -65,6 +67,7 @@ class DeliveryRecord:
     finished_at: float | None
     last_error: str | None
     raw: bytes | None
+    tenant_id: str | None = None
 
 
 @attrs.frozen

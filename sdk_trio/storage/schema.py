@@ -1,4 +1,4 @@
-"""The tables of the inbox in SQLite, and how an older file becomes a current one.
+"""The tables of the store in SQLite, and how an older file becomes a current one.
 
 Two rules keep a delivery as cheap after a million events as after none. Bodies have a table of
 their own, so a change of state rewrites a short row. And apart from the webhook id, which has to
@@ -69,11 +69,120 @@ _ATTEMPT_OF = "CREATE INDEX attempt_of ON attempt (sequence)"
 
 # What a part of the runtime has to remember across restarts, by its name.
 _CHECKPOINT = "CREATE TABLE checkpoint (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT"
+# The tenant that a delivery belongs to; empty on what came before there were tenants.
+_INBOX_TENANT = "ALTER TABLE inbox ADD COLUMN tenant_id TEXT"
+
+_TENANT = """
+CREATE TABLE tenant (
+    id TEXT PRIMARY KEY,
+    identifier TEXT NOT NULL UNIQUE,
+    name TEXT NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('Active', 'Suspended', 'Deactivated', 'Deleted')),
+    site_manager_email TEXT,
+    site_manager_email_verified INTEGER NOT NULL,
+    site_manager_phone TEXT,
+    organization_id TEXT UNIQUE,
+    created_at REAL NOT NULL,
+    deleted_at REAL,
+    version INTEGER NOT NULL,
+    credentials TEXT
+) STRICT
+"""
+
+# Listings and counts of one status read nothing else.
+_TENANT_STATUS = "CREATE INDEX tenant_status ON tenant (status, identifier)"
+
+_AUDIT = """
+CREATE TABLE audit (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant_id TEXT NOT NULL,
+    tenant_identifier TEXT NOT NULL,
+    action TEXT NOT NULL,
+    previous_status TEXT,
+    new_status TEXT,
+    actor TEXT NOT NULL,
+    reason TEXT,
+    relaxation TEXT,
+    details TEXT,
+    occurred_at REAL NOT NULL
+) STRICT
+"""
+
+_AUDIT_OF = "CREATE INDEX audit_of ON audit (tenant_id, sequence)"
+
+# Holds the id of a tenant within the transaction that purges it, and nothing at other times.
+_PURGING = "CREATE TABLE purging (tenant_id TEXT PRIMARY KEY) STRICT"
+
+_AUDIT_UNCHANGED = """
+CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END
+"""
+
+# REPLACE removes a row without a word to the trigger below.
+_AUDIT_NOT_REPLACED = """
+CREATE TRIGGER audit_not_replaced BEFORE INSERT ON audit
+WHEN EXISTS (SELECT 1 FROM audit WHERE audit.sequence = NEW.sequence)
+BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END
+"""
+
+_AUDIT_KEPT = """
+CREATE TRIGGER audit_kept BEFORE DELETE ON audit
+WHEN NOT EXISTS (SELECT 1 FROM purging WHERE purging.tenant_id = OLD.tenant_id)
+BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END
+"""
+
+_OUTBOX = """
+CREATE TABLE outbox (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    delivery_id TEXT NOT NULL UNIQUE,
+    tenant_id TEXT NOT NULL,
+    tenant_identifier TEXT NOT NULL,
+    tenant_name TEXT NOT NULL,
+    transition TEXT NOT NULL,
+    previous_status TEXT NOT NULL,
+    new_status TEXT NOT NULL,
+    reason TEXT,
+    actor TEXT NOT NULL,
+    occurred_at REAL NOT NULL,
+    site_manager_email TEXT,
+    site_manager_email_verified INTEGER NOT NULL,
+    site_manager_phone TEXT
+) STRICT
+"""
+
+_OUTBOX_OF = "CREATE INDEX outbox_of ON outbox (tenant_id)"
+
+# The marker of the upgrade from a single tenant: no row before it has begun, one row ever after.
+_UPGRADE = """
+CREATE TABLE upgrade (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    state TEXT NOT NULL CHECK (state IN ('running', 'done')),
+    tenant_id TEXT NOT NULL,
+    step TEXT NOT NULL,
+    position TEXT,
+    started_at REAL NOT NULL,
+    finished_at REAL
+) STRICT
+"""
 
 #: Statements that lead from version N to N + 1; ``PRAGMA user_version`` counts those applied.
 MIGRATIONS: Sequence[Sequence[str]] = (
     (_INBOX, _BODY, _ATTEMPT, _OPEN, _LINE, _ATTEMPT_OF),
     (_CHECKPOINT,),
+    (
+        _INBOX_TENANT,
+        _TENANT,
+        _TENANT_STATUS,
+        _AUDIT,
+        _AUDIT_OF,
+        _PURGING,
+        _AUDIT_UNCHANGED,
+        _AUDIT_NOT_REPLACED,
+        _AUDIT_KEPT,
+        _OUTBOX,
+        _OUTBOX_OF,
+        _UPGRADE,
+    ),
 )
 
 #: The version of the schema that this package reads and writes.

@@ -55,7 +55,7 @@ WHERE sequence = ?
 """
 
 _LEASED_RECORD = f"""
-SELECT {COLUMNS}, raw FROM inbox LEFT JOIN body USING (sequence) WHERE sequence = ?
+SELECT {COLUMNS}, raw, tenant_id FROM inbox LEFT JOIN body USING (sequence) WHERE sequence = ?
 """  # noqa: S608 - only constants are put in
 
 _RELEASE = """

@@ -7,13 +7,16 @@ import apsw
 
 from .records import AttemptRecord, DeliveryRecord, DeliveryState
 
-#: The columns of a record, in the order of :class:`~.records.DeliveryRecord`, but for the body.
+#: The columns of a record, in the order of :class:`~.records.DeliveryRecord`, but for the body
+#: and the tenant, which follow them.
 COLUMNS = (
     "inbox.sequence, webhook_id, type, state, queued, attempts, received_at, timestamp, subject, "
     "ordered, next_attempt_at, started_at, finished_at, last_error"
 )
 
-_GET = f"SELECT {COLUMNS}, raw FROM inbox LEFT JOIN body USING (sequence) WHERE webhook_id = ?"  # noqa: S608 - the columns are a constant
+_GET = f"""
+SELECT {COLUMNS}, raw, tenant_id FROM inbox LEFT JOIN body USING (sequence) WHERE webhook_id = ?
+"""  # noqa: S608 - the columns are a constant
 
 _ATTEMPTS = """
 SELECT number, attempt.started_at, attempt.finished_at, error
@@ -50,7 +53,7 @@ ORDER BY sequence LIMIT ?
 
 
 def record_of(row: tuple[Any, ...]) -> DeliveryRecord:
-    """Build a record from a row of :data:`COLUMNS` and the body."""
+    """Build a record from a row of :data:`COLUMNS`, the body and the tenant."""
     sequence, webhook_id, type_, state, queued, *middle = row
     attempts, received_at, timestamp, subject, ordered, *rest = middle
     return DeliveryRecord(
@@ -115,7 +118,9 @@ def find(
         conditions.append("state <> 'done'")
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     order = "DESC" if after_sequence is None else "ASC"
-    statement = f"SELECT {COLUMNS}, NULL FROM inbox {where} ORDER BY sequence {order} LIMIT ?"  # noqa: S608 - only constants
+    statement = (
+        f"SELECT {COLUMNS}, NULL, tenant_id FROM inbox {where} ORDER BY sequence {order} LIMIT ?"  # noqa: S608 - only constants
+    )
     return [record_of(row) for row in connection.execute(statement, (*given.values(), limit))]
 
 

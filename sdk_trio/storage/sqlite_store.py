@@ -3,17 +3,16 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
 import apsw
 import trio
 
-from ..errors import StoreUnavailableError
 from . import sqlite_leaser as leaser
 from . import sqlite_reader as reader
 from . import sqlite_writer as writer
 from .admission import Terms
 from .committer import STALL_SECONDS, Committer
+from .query_runner import QueryRunner
 from .records import (
     Admitted,
     AttemptRecord,
@@ -24,9 +23,9 @@ from .records import (
     Outcome,
     Purged,
 )
-from .sqlite_connector import connect_reader, connect_writer, describe_failure
-
-T = TypeVar("T")
+from .sqlite_connector import connect_writer, describe_failure
+from .sqlite_tenants import SqliteTenants
+from .sqlite_upgrade import SqliteUpgrade
 
 _Delete = Callable[[apsw.Connection, Sequence[int], DeliveryState, float], int]
 
@@ -38,21 +37,20 @@ PURGE_CHUNK = 500
 class SqliteInbox:
     """:class:`~.ports.Inbox` in a SQLite file; open it with :meth:`open`, end with :meth:`close`.
 
-    What changes the store goes through one :class:`~.committer.Committer`. What only reads it has
-    a connection of its own in Trio's threads, one read at a time, so that a long listing never
-    delays a delivery. It sees every change whose method has returned.
+    What changes the store goes through one :class:`~.committer.Committer`, that of ``tenants`` as
+    well. What only reads it has a connection of its own in Trio's threads, one read at a time, so
+    that a long listing never delays a delivery. It sees every change whose method has returned.
 
     Cancellation: a write that has begun is finished, see :mod:`.committer`. A read is abandoned.
     """
 
     def __init__(self, file: str, terms: Terms, committer: Committer) -> None:
-        self._file = file
         self._terms = terms
         self._committer = committer
-        self._reader: apsw.Connection | None = None
-        self._one_reader = trio.CapacityLimiter(1)
+        self._queries = QueryRunner(file)
         self._data_version: int | None = None
-        self._closed = False
+        self.tenants = SqliteTenants(file, committer)
+        self.upgrade = SqliteUpgrade(committer, self._queries)
 
     @classmethod
     async def open(
@@ -159,7 +157,7 @@ class SqliteInbox:
 
     async def get(self, webhook_id: str) -> DeliveryRecord | None:
         """See :meth:`.ports.Inbox.get`."""
-        return await self._read(lambda c: reader.get(c, webhook_id))
+        return await self._queries.run(lambda c: reader.get(c, webhook_id))
 
     async def known(self, webhook_ids: Sequence[str]) -> frozenset[str]:
         """See :meth:`.ports.Inbox.known`."""
@@ -167,7 +165,7 @@ class SqliteInbox:
 
     async def attempts(self, webhook_id: str) -> Sequence[AttemptRecord]:
         """See :meth:`.ports.Inbox.attempts`."""
-        return await self._read(lambda c: reader.attempts(c, webhook_id))
+        return await self._queries.run(lambda c: reader.attempts(c, webhook_id))
 
     async def find(
         self,
@@ -180,7 +178,7 @@ class SqliteInbox:
         limit: int = 50,
     ) -> Sequence[DeliveryRecord]:
         """See :meth:`.ports.Inbox.find`."""
-        return await self._read(
+        return await self._queries.run(
             lambda c: reader.find(
                 c,
                 type=type,
@@ -194,7 +192,7 @@ class SqliteInbox:
 
     async def counts(self) -> dict[DeliveryState, int]:
         """See :meth:`.ports.Inbox.counts`."""
-        return await self._read(reader.counts)
+        return await self._queries.run(reader.counts)
 
     async def changed_elsewhere(self) -> bool:
         """See :meth:`.ports.Inbox.changed_elsewhere`."""
@@ -236,7 +234,7 @@ class SqliteInbox:
         deleted = after = 0
         with_body = delete is writer.delete_bodies
         while True:
-            found = await self._read(
+            found = await self._queries.run(
                 partial(
                     reader.find_old,
                     state=state,
@@ -254,30 +252,12 @@ class SqliteInbox:
             )
 
     async def close(self) -> None:
-        """See :meth:`.ports.Inbox.close`."""
-        self._closed = True
-        # The reader first: the last connection to go clears the write-ahead log, which a
-        # connection that may only read cannot do.
-        with trio.move_on_after(STALL_SECONDS, shield=True):
-            async with self._one_reader:
-                if self._reader is not None:
-                    self._reader.close()
-                    self._reader = None
+        """See :meth:`.ports.Inbox.close`; the tenants are closed with it."""
+        # Readers first: the last connection to go clears the write-ahead log, which a connection
+        # that may only read cannot do.
+        await self.tenants.close()
+        await self._queries.close()
         await self._committer.close()
-
-    async def _read(self, query: Callable[[apsw.Connection], T]) -> T:
-        def run() -> T:
-            # Within the limiter, so there is one thread here at a time, an abandoned one included.
-            if self._closed:
-                raise StoreUnavailableError("the store is closed")
-            try:
-                if self._reader is None:
-                    self._reader = connect_reader(self._file)
-                return query(self._reader)
-            except apsw.Error as error:
-                raise describe_failure(error, self._file) from error
-
-        return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._one_reader)
 
 
 def _delete_chunk(

@@ -40,8 +40,8 @@ from .schema import UNFINISHED
 
 _INSERT = """
 INSERT INTO inbox (webhook_id, type, state, queued, attempts, received_at, timestamp, subject,
-                   ordered, started_at, lease_owner, lease_until)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                   ordered, tenant_id, started_at, lease_owner, lease_until)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (webhook_id) DO NOTHING
 """
 
@@ -143,6 +143,7 @@ def _insert(
             delivery.timestamp,
             delivery.subject,
             delivery.ordered,
+            delivery.tenant_id,
             now if running else None,
             terms.owner if leased else None,
             now + terms.lease_seconds if leased else None,

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -11,10 +12,12 @@ import trio
 from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
 from ..logs import get_logger
-from ..storage import open_inbox
+from ..storage import open_store
 from ..storage.data_directory import lock_data_directory
-from ..storage.ports import Inbox
+from ..storage.ports import Inbox, Store
 from ..storage.records import UNFINISHED
+from ..tenants.client_pool import ClientFactory
+from ..tenants.upgrade import HostUpgrade, Quiescence
 from . import answers
 from .answers import Answer
 from .counters import Counters
@@ -24,6 +27,10 @@ from .queuer import Queuer
 from .receiver import UNAVAILABLE_RETRY_SECONDS, Receive, Receiver, Scope, Send
 from .registry import BoundHandlers, HandlerRegistry
 from .services import Services
+from .tenant_keys import TenantKeys
+
+if TYPE_CHECKING:
+    from ..tenants.tenancy import Tenancy
 
 _log = get_logger("webhooks")
 
@@ -52,10 +59,14 @@ class WebhookReceiver:
     Args:
         settings: validated settings; an access token is not needed.
         handlers: which handler runs for which event type.
-        inbox: an open store to use; None: it opens ``settings.storage`` itself and closes it.
+        inbox: an open inbox to use, without tenants; None: it opens ``settings.storage`` itself
+            and closes it.
         client: what handlers find in ``services.client``, open for as long as this runs; None:
             the receiver is standalone, and handlers get an error there.
         clock: returns Unix seconds.
+        client_factory: makes the client that ``services.client_for`` gives out for a tenant, out
+            of settings with the tenant's access token.
+        host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
 
     Its queue needs a task of its own: the ASGI lifespan starts and drains it; where a server
     forwards no lifespan, start it with ``await nursery.start(receiver.run)``. Until it runs, and
@@ -74,6 +85,8 @@ class WebhookReceiver:
         inbox: Inbox | None = None,
         client: object | None = None,
         clock: Callable[[], float] = time.time,
+        client_factory: ClientFactory | None = None,
+        host_upgrade: HostUpgrade | None = None,
     ) -> None:
         if settings.webhooks.fail_on_missing_handlers:
             handlers.require_complete()
@@ -83,6 +96,8 @@ class WebhookReceiver:
         self._given_inbox = inbox
         self._client = client
         self._clock = clock
+        self._client_factory = client_factory
+        self._host_upgrade = host_upgrade
         self._receiver = Receiver(settings, self, self.counters, clock=clock)
         self._running: _Running | None = None
         self._draining = False
@@ -129,6 +144,10 @@ class WebhookReceiver:
         handler = running.handlers.find(arrival.delivery.type)
         if handler is None:
             return await running.dispatcher.park(arrival.delivery)
+        if not handler.run_when_suspended and arrival.delivery.tenant_id is not None:
+            held = await running.dispatcher.hold(arrival.delivery, handler)
+            if held is not None:
+                return held
         if not handler.enqueue:
             return await running.dispatcher.run_inline(arrival, handler)
         if handler.ordered:
@@ -150,6 +169,15 @@ class WebhookReceiver:
         return self._running.inbox
 
     @property
+    def tenancy(self) -> "Tenancy":
+        """The tenants; raises :class:`NotRunningError` where there are none, or not open."""
+        if self._running is None or self._running.tenancy is None:
+            raise NotRunningError(
+                "there are no tenants: the receiver does not run, or MultiTenant:Enabled is false"
+            )
+        return self._running.tenancy
+
+    @property
     def queue_depth(self) -> int:
         """How many events wait in the memory channel."""
         return self._running.queue.depth if self._running else 0
@@ -162,17 +190,20 @@ class WebhookReceiver:
     async def run(  # noqa: ASYNC128 - _run_queue calls it
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Open the inbox and run the queue; started once deliveries can be accepted.
+        """Open the store and run the queue; started once deliveries can be accepted.
+
+        With tenants, the first start runs the upgrade from a single tenant before that, and raises
+        what keeps it from being done.
 
         Returns after :meth:`drain`. Cancelled, running handlers are cancelled and their events
         released; :attr:`report` says what is left.
         """
         async with AsyncExitStack() as stack:
-            inbox = self._given_inbox or await self._open_inbox(stack)
+            inbox, tenancy = await self._open(stack)
             recovered = await inbox.recover()
             if recovered:
                 _log.warning("webhook.recovered", events=recovered)
-            running = self._assemble(inbox)
+            running = self._assemble(inbox, tenancy)
             self._warn_of_missing_handlers()
             try:
                 await self._run_queue(running, task_status=task_status)
@@ -182,14 +213,46 @@ class WebhookReceiver:
                     await self._write_report(inbox, running)
                 self._drained.set()
 
-    async def _open_inbox(self, stack: AsyncExitStack) -> Inbox:
+    async def _open(self, stack: AsyncExitStack) -> "tuple[Inbox, Tenancy | None]":
+        if self._given_inbox is not None:
+            await trio.lowlevel.checkpoint()
+            return self._given_inbox, None
         if self.settings.storage.backend is not StorageBackend.MEMORY:
             stack.enter_context(lock_data_directory(self.settings.storage.path))
-        return await stack.enter_async_context(open_inbox(self.settings, owner=str(uuid.uuid4())))
+        store = await stack.enter_async_context(open_store(self.settings, owner=str(uuid.uuid4())))
+        if not self.settings.multi_tenant.enabled:
+            return store.inbox, None
+        # Imported here, so that SQLite is loaded only by those who use it.
+        from ..tenants.tenancy import Tenancy
+
+        tenancy = Tenancy(
+            self.settings, store.tenants, clock=self._clock, client_factory=self._client_factory
+        )
+        # A store in memory has nothing from before there were tenants.
+        if self.settings.storage.backend is not StorageBackend.MEMORY:
+            await self._upgrade(store, tenancy)
+        return store.inbox, tenancy
+
+    async def _upgrade(self, store: Store, tenancy: "Tenancy") -> None:
+        from ..tenants.upgrader import Upgrader
+
+        quiescence = Quiescence()
+        quiescence.signal("the data directory is locked, and nothing is served yet")
+        upgrader = Upgrader(
+            self.settings,
+            store,
+            tenancy.service,
+            quiescence=quiescence,
+            host=self._host_upgrade,
+            clock=self._clock,
+        )
+        await upgrader.run_at_start()
 
     async def _run_queue(self, running: "_Running", *, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(running.janitor.run)
+            if running.tenancy is not None:
+                await nursery.start(running.tenancy.run)
             await nursery.start(running.queue.run)
             self._running = running
             task_status.started()
@@ -214,12 +277,18 @@ class WebhookReceiver:
             self._running.handled_before_drain = self.counters.values.get("handled", 0)
         self._draining = True
 
-    def _assemble(self, inbox: Inbox) -> "_Running":
-        handlers = self._registry.bind(Services(self.settings, inbox, self._client))
-        dispatcher = Dispatcher(self.settings, handlers, inbox, self.counters, clock=self._clock)
+    def _assemble(self, inbox: Inbox, tenancy: "Tenancy | None") -> "_Running":
+        services = Services(self.settings, inbox, self._client, tenancy=tenancy)
+        handlers = self._registry.bind(services)
+        dispatcher = Dispatcher(
+            self.settings, handlers, inbox, self.counters, clock=self._clock, tenancy=tenancy
+        )
+        self._receiver.tenant_keys = (
+            None if tenancy is None else TenantKeys(tenancy, self.settings.webhooks.key_derivation)
+        )
         queue = Queuer(self.settings, dispatcher, inbox, self.counters, clock=self._clock)
         janitor = Janitor(inbox, self._receiver.secret_usage, clock=self._clock)
-        return _Running(inbox, handlers, dispatcher, queue, janitor)
+        return _Running(inbox, handlers, dispatcher, queue, janitor, tenancy)
 
     def _warn_of_missing_handlers(self) -> None:
         for line in self._registry.missing():
@@ -262,4 +331,5 @@ class _Running:
     dispatcher: Dispatcher
     queue: Queuer
     janitor: Janitor
+    tenancy: "Tenancy | None" = None
     handled_before_drain: int = 0

@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import trio
@@ -25,6 +25,7 @@ from ..storage.records import (
     Released,
     Retry,
 )
+from ..storage.tenant_records import Tenant
 from . import answers
 from .answers import Answer
 from .counters import Counters
@@ -37,7 +38,12 @@ from .lifecycle import (
 )
 from .registry import BoundHandler, BoundHandlers
 
+if TYPE_CHECKING:
+    from ..tenants.tenancy import Tenancy
+
 _log = get_logger("webhooks")
+
+T = TypeVar("T")
 
 #: How long a cancelled task may take to tell the store what became of its delivery, in seconds.
 #: Longer than a slow disk's sync; a store that does not answer by then learns it at the next start.
@@ -81,6 +87,7 @@ class Dispatcher:
         *,
         clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
+        tenancy: "Tenancy | None" = None,
     ) -> None:
         options = settings.webhooks
         self.handlers = handlers
@@ -88,6 +95,7 @@ class Dispatcher:
         self._counters = counters
         self._clock = clock
         self._jitter = jitter
+        self._tenancy = tenancy
         self._inline_timeout = options.inline_timeout_seconds
         self._inline_max_attempts = options.inline_max_attempts
         self._policy = RetryPolicy(
@@ -127,13 +135,16 @@ class Dispatcher:
 
     async def _claim_and_run(self, arrival: Arrival, handler: BoundHandler) -> Answer:
         delivery = arrival.delivery
+        tenant = await self.tenant_of(delivery)
+        if _is_held(handler, tenant):
+            return await self.park(delivery, tenant)
         admitted = await self._inbox.claim(delivery)
         if admitted.admission is not Admission.NEW:
             return self.answer_known(delivery, admitted)
         attempt = admitted.attempts + 1
         outcome: Outcome = Released()
         try:
-            failure = await self._run_within_deadline(arrival, handler, attempt)
+            failure = await self._run_within_deadline(arrival, handler, attempt, tenant)
             if failure is None:
                 outcome = Done()
             else:
@@ -152,9 +163,9 @@ class Dispatcher:
         return answers.OK
 
     async def _run_within_deadline(
-        self, arrival: Arrival, handler: BoundHandler, attempt: int
+        self, arrival: Arrival, handler: BoundHandler, attempt: int, tenant: Tenant | None
     ) -> Failure | None:
-        event = self.decode(arrival, attempt)
+        event = self.decode(arrival, attempt, tenant)
         with trio.move_on_after(self._inline_timeout) as scope:
             failure = await self._run(handler, event)
         if scope.cancelled_caught:
@@ -199,10 +210,12 @@ class Dispatcher:
         Cancelled, an unfinished event is released and the attempt does not count.
         """
         delivery = arrival.delivery
+        tenant: Tenant | None = None
         outcome: Outcome = Released()
         try:
             await self._insist(lambda: self._inbox.start(delivery.webhook_id, now=self._clock()))
-            outcome = finished = await self._run_to_outcome(arrival, attempt)
+            tenant = await self._insist(lambda: self.tenant_of(delivery))
+            outcome = finished = await self._run_to_outcome(arrival, attempt, tenant)
             await self._insist(
                 lambda: self._inbox.finish(delivery.webhook_id, finished, now=self._clock())
             )
@@ -210,15 +223,17 @@ class Dispatcher:
             if isinstance(outcome, Released):
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._release(delivery.webhook_id)
-        self._report(delivery, attempt, outcome)
+        self._report(delivery, attempt, outcome, tenant)
         return outcome
 
-    async def _run_to_outcome(self, arrival: Arrival, attempt: int) -> Outcome:
+    async def _run_to_outcome(
+        self, arrival: Arrival, attempt: int, tenant: Tenant | None
+    ) -> Outcome:
         handler = self.handlers.find(arrival.delivery.type)
-        if handler is None:
+        if handler is None or _is_held(handler, tenant):
             await trio.lowlevel.checkpoint()
             return Parked()
-        failure = await self._run(handler, self.decode(arrival, attempt))
+        failure = await self._run(handler, self.decode(arrival, attempt, tenant))
         if failure is None:
             return Done()
         return after_queued_failure(
@@ -229,28 +244,45 @@ class Dispatcher:
             fraction=self._jitter(),
         )
 
-    async def _insist(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Repeat ``write`` until the store takes it: what has run must not be forgotten."""
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Repeat ``ask`` until the store answers: what has run must not be forgotten."""
         while True:
             try:
-                await write()
+                return await ask()
             except StoreUnavailableError as error:
                 _log.error("store.unavailable", error=str(error), retry_in=STORE_RETRY_SECONDS)
                 await trio.sleep(STORE_RETRY_SECONDS)
-            else:
-                return
 
     # -- both --------------------------------------------------------------------------------
 
-    async def park(self, delivery: NewDelivery) -> Answer:
-        """Keep a delivery whose type has no handler, and answer 200 (contracts 3)."""
+    async def tenant_of(self, delivery: NewDelivery) -> Tenant | None:
+        """Return the tenant of a delivery as it is now, None when it has none.
+
+        Raises:
+            StoreUnavailableError: the store cannot say.
+        """
+        if self._tenancy is None or delivery.tenant_id is None:
+            await trio.lowlevel.checkpoint()
+            return None
+        return await self._tenancy.service.recall(delivery.tenant_id)
+
+    async def hold(self, delivery: NewDelivery, handler: BoundHandler) -> Answer | None:
+        """Park a delivery whose tenant its handler does not run for at present; else None."""
+        tenant = await self.tenant_of(delivery)
+        return await self.park(delivery, tenant) if _is_held(handler, tenant) else None
+
+    async def park(self, delivery: NewDelivery, tenant: Tenant | None = None) -> Answer:
+        """Keep a delivery that nothing runs, and answer 200 (contracts 3).
+
+        ``tenant`` is the one that is not active, None where the type has no handler.
+        """
         admitted = await self._inbox.park(delivery)
         if admitted.admission is not Admission.NEW:
             return self.answer_known(delivery, admitted)
-        self._report(delivery, 0, Parked())
+        self._report(delivery, 0, Parked(), tenant)
         return answers.OK
 
-    def decode(self, arrival: Arrival, attempt: int) -> Event[Any]:
+    def decode(self, arrival: Arrival, attempt: int, tenant: Tenant | None = None) -> Event[Any]:
         """Build the typed event; what does not fit its type is counted and reported once."""
         delivery = arrival.delivery
         drifts: list[Drift] = []
@@ -263,6 +295,7 @@ class Dispatcher:
             attempt=attempt,
             catalog=self.handlers.catalog,
             on_drift=drifts.append,
+            tenant=tenant,
         )
         if drifts:
             self._note_drift(drifts[0])
@@ -310,7 +343,13 @@ class Dispatcher:
             _log.exception("webhook.error_hook_failed", webhook_id=event.webhook_id)
             await trio.lowlevel.checkpoint()
 
-    def _report(self, delivery: NewDelivery, attempt: int, outcome: Outcome) -> None:
+    def _report(
+        self,
+        delivery: NewDelivery,
+        attempt: int,
+        outcome: Outcome,
+        tenant: Tenant | None = None,
+    ) -> None:
         fields = {"webhook_id": delivery.webhook_id, "type": delivery.type, "attempt": attempt}
         match outcome:
             case Done():
@@ -325,11 +364,7 @@ class Dispatcher:
                 _log.error("webhook.dead", **fields, error=error)
             case Parked():
                 self._counters.count("parked")
-                _log.warning(
-                    "webhook.parked",
-                    **fields,
-                    hint="no handler for this type; register one, then replay the event",
-                )
+                _log.warning("webhook.parked", **fields, hint=_hint_of(tenant))
             case Released():
                 _log.info("webhook.released", **fields)
 
@@ -349,8 +384,24 @@ def arrival_of(record: DeliveryRecord) -> Arrival:
         received_at=record.received_at,
         subject=record.subject,
         ordered=record.ordered,
+        tenant_id=record.tenant_id,
     )
     return Arrival(delivery, decode_envelope(raw))
+
+
+def _is_held(handler: BoundHandler, tenant: Tenant | None) -> bool:
+    """Whether the handler does not run for this tenant at present."""
+    return not handler.run_when_suspended and tenant is not None and not tenant.is_active
+
+
+def _hint_of(tenant: Tenant | None) -> str:
+    """Say why an event was parked, and what to do."""
+    if tenant is None or tenant.is_active:
+        return "no handler for this type; register one, then replay the event"
+    return (
+        f"its tenant {tenant.identifier} is {tenant.status}, and the handler has "
+        "run_when_suspended=False; reactivate the tenant, then replay the event"
+    )
 
 
 def _retry_after(error: Exception) -> float | None:

@@ -12,7 +12,7 @@ import trio
 
 from ..config import Settings
 from ..errors import DeliveryDecodingError, StoreUnavailableError
-from ..events import decode_envelope, subject_of
+from ..events import Envelope, decode_envelope, subject_of
 from ..logs import get_logger
 from ..storage.records import NewDelivery
 from . import answers
@@ -23,7 +23,8 @@ from .peers import AllowedSources, TrustedProxies
 from .rates import RateLimit
 from .secret_usage import SecretUsage
 from .signature import Keyring
-from .verdict import Accepted, Delivery, judge
+from .tenant_keys import TenantKeys
+from .verdict import Accepted, Cause, Delivery, Rejected, judge
 
 _log = get_logger("webhooks")
 
@@ -75,7 +76,14 @@ class Receiver:
         self._sources = AllowedSources(options.allowed_source_ip_ranges)
         per_minute = options.rate_limit_per_minute
         self._rate = None if per_minute is None else RateLimit(per_minute)
-        self._keyring = Keyring.from_secrets(options.all_secrets, options.key_derivation)
+        # With tenants there may be no secret of the host's own: each tenant brings its own then.
+        self._keyring = (
+            Keyring(())
+            if settings.multi_tenant.enabled and not options.all_secrets
+            else Keyring.from_secrets(options.all_secrets, options.key_derivation)
+        )
+        #: Whose deliveries they are; None: nobody's.
+        self.tenant_keys: TenantKeys | None = None
         self.secret_usage = SecretUsage(len(options.all_secrets), clock())
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,14 +101,20 @@ class Receiver:
             await trio.lowlevel.checkpoint()
 
     async def _verify_and_take(self, headers: Headers, body: bytes) -> Answer:
-        arrival = self._verify(headers, body)
-        if isinstance(arrival, Answer):
-            await trio.lowlevel.checkpoint()
-            return arrival
+        keys = self.tenant_keys
+        webhook_id = None
         try:
+            arrival = (
+                self._verify(headers, body)
+                if keys is None
+                else await self._verify_with_tenants(headers, body, keys)
+            )
+            if isinstance(arrival, Answer):
+                await trio.lowlevel.checkpoint()
+                return arrival
+            webhook_id = arrival.delivery.webhook_id
             return await self._intake.take(arrival)
         except StoreUnavailableError as error:
-            webhook_id = arrival.delivery.webhook_id
             _log.error("store.unavailable", webhook_id=webhook_id, error=str(error))
             await trio.lowlevel.checkpoint()
             return answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
@@ -149,9 +163,7 @@ class Receiver:
     def _verify(self, headers: Headers, body: bytes) -> Arrival | Answer:
         """Verify and decode a delivery, in the order of spec 4.1; no I/O."""
         now = self._clock()
-        verdict = judge(
-            Delivery(headers, body, now), self._keyring, tolerance_seconds=self._tolerance
-        )
+        verdict = self._judge(Delivery(headers, body, now), self._keyring)
         if not isinstance(verdict, Accepted):
             return self._reject(verdict.cause, verdict.detail)
         self.secret_usage.record(verdict.secret_index, now)
@@ -159,6 +171,54 @@ class Receiver:
             envelope = decode_envelope(body)
         except DeliveryDecodingError as error:
             return self._reject("not_an_event", str(error), webhook_id=verdict.webhook_id)
+        return self._arrival(verdict, envelope, body, now, tenant_id=None)
+
+    async def _verify_with_tenants(
+        self, headers: Headers, body: bytes, keys: TenantKeys
+    ) -> Arrival | Answer:
+        """Verify as :meth:`_verify`, with the secrets of the tenant that the body claims as well.
+
+        A body that is not verified yet decides about one thing: whose keys are tried after the
+        host's own have failed.
+        """
+        await trio.lowlevel.checkpoint()
+        now = self._clock()
+        delivery = Delivery(headers, body, now)
+        verdict = self._judge(delivery, self._keyring)
+        if isinstance(verdict, Accepted):
+            self.secret_usage.record(verdict.secret_index, now)
+        elif verdict.cause is not Cause.NO_MATCH:
+            return self._reject(verdict.cause, verdict.detail)
+        try:
+            envelope = decode_envelope(body)
+        except DeliveryDecodingError as error:
+            if isinstance(verdict, Rejected):
+                return self._reject(verdict.cause, verdict.detail)
+            return self._reject("not_an_event", str(error), webhook_id=verdict.webhook_id)
+        tenant = await keys.claimed(envelope)
+        if isinstance(verdict, Rejected) and tenant is not None:
+            keyring = await keys.keyring(tenant)
+            if keyring is not None:
+                verdict = self._judge(delivery, keyring)
+        if isinstance(verdict, Rejected):
+            claimed = None if tenant is None else tenant.identifier
+            return self._reject(verdict.cause, verdict.detail, claimed_tenant=claimed)
+        return self._arrival(
+            verdict, envelope, body, now, tenant_id=None if tenant is None else tenant.id
+        )
+
+    def _judge(self, delivery: Delivery, keyring: Keyring) -> Accepted | Rejected:
+        return judge(delivery, keyring, tolerance_seconds=self._tolerance)
+
+    def _arrival(
+        self,
+        verdict: Accepted,
+        envelope: Envelope,
+        body: bytes,
+        now: float,
+        *,
+        tenant_id: str | None,
+    ) -> Arrival:
         delivery = NewDelivery(
             webhook_id=verdict.webhook_id,
             type=envelope.type,
@@ -166,6 +226,7 @@ class Receiver:
             timestamp=verdict.timestamp,
             received_at=now,
             subject=subject_of(envelope),
+            tenant_id=tenant_id,
         )
         _log.debug("webhook.received", webhook_id=delivery.webhook_id, type=delivery.type)
         return Arrival(delivery, envelope)

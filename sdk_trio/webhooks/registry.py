@@ -67,6 +67,7 @@ class Registration:
     handler: object
     enqueue: bool
     ordered: bool
+    run_when_suspended: bool = True
 
 
 @attrs.frozen
@@ -77,6 +78,7 @@ class BoundHandler:
     handler: WebhookHandlerBase[Any]
     enqueue: bool
     ordered: bool
+    run_when_suspended: bool = True
 
 
 @attrs.frozen
@@ -111,6 +113,7 @@ class HandlerRegistry:
         *,
         enqueue: bool = False,
         ordered: bool = False,
+        run_when_suspended: bool = True,
     ) -> None:
         """Register ``handler`` for the events of ``event_class``.
 
@@ -123,6 +126,8 @@ class HandlerRegistry:
                 with local retries. Advised from about 5 seconds of work (spec 4.2).
             ordered: with ``enqueue``: the events of one ``data.id`` run one at a time, in the
                 order of arrival.
+            run_when_suspended: False keeps the events of a tenant that is not active as parked,
+                to be replayed once it is active again.
 
         Raises:
             HandlerRegistrationError: the type has a handler already, the class is not in the
@@ -135,20 +140,40 @@ class HandlerRegistry:
                 f"{event_class.__name__} ({wire_type}) has a handler already: {holder}. "
                 "One handler per event type; call both from one, or remove a registration."
             )
-        self._registrations[wire_type] = _registration(handler, enqueue=enqueue, ordered=ordered)
+        self._registrations[wire_type] = _registration(
+            handler, enqueue=enqueue, ordered=ordered, run_when_suspended=run_when_suspended
+        )
 
     def on(
-        self, event_class: type[E], *, enqueue: bool = False, ordered: bool = False
+        self,
+        event_class: type[E],
+        *,
+        enqueue: bool = False,
+        ordered: bool = False,
+        run_when_suspended: bool = True,
     ) -> Callable[[H], H]:
         """Decorate an ``async`` function or a handler class: :meth:`register` as a decorator."""
 
         def decorate(handler: H) -> H:
-            self.register(event_class, handler, enqueue=enqueue, ordered=ordered)
+            self.register(
+                event_class,
+                handler,
+                enqueue=enqueue,
+                ordered=ordered,
+                run_when_suspended=run_when_suspended,
+            )
             return handler
 
         return decorate
 
-    def fallback(self, handler: H, *, enqueue: bool = False, ordered: bool = False) -> H:
+    def fallback(
+        self,
+        handler: H,
+        *,
+        enqueue: bool = False,
+        ordered: bool = False,
+        run_when_suspended: bool = True,
+    ) -> H:
         """Register ``handler`` for every event whose type has none, unknown types included.
 
         Without a fallback such events are kept as parked and can be replayed later. The fallback
@@ -158,7 +183,9 @@ class HandlerRegistry:
             raise HandlerRegistrationError(
                 f"there is a fallback already: {self._fallback.name}. Only one is possible."
             )
-        self._fallback = _registration(handler, enqueue=enqueue, ordered=ordered)
+        self._fallback = _registration(
+            handler, enqueue=enqueue, ordered=ordered, run_when_suspended=run_when_suspended
+        )
         return handler
 
     def __iter__(self) -> Iterator[str]:
@@ -214,7 +241,9 @@ class HandlerRegistry:
         return self.catalog.by_class(event_class).wire_type
 
 
-def _registration(handler: object, *, enqueue: bool, ordered: bool) -> Registration:
+def _registration(
+    handler: object, *, enqueue: bool, ordered: bool, run_when_suspended: bool
+) -> Registration:
     name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
     if ordered and not enqueue:
         raise HandlerRegistrationError(
@@ -227,7 +256,7 @@ def _registration(handler: object, *, enqueue: bool, ordered: bool) -> Registrat
             f"{name} is no handler: give a WebhookHandlerBase, a factory of one, or an async "
             "function of the event."
         )
-    return Registration(name, handler, enqueue, ordered)
+    return Registration(name, handler, enqueue, ordered, run_when_suspended)
 
 
 def _bind(registration: Registration, services: Services[Any]) -> BoundHandler:
@@ -247,7 +276,13 @@ def _bind(registration: Registration, services: Services[Any]) -> BoundHandler:
             "A handler function must be `async def`."
         )
     _require_handle_core(registration.name, type(built))
-    return BoundHandler(registration.name, built, registration.enqueue, registration.ordered)
+    return BoundHandler(
+        registration.name,
+        built,
+        registration.enqueue,
+        registration.ordered,
+        registration.run_when_suspended,
+    )
 
 
 def _require_handle_core(name: str, handler_class: type[WebhookHandlerBase[Any]]) -> None:

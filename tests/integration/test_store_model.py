@@ -1,19 +1,16 @@
 """Both stores against an independent model: any order of calls gives the same records."""
 
-import queue
 import tempfile
-import threading
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
-import trio
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.loop import Loop
 
 from sdk_trio.storage.memory_store import MemoryInbox
 from sdk_trio.storage.ports import Inbox
@@ -210,33 +207,6 @@ class Model:
         for id_ in parked:
             del self.rows[id_]
         return bodies, self.forget(now), len(parked)
-
-
-class Loop:
-    """A Trio event loop in a thread, so that Hypothesis's synchronous rules can call into it."""
-
-    def __init__(self) -> None:
-        started: queue.Queue[trio.lowlevel.TrioToken] = queue.Queue()
-
-        async def main() -> None:
-            self._stop = trio.Event()
-            started.put(trio.lowlevel.current_trio_token())
-            await self._stop.wait()
-
-        self._thread = threading.Thread(target=trio.run, args=(main,))
-        self._thread.start()
-        self._token = started.get(timeout=10)
-
-    def __call__(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        async def bounded() -> Any:
-            with trio.fail_after(20):
-                return await call()
-
-        return trio.from_thread.run(bounded, trio_token=self._token)
-
-    def stop(self) -> None:
-        trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
-        self._thread.join(10)
 
 
 class StoreMachine(RuleBasedStateMachine):

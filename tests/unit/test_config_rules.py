@@ -322,7 +322,6 @@ def test_any_text_in_any_setting_is_allowed_or_a_problem(setting: Any, text: str
         ("Storage:Backend", "Postgres"),
         ("Server:Processes", 2),
         ("Relay:Enabled", True),
-        ("MultiTenant:Enabled", True),
         (f"{REPLICATION}:UseReplication", True),
         (f"{NOTIFICATIONS}:Enabled", True),
     ],

@@ -1,0 +1,219 @@
+"""``upgrade``: the one-time upgrade from a single tenant, in a maintenance window (spec 2.6)."""
+
+import importlib
+import os
+import sys
+import uuid
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from .. import logs
+from ..config import Settings, StorageBackend
+from ..errors import EXIT_CONFIGURATION, SdkError, StoreUnavailableError, TenantsDisabledError
+from ..storage import open_store
+from ..storage.data_directory import lock_data_directory
+from ..storage.schema import DATABASE_NAME
+from ..tenants.service import TenantService
+from ..tenants.upgrade import (
+    DATABASE,
+    HostUpgrade,
+    Quiescence,
+    Report,
+    UpgradePlan,
+    UpgradeProgress,
+    UpgradeResult,
+)
+from ..tenants.upgrader import Upgrader
+from .printer import print_json, print_rows, say
+from .settings_reader import load
+from .usage import UsageError
+
+COLUMNS = ("step", "rows", "remark")
+
+
+class HostUpgradeNotFoundError(SdkError):
+    """``--host`` names no module, no attribute of it, or something else than a HostUpgrade."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+def run_upgrade(arguments: Namespace) -> int:
+    """Run what is left of the upgrade, or with ``--dry-run`` say what that is.
+
+    Raises:
+        TenantsDisabledError: ``MultiTenant:Enabled`` is false.
+        StoreLockedError: a runtime works on the data directory, so nothing is quiet.
+        UpgradeError: it could not be finished; the next run goes on from there.
+    """
+    settings = load(arguments)
+    require_tenants(settings)
+    host = _import_host(arguments.host) if arguments.host else HostUpgrade()
+    # What stops the upgrade is said once, by the error that ends the command.
+    logs.configure(level="Error", format=settings.logging.format)
+    as_json = arguments.format == "json"
+    if arguments.dry_run:
+        _print_plan(trio.run(_plan, settings, host), as_json=as_json)
+        return 0
+    quiescence = Quiescence()
+    with _quiet(settings, quiescence), _shown_progress() as report:
+        result = trio.run(_run, settings, host, quiescence, report)
+    _print_result(result, as_json=as_json)
+    return 0
+
+
+def require_tenants(settings: Settings) -> None:
+    """Raise what keeps a command from working on the tenants of these settings.
+
+    Raises:
+        TenantsDisabledError: there are none.
+        StoreUnavailableError: there is no store yet, or it is in another process's memory.
+    """
+    if not settings.multi_tenant.enabled:
+        raise TenantsDisabledError(
+            "Sdk:MultiTenant:Enabled is false, so there are no tenants: set it to true"
+        )
+    if settings.storage.backend is StorageBackend.MEMORY:
+        raise StoreUnavailableError(
+            "Sdk:Storage:Backend is Memory: the tenants are in the running process alone, where no "
+            "command can reach them; use Sqlite"
+        )
+    file = Path(settings.storage.path) / DATABASE_NAME
+    if settings.storage.backend is StorageBackend.SQLITE and not file.exists():
+        raise StoreUnavailableError(
+            f"there is no store at {file.absolute()}: name its data directory with "
+            "--set Sdk:Storage:Path=..., or start a receiver first (run, dev)"
+        )
+
+
+@contextmanager
+def _quiet(settings: Settings, quiescence: Quiescence) -> Iterator[None]:
+    """Hold the lock of the data directory: that nobody else works there is the signal."""
+    if not settings.multi_tenant.single_tenant_upgrade.require_graceful_quiescence:
+        yield
+        return
+    with lock_data_directory(settings.storage.path):
+        quiescence.signal("the data directory is locked for the upgrade")
+        yield
+
+
+async def _plan(settings: Settings, host: HostUpgrade) -> UpgradePlan:
+    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        tenants = TenantService(settings, store.tenants)
+        return await Upgrader(settings, store, tenants, quiescence=Quiescence(), host=host).plan()
+
+
+async def _run(
+    settings: Settings, host: HostUpgrade, quiescence: Quiescence, report: Report
+) -> UpgradeResult:
+    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        tenants = TenantService(settings, store.tenants)
+        upgrader = Upgrader(
+            settings, store, tenants, quiescence=quiescence, host=host, report=report
+        )
+        return await upgrader.run()
+
+
+# -- the host's part -----------------------------------------------------------------------------
+
+
+def _import_host(reference: str) -> HostUpgrade:
+    """Return the HostUpgrade that ``MODULE:ATTR`` names; the current directory comes first."""
+    module_name, colon, attribute = reference.partition(":")
+    if not (colon and module_name.strip() and attribute.strip()):
+        raise UsageError(
+            "--host takes MODULE:ATTR, such as app:upgrade for 'upgrade' in app.py; not "
+            f"{reference!r}"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: object = importlib.import_module(module_name)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+    except Exception as error:
+        raise HostUpgradeNotFoundError(
+            f"--host {reference} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(found, HostUpgrade):
+        raise HostUpgradeNotFoundError(
+            f"--host {reference} is a {type(found).__name__}, not a HostUpgrade"
+        )
+    return found
+
+
+# -- what is printed -----------------------------------------------------------------------------
+
+
+@contextmanager
+def _shown_progress() -> Iterator[Report]:
+    """Draw a bar for each step on a terminal's standard error; elsewhere report to nobody."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda _progress: None
+        return
+    # Imported here: a script's run draws nothing.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[unit]}"),
+        Remaining(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(progress: UpgradeProgress) -> None:
+            if progress.step not in tasks:
+                tasks[progress.step] = bars.add_task(progress.step, unit=progress.unit)
+            bars.update(tasks[progress.step], completed=progress.done, total=progress.total)
+
+        yield report
+
+
+def _print_plan(plan: UpgradePlan, *, as_json: bool) -> None:
+    rows = [{"step": s.step, "rows": s.rows, "remark": s.remark or None} for s in plan.steps]
+    if as_json:
+        print_json({"state": str(plan.state), "tenant": plan.tenant, "steps": rows})
+        return
+    print_rows(rows, COLUMNS, as_json=False)
+    if plan.steps:
+        say(f"the upgrade is {plan.state}; its rows would go to the tenant {plan.tenant}")
+        say("nothing was changed")
+    else:
+        say(f"the upgrade is {plan.state}; the default tenant is {plan.tenant}")
+
+
+def _print_result(result: UpgradeResult, *, as_json: bool) -> None:
+    rows = [
+        {"step": step, "done": count, "unit": "pages" if step == DATABASE else "rows"}
+        for step, count in result.done.items()
+    ]
+    if as_json:
+        print_json(
+            {
+                "state": "done",
+                "already_done": result.already_done,
+                "tenant_id": result.tenant_id,
+                "seconds": round(result.seconds, 3),
+                "steps": rows,
+            }
+        )
+        return
+    if result.already_done:
+        say(f"the upgrade was done already; the default tenant is {result.tenant_id}")
+        return
+    print_rows(rows, ("step", "done", "unit"), as_json=False)
+    say(
+        f"the upgrade is done after {result.seconds:.1f} s; the default tenant is "
+        f"{result.tenant_id}"
+    )
+    if DATABASE in result.done:
+        say("the old database is still there: remove it when you need it no more")

@@ -1,0 +1,168 @@
+"""Tenants in this process's memory (contracts 5 and 6).
+
+Cancellation: every method but ``close`` is one checkpoint, *before* anything is looked at or
+changed, as in the inbox in memory.
+"""
+
+from bisect import bisect_right, insort
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+
+import attrs
+import trio
+
+from ..errors import StoreUnavailableError
+from .tenant_records import AuditRecord, OutboxRecord, Tenant, TenantPurged, TenantStatus
+from .tenant_rules import require_version, taken
+
+
+class MemoryTenants:
+    """:class:`~.ports.TenantStore` in memory."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Tenant] = {}
+        self._by_identifier: dict[str, str] = {}
+        self._by_organization: dict[str, str] = {}
+        self._identifiers: list[str] = []
+        self._statuses: Counter[TenantStatus] = Counter()
+        self._audit: list[AuditRecord] = []
+        self._outbox: list[OutboxRecord] = []
+        self._last_audit = 0
+        self._last_outbox = 0
+        self._closed = False
+
+    async def _begin(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._closed:
+            raise StoreUnavailableError("the store is closed")
+
+    # -- changes ---------------------------------------------------------------------------------
+
+    async def add(self, tenant: Tenant, audit: AuditRecord) -> None:
+        """See :meth:`.ports.TenantStore.add`."""
+        await self._begin()
+        if tenant.id in self._by_id:
+            raise taken("id", tenant.id, self._by_id[tenant.id].identifier)
+        self._refuse_taken(tenant)
+        self._put(tenant)
+        insort(self._identifiers, tenant.identifier)
+        self._keep(audit, None)
+
+    async def change(
+        self, tenant: Tenant, audit: AuditRecord, outbox: OutboxRecord | None = None
+    ) -> None:
+        """See :meth:`.ports.TenantStore.change`."""
+        await self._begin()
+        before = self._require(tenant, expected=tenant.version - 1)
+        self._refuse_taken(tenant)
+        self._drop(before)
+        self._put(tenant)
+        self._keep(audit, outbox)
+
+    async def purge(
+        self, tenant: Tenant, audit: AuditRecord, *, forget_audit: bool = False
+    ) -> TenantPurged:
+        """See :meth:`.ports.TenantStore.purge`."""
+        await self._begin()
+        stored = self._require(tenant, expected=tenant.version)
+        self._drop(stored)
+        self._identifiers.remove(stored.identifier)
+        counts = len(self._outbox), len(self._audit)
+        self._outbox = [record for record in self._outbox if record.tenant_id != tenant.id]
+        if forget_audit:
+            self._audit = [record for record in self._audit if record.tenant_id != tenant.id]
+        purged = TenantPurged(counts[0] - len(self._outbox), counts[1] - len(self._audit))
+        self._keep(audit, None)
+        return purged
+
+    def _require(self, tenant: Tenant, *, expected: int) -> Tenant:
+        stored = self._by_id.get(tenant.id)
+        require_version(None if stored is None else stored.version, tenant, expected=expected)
+        return self._by_id[tenant.id]
+
+    def _refuse_taken(self, tenant: Tenant) -> None:
+        for column, value, index in (
+            ("identifier", tenant.identifier, self._by_identifier),
+            ("organization_id", tenant.organization_id, self._by_organization),
+        ):
+            holder = None if value is None else index.get(value)
+            if holder not in (None, tenant.id):
+                raise taken(column, value, self._by_id[holder].identifier)
+
+    def _put(self, tenant: Tenant) -> None:
+        self._by_id[tenant.id] = tenant
+        self._by_identifier[tenant.identifier] = tenant.id
+        if tenant.organization_id is not None:
+            self._by_organization[tenant.organization_id] = tenant.id
+        self._statuses[tenant.status] += 1
+
+    def _drop(self, tenant: Tenant) -> None:
+        del self._by_id[tenant.id]
+        del self._by_identifier[tenant.identifier]
+        if tenant.organization_id is not None:
+            del self._by_organization[tenant.organization_id]
+        self._statuses[tenant.status] -= 1
+
+    def _keep(self, audit: AuditRecord, outbox: OutboxRecord | None) -> None:
+        self._last_audit += 1
+        self._audit.append(attrs.evolve(audit, sequence=self._last_audit))
+        if outbox is not None:
+            self._last_outbox += 1
+            self._outbox.append(attrs.evolve(outbox, sequence=self._last_outbox))
+
+    # -- looks -----------------------------------------------------------------------------------
+
+    async def get(self, tenant_id: str) -> Tenant | None:
+        """See :meth:`.ports.TenantStore.get`."""
+        await self._begin()
+        return self._by_id.get(tenant_id)
+
+    async def find(self, identifier: str) -> Tenant | None:
+        """See :meth:`.ports.TenantStore.find`."""
+        await self._begin()
+        return self._by_id.get(self._by_identifier.get(identifier, ""))
+
+    async def find_by_organization(self, organization_id: str) -> Tenant | None:
+        """See :meth:`.ports.TenantStore.find_by_organization`."""
+        await self._begin()
+        return self._by_id.get(self._by_organization.get(organization_id, ""))
+
+    async def page(
+        self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
+    ) -> Sequence[Tenant]:
+        """See :meth:`.ports.TenantStore.page`."""
+        await self._begin()
+        names = islice(self._identifiers, bisect_right(self._identifiers, after), None)
+        tenants = (self._by_id[self._by_identifier[name]] for name in names)
+        return list(islice((t for t in tenants if status in (None, t.status)), limit))
+
+    async def counts(self) -> dict[TenantStatus, int]:
+        """See :meth:`.ports.TenantStore.counts`."""
+        await self._begin()
+        return {status: self._statuses[status] for status in TenantStatus}
+
+    async def audit(
+        self, tenant_id: str | None = None, *, after_sequence: int = 0, limit: int = 100
+    ) -> Sequence[AuditRecord]:
+        """See :meth:`.ports.TenantStore.audit`."""
+        await self._begin()
+        start = bisect_right(self._audit, after_sequence, key=lambda record: record.sequence)
+        rows = islice(self._audit, start, None)
+        return list(islice((r for r in rows if tenant_id in (None, r.tenant_id)), limit))
+
+    async def outbox(self, *, after_sequence: int = 0, limit: int = 100) -> Sequence[OutboxRecord]:
+        """See :meth:`.ports.TenantStore.outbox`."""
+        await self._begin()
+        start = bisect_right(self._outbox, after_sequence, key=lambda record: record.sequence)
+        return self._outbox[start : start + limit]
+
+    async def revision(self) -> int:
+        """See :meth:`.ports.TenantStore.revision`."""
+        await self._begin()
+        return self._last_audit
+
+    async def close(self) -> None:
+        """End it: every further call fails."""
+        self._closed = True
+        await trio.lowlevel.checkpoint()

@@ -1,0 +1,47 @@
+"""The upgrade's marker and its one batch in this process's memory."""
+
+import attrs
+import trio
+
+from .memory_rows import Deliveries
+from .upgrade_records import Assigned, UpgradeMarker
+
+
+class MemoryUpgrade:
+    """:class:`~.ports.UpgradeStore` in memory; cancelled means untouched."""
+
+    def __init__(self, rows: Deliveries) -> None:
+        self._rows = rows
+        self._marker: UpgradeMarker | None = None
+
+    async def marker(self) -> UpgradeMarker | None:
+        """See :meth:`.ports.UpgradeStore.marker`."""
+        await trio.lowlevel.checkpoint()
+        return self._marker
+
+    async def save(self, marker: UpgradeMarker) -> None:
+        """See :meth:`.ports.UpgradeStore.save`."""
+        await trio.lowlevel.checkpoint()
+        self._marker = marker
+
+    async def count_unassigned(self) -> int:
+        """See :meth:`.ports.UpgradeStore.count_unassigned`."""
+        await trio.lowlevel.checkpoint()
+        return sum(row.record.tenant_id is None for row in self._rows.by_sequence.values())
+
+    async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
+        """See :meth:`.ports.UpgradeStore.assign_batch`."""
+        await trio.lowlevel.checkpoint()
+        after = int(marker.position or 0)
+        waiting = sorted(sequence for sequence in self._rows.by_sequence if sequence > after)
+        assigned = 0
+        for sequence in waiting[:limit]:
+            row = self._rows.by_sequence[sequence]
+            if row.record.tenant_id is None:
+                row.record = attrs.evolve(row.record, tenant_id=marker.tenant_id)
+                assigned += 1
+        if waiting:
+            marker = attrs.evolve(marker, position=str(waiting[:limit][-1]))
+            self._marker = marker
+            self._rows.changes += 1
+        return Assigned(assigned, marker, last=len(waiting) < limit)

@@ -1,0 +1,200 @@
+"""One client of the upstream for each tenant that has a token of its own, opened when needed."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+
+from ..config import Secret, Settings
+from ..errors import NotInThisVersionError, NotRunningError, Problem, TenantCredentialsError
+from ..logs import get_logger
+from ..storage.tenant_records import Tenant
+from .credential_reader import CredentialReader
+
+_log = get_logger("tenants")
+
+#: Makes a client out of settings that hold the token to use.
+ClientFactory = Callable[[Settings], AbstractAsyncContextManager[Any]]
+
+#: How long a client that nobody uses stays open, in seconds: longer than a burst of events of one
+#: tenant, so that their connections are used again.
+IDLE_SECONDS = 120.0
+
+#: How many clients stay open. Those in use are never closed, so with more users there are more.
+MAX_OPEN = 64
+
+# Tenants without a token of their own share one client with the host's.
+_SHARED = ""
+
+
+@attrs.define(eq=False)
+class _Entry:
+    """An open client, the task that holds it, and who uses it."""
+
+    key: str
+    token: Secret
+    client: Any = None
+    users: int = 0
+    idle_since: float = 0.0
+    unused: trio.Event = attrs.Factory(trio.Event)
+
+
+class ClientPool:
+    """Lends clients to handlers; needs :meth:`run` in a task of its own.
+
+    Args:
+        settings: validated settings; a client gets them with its tenant's token in them.
+        credentials: where tenants' tokens are read.
+        factory: makes a client; None: there is none in this version.
+        idle_seconds: how long an unused client stays open.
+        max_open: how many clients stay open; those in use come on top when there are more.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        credentials: CredentialReader,
+        factory: ClientFactory | None,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+        max_open: int = MAX_OPEN,
+    ) -> None:
+        self._settings = settings
+        self._credentials = credentials
+        self._factory = factory
+        self._idle_seconds = idle_seconds
+        self._max_open = max_open
+        self._entries: dict[str, _Entry] = {}
+        self._locks: dict[str, tuple[trio.Lock, int]] = {}
+        self._nursery: trio.Nursery | None = None
+
+    @property
+    def open_count(self) -> int:
+        """How many clients are open, replaced ones that are still in use aside."""
+        return len(self._entries)
+
+    @asynccontextmanager
+    async def lease(self, tenant: Tenant) -> AsyncIterator[Any]:
+        """Lend the tenant's client for the length of the block.
+
+        Its token is looked at anew each time: after a rotation the next block gets a new client,
+        and the old one is closed when the last block that uses it has ended.
+
+        Raises:
+            TenantCredentialsError: there is no token.
+            NotRunningError: :meth:`run` does not run.
+        """
+        entry = await self._enter(tenant)
+        try:
+            yield entry.client
+        finally:
+            self._leave(entry)
+
+    async def _enter(self, tenant: Tenant) -> _Entry:
+        token = await self._credentials.access_token(tenant)
+        key = _SHARED if token is None else tenant.id
+        token = token or self._settings.access_token
+        if token is None or not token.reveal():
+            raise TenantCredentialsError(
+                f"the tenant {tenant.identifier!r} has no access token: name one for it, or set "
+                "Sdk:AccessToken"
+            )
+        async with self._alone(key):
+            entry = self._entries.get(key)
+            if entry is None or entry.token != token:
+                entry = await self._open(key, token)
+            entry.users += 1
+            return entry
+
+    @asynccontextmanager
+    async def _alone(self, key: str) -> AsyncIterator[None]:
+        """Keep others away from one key; a lock exists only while somebody holds or wants it."""
+        lock, wanted = self._locks.get(key, (trio.Lock(), 0))
+        self._locks[key] = (lock, wanted + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, wanted = self._locks[key]
+            if wanted == 1:
+                del self._locks[key]
+            else:
+                self._locks[key] = (lock, wanted - 1)
+
+    async def _open(self, key: str, token: Secret) -> _Entry:
+        if self._nursery is None:
+            raise NotRunningError("the runtime does not run, so there are no clients of tenants")
+        replaced = self._entries.get(key)
+        if replaced is not None:
+            self._retire(replaced)
+        self._make_room()
+        entry = _Entry(key, token)
+        await self._nursery.start(self._hold, entry)
+        self._entries[key] = entry
+        return entry
+
+    async def _hold(
+        self, entry: _Entry, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Keep a client open until nobody wants it: it is left in the task that entered it."""
+        if self._factory is None:
+            await trio.lowlevel.checkpoint()
+            raise NotInThisVersionError(
+                [Problem("Sdk:MultiTenant", "client_for needs the client, which is not there")]
+            )
+        started = False
+        try:
+            settings = attrs.evolve(self._settings, access_token=entry.token)
+            async with self._factory(settings) as entry.client:
+                started = True
+                task_status.started()
+                await entry.unused.wait()
+        except Exception as error:
+            if not started:
+                raise
+            # One tenant's client must not end the program.
+            _log.error("tenant.client_failed", tenant_id=entry.key or None, error=str(error))
+            await trio.lowlevel.checkpoint()
+        finally:
+            if self._entries.get(entry.key) is entry:
+                del self._entries[entry.key]
+
+    def _leave(self, entry: _Entry) -> None:
+        entry.users -= 1
+        entry.idle_since = trio.current_time()
+        if self._entries.get(entry.key) is not entry and not entry.users:
+            entry.unused.set()
+
+    def _retire(self, entry: _Entry) -> None:
+        """Give the entry to nobody else, and close it when nobody uses it."""
+        del self._entries[entry.key]
+        if not entry.users:
+            entry.unused.set()
+
+    def _make_room(self) -> None:
+        idle = sorted(
+            (entry for entry in self._entries.values() if not entry.users),
+            key=lambda entry: entry.idle_since,
+        )
+        surplus = len(self._entries) + 1 - self._max_open
+        for entry in idle[: max(0, surplus)]:
+            self._retire(entry)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Hold the open clients and close unused ones, until cancelled; then close them all."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                task_status.started()
+                while True:
+                    await trio.sleep(self._idle_seconds / 4)
+                    self._close_idle(trio.current_time() - self._idle_seconds)
+            finally:
+                self._nursery = None
+
+    def _close_idle(self, before: float) -> None:
+        for entry in list(self._entries.values()):
+            if not entry.users and entry.idle_since <= before:
+                self._retire(entry)

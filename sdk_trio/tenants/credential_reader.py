@@ -1,0 +1,127 @@
+"""Reads tenants' own credentials from where they are named (spec 2.7, credentials policy)."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import trio
+
+from ..config import Secret
+from ..errors import TenantCredentialsError
+from ..logs import get_logger
+from ..storage.tenant_records import CredentialSource, EnvironmentVariable, KeyFile, Tenant
+
+_log = get_logger("tenants")
+
+#: A key file holds a few lines; what is larger is another file by mistake.
+MAX_FILE_BYTES = 64 * 1024
+
+#: Files read at a time: one file system that hangs must not take every thread.
+MAX_THREADS = 4
+
+
+class CredentialReader:
+    """Finds the present value of a tenant's credentials; keeps none of them.
+
+    Key files are read at every use, so that what was changed counts from the next delivery or
+    call on. The environment is the one of the start, or of the last :meth:`reload`.
+
+    ``environ`` returns the environment to look into.
+    """
+
+    def __init__(self, environ: Callable[[], Mapping[str, str]] = lambda: os.environ) -> None:
+        self._environ = environ
+        self._variables = dict(environ())
+        self._threads = trio.CapacityLimiter(MAX_THREADS)
+
+    def reload(self) -> None:
+        """Take the environment as it is now."""
+        self._variables = dict(self._environ())
+
+    async def access_token(self, tenant: Tenant) -> Secret | None:
+        """Return the tenant's own access token; None when it names none.
+
+        Raises:
+            TenantCredentialsError: it names one that cannot be read; the host's is not used then.
+        """
+        source = tenant.credentials.access_token
+        if source is None:
+            await trio.lowlevel.checkpoint()
+            return None
+        found = await self._read(tenant, (source,))
+        if isinstance(found[0], TenantCredentialsError):
+            raise found[0]
+        return Secret(found[0].strip())
+
+    async def webhook_secrets(self, tenant: Tenant) -> tuple[Secret, ...]:
+        """Return the tenant's own webhook secrets, one for each line of each source.
+
+        A source that cannot be read is logged and left out.
+        """
+        secrets: list[Secret] = []
+        for found in await self._read(tenant, tenant.credentials.webhook_secrets):
+            if isinstance(found, TenantCredentialsError):
+                _log.error(
+                    "tenant.credential_unavailable", tenant=tenant.identifier, error=str(found)
+                )
+            else:
+                secrets += [Secret(line.strip()) for line in found.splitlines() if line.strip()]
+        return tuple(secrets)
+
+    async def _read(
+        self, tenant: Tenant, sources: Sequence[CredentialSource]
+    ) -> list[str | TenantCredentialsError]:
+        """Return the text of each source, or what is wrong with it."""
+        if any(isinstance(source, KeyFile) for source in sources):
+            return await trio.to_thread.run_sync(
+                self._read_all, tenant, sources, abandon_on_cancel=True, limiter=self._threads
+            )
+        await trio.lowlevel.checkpoint()
+        return self._read_all(tenant, sources)
+
+    def _read_all(
+        self, tenant: Tenant, sources: Sequence[CredentialSource]
+    ) -> list[str | TenantCredentialsError]:
+        found: list[str | TenantCredentialsError] = []
+        for source in sources:
+            try:
+                text = self._text_of(source)
+            except (OSError, ValueError) as error:
+                found.append(_unreadable(tenant, source, error))
+            else:
+                found.append(text)
+        return found
+
+    def _text_of(self, source: CredentialSource) -> str:
+        if isinstance(source, EnvironmentVariable):
+            text = self._variables.get(source.name, "")
+        else:
+            with open(source.path, "rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+            if len(content) > MAX_FILE_BYTES:
+                raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
+            text = _decode(content)
+        if not text.strip():
+            raise ValueError("it is not set, or empty")
+        return text
+
+
+def _decode(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        # The codec's own message would quote the content.
+        raise ValueError("it is no UTF-8 text") from None
+
+
+def _unreadable(
+    tenant: Tenant, source: CredentialSource, error: OSError | ValueError
+) -> TenantCredentialsError:
+    where = (
+        f"the variable {source.name}"
+        if isinstance(source, EnvironmentVariable)
+        else f"the key file {source.path}"
+    )
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    return TenantCredentialsError(
+        f"a credential of the tenant {tenant.identifier!r} cannot be read from {where}: {why}"
+    )

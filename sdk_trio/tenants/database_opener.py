@@ -1,0 +1,401 @@
+"""The tenants' database files: one accessor for all of them, bounded and pooled (contracts 2).
+
+Each tenant has one SQLite file, ``{tenant id}.db`` in the FileDb directory. A handler gets at it
+with ``async with databases.open(tenant_id) as database`` and ``await database.run(function)``.
+The function runs in a thread, in a transaction of its own: it is committed or rolled back as a
+whole, and never mixed with a neighbour's.
+
+What is bounded: at most ``max_open`` databases are open (the least recently used one is closed for
+another), each with three files, and at most ``max_threads`` functions run at a time. A block holds
+no connection between its calls, so tasks that use several tenants at once cannot block each other.
+
+Cancellation. A function that has begun is never abandoned: it is committed, and its caller sees
+``Cancelled`` only after that. From a disk that hangs, a cancelled caller is let go after
+:data:`STALL_SECONDS`; the connection stays busy until the disk answers.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import apsw
+import attrs
+import outcome
+import trio
+
+from ..config import Settings
+from ..errors import InvalidTenantError, StoreUnavailableError
+from ..logs import get_logger
+from ..storage.committer import STALL_SECONDS
+from ..storage.data_directory import create_data_directory
+from ..storage.sqlite_connector import BUSY_SECONDS, describe_failure
+from .identity import is_tenant_id
+
+T = TypeVar("T")
+
+_log = get_logger("tenants")
+
+#: How many tenants' databases are open at most, unless the host says otherwise.
+MAX_OPEN = 64
+
+#: How many functions run at a time, each in a thread.
+MAX_THREADS = 4
+
+#: Open files of one open database: the database, its write-ahead log, and the log's index.
+FILES_PER_DATABASE = 3
+
+#: What SQLite keeps beside a database; a database is moved or removed together with them.
+SIDE_FILES = ("-wal", "-shm", "-journal")
+
+_SETTINGS = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",
+    "PRAGMA fullfsync = ON",
+    "PRAGMA foreign_keys = ON",
+    # A megabyte at most for each open database, so that memory stays small with all of them.
+    "PRAGMA cache_size = -1000",
+)
+
+# Faults of the file or the machine; every other error is one of the caller's own statements.
+_FAULTS = (
+    apsw.FullError,
+    apsw.NotADBError,
+    apsw.CorruptError,
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.ReadOnlyError,
+    apsw.CantOpenError,
+    apsw.PermissionsError,
+    apsw.IOError,
+    apsw.NoMemError,
+)
+
+
+def databases_directory(settings: Settings) -> Path:
+    """Return ``MultiTenant:FileDb:Directory``, or ``tenants`` under the data directory."""
+    directory = settings.multi_tenant.file_db.directory
+    return Path(settings.storage.path) / "tenants" if directory is None else Path(directory)
+
+
+def database_path(directory: Path, tenant_id: str) -> Path:
+    """Return the database file of a tenant: always a direct child of ``directory``.
+
+    Raises:
+        InvalidTenantError: ``tenant_id`` is no UUID in its canonical text, so it could name a file
+            elsewhere.
+    """
+    if not is_tenant_id(tenant_id):
+        raise InvalidTenantError(
+            f"{tenant_id!r} is no tenant id: it must be a UUID such as "
+            "8c5c4c9e-6f0f-4a52-9c3b-0a8f4b7e2d11, in lower case"
+        )
+    return directory / f"{tenant_id}.db"
+
+
+@attrs.define(eq=False)
+class _Turns:
+    """The calls of one tenant, which run one at a time; ``calls`` are those that run or wait."""
+
+    lock: trio.Semaphore = attrs.field(factory=lambda: trio.Semaphore(1))
+    calls: int = 0
+
+
+@attrs.define(eq=False)
+class _Call:
+    """One call on its way through a thread: the connection it was given, and how it ended."""
+
+    tenant_id: str
+    connection: apsw.Connection | None
+    evicted: apsw.Connection | None = None
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    result: outcome.Outcome[Any] | None = None
+
+
+class TenantDatabase:
+    """One tenant's database, for the length of a block."""
+
+    def __init__(self, databases: "TenantDatabases", tenant_id: str) -> None:
+        self._databases = databases
+        self._ended = False
+        self.tenant_id = tenant_id
+
+    async def run(self, function: Callable[[apsw.Connection], T]) -> T:
+        """Run ``function`` in a transaction of the tenant's database and return its result.
+
+        It runs in a thread, once; it must neither begin nor end the transaction, nor keep the
+        connection or a cursor. Functions of one tenant run one at a time, in order of their calls.
+
+        Raises:
+            StoreUnavailableError: the file cannot be opened, read or written, or the block or the
+                databases are closed.
+            Exception: what ``function`` raised, ``apsw.ConstraintError`` for example; all that it
+                did is rolled back.
+
+        Cancelled before it began, nothing happens; cancelled later, it is finished first.
+        """
+        if self._ended:
+            await trio.lowlevel.checkpoint()
+            raise StoreUnavailableError(
+                f"the block of the database of tenant {self.tenant_id} has ended: call run inside"
+            )
+        return await self._databases.run(self.tenant_id, function)
+
+    def end(self) -> None:
+        """End the block: later calls of :meth:`run` are refused."""
+        self._ended = True
+
+
+class TenantDatabases:
+    """Gives out the tenants' databases; see the module's docstring for what is bounded.
+
+    Args:
+        directory: the FileDb directory; it is created at the first use, for this user alone.
+        max_open: how many databases are open at most; at least ``max_threads``.
+        max_threads: how many functions run at a time; 1 or more.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        max_open: int = MAX_OPEN,
+        max_threads: int = MAX_THREADS,
+    ) -> None:
+        if not 1 <= max_threads <= max_open:
+            raise ValueError("max_threads must be 1 or more, and max_open at least as many")
+        self.directory = Path(directory)
+        self._max_open = max_open
+        self._max_threads = max_threads
+        self._threads = trio.Semaphore(max_threads)
+        self._turns: dict[str, _Turns] = {}
+        # Open and not in use, the least recently used first. What runs is not in here, so with
+        # max_open >= max_threads there is always one to close when another has to be opened.
+        self._idle: OrderedDict[str, apsw.Connection] = OrderedDict()
+        self._running = 0
+        self._closed = False
+        self._ended = trio.Event()
+
+    @property
+    def open_count(self) -> int:
+        """How many databases are open now: never more than ``max_open``."""
+        return len(self._idle) + self._running
+
+    @asynccontextmanager
+    async def open(self, tenant_id: str) -> AsyncIterator[TenantDatabase]:
+        """Give out the database of a tenant for a block; its first use creates the file.
+
+        Nobody is asked whether the tenant is active: ``services.tenant_db`` does that.
+
+        Raises:
+            InvalidTenantError: the id is no UUID.
+        """
+        database_path(self.directory, tenant_id)
+        database = TenantDatabase(self, tenant_id)
+        await trio.lowlevel.checkpoint()
+        try:
+            yield database
+        finally:
+            database.end()
+
+    async def run(self, tenant_id: str, function: Callable[[apsw.Connection], T]) -> T:
+        """Run ``function`` as :meth:`TenantDatabase.run` does, outside of any block."""
+        file = database_path(self.directory, tenant_id)
+        return await self._take_turn(tenant_id, partial(_transact, file, function), opens=True)
+
+    async def forget(self, tenant_id: str) -> None:
+        """Close the database of a tenant if it is open, after the calls that wait for it."""
+        await self._take_turn(tenant_id, _close, opens=False)
+
+    async def close(self) -> None:
+        """Refuse further calls, wait for those that run, and close every database.
+
+        Shielded from cancellation for at most :data:`~sdk_trio.storage.committer.STALL_SECONDS`. A
+        second call waits for the first one's end.
+
+        Raises:
+            StoreUnavailableError: a disk did not answer in that time.
+        """
+        first, self._closed = not self._closed, True
+        with trio.move_on_after(STALL_SECONDS, shield=True):
+            if first:
+                await self._close_when_idle()
+            await self._ended.wait()
+        await trio.lowlevel.checkpoint()
+        if not self._ended.is_set():
+            raise StoreUnavailableError(
+                f"the tenants' databases in {self.directory} did not close within "
+                f"{STALL_SECONDS:g} s: the disk does not answer"
+            )
+
+    async def _close_when_idle(self) -> None:
+        held = 0
+        try:
+            # Whoever holds every permit knows that nothing runs.
+            for _ in range(self._max_threads):
+                await self._threads.acquire()
+                held += 1
+            await trio.to_thread.run_sync(
+                _close_all, list(self._idle.values()), abandon_on_cancel=True
+            )
+            self._idle.clear()
+            self._ended.set()
+        finally:
+            # For the calls that wait: each finds out that it came too late.
+            for _ in range(held):
+                self._threads.release()
+
+    # -- turns -----------------------------------------------------------------------------------
+
+    async def _take_turn(self, tenant_id: str, job: Callable[["_Call"], T], *, opens: bool) -> T:
+        """Run ``job`` in a thread when it is its turn, and return its result."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        turns = self._turns.setdefault(tenant_id, _Turns())
+        turns.calls += 1
+        held: list[trio.Semaphore] = []
+        try:
+            for semaphore in (turns.lock, self._threads):
+                await semaphore.acquire()
+                held.append(semaphore)
+            call = self._begin(tenant_id, job, opens=opens)
+        except BaseException:
+            self._give_back(tenant_id, held)
+            raise
+        await self._wait_for(call)
+        return cast("outcome.Outcome[T]", call.result).unwrap()
+
+    def _begin(self, tenant_id: str, job: Callable[["_Call"], T], *, opens: bool) -> _Call:
+        if self._closed:
+            raise StoreUnavailableError("the tenants' databases are closed")
+        call = _Call(tenant_id, self._idle.pop(tenant_id, None))
+        self._running += 1
+        if opens and call.connection is None and self.open_count > self._max_open:
+            _, call.evicted = self._idle.popitem(last=False)
+        token = trio.lowlevel.current_trio_token()
+
+        def deliver(result: outcome.Outcome[T]) -> None:
+            call.result = result
+            try:
+                token.run_sync_soon(self._end, call)
+            except trio.RunFinishedError:
+                return  # the event loop has ended without closing us: nobody waits any more
+
+        try:
+            trio.lowlevel.start_thread_soon(lambda: job(call), deliver, "sdk_trio-tenant")
+        except BaseException:
+            self._running -= 1
+            raise
+        return call
+
+    def _end(self, call: _Call) -> None:
+        """In Trio's thread, after the job: what was held is free again, whoever waits or not."""
+        self._running -= 1
+        if call.connection is not None:
+            self._idle[call.tenant_id] = call.connection
+        self._give_back(call.tenant_id, [self._turns[call.tenant_id].lock, self._threads])
+        call.ended.set()
+
+    def _give_back(self, tenant_id: str, held: Sequence[trio.Semaphore]) -> None:
+        for semaphore in held:
+            semaphore.release()
+        turns = self._turns[tenant_id]
+        turns.calls -= 1
+        if not turns.calls:
+            del self._turns[tenant_id]
+
+    async def _wait_for(self, call: _Call) -> None:
+        try:
+            await call.ended.wait()
+        except trio.Cancelled:
+            with trio.move_on_after(STALL_SECONDS, shield=True):
+                await call.ended.wait()
+            if not call.ended.is_set():
+                _log.error(
+                    "tenant.database_stalled",
+                    tenant_id=call.tenant_id,
+                    waited_seconds=STALL_SECONDS,
+                    hint="the disk does not answer; the write is finished when it does",
+                )
+            raise
+
+
+# -- in the thread -------------------------------------------------------------------------------
+
+
+def _transact(file: Path, function: Callable[[apsw.Connection], T], call: _Call) -> T:
+    if call.evicted is not None:
+        _close_quietly(call.evicted)
+    try:
+        if call.connection is None:
+            call.connection = _connect(file)
+        connection = call.connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = function(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            _roll_back(call)
+            raise
+    except _FAULTS as error:
+        raise describe_failure(error, os.fspath(file)) from error
+    return result
+
+
+def _connect(file: Path) -> apsw.Connection:
+    directory = create_data_directory(file.parent)
+    if file.resolve().parent != directory.resolve():
+        raise StoreUnavailableError(
+            f"{file} leads out of the directory of the tenants' databases; replace the link by the "
+            "file itself"
+        )
+    try:
+        # Made here, because SQLite gives a new file the mode of the umask; its logs follow it.
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"the database {file} cannot be opened ({error.strerror}); make it and its directory "
+            "writable for this user"
+        ) from error
+    connection = apsw.Connection(os.fspath(file), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+        for statement in _SETTINGS:
+            connection.execute(statement)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _roll_back(call: _Call) -> None:
+    connection = call.connection
+    if connection is None:
+        return
+    try:
+        # After a full disk or an I/O error SQLite may have rolled back by itself.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    except apsw.Error:
+        call.connection = None
+        _close_quietly(connection)
+
+
+def _close(call: _Call) -> None:
+    connection, call.connection = call.connection, None
+    if connection is not None:
+        _close_quietly(connection)
+
+
+def _close_all(connections: Sequence[apsw.Connection]) -> None:
+    for connection in connections:
+        _close_quietly(connection)
+
+
+def _close_quietly(connection: apsw.Connection) -> None:
+    try:
+        connection.close()
+    except apsw.Error as error:
+        _log.error("tenant.database_close_failed", error=str(error))

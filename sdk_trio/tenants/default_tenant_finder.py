@@ -1,0 +1,87 @@
+"""Finds the tenant that takes what a single-tenant host has kept, or adds it (spec 2.6)."""
+
+from typing import cast
+
+import trio
+
+from ..errors import DefaultTenantError
+from ..storage.ports import TenantStore
+from ..storage.tenant_records import Tenant
+from .service import TenantService
+from .upgrade import HostTenant, NewTenant
+
+#: Who the audit trail names for the tenant that the upgrade adds.
+ACTOR = "upgrade"
+
+
+class DefaultTenantFinder:
+    """Looks for the default tenant as it was chosen, first without changing anything."""
+
+    def __init__(self, store: TenantStore, tenants: TenantService) -> None:
+        self._store = store
+        self._tenants = tenants
+
+    async def known(self, chosen: NewTenant | HostTenant) -> Tenant | None:
+        """Return the tenant if it is there already and the host need not be asked, else None.
+
+        Raises:
+            DefaultTenantError: it is there, and not active.
+        """
+        if isinstance(chosen, HostTenant):
+            await trio.lowlevel.checkpoint()
+            return None
+        found = await self._store.find(chosen.identifier)
+        return None if found is None else _require_active(found)
+
+    async def resolve(self, chosen: NewTenant | HostTenant) -> Tenant:
+        """Add the tenant, or ask the host for it.
+
+        Raises:
+            DefaultTenantError: the host's resolver failed, or its answer cannot be used.
+        """
+        if isinstance(chosen, NewTenant):
+            return await self._tenants.add(
+                chosen.identifier,
+                name=chosen.name,
+                reason="upgrade from a single tenant",
+                actor=ACTOR,
+            )
+        try:
+            # A host's code may return anything.
+            answer = cast("object", await chosen.resolver.resolve(self._tenants))
+            if not isinstance(answer, str | Tenant):
+                raise TypeError(f"it returned {answer!r}, which is no tenant")  # noqa: TRY301 - worded below
+            return _require_active(await self._tenants.get(answer))
+        except DefaultTenantError:
+            raise
+        except Exception as error:
+            raise DefaultTenantError(
+                f"the host's resolver of the default tenant failed: {type(error).__name__}: "
+                f"{error}; it must return a tenant that exists and is active"
+            ) from error
+
+    async def describe_stored(self, tenant_id: str) -> str:
+        """Say in words which tenant this is."""
+        return _shown(await self._tenants.get(tenant_id))
+
+    async def describe(self, chosen: NewTenant | HostTenant) -> str:
+        """Say in words which tenant it will be; nobody is asked, nothing is changed."""
+        known = await self.known(chosen)
+        if known is not None:
+            return _shown(known)
+        if isinstance(chosen, NewTenant):
+            return f"{chosen.identifier} (will be created)"
+        return "as the host's resolver says (it is not asked in a dry run)"
+
+
+def _require_active(tenant: Tenant) -> Tenant:
+    if tenant.is_active:
+        return tenant
+    raise DefaultTenantError(
+        f"the default tenant {tenant.identifier!r} is {tenant.status}: reactivate it ('tenant "
+        f"reactivate {tenant.identifier}'), or choose another one; nothing was changed"
+    )
+
+
+def _shown(tenant: Tenant) -> str:
+    return f"{tenant.identifier} ({tenant.id})"

@@ -1,0 +1,47 @@
+"""Remembers the tenants of the last deliveries, within a bound. Pure."""
+
+from collections import OrderedDict
+
+from ..storage.tenant_records import Tenant
+
+#: How many answers of the store are remembered, "there is none" included: a few megabytes.
+CAPACITY = 4096
+
+
+class Directory:
+    """The answers to the questions that were asked last, such as whose an organization is.
+
+    What it remembers is right until :meth:`forget_all`, which has to follow every change. An
+    answer that was on its way meanwhile is not remembered: :meth:`remember` takes the
+    :attr:`generation` at which the store was asked.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._known: OrderedDict[str, Tenant | None] = OrderedDict()
+        self.generation = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._known
+
+    def recall(self, key: str) -> Tenant | None:
+        """Return the answer to a question that is remembered; None: there is no such tenant."""
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def remember(self, key: str, tenant: Tenant | None, *, generation: int) -> None:
+        """Remember an answer of the store, and forget the one that was not used for longest."""
+        if generation != self.generation:
+            return
+        self._known[key] = tenant
+        self._known.move_to_end(key)
+        if len(self._known) > self._capacity:
+            self._known.popitem(last=False)
+
+    def forget_all(self) -> None:
+        """Forget everything: a tenant has changed."""
+        self._known.clear()
+        self.generation += 1

@@ -1,0 +1,84 @@
+"""What the rest of the program asks of the tenants' life (contracts 6)."""
+
+from typing import Protocol
+
+from ..storage.tenant_records import Tenant
+from .status import TransitionResult
+
+#: Who is named where a program does not say who asks.
+APPLICATION = "application"
+
+#: A tenant, its id or its identifier.
+TenantKey = Tenant | str
+
+
+class TenantStatusService(Protocol):
+    """The four transitions of a tenant (spec 2.8: ``ITenantStatusService``).
+
+    Each takes a tenant (the record, its id or its identifier), why (one line, at most 1000
+    characters) and who asks (at most 200). A tenant that is there already is a successful no-op:
+    nothing is written and nobody is told. With ``expected_version`` the tenant must still have the
+    version that the caller has seen.
+
+    Each writes the status, its audit row and its outbox row in one transaction. Cancelled, either
+    nothing or all of it is written; the store tells which. Each raises:
+
+    - UnknownTenantError: there is no such tenant.
+    - IllegalTransitionError: its status does not allow the transition.
+    - TenantConflictError: another change of the tenant came first; of simultaneous ones, one wins.
+    - InvalidTenantError: reason or actor cannot be accepted.
+    - StoreUnavailableError: the store cannot write at present.
+    """
+
+    async def suspend(
+        self,
+        tenant: TenantKey,
+        *,
+        reason: str | None = None,
+        actor: str = APPLICATION,
+        bypass_email_verification: bool = False,
+        expected_version: int | None = None,
+    ) -> TransitionResult:
+        """Suspend an active tenant.
+
+        Without a verified email of its site manager it is refused, unless
+        ``RequireVerifiedEmailForSuspension`` is false, or ``bypass_email_verification`` is asked
+        for while ``SuspendUnverifiedTenantsAnyway`` is true; the audit row names the setting.
+
+        Raises:
+            SuspensionRefusedError: the email is not verified, and nothing relaxes the rule.
+        """
+        ...
+
+    async def reactivate(
+        self,
+        tenant: TenantKey,
+        *,
+        reason: str | None = None,
+        actor: str = APPLICATION,
+        expected_version: int | None = None,
+    ) -> TransitionResult:
+        """Make a tenant active again; a deleted one within ``DeletedTenantRetentionDays``."""
+        ...
+
+    async def deactivate(
+        self,
+        tenant: TenantKey,
+        *,
+        reason: str | None = None,
+        actor: str = APPLICATION,
+        expected_version: int | None = None,
+    ) -> TransitionResult:
+        """Deactivate an active or suspended tenant."""
+        ...
+
+    async def delete(
+        self,
+        tenant: TenantKey,
+        *,
+        reason: str | None = None,
+        actor: str = APPLICATION,
+        expected_version: int | None = None,
+    ) -> TransitionResult:
+        """Delete a tenant softly: its data stays until it is purged."""
+        ...

@@ -1,0 +1,469 @@
+"""Tenants: added, found, and taken through their life (spec 2.8 and 3.1, contracts 5 and 6)."""
+
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import attrs
+import trio
+
+from ..config import Settings
+from ..errors import (
+    StoreUnavailableError,
+    TenantConflictError,
+    TenantNotActiveError,
+    UnknownTenantError,
+)
+from ..logs import get_logger
+from ..storage.ports import TenantStore
+from ..storage.tenant_records import (
+    AuditAction,
+    AuditRecord,
+    OutboxRecord,
+    Tenant,
+    TenantCredentials,
+    TenantStatus,
+    Transition,
+)
+from . import identity
+from .changes import audit_of, in_status, is_verified, outbox_of
+from .directory import Directory
+from .feed import Subscribers, TransitionFeed
+from .ports import APPLICATION, TenantKey
+from .status import ACTIONS, Decision, StatusPolicy, TransitionResult, decide
+
+_log = get_logger("tenants")
+
+#: How often changes of other processes (``tenant suspend`` in a shell) are looked for, in seconds.
+POLL_SECONDS = 0.5
+
+
+class TenantService:
+    """All that can be done with tenants; it is a :class:`~.ports.TenantStatusService`.
+
+    Args:
+        settings: validated settings; ``multi_tenant.tenant_status`` is used.
+        store: the tenants' side of an open store.
+        clock: returns Unix seconds.
+        new_id: returns a new UUID.
+
+    Transitions of this process reach its subscribers at once; those of other processes while
+    :meth:`run` runs.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: TenantStore,
+        *,
+        clock: Callable[[], float] = time.time,
+        new_id: Callable[[], uuid.UUID] = uuid.uuid4,
+    ) -> None:
+        self._policy = StatusPolicy.of(settings)
+        self._store = store
+        self._clock = clock
+        self._new_id = new_id
+        self._directory = Directory()
+        self._subscribers = Subscribers()
+        self._attempts: list[_Attempt] = []
+
+    # -- changes -----------------------------------------------------------------------------
+
+    async def add(
+        self,
+        identifier: str,
+        *,
+        name: str,
+        site_manager_email: str | None = None,
+        site_manager_email_verified: bool = False,
+        site_manager_phone: str | None = None,
+        organization_id: str | None = None,
+        credentials: TenantCredentials | None = None,
+        reason: str | None = None,
+        actor: str = APPLICATION,
+    ) -> Tenant:
+        """Add an active tenant and return it.
+
+        Args:
+            identifier: a slug: 1 to 64 lowercase letters, digits and hyphens, no hyphen at either
+                end; no other tenant has it, deleted ones included.
+            name: one line for people, at most 200 characters.
+            site_manager_email: who is told of transitions.
+            site_manager_email_verified: whether that address is known to be theirs.
+            site_manager_phone: in E.164 format.
+            organization_id: deliveries with this ``data.organization_id`` belong to the tenant.
+            credentials: where the tenant's own access token and webhook secrets are found.
+            reason: for the audit trail, one line.
+            actor: who asks for it.
+
+        Raises:
+            InvalidTenantError: a value cannot be accepted; nothing was changed.
+            TenantExistsError: identifier or organization are another tenant's.
+        """
+        now = self._clock()
+        tenant = Tenant(
+            id=str(self._new_id()),
+            identifier=identity.check_identifier(identifier),
+            name=identity.check_name(name),
+            site_manager_email=identity.check_email(site_manager_email),
+            site_manager_email_verified=is_verified(
+                site_manager_email, site_manager_email_verified
+            ),
+            site_manager_phone=identity.check_phone(site_manager_phone),
+            organization_id=identity.check_organization_id(organization_id),
+            credentials=identity.check_credentials(credentials or TenantCredentials()),
+            created_at=now,
+        )
+        audit = audit_of(tenant, AuditAction.CREATED, reason, actor, now)
+        audit = attrs.evolve(audit, new_status=tenant.status)
+        try:
+            await self._store.add(tenant, audit)
+        finally:
+            self._announce()
+        _log.info("tenant.created", tenant=tenant.identifier, tenant_id=tenant.id, actor=actor)
+        return tenant
+
+    async def change_contact(
+        self,
+        tenant: TenantKey,
+        *,
+        site_manager_email: str | None,
+        site_manager_email_verified: bool,
+        site_manager_phone: str | None,
+        reason: str | None = None,
+        actor: str = APPLICATION,
+        expected_version: int | None = None,
+    ) -> Tenant:
+        """Replace what is known of the site manager; the same again changes nothing.
+
+        Raises:
+            InvalidTenantError: a value cannot be accepted; nothing was changed.
+            TenantError: as of the transitions.
+        """
+        values = {
+            "site_manager_email": identity.check_email(site_manager_email),
+            "site_manager_email_verified": is_verified(
+                site_manager_email, site_manager_email_verified
+            ),
+            "site_manager_phone": identity.check_phone(site_manager_phone),
+        }
+        return await self._replace(
+            tenant, values, AuditAction.CONTACT_CHANGED, reason, actor, expected_version
+        )
+
+    async def set_credentials(
+        self,
+        tenant: TenantKey,
+        credentials: TenantCredentials,
+        *,
+        reason: str | None = None,
+        actor: str = APPLICATION,
+        expected_version: int | None = None,
+    ) -> Tenant:
+        """Replace where the tenant's own credentials are found; the same again changes nothing.
+
+        A new content of the same sources needs no call: key files are read anew when they change.
+
+        Raises:
+            InvalidTenantError: a source cannot be accepted; nothing was changed.
+            TenantError: as of the transitions.
+        """
+        values = {"credentials": identity.check_credentials(credentials)}
+        return await self._replace(
+            tenant, values, AuditAction.CREDENTIALS_CHANGED, reason, actor, expected_version
+        )
+
+    async def suspend(
+        self,
+        tenant: TenantKey,
+        *,
+        reason: str | None = None,
+        actor: str = APPLICATION,
+        bypass_email_verification: bool = False,
+        expected_version: int | None = None,
+    ) -> TransitionResult:
+        """See :meth:`.ports.TenantStatusService.suspend`."""
+        return await self._transition(
+            tenant,
+            Transition.SUSPENDED,
+            reason,
+            actor,
+            expected_version,
+            bypass=bypass_email_verification,
+        )
+
+    async def reactivate(
+        self,
+        tenant: TenantKey,
+        *,
+        reason: str | None = None,
+        actor: str = APPLICATION,
+        expected_version: int | None = None,
+    ) -> TransitionResult:
+        """See :meth:`.ports.TenantStatusService.reactivate`."""
+        return await self._transition(
+            tenant, Transition.REACTIVATED, reason, actor, expected_version
+        )
+
+    async def deactivate(
+        self,
+        tenant: TenantKey,
+        *,
+        reason: str | None = None,
+        actor: str = APPLICATION,
+        expected_version: int | None = None,
+    ) -> TransitionResult:
+        """See :meth:`.ports.TenantStatusService.deactivate`."""
+        return await self._transition(
+            tenant, Transition.DEACTIVATED, reason, actor, expected_version
+        )
+
+    async def delete(
+        self,
+        tenant: TenantKey,
+        *,
+        reason: str | None = None,
+        actor: str = APPLICATION,
+        expected_version: int | None = None,
+    ) -> TransitionResult:
+        """See :meth:`.ports.TenantStatusService.delete`."""
+        return await self._transition(tenant, Transition.DELETED, reason, actor, expected_version)
+
+    async def _transition(
+        self,
+        key: TenantKey,
+        transition: Transition,
+        reason: str | None,
+        actor: str,
+        expected_version: int | None,
+        *,
+        bypass: bool = False,
+    ) -> TransitionResult:
+        with self._attempt() as attempt:
+            tenant = await self._look(key, attempt, expected_version)
+            now = self._clock()
+            audit = audit_of(tenant, ACTIONS[transition], reason, actor, now)
+            decision = decide(
+                tenant, transition, self._policy, now=now, bypass_email_verification=bypass
+            )
+            if not decision.no_op:
+                changed = in_status(tenant, decision.new_status, now)
+                audit = attrs.evolve(
+                    audit,
+                    previous_status=tenant.status,
+                    new_status=decision.new_status,
+                    relaxation=decision.relaxation,
+                )
+                outbox = outbox_of(changed, transition, audit, str(self._new_id()))
+                await self._write(attempt, changed, audit, outbox)
+                _log_transition(outbox, decision)
+                tenant, previous = changed, tenant
+            else:
+                previous = tenant
+        return TransitionResult(
+            tenant=tenant,
+            transition=transition,
+            previous_status=previous.status,
+            new_status=decision.new_status,
+            no_op=decision.no_op,
+            occurred_at=now,
+            relaxation=decision.relaxation,
+        )
+
+    async def _replace(
+        self,
+        key: TenantKey,
+        values: Mapping[str, object],
+        action: AuditAction,
+        reason: str | None,
+        actor: str,
+        expected_version: int | None,
+    ) -> Tenant:
+        with self._attempt() as attempt:
+            tenant = await self._look(key, attempt, expected_version)
+            audit = audit_of(tenant, action, reason, actor, self._clock())
+            differing = {name: v for name, v in values.items() if getattr(tenant, name) != v}
+            if not differing:
+                return tenant
+            # The names alone: an address is not kept longer than its tenant.
+            audit = attrs.evolve(audit, details=", ".join(differing))
+            changed = attrs.evolve(tenant, version=tenant.version + 1, **differing)  # type: ignore[arg-type] # names of fields
+            await self._write(attempt, changed, audit, None)
+        return changed
+
+    async def _look(
+        self, key: TenantKey, attempt: "_Attempt", expected_version: int | None
+    ) -> Tenant:
+        """Return the tenant as it is now; a conflict if it has changed since the attempt began."""
+        tenant = await self.get(key)
+        attempt.tenant_id = tenant.id
+        if expected_version is not None and tenant.version != expected_version:
+            raise _conflict(tenant)
+        for other in self._attempts:
+            if other is not attempt and other.wrote(tenant.id, tenant.version):
+                raise _conflict(tenant)
+        if tenant.id in attempt.changed_meanwhile:
+            raise _conflict(tenant)
+        return tenant
+
+    async def _write(
+        self,
+        attempt: "_Attempt",
+        tenant: Tenant,
+        audit: AuditRecord,
+        outbox: OutboxRecord | None,
+    ) -> None:
+        attempt.version = tenant.version
+        try:
+            await self._store.change(tenant, audit, outbox)
+        finally:
+            # Whatever is raised, Cancelled included, the change may have been written.
+            self._announce()
+        for other in self._attempts:
+            if other is not attempt:
+                other.changed_meanwhile.add(tenant.id)
+
+    @contextmanager
+    def _attempt(self) -> Iterator["_Attempt"]:
+        attempt = _Attempt()
+        self._attempts.append(attempt)
+        try:
+            yield attempt
+        finally:
+            self._attempts.remove(attempt)
+
+    def _announce(self) -> None:
+        self._directory.forget_all()
+        self._subscribers.wake()
+
+    # -- looks -------------------------------------------------------------------------------
+
+    async def get(self, tenant: TenantKey) -> Tenant:
+        """Return a tenant as it is now, by its id, its identifier, or an earlier record of it.
+
+        Raises:
+            UnknownTenantError: there is none.
+        """
+        key = tenant.id if isinstance(tenant, Tenant) else tenant
+        by_id = identity.is_tenant_id(key)
+        found = await (self._store.get(key) if by_id else self._store.find(key))
+        if found is None:
+            shown = tenant.identifier if isinstance(tenant, Tenant) else tenant[:100]
+            raise UnknownTenantError(f"there is no tenant {shown!r}; 'tenant list' shows them all")
+        return found
+
+    async def find_by_organization(self, organization_id: str) -> Tenant | None:
+        """Return the tenant of an organization of the upstream, or None.
+
+        Remembered for a bounded number of organizations, so what another process has changed may
+        be seen half a second later.
+        """
+        return await self._recall(
+            f"organization {organization_id}",
+            lambda: self._store.find_by_organization(organization_id),
+        )
+
+    async def recall(self, tenant_id: str) -> Tenant | None:
+        """Return the tenant with this id or None, as :meth:`find_by_organization` does."""
+        return await self._recall(f"id {tenant_id}", lambda: self._store.get(tenant_id))
+
+    async def _recall(
+        self, key: str, look: Callable[[], Awaitable[Tenant | None]]
+    ) -> Tenant | None:
+        await trio.lowlevel.checkpoint()
+        if key in self._directory:
+            return self._directory.recall(key)
+        generation = self._directory.generation
+        tenant = await look()
+        self._directory.remember(key, tenant, generation=generation)
+        return tenant
+
+    async def list(
+        self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
+    ) -> Sequence[Tenant]:
+        """List up to ``limit`` tenants by identifier, those that come after ``after``."""
+        return await self._store.page(status=status, after=after, limit=limit)
+
+    async def counts(self) -> dict[TenantStatus, int]:
+        """Return how many tenants are in each status (``sdk_tenants{status}``)."""
+        return await self._store.counts()
+
+    async def audit(
+        self, tenant_id: str | None = None, *, after_sequence: int = 0, limit: int = 100
+    ) -> Sequence[AuditRecord]:
+        """List audit rows, oldest first: of one tenant, purged ones included, or of all."""
+        return await self._store.audit(tenant_id, after_sequence=after_sequence, limit=limit)
+
+    async def require_active(self, tenant: TenantKey) -> Tenant:
+        """Return the tenant as it is now, if it is active.
+
+        Raises:
+            TenantNotActiveError: it is not.
+            UnknownTenantError: there is none.
+        """
+        found = await self.get(tenant)
+        if not found.is_active:
+            raise TenantNotActiveError(found.identifier, found.status)
+        return found
+
+    # -- news --------------------------------------------------------------------------------
+
+    def subscribe(self, *, after: int = 0) -> AbstractContextManager[TransitionFeed]:
+        """Return a block with a feed of the transitions after that sequence, none left out.
+
+        ``with tenants.subscribe(after=position) as feed: records = await feed.next()``. No
+        subscriber, however slow, holds up a transition.
+        """
+        return self._subscribers.subscribe(self._store, after)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look for changes of other processes until cancelled; one is seen in half a second."""
+        task_status.started()
+        seen: int | None = None
+        while True:
+            try:
+                revision = await self._store.revision()
+            except StoreUnavailableError as error:
+                _log.error("store.unavailable", error=str(error), retry_in=POLL_SECONDS)
+            else:
+                if revision != seen:
+                    seen = revision
+                    self._announce()
+            await trio.sleep(POLL_SECONDS)
+
+
+@attrs.define(eq=False)
+class _Attempt:
+    """A change of a tenant that is under way.
+
+    Of two that overlap in time one has to win, whichever way their reads and writes interleave: a
+    reader that already sees what the other one wrote would otherwise just follow it.
+    """
+
+    tenant_id: str | None = None
+    version: int | None = None
+    changed_meanwhile: set[str] = attrs.Factory(set)
+
+    def wrote(self, tenant_id: str, version: int) -> bool:
+        """Whether this attempt has written that version, and not returned yet."""
+        return self.tenant_id == tenant_id and self.version == version
+
+
+def _log_transition(outbox: OutboxRecord, decision: Decision) -> None:
+    _log.info(
+        f"tenant.{outbox.transition.lower()}",
+        tenant=outbox.tenant_identifier,
+        tenant_id=outbox.tenant_id,
+        previous_status=str(outbox.previous_status),
+        actor=outbox.actor,
+        relaxation=decision.relaxation,
+    )
+
+
+def _conflict(tenant: Tenant) -> TenantConflictError:
+    return TenantConflictError(
+        f"the tenant {tenant.identifier!r} was changed by somebody else meanwhile (it is "
+        f"{tenant.status}, version {tenant.version}): nothing was changed by this call; look at "
+        "the tenant and decide again"
+    )

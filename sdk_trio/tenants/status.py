@@ -1,0 +1,169 @@
+"""Which transitions a tenant's status allows, and when it can be suspended. Pure (spec 2.8)."""
+
+from collections.abc import Mapping
+
+import attrs
+
+from ..config import Settings
+from ..errors import IllegalTransitionError, SuspensionRefusedError
+from ..storage.tenant_records import AuditAction, Tenant, TenantStatus, Transition
+
+DAY_SECONDS = 86_400.0
+
+_STATUS_KEY = "Sdk:MultiTenant:TenantStatus"
+
+#: The settings that can relax the rule of the verified email; an audit row names the one that did.
+REQUIRE_VERIFIED_EMAIL = f"{_STATUS_KEY}:RequireVerifiedEmailForSuspension"
+SUSPEND_ANYWAY = f"{_STATUS_KEY}:SuspendUnverifiedTenantsAnyway"
+
+_ACTIVE, _SUSPENDED = TenantStatus.ACTIVE, TenantStatus.SUSPENDED
+_DEACTIVATED, _DELETED = TenantStatus.DEACTIVATED, TenantStatus.DELETED
+
+#: Where each transition leads, and from which statuses; from there itself it is a no-op.
+TARGETS: Mapping[Transition, TenantStatus] = {
+    Transition.SUSPENDED: _SUSPENDED,
+    Transition.DEACTIVATED: _DEACTIVATED,
+    Transition.REACTIVATED: _ACTIVE,
+    Transition.DELETED: _DELETED,
+}
+SOURCES: Mapping[Transition, frozenset[TenantStatus]] = {
+    Transition.SUSPENDED: frozenset({_ACTIVE}),
+    Transition.DEACTIVATED: frozenset({_ACTIVE, _SUSPENDED}),
+    Transition.REACTIVATED: frozenset({_SUSPENDED, _DEACTIVATED, _DELETED}),
+    Transition.DELETED: frozenset({_ACTIVE, _SUSPENDED, _DEACTIVATED}),
+}
+
+ACTIONS: Mapping[Transition, AuditAction] = {
+    transition: AuditAction(transition.value) for transition in Transition
+}
+
+_VERBS: Mapping[Transition, str] = {
+    Transition.SUSPENDED: "suspended",
+    Transition.DEACTIVATED: "deactivated",
+    Transition.REACTIVATED: "reactivated",
+    Transition.DELETED: "deleted",
+}
+
+
+@attrs.frozen(kw_only=True)
+class StatusPolicy:
+    """What the settings say about transitions (spec 2.8)."""
+
+    require_verified_email: bool = True
+    suspend_unverified_anyway: bool = False
+    retention_seconds: float = 90 * DAY_SECONDS
+
+    @classmethod
+    def of(cls, settings: Settings) -> "StatusPolicy":
+        """Return the policy of ``settings``."""
+        options = settings.multi_tenant.tenant_status
+        return cls(
+            require_verified_email=options.require_verified_email_for_suspension,
+            suspend_unverified_anyway=options.suspend_unverified_tenants_anyway,
+            retention_seconds=options.deleted_tenant_retention_days * DAY_SECONDS,
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Decision:
+    """What a transition that is allowed does: ``no_op`` when the tenant is there already.
+
+    ``relaxation`` is the full key of the setting without which it would have been refused.
+    """
+
+    new_status: TenantStatus
+    no_op: bool = False
+    relaxation: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class TransitionResult:
+    """How a transition ended. ``tenant`` is the tenant as it is now.
+
+    ``no_op`` says that it was in that status already: nothing was written, nobody is told.
+    ``occurred_at`` is in Unix seconds.
+    """
+
+    tenant: Tenant
+    transition: Transition
+    previous_status: TenantStatus
+    new_status: TenantStatus
+    no_op: bool
+    occurred_at: float
+    relaxation: str | None = None
+
+
+def decide(
+    tenant: Tenant,
+    transition: Transition,
+    policy: StatusPolicy,
+    *,
+    now: float,
+    bypass_email_verification: bool = False,
+) -> Decision:
+    """Decide about one transition.
+
+    Args:
+        tenant: as it is now.
+        transition: what is asked for.
+        policy: what the settings say.
+        now: Unix seconds; a deleted tenant can be reactivated until its retention has passed.
+        bypass_email_verification: suspend although the site manager's email is not verified;
+            counts only while ``SuspendUnverifiedTenantsAnyway`` is true.
+
+    Raises:
+        IllegalTransitionError: the status does not allow it.
+        SuspensionRefusedError: the email is not verified, and nothing relaxes that rule.
+    """
+    target = TARGETS[transition]
+    if tenant.status is target:
+        return Decision(new_status=target, no_op=True)
+    if tenant.status not in SOURCES[transition]:
+        allowed = " or ".join(sorted(SOURCES[transition]))
+        raise _illegal(tenant, transition, f"only one that is {allowed} can be")
+    if tenant.status is _DELETED and not is_retained(tenant, policy, now=now):
+        raise _illegal(
+            tenant,
+            transition,
+            f"its retention of {policy.retention_seconds / DAY_SECONDS:g} days has passed "
+            f"({_STATUS_KEY}:DeletedTenantRetentionDays)",
+        )
+    relaxation = None
+    if transition is Transition.SUSPENDED:
+        relaxation = _relaxation(tenant, policy, bypass=bypass_email_verification)
+    return Decision(new_status=target, relaxation=relaxation)
+
+
+def is_retained(tenant: Tenant, policy: StatusPolicy, *, now: float) -> bool:
+    """Say whether a deleted tenant is within its retention: kept, and free to come back."""
+    deleted_at = now if tenant.deleted_at is None else tenant.deleted_at
+    return now - deleted_at <= policy.retention_seconds
+
+
+def _relaxation(tenant: Tenant, policy: StatusPolicy, *, bypass: bool) -> str | None:
+    """Return the setting that lets an unverified tenant be suspended; None if none is needed."""
+    if tenant.site_manager_email_verified:
+        return None
+    if not policy.require_verified_email:
+        return REQUIRE_VERIFIED_EMAIL
+    if bypass and policy.suspend_unverified_anyway:
+        return SUSPEND_ANYWAY
+    if bypass:
+        advice = f"the bypass counts only while {SUSPEND_ANYWAY} is true, and it is false"
+    elif policy.suspend_unverified_anyway:
+        advice = "verify it, or ask for the bypass of this rule (--bypass-email-verification)"
+    else:
+        advice = f"verify it, or relax the rule with {REQUIRE_VERIFIED_EMAIL} or {SUSPEND_ANYWAY}"
+    raise SuspensionRefusedError(
+        f"the tenant {tenant.identifier!r} is not suspended: its site manager's email is not "
+        f"verified; {advice}"
+    )
+
+
+def _illegal(tenant: Tenant, transition: Transition, why: str) -> IllegalTransitionError:
+    return IllegalTransitionError(
+        f"the tenant {tenant.identifier!r} is {tenant.status} and cannot be "
+        f"{_VERBS[transition]}: {why}",
+        status=tenant.status,
+        transition=transition,
+    )

@@ -1,0 +1,277 @@
+"""What the upgrade from a single tenant does, in which order, and how it goes on. Pure (spec 2.6).
+
+The steps, in order:
+
+``database``
+    The single-tenant database becomes ``{tenant id}.db``. It is copied to a temporary file and
+    checked *before* anything is written anywhere; only then are the default tenant and the marker
+    stored, and the file renamed. A database that cannot be copied therefore leaves no trace.
+``deliveries``
+    Deliveries without a tenant get the default one, batch by batch.
+``host:NAME``
+    Each step that the host has registered, batch by batch.
+
+The marker names the step and how far it has come. Whatever ends the process, the next run begins
+there: a batch of ``deliveries`` commits with its marker, and a host's batch may be run again.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+from ..config.choices import DefaultTenantStrategy
+from ..config.tenant_options import SingleTenantUpgradeOptions
+from ..errors import DefaultTenantError, InvalidTenantError, NotSupportedError, UpgradeError
+from ..storage.tenant_records import Tenant
+from ..storage.upgrade_records import UpgradeMarker, UpgradeState
+from .identity import check_identifier, check_name
+
+if TYPE_CHECKING:
+    from .service import TenantService
+
+DATABASE = "database"
+DELIVERIES = "deliveries"
+HOST_PREFIX = "host:"
+
+#: Where a verified copy waits for its name; not the name of any tenant's database.
+PARTIAL_NAME = "single-tenant.partial"
+
+#: The single-tenant database, unless ``SourceDatabase`` names another file.
+SOURCE_NAME = "default.db"
+
+#: Held by the host that runs the upgrade, in the directory of the tenants' databases.
+LOCK_NAME = "upgrade.lock"
+
+KEY = "Sdk:MultiTenant:SingleTenantUpgrade"
+
+_STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@attrs.frozen
+class StepBatch:
+    """What one batch of a host's step did.
+
+    ``rows`` were changed; ``position`` is where the next batch begins, in the step's own terms;
+    with ``last`` there is no next one.
+    """
+
+    rows: int
+    position: str | None
+    last: bool
+
+
+class UpgradeStep(Protocol):
+    """A step that the host registers, for data of its own that has to learn of its tenant."""
+
+    @property
+    def name(self) -> str:
+        """What the marker calls it: letters, digits, ``.``, ``_`` and ``-``; it never changes."""
+        ...
+
+    async def count(self) -> int:
+        """Return how many rows are left to do, changing nothing."""
+        ...
+
+    async def run_batch(self, tenant: Tenant, position: str | None) -> StepBatch:
+        """Do the next batch, from ``position`` on; None is the beginning.
+
+        The position is stored after the batch, so a process that is killed in between runs the
+        same batch once more: it must not matter (``WHERE tenant_id IS NULL`` makes it so).
+        """
+        ...
+
+
+class DefaultTenantResolver(Protocol):
+    """The host's answer to strategy ``HostSupplied``: ``IDefaultTenantResolver`` (spec 2.6)."""
+
+    async def resolve(self, tenants: "TenantService") -> Tenant | str:
+        """Return the default tenant, its id or its identifier; it exists and is active.
+
+        It may add the tenant. A run that was cut short may ask again: the answer must be the same.
+        """
+        ...
+
+
+@attrs.frozen
+class HostUpgrade:
+    """What the host brings to the upgrade: its resolver and its steps, in the order of running."""
+
+    resolver: DefaultTenantResolver | None = None
+    steps: Sequence[UpgradeStep] = ()
+
+
+class Quiescence:
+    """The host's signal that nothing works on the data: requests are refused, queues are empty.
+
+    Of the daemon, the exclusive lock of the data directory, taken before anything is served, is
+    this signal.
+    """
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the host is quiet; None while it is not."""
+        return self._reason
+
+    def signal(self, reason: str) -> None:
+        """The host is quiet from now on; ``reason`` goes into the log."""
+        self._reason = reason
+
+    def withdraw(self) -> None:
+        """The host is no longer quiet: an upgrade that runs stops before its next batch."""
+        self._reason = None
+
+
+@attrs.frozen
+class NewTenant:
+    """The default tenant is found by its identifier, or created."""
+
+    identifier: str
+    name: str
+
+
+@attrs.frozen
+class HostTenant:
+    """The default tenant is what the host's resolver says."""
+
+    resolver: DefaultTenantResolver
+
+
+def choose_tenant(
+    options: SingleTenantUpgradeOptions, resolver: DefaultTenantResolver | None
+) -> NewTenant | HostTenant:
+    """Return how the default tenant is resolved.
+
+    Raises:
+        NotSupportedError: the strategy is FirstUserOrganization (spec 7).
+        DefaultTenantError: the slug or name cannot be used, or there is no resolver to ask.
+    """
+    strategy = options.default_tenant_strategy
+    if strategy is DefaultTenantStrategy.FIRST_USER_ORGANIZATION:
+        raise NotSupportedError(
+            f"{KEY}:DefaultTenantStrategy: FirstUserOrganization is not supported; use "
+            "LiteralDefault, or HostSupplied with a resolver of your own"
+        )
+    if strategy is DefaultTenantStrategy.HOST_SUPPLIED:
+        if resolver is None:
+            raise DefaultTenantError(
+                f"{KEY}:DefaultTenantStrategy is HostSupplied, and no resolver is registered; "
+                "register one (HostUpgrade(resolver=...); 'upgrade --host MODULE:ATTR'), or use "
+                "LiteralDefault"
+            )
+        return HostTenant(resolver)
+    slug, name = options.literal_default_tenant_slug, options.literal_default_tenant_name
+    try:
+        return NewTenant(check_identifier(slug), check_name(name))
+    except InvalidTenantError as error:
+        raise DefaultTenantError(
+            f"{KEY}:LiteralDefaultTenantSlug or LiteralDefaultTenantName cannot be used: {error}"
+        ) from None
+
+
+def step_names(host_steps: Sequence[UpgradeStep]) -> tuple[str, ...]:
+    """Return the names of all steps in their order.
+
+    Raises:
+        UpgradeError: two of the host's steps have one name, or a name cannot be used.
+    """
+    names = [DATABASE, DELIVERIES]
+    for step in host_steps:
+        if not _STEP_NAME.fullmatch(step.name):
+            raise UpgradeError(
+                f"the upgrade step {step.name!r} must have a name of 1 to 64 letters, digits, "
+                "'.', '_' and '-'"
+            )
+        name = f"{HOST_PREFIX}{step.name}"
+        if name in names:
+            raise UpgradeError(f"two upgrade steps have the name {step.name!r}: rename one")
+        names.append(name)
+    return tuple(names)
+
+
+def remaining_steps(steps: Sequence[str], marker: UpgradeMarker | None) -> Sequence[str]:
+    """Return the steps that are left, the one that was cut short first.
+
+    Raises:
+        UpgradeError: the step of the marker is not among ``steps``.
+    """
+    if marker is None:
+        return steps
+    if marker.state is UpgradeState.DONE:
+        return ()
+    if marker.step not in steps:
+        raise UpgradeError(
+            f"the upgrade stopped in the step {marker.step!r}, which is not registered now; start "
+            "it again with the same steps in the same order"
+        )
+    return steps[list(steps).index(marker.step) :]
+
+
+def begin(tenant_id: str, *, step: str, now: float) -> UpgradeMarker:
+    """Return the first marker: ``pending -> running``."""
+    return UpgradeMarker(state=UpgradeState.RUNNING, tenant_id=tenant_id, step=step, started_at=now)
+
+
+def enter(marker: UpgradeMarker, step: str) -> UpgradeMarker:
+    """Return the marker at the beginning of ``step``; in that step already, it stays."""
+    if marker.step == step:
+        return marker
+    return attrs.evolve(marker, step=step, position=None)
+
+
+def finish(marker: UpgradeMarker, *, now: float) -> UpgradeMarker:
+    """Return the marker of a finished upgrade: ``running -> done``."""
+    return attrs.evolve(marker, state=UpgradeState.DONE, position=None, finished_at=now)
+
+
+@attrs.frozen
+class UpgradeProgress:
+    """How far a step has come: ``done`` of ``total`` in ``unit``, counted from this run's start."""
+
+    step: str
+    done: int
+    total: int
+    unit: str = "rows"
+
+
+Report = Callable[[UpgradeProgress], None]
+
+
+@attrs.frozen(kw_only=True)
+class PlannedStep:
+    """What a step would do: so many rows, and a remark for people."""
+
+    step: str
+    rows: int
+    remark: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class UpgradePlan:
+    """What a run would do now; nothing was changed to find out.
+
+    ``tenant`` says in words which tenant takes the data, ``state`` where the upgrade stands.
+    """
+
+    state: UpgradeState
+    tenant: str
+    steps: Sequence[PlannedStep]
+
+
+@attrs.frozen(kw_only=True)
+class UpgradeResult:
+    """How a run ended.
+
+    ``done`` is what each step of this run did: the pages of the database that was copied, rows of
+    every other one. ``already_done`` says that the upgrade had finished before, ``seconds`` how
+    long this run took.
+    """
+
+    tenant_id: str
+    done: Mapping[str, int]
+    seconds: float
+    already_done: bool = False

@@ -1,0 +1,405 @@
+"""Runs the upgrade from a single tenant; what it does and in which order says :mod:`.upgrade`."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import attrs
+import filelock
+import trio
+
+from ..config import Settings
+from ..errors import (
+    NotQuiescentError,
+    SdkError,
+    SourceDatabaseError,
+    UpgradeError,
+    UpgradeInProgressError,
+    UpgradeTimedOutError,
+)
+from ..logs import get_logger
+from ..storage.data_directory import create_data_directory
+from ..storage.ports import Store
+from ..storage.tenant_records import Tenant
+from ..storage.upgrade_records import UpgradeMarker, UpgradeState
+from . import upgrade
+from .database_copier import copy_database, count_source, install, refuse_existing, remove_database
+from .database_opener import database_path, databases_directory
+from .default_tenant_finder import DefaultTenantFinder
+from .service import TenantService
+from .upgrade import (
+    DATABASE,
+    DELIVERIES,
+    HOST_PREFIX,
+    KEY,
+    HostTenant,
+    HostUpgrade,
+    NewTenant,
+    PlannedStep,
+    Quiescence,
+    Report,
+    UpgradePlan,
+    UpgradeProgress,
+    UpgradeResult,
+    UpgradeStep,
+)
+
+T = TypeVar("T")
+
+_log = get_logger("tenants")
+
+#: Deliveries that get their tenant in one transaction: some milliseconds of the store's writer.
+BATCH_DELIVERIES = 1000
+
+
+def _ignore(_progress: UpgradeProgress) -> None:
+    """Report to nobody."""
+
+
+class Upgrader:
+    """Moves what a single-tenant host has kept into the default tenant, once (spec 2.6).
+
+    Args:
+        settings: validated settings; ``multi_tenant`` and ``storage.path`` are used.
+        store: the open store.
+        tenants: the tenants of that store.
+        quiescence: the host's signal; it counts while ``RequireGracefulQuiescence`` is true.
+        host: the host's resolver and its own steps.
+        report: called with the progress, often, in Trio's thread.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        tenants: TenantService,
+        *,
+        quiescence: Quiescence,
+        host: HostUpgrade | None = None,
+        report: Report = _ignore,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._options = settings.multi_tenant.single_tenant_upgrade
+        self._directory = databases_directory(settings)
+        self._partial = self._directory / upgrade.PARTIAL_NAME
+        self._store = store
+        self._tenants = tenants
+        self._finder = DefaultTenantFinder(store.tenants, tenants)
+        self._quiescence = quiescence
+        self._host = host or HostUpgrade()
+        self._report = report
+        self._clock = clock
+        self._one_thread = trio.CapacityLimiter(1)
+
+    async def run_at_start(self) -> UpgradeResult | None:
+        """Run the upgrade on the first multi-tenant boot, unless ``EnableAutomaticUpgrade`` is off.
+
+        Then a warning says that it is pending, and None is returned. Otherwise as :meth:`run`.
+        """
+        if self._options.enable_automatic_upgrade:
+            return await self.run()
+        marker = await self._store.upgrade.marker()
+        if marker is None or marker.state is not UpgradeState.DONE:
+            _log.warning(
+                "upgrade.pending",
+                hint=f"{KEY}:EnableAutomaticUpgrade is false: run 'sdk-trio upgrade' in a "
+                "maintenance window",
+            )
+        return None
+
+    async def run(self) -> UpgradeResult:
+        """Run what is left of the upgrade; when it is done already, nothing happens.
+
+        Raises:
+            NotQuiescentError: the host has not signalled quiescence, or has withdrawn it.
+            NotSupportedError: the strategy is FirstUserOrganization.
+            DefaultTenantError: no default tenant can be resolved.
+            SourceDatabaseError: the single-tenant database cannot be copied; nothing was changed.
+            UpgradeInProgressError: another host runs it at this moment.
+            UpgradeTimedOutError: ``MaxRunDuration`` is over; the position is kept.
+            UpgradeError: a step failed; the position is kept.
+            StorageError: the store failed; the position is kept.
+
+        Cancelled, the batch in progress is finished and the position is kept; a copy in progress
+        is thrown away.
+        """
+        marker = await self._store.upgrade.marker()
+        if marker is not None and marker.state is UpgradeState.DONE:
+            return UpgradeResult(tenant_id=marker.tenant_id, done={}, seconds=0, already_done=True)
+        chosen = upgrade.choose_tenant(self._options, self._host.resolver)
+        names = upgrade.step_names(self._host.steps)
+        self._require_quiet()
+        run = _Run(trio.current_time())
+        with self._lock():
+            try:
+                with trio.move_on_after(self._options.max_run_duration.total_seconds()):
+                    return await self._run(run, chosen, names)
+            except BaseException as error:
+                _log.warning("upgrade.interrupted", **run.place, cause=type(error).__name__)
+                raise
+        # The batch that was cancelled is finished all the same: the store knows where that is.
+        run.marker = await self._store.upgrade.marker()
+        raise self._timed_out(run)
+
+    async def plan(self) -> UpgradePlan:
+        """Return what :meth:`run` would do now, with counts; nothing is changed.
+
+        Raises:
+            SdkError: what would keep :meth:`run` from beginning, apart from quiescence.
+        """
+        marker = await self._store.upgrade.marker()
+        if marker is not None and marker.state is UpgradeState.DONE:
+            tenant = await self._finder.describe_stored(marker.tenant_id)
+            return UpgradePlan(state=marker.state, tenant=tenant, steps=())
+        chosen = upgrade.choose_tenant(self._options, self._host.resolver)
+        names = upgrade.step_names(self._host.steps)
+        steps = []
+        for name in upgrade.remaining_steps(names, marker):
+            planned = await self._plan_step(name)
+            if planned is not None:
+                steps.append(planned)
+        if marker is None:
+            tenant = await self._finder.describe(chosen)
+            return UpgradePlan(state=UpgradeState.PENDING, tenant=tenant, steps=steps)
+        tenant = await self._finder.describe_stored(marker.tenant_id)
+        return UpgradePlan(state=marker.state, tenant=tenant, steps=steps)
+
+    # -- the run ---------------------------------------------------------------------------------
+
+    async def _run(
+        self, run: "_Run", chosen: NewTenant | HostTenant, names: tuple[str, ...]
+    ) -> UpgradeResult:
+        # Asked again, under the lock: another host may have finished since.
+        marker = await self._store.upgrade.marker()
+        run.marker = marker
+        if marker is None:
+            marker = await self._begin(run, chosen)
+        else:
+            _log.info("upgrade.resumed", step=marker.step, position=marker.position)
+        tenant = await self._tenants.get(marker.tenant_id)
+        for name in upgrade.remaining_steps(names, marker):
+            entered = upgrade.enter(marker, name)
+            if entered != marker:
+                await self._store.upgrade.save(entered)
+            run.marker = marker = entered
+            marker = await self._run_step(run, name, tenant, marker)
+        marker = upgrade.finish(marker, now=self._clock())
+        await self._store.upgrade.save(marker)
+        seconds = trio.current_time() - run.started
+        _log.info(
+            "upgrade.finished",
+            tenant=tenant.identifier,
+            tenant_id=tenant.id,
+            done=run.done,
+            seconds=round(seconds, 3),
+        )
+        return UpgradeResult(tenant_id=tenant.id, done=run.done, seconds=seconds)
+
+    async def _begin(self, run: "_Run", chosen: NewTenant | HostTenant) -> UpgradeMarker:
+        """Copy the database, then resolve the tenant, then write the marker: no trace before."""
+        _log.info("upgrade.started", quiescence=self._quiescence.reason)
+        source = self._source()
+        known = await self._finder.known(chosen)
+        if source is None:
+            remove_database(self._partial)
+        else:
+            if known is not None:
+                refuse_existing(database_path(self._directory, known.id))
+            run.done[DATABASE] = await self._copy(source)
+        try:
+            tenant = known or await self._finder.resolve(chosen)
+            if source is not None:
+                refuse_existing(database_path(self._directory, tenant.id))
+        except Exception:
+            remove_database(self._partial)
+            raise
+        marker = upgrade.begin(
+            tenant.id, step=DELIVERIES if source is None else DATABASE, now=self._clock()
+        )
+        await self._store.upgrade.save(marker)
+        return marker
+
+    async def _run_step(
+        self, run: "_Run", name: str, tenant: Tenant, marker: UpgradeMarker
+    ) -> UpgradeMarker:
+        if name == DATABASE:
+            await self._install(tenant, run)
+            return marker
+        if name == DELIVERIES:
+            return await self._assign(run, marker)
+        return await self._run_host_step(run, self._host_step(name), tenant, marker)
+
+    async def _install(self, tenant: Tenant, run: "_Run") -> None:
+        target = database_path(self._directory, tenant.id)
+        if not self._partial.exists() and not target.exists():
+            # Somebody has tidied up between two runs: the source is still there.
+            source = self._source()
+            if source is None:
+                raise SourceDatabaseError(
+                    f"the copy {self._partial} is gone, and so is the single-tenant database; "
+                    "put it back"
+                )
+            run.done[DATABASE] = await self._copy(source)
+        await self._in_thread(install, self._partial, target)
+
+    async def _assign(self, run: "_Run", marker: UpgradeMarker) -> UpgradeMarker:
+        total, done, last = await self._store.upgrade.count_unassigned(), 0, False
+        while not last:
+            self._require_quiet()
+            batch = await self._store.upgrade.assign_batch(marker, limit=BATCH_DELIVERIES)
+            run.marker = marker = batch.marker
+            last = batch.last
+            done += batch.rows
+            run.done[DELIVERIES] = done
+            self._report(UpgradeProgress(DELIVERIES, done, total))
+        return marker
+
+    async def _run_host_step(
+        self, run: "_Run", step: UpgradeStep, tenant: Tenant, marker: UpgradeMarker
+    ) -> UpgradeMarker:
+        name = marker.step
+        with _step_errors(step):
+            total = await step.count()
+        done, last = 0, False
+        while not last:
+            self._require_quiet()
+            with _step_errors(step):
+                batch = await step.run_batch(tenant, marker.position)
+            if not batch.last and batch.position == marker.position:
+                raise UpgradeError(
+                    f"the upgrade step {step.name!r} does not move on from {batch.position!r}: a "
+                    "batch that is not the last one must return another position"
+                )
+            last = batch.last
+            done += batch.rows
+            run.done[name] = done
+            marker = attrs.evolve(marker, position=batch.position)
+            await self._store.upgrade.save(marker)
+            run.marker = marker
+            self._report(UpgradeProgress(name, done, total))
+        return marker
+
+    # -- the database -------------------------------------------------------------
+
+    def _source(self) -> Path | None:
+        """Return the single-tenant database, or None if there is none.
+
+        Raises:
+            SourceDatabaseError: the settings name one, and it does not exist.
+        """
+        named = self._options.source_database
+        source = self._directory / upgrade.SOURCE_NAME if named is None else Path(named)
+        if source.exists():
+            return source
+        if named is None:
+            return None
+        raise SourceDatabaseError(
+            f"{KEY}:SourceDatabase: there is no file {source.absolute()}; correct the path, or "
+            "remove the key if there is no database to copy; nothing was changed"
+        )
+
+    async def _copy(self, source: Path) -> int:
+        def progress(done: int, total: int) -> None:
+            update = UpgradeProgress(DATABASE, done, total, unit="pages")
+            trio.from_thread.run_sync(self._report, update)
+
+        pause = trio.from_thread.check_cancelled
+        return await self._in_thread(copy_database, source, self._partial, pause, progress)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        return await trio.to_thread.run_sync(function, *arguments, limiter=self._one_thread)
+
+    # -- planning --------------------------------------------------------------------------------
+
+    async def _plan_step(self, name: str) -> PlannedStep | None:
+        if name == DELIVERIES:
+            return PlannedStep(step=name, rows=await self._store.upgrade.count_unassigned())
+        if name != DATABASE:
+            step = self._host_step(name)
+            with _step_errors(step):
+                return PlannedStep(step=name, rows=await step.count())
+        source = self._source()
+        if source is None:
+            await trio.lowlevel.checkpoint()
+            return None
+        counts = await self._in_thread(count_source, source, trio.from_thread.check_cancelled)
+        remark = f"{source}: {counts.tables} tables, {counts.bytes} bytes"
+        return PlannedStep(step=name, rows=counts.rows, remark=remark)
+
+    # -- conditions ------------------------------------------------------------------------------
+
+    def _host_step(self, name: str) -> UpgradeStep:
+        return next(s for s in self._host.steps if f"{HOST_PREFIX}{s.name}" == name)
+
+    def _require_quiet(self) -> None:
+        if self._options.require_graceful_quiescence and self._quiescence.reason is None:
+            raise NotQuiescentError(
+                "the upgrade needs a host that is quiet, and it has not signalled that: stop its "
+                "work and call Quiescence.signal(), run 'sdk-trio upgrade' while it is stopped, or "
+                f"set {KEY}:RequireGracefulQuiescence to false; the position is kept"
+            )
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        directory = create_data_directory(self._directory)
+        lock = filelock.FileLock(directory / upgrade.LOCK_NAME, thread_local=False)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise UpgradeInProgressError(
+                f"another process runs the upgrade in {directory}: wait until it has finished, "
+                "then start again"
+            ) from None
+        except OSError as error:
+            raise UpgradeError(
+                f"{directory} cannot be locked ({error.strerror}); make it writable for this user"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _timed_out(self, run: "_Run") -> UpgradeTimedOutError:
+        return UpgradeTimedOutError(
+            f"the upgrade did not finish within {KEY}:MaxRunDuration "
+            f"({self._options.max_run_duration}); it stands at {run.described}. Start again to go "
+            "on from there, with a longer MaxRunDuration if it stopped while copying the database"
+        )
+
+
+@attrs.define
+class _Run:
+    """What one run has done so far."""
+
+    started: float
+    marker: UpgradeMarker | None = None
+    done: dict[str, int] = attrs.Factory(dict)
+
+    @property
+    def place(self) -> dict[str, str | None]:
+        if self.marker is None:
+            return {"step": DATABASE, "position": None}
+        return {"step": self.marker.step, "position": self.marker.position}
+
+    @property
+    def described(self) -> str:
+        position = self.place["position"]
+        at = "its beginning" if position is None else f"position {position}"
+        return f"the step {self.place['step']!r}, {at}"
+
+
+@contextmanager
+def _step_errors(step: UpgradeStep) -> Iterator[None]:
+    """Name the step in what it raises; errors that are worded for people stay as they are."""
+    try:
+        yield
+    except SdkError:
+        raise
+    except Exception as error:
+        raise UpgradeError(
+            f"the upgrade step {step.name!r} failed: {type(error).__name__}: {error}; the position "
+            "is kept"
+        ) from error

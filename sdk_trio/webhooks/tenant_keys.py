@@ -1,0 +1,76 @@
+"""The keys of a tenant's own webhook secrets (spec 4.1 and 5).
+
+What a sender claims before it is verified chooses a key here, and nothing else. A delivery that
+claims a tenant is tried with that tenant's secrets and the host's, never with another tenant's.
+"""
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..config.options import KeyDerivation, Secret
+from ..errors import OptionsValidationError
+from ..events import Envelope, organization_of
+from ..logs import get_logger
+from ..storage.tenant_records import Tenant
+from ..tenants.identity import is_organization_id
+from .signature import Keyring
+
+if TYPE_CHECKING:
+    from ..tenants.tenancy import Tenancy
+
+_log = get_logger("webhooks")
+
+#: How many tenants' keys are kept prepared.
+CAPACITY = 1024
+
+
+class TenantKeys:
+    """Finds the tenant that a delivery claims, and the keys that would prove it."""
+
+    def __init__(self, tenancy: "Tenancy", derivation: KeyDerivation) -> None:
+        self._tenancy = tenancy
+        self._derivation = derivation
+        self._prepared: OrderedDict[tuple[Secret, ...], Keyring | None] = OrderedDict()
+
+    async def claimed(self, envelope: Envelope) -> Tenant | None:
+        """Return the tenant whose organization the envelope names, or None.
+
+        Raises:
+            StoreUnavailableError: the store cannot say.
+        """
+        await trio.lowlevel.checkpoint()
+        organization_id = organization_of(envelope)
+        if organization_id is None or not is_organization_id(organization_id):
+            return None
+        return await self._tenancy.service.find_by_organization(organization_id)
+
+    async def keyring(self, tenant: Tenant) -> Keyring | None:
+        """Return the keys of the tenant's secrets as they are now; None when it has none."""
+        if not tenant.credentials.webhook_secrets:
+            await trio.lowlevel.checkpoint()
+            return None
+        secrets = await self._tenancy.credentials.webhook_secrets(tenant)
+        if secrets not in self._prepared:
+            self._prepared[secrets] = self._prepare(tenant, secrets)
+            if len(self._prepared) > CAPACITY:
+                self._prepared.popitem(last=False)
+        self._prepared.move_to_end(secrets)
+        return self._prepared[secrets]
+
+    def _prepare(self, tenant: Tenant, secrets: tuple[Secret, ...]) -> Keyring | None:
+        usable = []
+        for number, secret in enumerate(secrets, start=1):
+            try:
+                Keyring.from_secrets([secret], self._derivation)
+            except OptionsValidationError as error:
+                _log.error(
+                    "tenant.secret_unusable",
+                    tenant=tenant.identifier,
+                    number=number,
+                    error=error.problems[0].message,
+                )
+            else:
+                usable.append(secret)
+        return Keyring.from_secrets(usable, self._derivation) if usable else None

@@ -1,0 +1,75 @@
+"""What the upgrade asks of a store, the same of every store."""
+
+import attrs
+import pytest
+import trio
+from support.single_tenant import deliver
+
+from sdk_trio.config import Settings
+from sdk_trio.storage import open_store
+from sdk_trio.storage.records import NewDelivery
+from sdk_trio.storage.upgrade_records import UpgradeMarker, UpgradeState
+
+
+@pytest.fixture(params=["Memory", "Sqlite"])
+async def store(request, tmp_path):
+    settings = Settings.from_mapping(
+        {"Storage:Backend": request.param, "Storage:Path": str(tmp_path)},
+        standalone=True,
+        receiver=False,
+    )
+    async with open_store(settings, owner="here") as opened:
+        yield opened
+
+
+MARKER = UpgradeMarker(state=UpgradeState.RUNNING, tenant_id="t", step="deliveries", started_at=1.5)
+
+
+async def test_there_is_one_marker_and_the_last_one_counts(store):
+    assert await store.upgrade.marker() is None
+    await store.upgrade.save(MARKER)
+    done = attrs.evolve(MARKER, state=UpgradeState.DONE, position="7", finished_at=2.5)
+    await store.upgrade.save(done)
+    assert await store.upgrade.marker() == done
+
+
+async def test_batches_pass_over_every_delivery_once_and_leave_those_of_other_tenants(store):
+    await deliver(store, 10)
+    other = NewDelivery("other", "order.paid", b"{}", 1, 1.0, tenant_id="another")
+    await store.inbox.accept(other, leased=False)
+    await deliver(store, 10, first=10)
+    assert await store.upgrade.count_unassigned() == 20
+    marker, rows, batches = MARKER, 0, 0
+    while True:
+        assigned = await store.upgrade.assign_batch(marker, limit=8)
+        marker, rows, batches = assigned.marker, rows + assigned.rows, batches + 1
+        assert await store.upgrade.marker() == marker
+        assert await store.upgrade.count_unassigned() == 20 - rows
+        if assigned.last:
+            break
+    assert (rows, batches) == (20, 3)
+    records = await store.inbox.find(limit=50)
+    assert {r.webhook_id for r in records if r.tenant_id != "t"} == {"other"}
+
+
+async def test_a_batch_of_nothing_is_the_last_one(store):
+    assigned = await store.upgrade.assign_batch(MARKER, limit=5)
+    assert (assigned.rows, assigned.last, assigned.marker) == (0, True, MARKER)
+
+
+async def test_deliveries_that_came_in_two_batches_exactly_end_with_an_empty_one(store):
+    await deliver(store, 4)
+    first = await store.upgrade.assign_batch(MARKER, limit=4)
+    assert (first.rows, first.last) == (4, False)
+    second = await store.upgrade.assign_batch(first.marker, limit=4)
+    assert (second.rows, second.last) == (0, True)
+
+
+async def test_a_cancelled_batch_is_whole_or_not_there(store):
+    await deliver(store, 9)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await store.upgrade.assign_batch(MARKER, limit=9)
+    marker = await store.upgrade.marker()
+    expected = 9 if marker is None else 0
+    assert await store.upgrade.count_unassigned() == expected

@@ -1,0 +1,35 @@
+"""An event loop that synchronous code can call into."""
+
+import queue
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+
+class Loop:
+    """A Trio event loop in a thread, so that Hypothesis's synchronous rules can call into it."""
+
+    def __init__(self) -> None:
+        started: queue.Queue[trio.lowlevel.TrioToken] = queue.Queue()
+
+        async def main() -> None:
+            self._stop = trio.Event()
+            started.put(trio.lowlevel.current_trio_token())
+            await self._stop.wait()
+
+        self._thread = threading.Thread(target=trio.run, args=(main,))
+        self._thread.start()
+        self._token = started.get(timeout=10)
+
+    def __call__(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        async def bounded() -> Any:
+            with trio.fail_after(20):
+                return await call()
+
+        return trio.from_thread.run(bounded, trio_token=self._token)
+
+    def stop(self) -> None:
+        trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
+        self._thread.join(10)

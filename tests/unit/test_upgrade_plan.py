@@ -1,0 +1,123 @@
+"""The upgrade's plan: which tenant, which steps, and where a run goes on."""
+
+import re
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdk_trio.config.choices import DefaultTenantStrategy
+from sdk_trio.config.tenant_options import SingleTenantUpgradeOptions
+from sdk_trio.errors import DefaultTenantError, NotSupportedError, UpgradeError
+from sdk_trio.storage.upgrade_records import UpgradeState
+from sdk_trio.tenants.identity import is_tenant_id
+from sdk_trio.tenants.upgrade import (
+    HostTenant,
+    NewTenant,
+    begin,
+    choose_tenant,
+    enter,
+    finish,
+    remaining_steps,
+    step_names,
+)
+
+
+@attrs.frozen
+class Named:
+    name: str
+
+
+def options(**changes):
+    return SingleTenantUpgradeOptions(**changes)
+
+
+def test_the_default_is_a_tenant_of_the_literal_name():
+    assert choose_tenant(options(), None) == NewTenant("default", "Default Tenant")
+
+
+def test_the_strategy_of_the_specification_that_is_not_supported():
+    strategy = DefaultTenantStrategy.FIRST_USER_ORGANIZATION
+    with pytest.raises(NotSupportedError, match="use LiteralDefault, or HostSupplied"):
+        choose_tenant(options(default_tenant_strategy=strategy), None)
+
+
+def test_host_supplied_is_the_resolver_or_an_error_that_says_how_to_register_one():
+    chosen = options(default_tenant_strategy=DefaultTenantStrategy.HOST_SUPPLIED)
+    resolver = object()
+    assert choose_tenant(chosen, resolver) == HostTenant(resolver)
+    with pytest.raises(DefaultTenantError, match="no resolver is registered"):
+        choose_tenant(chosen, None)
+
+
+@given(st.text(alphabet="abz059-A_ .ä\n", max_size=66) | st.text(max_size=10))
+def test_a_slug_is_lowercase_letters_digits_and_hyphens_1_to_64_no_hyphen_at_either_end(slug):
+    allowed = re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?", slug) and not is_tenant_id(slug)
+    try:
+        chosen = choose_tenant(options(literal_default_tenant_slug=slug), None)
+    except DefaultTenantError:
+        assert not allowed
+    else:
+        assert allowed
+        assert chosen == NewTenant(slug, "Default Tenant")
+
+
+@pytest.mark.parametrize("length", [1, 64])
+def test_the_lengths_that_a_slug_may_just_have(length):
+    choose_tenant(options(literal_default_tenant_slug="a" * length), None)
+
+
+@pytest.mark.parametrize("slug", ["", "a" * 65, "-a", "a-", "a\n"])
+def test_the_slugs_that_just_may_not(slug):
+    with pytest.raises(DefaultTenantError, match="LiteralDefaultTenantSlug"):
+        choose_tenant(options(literal_default_tenant_slug=slug), None)
+
+
+@pytest.mark.parametrize("name", ["", "  ", "two\nlines"])
+def test_the_names_that_may_not(name):
+    with pytest.raises(DefaultTenantError, match="LiteralDefaultTenantName"):
+        choose_tenant(options(literal_default_tenant_name=name), None)
+
+
+def test_the_hosts_steps_come_after_our_own_in_their_order():
+    assert step_names([Named("b"), Named("a")]) == ("database", "deliveries", "host:b", "host:a")
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("",), ("a b",), ("a" * 65,)])
+def test_the_hosts_steps_have_names_of_their_own(names):
+    with pytest.raises(UpgradeError):
+        step_names([Named(name) for name in names])
+
+
+@given(
+    st.lists(st.sampled_from("abcdef"), unique=True, max_size=5),
+    st.lists(st.integers(0, 12), max_size=30),
+)
+def test_every_step_ends_once_in_its_order_however_often_a_run_is_cut_short(names, lengths):
+    """``lengths``: how many moves (enter, batch, end of a step) each run makes before it dies."""
+    steps = step_names([Named(name) for name in names])
+    batches = 3
+    marker, ended = None, []
+    for length in [*lengths, 10_000]:
+        moves = iter(range(length))
+        for step in remaining_steps(steps, marker):
+            if next(moves, None) is None:
+                break
+            marker = enter(marker or begin("t", step=step, now=0.0), step)
+            while int(marker.position or 0) < batches and next(moves, None) is not None:
+                marker = attrs.evolve(marker, position=str(int(marker.position or 0) + 1))
+            if int(marker.position or 0) < batches:
+                break
+            if step not in ended:
+                ended.append(step)
+    assert ended == list(steps)
+    assert marker is not None
+    done = finish(marker, now=5.0)
+    assert (done.state, done.finished_at) == (UpgradeState.DONE, 5.0)
+    assert remaining_steps(steps, done) == ()
+
+
+def test_a_marker_of_a_step_that_is_gone_is_an_error_that_names_it():
+    with pytest.raises(UpgradeError, match="'host:gone', which is not registered"):
+        remaining_steps(step_names([]), begin("t", step="host:gone", now=0.0))
