@@ -161,7 +161,7 @@ class SqliteInbox:
 
     async def known(self, webhook_ids: Sequence[str]) -> frozenset[str]:
         """See :meth:`.ports.Inbox.known`."""
-        return await self._read(lambda c: reader.known(c, tuple(webhook_ids)))
+        return await self._queries.run(lambda c: reader.known(c, tuple(webhook_ids)))
 
     async def attempts(self, webhook_id: str) -> Sequence[AttemptRecord]:
         """See :meth:`.ports.Inbox.attempts`."""
@@ -205,7 +205,7 @@ class SqliteInbox:
 
     async def read_checkpoint(self, name: str) -> str | None:
         """See :meth:`.ports.Inbox.read_checkpoint`."""
-        return await self._read(lambda c: reader.read_checkpoint(c, name))
+        return await self._queries.run(lambda c: reader.read_checkpoint(c, name))
 
     async def write_checkpoint(self, name: str, value: str | None) -> None:
         """See :meth:`.ports.Inbox.write_checkpoint`."""

@@ -45,6 +45,7 @@ class Services(Generic[ClientType]):
                 "full stack, with Sdk:AccessToken and without standalone"
             )
         return self._client
+
     _tenancy: "Tenancy | None" = attrs.field(default=None, repr=False)
 
     @property

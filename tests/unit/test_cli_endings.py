@@ -153,9 +153,9 @@ def test_run_shows_full_detail_in_development(command_line):
 
 def test_run_refuses_parts_of_later_versions(command_line, monkeypatch):
     monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
-    answer = command_line("run", "--standalone", "--set", "Sdk:MultiTenant:Enabled=true")
+    answer = command_line("run", "--standalone", "--set", "Sdk:Relay:Enabled=true")
     assert answer.status == 78
-    assert "Sdk:MultiTenant:Enabled: not in this version" in answer.err
+    assert "Sdk:Relay:Enabled: not in this version" in answer.err
 
 
 @pytest.mark.parametrize("command", [["run", "--standalone"], ["dev"]])
