@@ -33,6 +33,21 @@ def _render_for_stdlib(_logger: Any, _method: str, event: Any) -> Any:
     return (message,), {"extra": {"sdk": (name, event)}, "exc_info": exc_info}
 
 
+class _Logger(structlog.stdlib.BoundLogger):
+    """Asks for the level before anything else: on the way of a delivery most events are unwanted.
+
+    structlog itself would assemble each event before it learns that nobody wants it.
+    """
+
+    def debug(self, event: str | None = None, *args: Any, **fields: Any) -> Any:
+        if self._logger.isEnabledFor(logging.DEBUG):
+            super().debug(event, *args, **fields)
+
+    def info(self, event: str | None = None, *args: Any, **fields: Any) -> Any:
+        if self._logger.isEnabledFor(logging.INFO):
+            super().info(event, *args, **fields)
+
+
 def get_logger(domain: str) -> structlog.stdlib.BoundLogger:
     """Return the logger of ``domain`` (``webhooks``, ...); a disabled level costs little."""
     return cast(
@@ -40,7 +55,7 @@ def get_logger(domain: str) -> structlog.stdlib.BoundLogger:
         structlog.wrap_logger(
             logging.getLogger(f"{ROOT}.{domain}"),
             processors=[structlog.stdlib.filter_by_level, _render_for_stdlib],
-            wrapper_class=structlog.stdlib.BoundLogger,
+            wrapper_class=_Logger,
             cache_logger_on_first_use=True,
         ),
     )

@@ -62,7 +62,7 @@ class Arrival:
 class _Flight:
     """An inline run of one webhook id, and the deliveries of the same id that wait for it."""
 
-    settled: trio.Event = attrs.Factory(trio.Event)
+    settled: trio.Event | None = None  # made by the first one that waits: hardly any run has one
     answer: Answer | None = None
 
 
@@ -117,9 +117,12 @@ class Dispatcher:
             return flight.answer
         finally:
             del self._flights[webhook_id]
-            flight.settled.set()
+            if flight.settled is not None:
+                flight.settled.set()
 
     async def _wait_for(self, flight: _Flight) -> Answer:
+        if flight.settled is None:
+            flight.settled = trio.Event()
         with trio.move_on_after(self._inline_timeout):
             await flight.settled.wait()
         self._counters.count("duplicate")
