@@ -39,7 +39,7 @@ BODY_SECONDS = 10.0
 
 #: The ASGI extension of a server that has read the whole body, within its own limits of time,
 #: before it calls the application: the first message is all of it and comes at once.
-WHOLE_BODY = "sdk_trio.whole_body"
+COMPLETE_BODY = "sdk_trio.complete_body"
 
 #: What a sender is asked to wait, in seconds, while the receiver starts, stops or has no store.
 UNAVAILABLE_RETRY_SECONDS = 5.0
@@ -135,7 +135,7 @@ class Receiver:
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | Answer | None:
         """Return the body; an answer if it is too large or too slow; None if the sender left."""
-        if WHOLE_BODY in scope.get("extensions", ()):
+        if COMPLETE_BODY in scope.get("extensions", ()):
             # Nothing to wait for, so no deadline either: it would cost a tenth of a delivery.
             body: bytes = (await receive())["body"]
             if len(body) > self._limit:
