@@ -57,24 +57,35 @@ def table(runs: Runs, servers: Sequence[Server]) -> str:
 
 
 def goals(runs: Runs) -> str:
-    """The goals of the project and what this run says of them, as Markdown."""
-    rows = [
-        ("inline / FastAPI", ratios(runs, ("inline", "rate"), (REFERENCE, "rate")), ">= 3"),
-        ("inline / node", ratios(runs, ("inline", "rate"), ("node", "rate")), ">= 1.2"),
-        ("inline / minimal", ratios(runs, ("inline", "rate"), ("minimal", "rate")), ">= 0.9"),
-        ("inline / stock hypercorn", ratios(runs, ("inline", "rate"), ("stock", "rate")), ">= 9"),
-        ("durable enqueue / FastAPI", ratios(runs, ("durable", "rate"), (REFERENCE, "rate")), ">= 1.8"),
-        ("durable to done / FastAPI", ratios(runs, ("durable", "done_rate"), (REFERENCE, "rate")), ">= 1"),
-        ("CPU: FastAPI / inline", ratios(runs, (REFERENCE, "cpu_us"), ("inline", "cpu_us")), ">= 3"),
-        ("CPU: node / inline", ratios(runs, ("node", "cpu_us"), ("inline", "cpu_us")), ">= 1.2"),
-        ("CPU: minimal / inline", ratios(runs, ("minimal", "cpu_us"), ("inline", "cpu_us")), ">= 0.9"),
-        ("CPU: stock hypercorn / inline", ratios(runs, ("stock", "cpu_us"), ("inline", "cpu_us")), ">= 9"),
-        ("p50 durable - inline, ms", _differences(runs, "p50_ms", "durable", "inline"), "<= 1"),
-        ("idle memory, MB", column(runs, "inline", "idle_mb"), "<= 40"),
-        ("first 200 / FastAPI", ratios(runs, ("inline", "start_ms"), (REFERENCE, "start_ms")), "<= 0.7"),
-    ]  # fmt: skip
-    lines = ["| what | median (range) | goal |", "|---|---|---|"]
-    lines += [f"| {what} | {spread(values)} | {goal} |" for what, values, goal in rows]
+    """The goals of the project and what this run says of them, as Markdown.
+
+    ``by rate`` is what one core delivers. ``by CPU`` compares CPU time per delivery: it says the
+    same where every server was saturated, and still holds where a neighbour took the core away.
+    """
+    lines = ["| what | by rate | by CPU | goal |", "|---|---|---|---|"]
+    for what, one, other, goal in (
+        ("inline to FastAPI", "inline", REFERENCE, ">= 3"),
+        ("inline to node", "inline", "node", ">= 1.2"),
+        ("inline to the limit", "inline", "minimal", ">= 0.9"),
+        ("inline to stock hypercorn", "inline", "stock", ">= 9"),
+        ("durable enqueue to FastAPI", "durable", REFERENCE, ">= 1.8"),
+    ):
+        by_rate = ratios(runs, (one, "rate"), (other, "rate"))
+        by_cpu = ratios(runs, (other, "cpu_us"), (one, "cpu_us"))
+        lines.append(f"| {what} | {spread(by_rate)} | {spread(by_cpu)} | {goal} |")
+    done = (
+        ratios(runs, ("durable", "done_rate"), (REFERENCE, "rate")),
+        ratios(runs, (REFERENCE, "cpu_us"), ("durable", "done_cpu_us")),
+    )
+    start = ratios(runs, ("inline", "start_ms"), (REFERENCE, "start_ms"))
+    added = _differences(runs, "p50_ms", "durable", "inline")
+    memory = column(runs, "inline", "idle_mb")
+    lines += [
+        f"| durable to done to FastAPI | {spread(done[0])} | {spread(done[1])} | >= 1 |",
+        f"| p50 added by durability, ms | {spread(added)} | | <= 1 |",
+        f"| idle memory, MB | {spread(memory, 0)} | | <= 40 |",
+        f"| exec to first 200, to FastAPI | {spread(start)} | | <= 0.7 |",
+    ]
     return "\n".join(lines)
 
 

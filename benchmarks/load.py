@@ -33,9 +33,7 @@ def body(size: int = 2048) -> bytes:
         "customer": {"id": "c-1", "email": "ada@example.com", "name": "Ada Example"},
         "product_id": "p-1",
         "subscription_id": "s-1",
-        "items": [
-            {"product_id": "p-1", "label": "Studio Plan", "amount": 2400, "currency": "eur"}
-        ],
+        "items": [{"product_id": "p-1", "label": "Studio Plan", "amount": 2400, "currency": "eur"}],
         "metadata": {},
         "created_at": "2026-01-02T03:04:05Z",
     }

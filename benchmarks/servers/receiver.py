@@ -1,7 +1,7 @@
 """Our receiver as it is meant to be used: verification, typed event, handler.
 
-Arguments: PORT, then ``inline`` (memory), ``stock`` (the same without the fast path), or ``durable``
-(SQLite, answered after the commit). The number of handled events is kept in the eight bytes of the
+Arguments: PORT, then ``inline`` (memory), ``stock`` (the same without the fast path), or
+``durable`` (SQLite, answered after the commit). The number of handled events is kept in the eight bytes of the
 file that ``BENCHMARK_HANDLED`` names, for "durable to done".
 """
 
@@ -29,7 +29,10 @@ async def handle(event: OrderPaidEvent) -> None:
 
 async def publish(runtime: sdk_trio.Runtime) -> None:
     """Let the benchmark see how many events are done."""
-    with open(os.environ["BENCHMARK_HANDLED"], "r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
+    with (
+        open(os.environ["BENCHMARK_HANDLED"], "r+b") as file,
+        mmap.mmap(file.fileno(), 8) as shared,
+    ):
         while True:
             shared[:] = struct.pack("<Q", runtime.receiver.counters.values.get("handled", 0))
             await trio.sleep(0.05)
