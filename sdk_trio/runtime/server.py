@@ -125,6 +125,8 @@ class Server:
                     task_status.started(tuple(_url(sock, scheme) for sock in sockets))
                     await self._stop_wanted.wait()
                     accepting.cancel_scope.cancel()
+                for sock in sockets:
+                    sock.close()
                 # Idle connections close now; requests in progress have until the deadline.
                 connections.cancel_scope.deadline = trio.current_time() + self._graceful_seconds
                 await self._context.terminated.set()
