@@ -84,6 +84,7 @@ def _encode(
     connection: list[bytes] = []
     length: int | None = None
     chunked = False
+    bodiless = status in (204, 304)  # these end with their head, whatever it says
     for name, value in headers:
         name, value = _checked(name, value)
         match name.lower():
@@ -94,15 +95,18 @@ def _encode(
                     lines.append((name, value))
                 length = int(value)
             case b"transfer-encoding":
-                if value.lower() != b"chunked":
+                if chunked or value.lower() != b"chunked":
                     raise AnswerError(f"a transfer coding that is not supported: {value!r}")
                 chunked = True
+                if bodiless:
+                    lines.append((name, value.lower()))
             case b"connection":
                 connection += [token.strip() for token in value.lower().split(b",")]
             case _:
                 lines.append((name, value))
     close = close or b"close" in connection
-    if chunked or length is None:
+    framing = Framing.NO_BODY
+    if not bodiless and (chunked or length is None):
         # The chunked coding overrides a length. HEAD is told what GET would be.
         lines = [pair for pair in lines if pair[0].lower() != b"content-length"]
         if request.version == "1.1":
@@ -110,9 +114,9 @@ def _encode(
             framing = Framing.CHUNKED
         else:
             framing, close = Framing.CLOSE, True
-    else:
+    elif not bodiless:
         framing = Framing.LENGTH
-    if request.method == "HEAD" or status in (204, 304):
+    if request.method == "HEAD":
         framing = Framing.NO_BODY
     if close:
         connection = [token for token in connection if token not in (b"close", b"keep-alive")]

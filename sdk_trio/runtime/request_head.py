@@ -73,6 +73,9 @@ def parse_head(data: bytes, limits: Limits) -> RequestHead:
         raise RequestError(505, "the version of HTTP is not supported")
     if match.end(2) > limits.request_line_bytes:
         raise RequestError(414, "the request line is too long")
+    if method == b"CONNECT":
+        # The bytes after an answer of 2xx would belong to a tunnel, which nobody here serves.
+        raise RequestError(501, "CONNECT is not supported")
     lines = fields.split(b"\r\n")
     lines.pop()
     if len(lines) > limits.headers:
@@ -82,10 +85,12 @@ def parse_head(data: bytes, limits: Limits) -> RequestHead:
     for line in lines:
         name, _, value = line.partition(b":")
         name = name.lower()
-        pair = (name, value.strip(b" \t"))
-        headers.append(pair)
+        value = value.strip(b" \t")
         if name in _DECISIVE:
-            decisive.append(pair)
+            if name == b"transfer-encoding":
+                value = value.lower()  # so that the application is given it as h11 gives it
+            decisive.append((name, value))
+        headers.append((name, value))
     # The method is decoded as hypercorn does it: "post" is POST.
     return _decide(method.decode("ascii").upper(), target, minor == b"1", headers, decisive)
 
@@ -112,7 +117,7 @@ def _decide(
             length = int(value)
         elif name == b"transfer-encoding":
             codings += 1
-            if value.lower() != b"chunked":
+            if value != b"chunked":
                 raise RequestError(501, "the transfer coding is not supported")
         elif name == b"connection":
             if b"close" in _tokens(value):
