@@ -195,6 +195,10 @@ class MemoryInbox:
     async def start(self, webhook_id: str, *, now: float) -> None:
         """See :meth:`.ports.Inbox.start`. Nothing while another owner holds a live lease."""
         await self._begin()
+        self.begin(webhook_id, now=now)
+
+    def begin(self, webhook_id: str, *, now: float) -> None:
+        """See :meth:`.ports.Inbox.begin`."""
         row = self._rows.by_id.get(webhook_id)
         if row is None or row.record.state not in UNFINISHED:
             return

@@ -194,17 +194,23 @@ class Dispatcher:
 
     # -- queued ------------------------------------------------------------------------------
 
-    async def run_queued(self, arrival: Arrival, *, attempt: int) -> Outcome:
+    async def run_queued(self, arrival: Arrival, *, attempt: int, fresh: bool = False) -> Outcome:
         """Run an event of the queue as run number ``attempt``; record and return its outcome.
 
         The start is durable before the handler runs, so that an event which kills the process is
-        counted. When the store fails, the outcome is held and written as soon as it can be.
+        counted. Only the first run of a ``fresh`` event, which this process has just accepted,
+        does not wait for that: see docs/adr/0006-first-start-is-not-waited-for.md. When the store fails, the outcome is held and written as soon as it can be.
         Cancelled, an unfinished event is released and the attempt does not count.
         """
         delivery = arrival.delivery
         outcome: Outcome = Released()
         try:
-            await self._insist(lambda: self._inbox.start(delivery.webhook_id, now=self._clock()))
+            if fresh:
+                self._inbox.begin(delivery.webhook_id, now=self._clock())
+            else:
+                await self._insist(
+                    lambda: self._inbox.start(delivery.webhook_id, now=self._clock())
+                )
             outcome = finished = await self._run_to_outcome(arrival, attempt)
             await self._insist(
                 lambda: self._inbox.finish(delivery.webhook_id, finished, now=self._clock())
