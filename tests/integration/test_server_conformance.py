@@ -176,9 +176,10 @@ async def test_204_has_no_body(fast):
 
 @both
 @pytest.mark.parametrize("path", [b"/fail", b"/nothing", b"/split-header"])
-async def test_an_application_that_fails_is_an_empty_500_and_the_end(fast, path, caplog):
+async def test_an_application_that_fails_is_an_empty_500_and_the_end(fast, path):
     async with http_server(fast) as server:
-        answer = await server.exchange(get(path) + get(), half_close=False)
+        # Hypercorn may reset a connection on which more was sent, so that its answer is lost.
+        answer = await server.exchange(get(path) + get() * fast, half_close=False)
         assert statuses(answer) == [500]
         assert answer.endswith(b"\r\n\r\n")
         assert b"set-cookie" not in answer
@@ -340,6 +341,8 @@ async def test_a_task_that_is_left_behind_does_not_take_the_next_request():
             for path in (b"/1", b"/2"):
                 await wire.send(get(path))
                 assert (await wire.answer()).status == 204
+        while len(left) < 2:
+            await trio.sleep(0.005)
         assert [path for path, _ in left] == ["/1", "/2"]
         assert {message["type"] for _, message in left} == {"http.disconnect"}
 
