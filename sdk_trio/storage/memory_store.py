@@ -26,7 +26,7 @@ from .admission import (
     Terms,
     standing_of,
 )
-from .memory_rows import Deliveries, Row
+from .memory_rows import Deliveries, Row, done_at
 from .records import (
     UNFINISHED,
     Admission,
@@ -222,7 +222,9 @@ class MemoryInbox:
         change: dict[str, Any]
         match outcome:
             case Done():
-                change = {"state": DeliveryState.DONE, "finished_at": now}
+                # Every delivery's end: spelt out, it takes half the time of evolve.
+                self._write(row, done_at(before, now))
+                return
             case Retry(at, error):
                 self._keep_failure(row, error, now)
                 change = {

@@ -199,8 +199,9 @@ class Dispatcher:
 
         The start is durable before the handler runs, so that an event which kills the process is
         counted. Only the first run of a ``fresh`` event, which this process has just accepted,
-        does not wait for that: see docs/adr/0006-first-start-is-not-waited-for.md. When the store fails, the outcome is held and written as soon as it can be.
-        Cancelled, an unfinished event is released and the attempt does not count.
+        does not wait for that: see docs/adr/0006-first-start-is-not-waited-for.md. When the store
+        fails, the outcome is held and written as soon as it can be. Cancelled, an unfinished event
+        is released and the attempt does not count.
         """
         delivery = arrival.delivery
         outcome: Outcome = Released()
