@@ -36,6 +36,7 @@ class Exchange:
         "_connection",
         "_head",
         "_left",
+        "_patience",
         "_started",
         "_to_send",
         "_waiting_for_continue",
@@ -48,6 +49,7 @@ class Exchange:
         self._left = head.length
         self._chunked = ChunkedBody() if head.length is None else None
         self._waiting_for_continue = head.expects_continue
+        self._patience = connection.limits.body_seconds
         self._body_ended = False  # the application has been given all of it
         self._answer: AnswerHead | None = None
         self._started = False  # its head has been sent
@@ -110,24 +112,30 @@ class Exchange:
         if self._waiting_for_continue and self._answer is None and not connection.buffer:
             await connection.send(informational(100))
         self._waiting_for_continue = False
-        if connection.read_deadline == inf:
-            connection.read_deadline = connection.now + connection.limits.body_seconds
         while True:
             part = self._decode()
             if part or self._body_ended:
-                if self._body_ended:
-                    connection.read_deadline = inf
                 return {"type": "http.request", "body": part, "more_body": not self._body_ended}  # noqa: ASYNC910 - the next wait for a request is one
-            try:
-                more = await connection.read_ahead()
-            except Expired:
-                if self._answered:
-                    return _DISCONNECT  # noqa: ASYNC910 - the next wait for a request is one
-                raise RequestError(408, "the body took too long") from None
+            more = await self._read_more()
             if self._answered:
                 return _DISCONNECT
             if not more:
                 raise RequestError(400, "the body is not complete")
+
+    async def _read_more(self) -> bool:
+        """Wait for more of the body; only the waits count, not what the application does."""
+        connection = self._connection
+        begun = connection.now
+        connection.read_deadline = begun + self._patience
+        try:
+            return await connection.read_ahead()
+        except Expired:
+            if self._answered:
+                return False  # noqa: ASYNC910 - the next wait for a request is one
+            raise RequestError(408, "the body took too long") from None
+        finally:
+            connection.read_deadline = inf
+            self._patience -= connection.now - begun
 
     def _decode(self) -> bytes:
         """Take the part of the body that is in the buffer."""
@@ -150,7 +158,8 @@ class Exchange:
         while not self._gone:
             if len(connection.buffer) >= connection.limits.read_bytes:
                 # Requests that were sent ahead fill the buffer: its end cannot be seen.
-                await trio.sleep_forever()
+                await trio.sleep(connection.limits.sweep_seconds)
+                continue
             try:
                 if not await connection.read_ahead():
                     break
@@ -225,7 +234,6 @@ class Exchange:
     async def finish(self) -> None:  # noqa: ASYNC910 - as receive
         """Bring the connection to where the next request begins, or see that there is none."""
         connection = self._connection
-        connection.read_deadline = inf
         if self._answered:
             self.error = None
             if connection.waiting:
