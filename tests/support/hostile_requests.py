@@ -94,7 +94,10 @@ STRICTER = {
     "a control character in a value": (get(b"/", b"X: a\x01b"), 400),
     "a host with a space": (get(b"/", host=b"Host: a b\r\n"), 400),
     "a host with a path": (get(b"/", host=b"Host: a/b\r\n"), 400),
-    "a coding of HTTP/1.0": (get(b"/", b"Transfer-Encoding: chunked", version=b"1.0"), 400),
+    "a coding of HTTP/1.0": (
+        get(b"/", b"Transfer-Encoding: chunked", version=b"1.0") + b"0\r\n\r\n",
+        400,
+    ),
     "a long request line": (get(b"/" + b"a" * 9000), 414),
     "101 headers": (get(b"/", *[b"X: y"] * 100), 431),
     "17 kB of headers": (get(b"/", *[b"X: " + b"y" * 1000] * 17), 431),
