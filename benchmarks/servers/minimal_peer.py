@@ -5,10 +5,12 @@ inbox, no duplicate check and no orderly end. What it does in less time than `in
 that costs.
 """
 
+import os
 import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 
 import httptools
 import trio
@@ -67,7 +69,7 @@ async def answer(request: Request) -> bytes:
 
 
 async def serve(connection: socket.socket) -> None:
-    with connection:
+    with connection, suppress(ConnectionError):
         request = Request()
         parser = httptools.HttpRequestParser(request)
         while True:
@@ -94,5 +96,5 @@ async def main(port: int) -> None:
             nursery.start_soon(serve, connection)
 
 
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 trio.run(main, int(sys.argv[1]))

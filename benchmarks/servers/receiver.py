@@ -1,8 +1,8 @@
 """Our receiver as it is meant to be used: verification, typed event, handler.
 
 Arguments: PORT, then ``inline`` (memory), ``stock`` (the same without the fast path), or
-``durable`` (SQLite, answered after the commit). The number of handled events is kept in the eight bytes of the
-file that ``BENCHMARK_HANDLED`` names, for "durable to done".
+``durable`` (SQLite, answered after the commit). The number of handled events is kept in the eight
+bytes of the file that ``BENCHMARK_HANDLED`` names, for "durable to done".
 """
 
 import mmap
@@ -27,12 +27,14 @@ async def handle(event: OrderPaidEvent) -> None:
     paid += event.data.total_amount or 0
 
 
+def shared_count() -> mmap.mmap:
+    with open(os.environ["BENCHMARK_HANDLED"], "r+b") as file:
+        return mmap.mmap(file.fileno(), 8)
+
+
 async def publish(runtime: sdk_trio.Runtime) -> None:
     """Let the benchmark see how many events are done."""
-    with (
-        open(os.environ["BENCHMARK_HANDLED"], "r+b") as file,
-        mmap.mmap(file.fileno(), 8) as shared,
-    ):
+    with shared_count() as shared:
         while True:
             shared[:] = struct.pack("<Q", runtime.receiver.counters.values.get("handled", 0))
             await trio.sleep(0.05)
