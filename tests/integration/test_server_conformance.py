@@ -7,7 +7,7 @@ import pytest
 import trio
 from support.hostile_requests import BAD_CHUNKS, REFUSED, STRICTER, get, post, streamed
 from support.http_serving import QUICK, http_server
-from support.serving import chunked
+from support.serving import RawWire, chunked, delivery_request, serving, signed
 
 both = pytest.mark.parametrize("fast", [True, False], ids=["fast", "stock"])
 
@@ -396,6 +396,12 @@ async def test_the_fast_path_is_stricter(name):
     assert server.observer.seen == []
 
 
+@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\n\n", b"GET / HTTP/1.1\r\nHost: test\n"])
+async def test_a_line_feed_alone_is_refused_at_once_and_not_waited_upon(line):
+    async with http_server(True) as server:
+        assert statuses(await server.exchange(line, half_close=False)) == [400]
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -567,6 +573,26 @@ async def test_another_protocol_is_served_by_hypercorn_with_the_bytes_that_were_
     assert [one.scope["path"] for one in seen] == ["/first", "/upgrade", "/", "*"]
     assert [one.body for one in seen] == [b"", b"body", b"x", b""]
     assert b"upgrade" not in dict(seen[1].scope["headers"])
+
+
+def names_of_tasks():
+    tasks, names = [trio.lowlevel.current_root_task()], []
+    while tasks:
+        task = tasks.pop()
+        names.append(task.name)
+        for nursery in task.child_nurseries:
+            tasks.extend(nursery.child_tasks)
+    return " ".join(names)
+
+
+@both
+async def test_the_setting_chooses_the_path(fast):
+    async with serving(Server__FastPath=fast) as app:
+        with await RawWire.connect(app.url) as wire:
+            await wire.send(delivery_request(signed()))
+            assert (await wire.answer()).status == 200
+            assert ("hypercorn" in names_of_tasks()) == (not fast)
+            assert ("Acceptor._serve" in names_of_tasks()) == fast
 
 
 async def test_a_connection_costs_one_task_and_a_request_none():
