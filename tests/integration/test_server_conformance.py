@@ -396,6 +396,32 @@ async def test_the_fast_path_is_stricter(name):
     assert server.observer.seen == []
 
 
+@pytest.mark.parametrize(
+    ("endless", "status"),
+    [
+        (get()[:-2] + (b"X: " + b"y" * 100 + b"\r\n") * 1000, 431),
+        (b"GET /" + b"a" * 100_000, 414),
+        (streamed(b"")[:-2] + b"X: yyyyyyyyyyyyyyy\r\n" * 1000, 431),
+    ],
+    ids=["headers", "line", "trailers"],
+)
+async def test_what_never_ends_is_refused_at_its_limit(endless, status):
+    async with http_server(True) as server:
+        assert statuses(await server.exchange(endless, half_close=False)) == [status]
+
+
+async def test_a_body_that_trickles_is_408_however_steadily():
+    async with http_server(True, limits=attrs.evolve(QUICK, body_seconds=0.2)) as server:
+        with await server.connect() as wire:
+            await wire.send(post(b"", length=1000))
+            for _ in range(200):
+                await trio.sleep(0.01)
+                await wire.send_what_is_taken(b"x")
+                if wire._stream.socket.is_readable():
+                    break
+            assert statuses(await wire.rest()) == [408]
+
+
 @pytest.mark.parametrize("line", [b"GET / HTTP/1.1\n\n", b"GET / HTTP/1.1\r\nHost: test\n"])
 async def test_a_line_feed_alone_is_refused_at_once_and_not_waited_upon(line):
     async with http_server(True) as server:

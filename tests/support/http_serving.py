@@ -107,7 +107,7 @@ async def _split_header(observer: Observer, scope: Any, receive: Any, send: Any)
 
 async def _too_much(observer: Observer, scope: Any, receive: Any, send: Any) -> None:
     await start(send, 200, (b"content-length", b"2"))
-    await finish(send, b"three")
+    await finish(send, b"three", more=True)
 
 
 async def _no_content(observer: Observer, scope: Any, receive: Any, send: Any) -> None:
