@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from support.hostile_requests import BAD_CHUNKS, REFUSED, STRICTER
 from support.http_serving import http_server
 
+#: Seconds for all of the corpus, on a machine that has other things to do.
+PATIENCE = 100
+
 EXAMPLES = int(os.environ.get("SDK_TEST_FUZZ_EXAMPLES", "300"))
 
 HOST = b"Host: test\r\n"
@@ -154,7 +157,10 @@ def beside_stock(compare, *arguments):
     """Run ``compare(fast, stock, ...)`` with both servers."""
 
     async def main():
-        async with http_server(True) as fast, http_server(False, graceful_seconds=0.1) as stock:
+        async with (
+            http_server(True, patience=PATIENCE) as fast,
+            http_server(False, patience=PATIENCE, graceful_seconds=0.1) as stock,
+        ):
             await compare(fast, stock, *arguments)
 
     trio.run(main)
