@@ -506,6 +506,18 @@ async def test_a_client_that_does_not_read_is_cut_off():
             assert len(await wire.rest()) < 20_000_000
 
 
+async def test_who_is_answered_early_may_go_on_sending_for_a_moment():
+    """A reset would reach the client before it has read its answer."""
+    async with http_server(True) as server:
+        with await server.connect() as wire:
+            await wire.send(post(b"", b"/early", length=100_000))
+            assert (await wire.answer()).status == 403
+            for _ in range(20):
+                await wire.send(b"x" * 1000)
+                await trio.sleep(0.002)
+            assert await wire.rest() == b""
+
+
 async def trickle(wire):
     while True:
         await wire.send(b"x" * 1000)
