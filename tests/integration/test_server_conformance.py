@@ -116,6 +116,18 @@ async def test_pipelined_requests_are_answered_in_their_order(fast):
     assert [seen.scope["raw_path"] for seen in server.observer.seen] == paths
 
 
+async def test_who_sends_ahead_does_not_hold_up_others():
+    async with http_server(True) as server:
+        with await server.connect() as eager, await server.connect() as other:
+            for wire in (eager, other):
+                await wire.send(get())
+                await wire.answer()
+            await eager.send(get(b"/eager") * 1000)
+            await other.send(get(b"/other"))
+            assert (await other.answer()).status == 200
+            assert len(server.observer.seen) < 500
+
+
 @both
 async def test_what_is_sent_ahead_is_bounded(fast):
     """A client that sends requests while none is answered meets a full socket, not our memory."""
