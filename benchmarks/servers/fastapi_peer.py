@@ -1,6 +1,7 @@
 """What many would write instead: FastAPI on uvicorn with the `standardwebhooks` package.
 
 Nothing is kept, duplicates are not noticed, the payload is an untyped dictionary. Argument: PORT.
+The same application is run by granian as well (``fastapi_peer:app``).
 """
 
 import sys
@@ -34,12 +35,13 @@ async def receive(request: Request) -> dict:
     return {}
 
 
-uvicorn.run(
-    app,
-    host="127.0.0.1",
-    port=int(sys.argv[1]),
-    loop="uvloop",
-    http="httptools",
-    access_log=False,
-    log_level="error",
-)
+if __name__ == "__main__":
+    uvicorn.run(
+        app,
+        host="127.0.0.1",
+        port=int(sys.argv[1]),
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_level="error",
+    )

@@ -6,7 +6,6 @@ integers in the currency's smallest unit, times are aware, and values that look 
 stay ``str``, so that a new status is an ordinary value instead of an error.
 """
 
-import functools
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias
@@ -24,11 +23,12 @@ Metadata: TypeAlias = dict[str, Any]
 
 
 class _Kept:
-    """Holds the undecoded ``data``; apart, since attrs would make a field of the slot."""
+    """Holds the undecoded ``data``; apart, since attrs would make fields of the slots."""
 
-    __slots__ = ("_data_raw",)
+    __slots__ = ("_data_raw", "_extra")
 
     _data_raw: msgspec.Raw
+    _extra: Mapping[str, Any]
 
 
 @attrs.frozen
@@ -40,7 +40,9 @@ class Payload(_Kept):
 
     id: str = ""
 
-    @functools.cached_property
+    # No cached_property: attrs makes it a __getattr__, which the decoder would call for every
+    # field that the sender left out.
+    @property
     def extra(self) -> Mapping[str, Any]:
         """The fields that this class does not name, as plain JSON values; decoded on first use.
 
@@ -50,9 +52,10 @@ class Payload(_Kept):
         raw = getattr(self, "_data_raw", None)
         if raw is None:
             return {}
-        return plain_members(
-            raw, without=frozenset(field.name for field in attrs.fields(type(self)))
-        )
+        if not hasattr(self, "_extra"):
+            named = frozenset(field.name for field in attrs.fields(type(self)))
+            object.__setattr__(self, "_extra", plain_members(raw, without=named))
+        return self._extra
 
 
 def keep_raw(payload: Payload, data_raw: msgspec.Raw) -> None:

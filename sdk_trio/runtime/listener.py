@@ -5,13 +5,23 @@ All of them or none: when one cannot be opened, the others are closed again and 
 
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # where there is no such limit
+    resource = None  # type: ignore[assignment]
 
 from ..errors import EXIT_UNAVAILABLE, SdkError
 
 #: Connections that the kernel holds for us while the loop is busy.
 BACKLOG = 1024
+
+
+#: Descriptors that are kept for the store, the logs and connections of our own.
+RESERVED_DESCRIPTORS = 64
 
 
 class BindError(SdkError):
@@ -42,6 +52,16 @@ def listen(addresses: Sequence[str], *, key: str) -> list[socket.socket]:
                 "Stop what uses the address, or choose another one (port 0 takes a free one)."
             ) from error
     return sockets
+
+
+def descriptor_limit() -> int:
+    """Return how many connections the descriptors of this process allow, beside its files."""
+    if resource is None:
+        return sys.maxsize
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, soft - RESERVED_DESCRIPTORS)
 
 
 def _open(address: str) -> socket.socket:

@@ -200,6 +200,7 @@ class Runtime:
             graceful_seconds=settings.webhooks.graceful_drain_timeout_seconds,
             cert_file=settings.server.cert_file,
             key_file=settings.server.key_file,
+            fast_path=settings.server.fast_path,
         )
         with self._scope:
             async with AsyncExitStack() as stack:

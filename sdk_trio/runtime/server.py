@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
+import attrs
 import trio
 from h11 import Request
 from hypercorn.app_wrappers import ASGIWrapper
@@ -21,7 +22,9 @@ from hypercorn.utils import parse_socket_addr
 
 from ..errors import OptionsValidationError, Problem
 from ..logs import get_logger
-from .listener import BindError, listen
+from .acceptor import BUSY, Acceptor
+from .limits import Limits
+from .listener import BindError, descriptor_limit, listen
 
 __all__ = ["BindError", "Server"]
 
@@ -29,18 +32,11 @@ _log = get_logger("server")
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
-#: How long an idle connection is kept, in seconds: longer than the 60 s of common proxies, which
-#: would otherwise send a request into a connection that we have just closed.
-KEEP_ALIVE_SECONDS = 75.0
-
 #: How long a client may take for the TLS handshake, in seconds.
 HANDSHAKE_SECONDS = 10.0
 
 #: How long the farewell of a TLS connection may take, in seconds; after that it is cut off.
 CLOSE_SECONDS = 1.0
-
-#: Requests on one connection before it is closed; bounds what one connection can hold on to.
-KEEP_ALIVE_REQUESTS = 100_000
 
 
 class Server:
@@ -52,6 +48,8 @@ class Server:
         key: the setting that ``bind`` came from, for messages.
         cert_file, key_file: PEM files; with both, every address speaks TLS.
         graceful_seconds: how long requests in progress may take after :meth:`stop`.
+        fast_path: serve plain HTTP/1.1 without hypercorn; TLS is always hypercorn's.
+        limits: bounds of the connections; hypercorn's keep those that it has.
     """
 
     def __init__(
@@ -63,7 +61,14 @@ class Server:
         graceful_seconds: float,
         cert_file: str | None = None,
         key_file: str | None = None,
+        fast_path: bool = True,
+        limits: Limits | None = None,
     ) -> None:
+        limits = limits or Limits()
+        self._limits = attrs.evolve(limits, connections=min(limits.connections, descriptor_limit()))
+        self._plain_app = app
+        self._fast_path = fast_path
+        self._open = 0
         self._app = ASGIWrapper(app)
         self._bind = tuple(bind)
         self._key = key
@@ -73,8 +78,8 @@ class Server:
         config = Config()
         config.certfile = cert_file
         config.keyfile = key_file
-        config.keep_alive_timeout = KEEP_ALIVE_SECONDS
-        config.keep_alive_max_requests = KEEP_ALIVE_REQUESTS
+        config.keep_alive_timeout = limits.keep_alive_seconds
+        config.keep_alive_max_requests = limits.keep_alive_requests
         # Neither helps a sender, and both would make equal answers differ.
         config.include_date_header = False
         config.include_server_header = False
@@ -100,22 +105,32 @@ class Server:
         sockets = listen(self._bind, key=self._key)
         try:
             async with trio.open_nursery() as connections:
+                fast = self._fast_path and tls is None
+                acceptor = Acceptor(self._plain_app, self._limits, self._take_over)
                 async with trio.open_nursery() as accepting:
-                    accepting.start_soon(
-                        partial(
-                            trio.serve_listeners,
-                            self._serve_connection,
-                            [_listener(sock, tls) for sock in sockets],
-                            handler_nursery=connections,
+                    if fast:
+                        connections.start_soon(acceptor.sweep)
+                        for sock in sockets:
+                            accepting.start_soon(acceptor.accept, sock, connections, accepting)
+                    else:
+                        accepting.start_soon(
+                            partial(
+                                trio.serve_listeners,
+                                self._serve_connection,
+                                [_listener(sock, tls) for sock in sockets],
+                                handler_nursery=connections,
+                            )
                         )
-                    )
                     scheme = "http" if tls is None else "https"
                     task_status.started(tuple(_url(sock, scheme) for sock in sockets))
                     await self._stop_wanted.wait()
                     accepting.cancel_scope.cancel()
+                for sock in sockets:
+                    sock.close()
                 # Idle connections close now; requests in progress have until the deadline.
                 connections.cancel_scope.deadline = trio.current_time() + self._graceful_seconds
                 await self._context.terminated.set()
+                await acceptor.drain()
         finally:
             for sock in sockets:
                 sock.close()
@@ -141,21 +156,36 @@ class Server:
             ) from error
 
     async def _serve_connection(  # noqa: ASYNC910 - a connection that fails at once is at its end
-        self, stream: trio.abc.Stream
+        self, stream: Any
     ) -> None:
         """Serve one connection; whatever its client sends ends this connection at worst."""
+        if self._open >= self._limits.connections:
+            _log.warning("server.connections_full", limit=self._limits.connections)
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                await _refuse(stream)
+            return
+        self._open += 1
         try:
             await _Connection(
                 self._app,
                 self._config,
                 self._context,
                 ConnectionState({}),
-                stream,  # type: ignore[arg-type]  # hypercorn names one of the two kinds
+                stream,  # hypercorn names one of the kinds that it takes
             ).run()
         except* Exception as errors:
             # Hypercorn lets some malformed upgrades and frames escape as exceptions.
             reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
             _log.warning("server.connection_failed", error=reason)
+        finally:
+            self._open -= 1
+
+    async def _take_over(  # noqa: ASYNC910 - as _serve_connection
+        self, sock: socket.socket, received: bytes
+    ) -> None:
+        """Serve a connection whose first bytes asked the fast path for another protocol."""
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        await self._serve_connection(_Begun(stream, received))
 
 
 class _Connection(TCPServer):
@@ -235,6 +265,43 @@ class _Http1(H11Protocol):
                 http_version=request.http_version,
             )
         await super()._create_stream(request)
+
+
+class _Begun:
+    """A stream of which ``received`` has been read before."""
+
+    def __init__(self, stream: trio.SocketStream, received: bytes) -> None:
+        self.socket = stream.socket
+        self.send_all = stream.send_all
+        self.send_eof = stream.send_eof
+        self.aclose = stream.aclose
+        self._stream = stream
+        self._received = received
+
+    async def receive_some(self, max_bytes: int) -> bytes | bytearray:
+        """Return what was read before, then what the stream receives."""
+        if not self._received:
+            return await self._stream.receive_some(max_bytes)
+        await trio.lowlevel.checkpoint()
+        received, self._received = self._received[:max_bytes], self._received[max_bytes:]
+        return received
+
+
+async def _refuse(stream: trio.abc.Stream) -> None:
+    """Say that there is no room, where it can be said before a handshake, and close."""
+    if isinstance(stream, trio.SocketStream):
+        try:
+            await stream.send_all(BUSY)
+            await stream.send_eof()
+            while await stream.receive_some():
+                pass
+        except trio.BrokenResourceError:
+            await trio.lowlevel.checkpoint()
+        await stream.aclose()
+    elif isinstance(stream, trio.SSLStream):
+        await trio.aclose_forcefully(stream)
+    else:
+        await stream.aclose()
 
 
 def _listener(sock: socket.socket, tls: ssl.SSLContext | None) -> trio.abc.Listener[Any]:

@@ -42,10 +42,11 @@ _CRASHED = "the store's thread has failed; restart the process and report the tr
 class _Entry(Generic[T]):
     """One job on its way through the thread, and the task that waits for it, if one does."""
 
-    __slots__ = ("error", "finished", "job", "task", "value")
+    __slots__ = ("error", "finished", "job", "posted", "task", "value")
 
-    def __init__(self, job: Callable[[apsw.Connection], T]) -> None:
+    def __init__(self, job: Callable[[apsw.Connection], T], *, posted: bool = False) -> None:
         self.job = job
+        self.posted = posted
         self.task: trio.lowlevel.Task | None = None
         self.finished = False
         self.value: T | None = None
@@ -120,6 +121,14 @@ class Committer:
             raise entry.error
         return cast("T", entry.value)
 
+    def post(self, job: Callable[[apsw.Connection], T]) -> None:
+        """Have ``job`` run before every job that is submitted later, and do not wait for it.
+
+        What it raises is logged. Nothing happens once the store is closed or its thread has ended.
+        """
+        if self._refusal is None:
+            self._queue.put(_Entry(job, posted=True))
+
     async def close(self) -> None:
         """Finish what is queued, close the connection and end the thread.
 
@@ -163,6 +172,8 @@ class Committer:
             if entry.task is not None:
                 trio.lowlevel.reschedule(entry.task)
                 entry.task = None
+            elif entry.posted and entry.error is not None:
+                _log.error("store.unavailable", error=str(entry.error))
 
     def _end(self, crashed: bool) -> None:
         """Fail whatever the thread left behind: nobody waits for a thread that has ended."""

@@ -17,6 +17,27 @@ class Row:
     failures: list[AttemptRecord] = attrs.Factory(list)
 
 
+def done_at(record: DeliveryRecord, now: float) -> DeliveryRecord:
+    """Return ``record`` as it is once its run has finished at ``now``."""
+    return DeliveryRecord(
+        record.sequence,
+        record.webhook_id,
+        record.type,
+        DeliveryState.DONE,
+        record.queued,
+        record.attempts,
+        record.received_at,
+        record.timestamp,
+        record.subject,
+        record.ordered,
+        None,  # next_attempt_at
+        record.started_at,
+        now,
+        record.last_error,
+        record.raw,
+    )
+
+
 @attrs.define(eq=False)
 class Deliveries:
     """The rows of one store; inboxes of several owners may work on the same ones."""

@@ -9,6 +9,7 @@ changed. Cancelled therefore means untouched, and a change is complete the momen
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 import attrs
 import trio
@@ -25,7 +26,7 @@ from .admission import (
     Terms,
     standing_of,
 )
-from .memory_rows import Deliveries, Row
+from .memory_rows import Deliveries, Row, done_at
 from .memory_tenants import MemoryTenants
 from .memory_upgrade import MemoryUpgrade
 from .records import (
@@ -201,6 +202,10 @@ class MemoryInbox:
     async def start(self, webhook_id: str, *, now: float) -> None:
         """See :meth:`.ports.Inbox.start`. Nothing while another owner holds a live lease."""
         await self._begin()
+        self.begin(webhook_id, now=now)
+
+    def begin(self, webhook_id: str, *, now: float) -> None:
+        """See :meth:`.ports.Inbox.begin`."""
         row = self._rows.by_id.get(webhook_id)
         if row is None or row.record.state not in UNFINISHED:
             return
@@ -220,39 +225,39 @@ class MemoryInbox:
         row = self._rows.by_id.get(webhook_id)
         if row is None or row.owner != self._terms.owner or row.record.state not in UNFINISHED:
             return
-        record = attrs.evolve(row.record, next_attempt_at=None)
+        before = row.record
+        change: dict[str, Any]
         match outcome:
             case Done():
-                record = attrs.evolve(record, state=DeliveryState.DONE, finished_at=now)
+                # Every delivery's end: spelt out, it takes half the time of evolve.
+                self._write(row, done_at(before, now))
+                return
             case Retry(at, error):
                 self._keep_failure(row, error, now)
-                record = attrs.evolve(
-                    record,
-                    state=DeliveryState.RETRYING,
-                    queued=at is not None,
-                    next_attempt_at=at,
-                    last_error=error,
-                )
+                change = {
+                    "state": DeliveryState.RETRYING,
+                    "queued": at is not None,
+                    "last_error": error,
+                }
             case Dead(error):
                 self._keep_failure(row, error, now)
-                record = attrs.evolve(
-                    record,
-                    state=DeliveryState.DEAD,
-                    queued=False,
-                    finished_at=now,
-                    last_error=error,
-                )
+                change = {
+                    "state": DeliveryState.DEAD,
+                    "queued": False,
+                    "finished_at": now,
+                    "last_error": error,
+                }
             case Released():
-                running = record.state is DeliveryState.RUNNING
-                record = attrs.evolve(
-                    record,
-                    state=DeliveryState.RECEIVED,
-                    attempts=record.attempts - running,
-                    started_at=None,
-                )
+                running = before.state is DeliveryState.RUNNING
+                change = {
+                    "state": DeliveryState.RECEIVED,
+                    "attempts": before.attempts - running,
+                    "started_at": None,
+                }
             case Parked():
-                record = attrs.evolve(record, state=DeliveryState.PARKED, queued=False)
-        self._write(row, record)
+                change = {"state": DeliveryState.PARKED, "queued": False}
+        next_attempt_at = outcome.at if isinstance(outcome, Retry) else None
+        self._write(row, attrs.evolve(before, **change, next_attempt_at=next_attempt_at))
 
     def _keep_failure(self, row: Row, error: str, now: float) -> None:
         begun = row.record.started_at

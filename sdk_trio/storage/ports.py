@@ -67,6 +67,14 @@ class Inbox(Protocol):
         """A worker starts a run: ``running``, one more attempt, the lease is ours."""
         ...
 
+    def begin(self, webhook_id: str, *, now: float) -> None:
+        """As :meth:`start`, without waiting for it: what is asked for later is done later.
+
+        For the first run of a delivery that this process has just accepted (ADR 6). Returns at
+        once, raises nothing; a store that fails is logged, and the run is then not counted.
+        """
+        ...
+
     async def finish(self, webhook_id: str, outcome: Outcome, *, now: float) -> None:
         """Record how a run ended, and give up the lease. A failed one leaves an attempt record."""
         ...

@@ -122,6 +122,11 @@ class SqliteInbox:
         terms = self._terms
         await self._committer.submit(lambda c: writer.start(c, terms, webhook_id, now))
 
+    def begin(self, webhook_id: str, *, now: float) -> None:
+        """See :meth:`.ports.Inbox.begin`."""
+        terms = self._terms
+        self._committer.post(lambda c: writer.start(c, terms, webhook_id, now))
+
     async def finish(self, webhook_id: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`.ports.Inbox.finish`. Nothing when the lease is not ours any more."""
         terms = self._terms

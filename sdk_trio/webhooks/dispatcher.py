@@ -68,7 +68,7 @@ class Arrival:
 class _Flight:
     """An inline run of one webhook id, and the deliveries of the same id that wait for it."""
 
-    settled: trio.Event = attrs.Factory(trio.Event)
+    settled: trio.Event | None = None  # made by the first one that waits: hardly any run has one
     answer: Answer | None = None
 
 
@@ -125,9 +125,12 @@ class Dispatcher:
             return flight.answer
         finally:
             del self._flights[webhook_id]
-            flight.settled.set()
+            if flight.settled is not None:
+                flight.settled.set()
 
     async def _wait_for(self, flight: _Flight) -> Answer:
+        if flight.settled is None:
+            flight.settled = trio.Event()
         with trio.move_on_after(self._inline_timeout):
             await flight.settled.wait()
         self._counters.count("duplicate")
@@ -202,18 +205,25 @@ class Dispatcher:
 
     # -- queued ------------------------------------------------------------------------------
 
-    async def run_queued(self, arrival: Arrival, *, attempt: int) -> Outcome:
+    async def run_queued(self, arrival: Arrival, *, attempt: int, fresh: bool = False) -> Outcome:
         """Run an event of the queue as run number ``attempt``; record and return its outcome.
 
         The start is durable before the handler runs, so that an event which kills the process is
-        counted. When the store fails, the outcome is held and written as soon as it can be.
-        Cancelled, an unfinished event is released and the attempt does not count.
+        counted. Only the first run of a ``fresh`` event, which this process has just accepted,
+        does not wait for that: see docs/adr/0011-first-start-is-not-waited-for.md. When the store
+        fails, the outcome is held and written as soon as it can be. Cancelled, an unfinished event
+        is released and the attempt does not count.
         """
         delivery = arrival.delivery
         tenant: Tenant | None = None
         outcome: Outcome = Released()
         try:
-            await self._insist(lambda: self._inbox.start(delivery.webhook_id, now=self._clock()))
+            if fresh:
+                self._inbox.begin(delivery.webhook_id, now=self._clock())
+            else:
+                await self._insist(
+                    lambda: self._inbox.start(delivery.webhook_id, now=self._clock())
+                )
             tenant = await self._insist(lambda: self.tenant_of(delivery))
             outcome = finished = await self._run_to_outcome(arrival, attempt, tenant)
             await self._insist(

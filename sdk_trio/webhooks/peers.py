@@ -91,6 +91,17 @@ def _contains(networks: tuple[_Network, ...], address: _Address) -> bool:
     return any(address in network for network in networks)
 
 
+@lru_cache(maxsize=1024)
+def _direct_origin(peer_host: str | None, scheme: str) -> Origin:
+    """Return the origin where no proxy is trusted: the peer, whatever the headers claim."""
+    peer = _parse_address(peer_host) if peer_host else None
+    return Origin(str(peer) if peer is not None else (peer_host or None), _is_encrypted(scheme))
+
+
+def _is_encrypted(scheme: str) -> bool:
+    return scheme in ("https", "wss")
+
+
 class _GarbageError(ValueError):
     """What a trusted proxy vouches for cannot be read."""
 
@@ -145,7 +156,9 @@ class TrustedProxies:
 
         Never raises, whatever the headers hold.
         """
-        direct = scheme in ("https", "wss")
+        if not (self._networks or self._unix):
+            return _direct_origin(peer_host, scheme)
+        direct = _is_encrypted(scheme)
         peer = _parse_address(peer_host) if peer_host else None
         peer_text = str(peer) if peer is not None else (peer_host or None)
         if not self._trusts(peer_host, peer):

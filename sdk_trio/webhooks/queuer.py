@@ -57,8 +57,9 @@ class Queuer:
         self._clock = clock
         self._capacity = options.capacity
         self._workers = options.workers
-        self._send: trio.MemorySendChannel[tuple[Arrival, int]]
-        self._receive: trio.MemoryReceiveChannel[tuple[Arrival, int]]
+        # An event, which run of it is next, and whether it has never been out of this process.
+        self._send: trio.MemorySendChannel[tuple[Arrival, int, bool]]
+        self._receive: trio.MemoryReceiveChannel[tuple[Arrival, int, bool]]
         self._send, self._receive = trio.open_memory_channel(options.capacity)
         self._places_taken = 0
         self._running = 0
@@ -108,7 +109,8 @@ class Queuer:
                 return self._dispatcher.answer_known(arrival.delivery, admitted)
             self._counters.count("accepted")
             if direct and not self._closed:
-                self._send.send_nowait((arrival, admitted.attempts + 1))
+                fresh = admitted.attempts == 0
+                self._send.send_nowait((arrival, admitted.attempts + 1, fresh))
                 queued = True
             return answers.OK
         finally:
@@ -156,11 +158,11 @@ class Queuer:
         self._send.close()
 
     async def _work(self) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
-        async for arrival, attempt in self._receive:
+        async for arrival, attempt, fresh in self._receive:
             self._running += 1
             self._free_place()
             try:
-                outcome = await self._dispatcher.run_queued(arrival, attempt=attempt)
+                outcome = await self._dispatcher.run_queued(arrival, attempt=attempt, fresh=fresh)
             finally:
                 self._running -= 1
             if arrival.delivery.ordered or self._behind or isinstance(outcome, Retry):
@@ -221,7 +223,7 @@ class Queuer:
             await self._inbox.finish(record.webhook_id, Dead(str(error)), now=self._clock())
             return True
         self._places_taken += 1
-        self._send.send_nowait((arrival, record.attempts + 1))
+        self._send.send_nowait((arrival, record.attempts + 1, False))
         return True
 
     async def _release(self, webhook_ids: Sequence[str]) -> None:

@@ -11,7 +11,6 @@ from urllib.parse import unquote
 import msgspec
 
 from ..config import Settings
-from ..events.samples import UnknownEventTypeError, sample_body
 from ..logs import get_logger
 from .answers import METHOD_NOT_ALLOWED, NOT_FOUND, TOO_LARGE, Answer
 from .receiver import Receive, Scope, Send, send_early
@@ -44,6 +43,9 @@ class Simulator:
             await answer.send(send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        # Imported here: every start imports this module, and hardly any asks for a sample.
+        from ..events.samples import UnknownEventTypeError
+
         body = await self._read(receive)
         event_type = unquote(scope["path"].removeprefix(PREFIX))
         if scope["method"] != "POST":
@@ -79,6 +81,8 @@ class Simulator:
                 return body
 
     async def _simulate(self, event_type: str, overrides: dict[str, Any]) -> Answer:
+        from ..events.samples import sample_body
+
         webhooks = self._settings.webhooks
         now = self._clock()
         webhook_id = f"msg_{uuid.uuid4().hex}"

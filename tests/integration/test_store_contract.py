@@ -182,6 +182,32 @@ async def test_recovery_hands_crashed_runs_to_our_own_workers(stores: Stores) ->
     assert (await inbox.get("started")).state is received  # type: ignore[union-attr] # it exists
 
 
+async def test_a_run_that_is_begun_without_waiting_counts_before_what_follows(
+    stores: Stores,
+) -> None:
+    inbox = await stores.open()
+    for webhook_id in ("done", "failed"):
+        await inbox.accept(delivery(webhook_id), leased=True)
+        inbox.begin(webhook_id, now=1001)
+    running = await inbox.get("done")
+    await inbox.finish("done", Done(), now=1002)
+    await inbox.finish("failed", Retry(1100, "no"), now=1002)
+    done, failed = await inbox.get("done"), await inbox.get("failed")
+    assert running is not None
+    assert done is not None
+    assert failed is not None
+    assert (done.state, done.attempts, done.started_at) == (DeliveryState.DONE, 1, 1001)
+    assert (failed.state, failed.attempts) == (DeliveryState.RETRYING, 1)
+    assert [(run.number, run.started_at) for run in await inbox.attempts("failed")] == [(1, 1001)]
+
+
+async def test_a_store_that_is_closed_ignores_what_nobody_waits_for(stores: Stores) -> None:
+    inbox = await stores.open()
+    await inbox.accept(delivery("m1"), leased=True)
+    await inbox.close()
+    inbox.begin("m1", now=1001)
+
+
 async def test_a_lease_is_another_s_until_it_expires(stores: Stores) -> None:
     inbox, other = await stores.open("one"), await stores.open("other")
     await inbox.accept(delivery(), leased=True)

@@ -42,10 +42,20 @@ def submit(inbox: SqliteInbox, statement: str):  # type: ignore[no-untyped-def] 
     return inbox._committer.submit(lambda connection: connection.execute(statement).get)
 
 
-async def hold_up(inbox: SqliteInbox, gate: threading.Event) -> None:
-    """Keep the store's thread busy, as a slow disk would, until the gate opens."""
+async def hold_up(
+    inbox: SqliteInbox,
+    gate: threading.Event,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Keep the store's thread busy, as a slow disk would, until the gate opens.
+
+    Started once the thread has taken it: nothing that is submitted later gets into its batch.
+    """
+    token = trio.lowlevel.current_trio_token()
 
     def wait(_connection: apsw.Connection) -> None:
+        token.run_sync_soon(task_status.started)
         gate.wait(10)
 
     await inbox._committer.submit(wait)
@@ -98,7 +108,7 @@ async def test_one_failing_job_does_not_harm_its_neighbours(inbox: SqliteInbox) 
         outcomes["poison"] = "raised"
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold_up, inbox, gate)
+        await nursery.start(hold_up, inbox, gate)
         await trio.testing.wait_all_tasks_blocked()
         # All of these queue up behind the one that blocks, so they go into one transaction.
         for job in (("a", "a"), (), ("b", "b"), ("a again", "a")):
@@ -122,7 +132,7 @@ async def test_jobs_that_wait_together_are_committed_together_and_in_order(
 
     await inbox._committer.submit(count_commits)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold_up, inbox, gate)
+        await nursery.start(hold_up, inbox, gate)
         await trio.testing.wait_all_tasks_blocked()
         for n in range(150):
             nursery.start_soon(accept, inbox, f"m{n}")
@@ -266,7 +276,7 @@ async def test_a_cancelled_caller_leaves_a_hanging_disk_and_the_write_is_finishe
     hang = threading.Event()
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(hold_up, inbox, hang)
+            await nursery.start(hold_up, inbox, hang)
             await trio.testing.wait_all_tasks_blocked()
             with trio.move_on_after(0.01) as scope:
                 await inbox.accept(delivery("m"), leased=True)
@@ -281,7 +291,7 @@ async def test_closing_finishes_what_is_queued(file: Path) -> None:
     inbox = await open_inbox(file)
     gate = threading.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hold_up, inbox, gate)
+        await nursery.start(hold_up, inbox, gate)
         await trio.testing.wait_all_tasks_blocked()
         for n in range(300):
             nursery.start_soon(accept, inbox, f"m{n}")

@@ -1,0 +1,137 @@
+"""The head of an answer: status line, headers, and how its body is delimited. Pure."""
+
+import enum
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from .request_head import RequestHead
+
+_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE: Final = re.compile(rb"[^\x00\r\n]*")
+
+#: Answers with the same status and the same tuple of headers are encoded once; so many are kept.
+_KEPT: Final = 256
+
+
+class AnswerError(Exception):
+    """The application sent messages that make no answer."""
+
+
+class Framing(enum.Enum):
+    """How a client knows the end of an answer's body."""
+
+    LENGTH = enum.auto()
+    CHUNKED = enum.auto()
+    CLOSE = enum.auto()
+    NO_BODY = enum.auto()
+
+
+class AnswerHead(NamedTuple):
+    """``data`` is what goes on the wire; ``closes``: the connection ends after this answer."""
+
+    data: bytes
+    framing: Framing
+    length: int
+    closes: bool
+
+
+_encoded: dict[object, AnswerHead] = {}
+
+
+def answer_head(
+    request: RequestHead, status: int, headers: Iterable[tuple[bytes, bytes]], *, close: bool
+) -> AnswerHead:
+    """Encode a head as h11 does, so that both paths answer with the same bytes.
+
+    Args:
+        request: what is answered.
+        status: 200 to 599.
+        headers: as the application sent them.
+        close: announce that the connection ends.
+
+    Raises:
+        AnswerError: a header cannot be sent, or its length is none.
+    """
+    if type(headers) is not tuple:
+        return _encode(request, status, list(headers), close)
+    key = (status, headers, close, request.method == "HEAD", request.version)
+    try:
+        found = _encoded.get(key)
+    except TypeError:  # something in the tuple is mutable
+        return _encode(request, status, list(headers), close)
+    if found is None:
+        if len(_encoded) >= _KEPT:
+            _encoded.clear()
+        found = _encoded[key] = _encode(request, status, list(headers), close)
+    return found
+
+
+def informational(status: int, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """Encode an interim answer, 100 to 199; 101 is not ours to give."""
+    return _lines(status, [_checked(name, value) for name, value in headers])
+
+
+def refusal(status: int, *extra: tuple[bytes, bytes]) -> bytes:
+    """Encode a whole answer without a body, after which the connection is closed."""
+    return _lines(status, [(b"content-length", b"0"), *extra, (b"Connection", b"close")])
+
+
+def _encode(
+    request: RequestHead, status: int, headers: list[tuple[bytes, bytes]], close: bool
+) -> AnswerHead:
+    lines: list[tuple[bytes, bytes]] = []
+    connection: list[bytes] = []
+    length: int | None = None
+    chunked = False
+    bodiless = status in (204, 304)  # these end with their head, whatever it says
+    for name, value in headers:
+        name, value = _checked(name, value)
+        match name.lower():
+            case b"content-length":
+                if not value.isdigit() or (length is not None and length != int(value)):
+                    raise AnswerError(f"no content length: {value!r}")
+                if length is None:
+                    lines.append((name, value))
+                length = int(value)
+            case b"transfer-encoding":
+                if chunked or value.lower() != b"chunked":
+                    raise AnswerError(f"a transfer coding that is not supported: {value!r}")
+                chunked = True
+                if bodiless:
+                    lines.append((name, value.lower()))
+            case b"connection":
+                connection += [token.strip() for token in value.lower().split(b",")]
+            case _:
+                lines.append((name, value))
+    close = close or b"close" in connection
+    framing = Framing.NO_BODY
+    if not bodiless and (chunked or length is None):
+        # The chunked coding overrides a length. HEAD is told what GET would be.
+        lines = [pair for pair in lines if pair[0].lower() != b"content-length"]
+        if request.version == "1.1":
+            lines.append((b"Transfer-Encoding", b"chunked"))
+            framing = Framing.CHUNKED
+        else:
+            framing, close = Framing.CLOSE, True
+    elif not bodiless:
+        framing = Framing.LENGTH
+    if request.method == "HEAD":
+        framing = Framing.NO_BODY
+    if close:
+        connection = [token for token in connection if token not in (b"close", b"keep-alive")]
+        connection.append(b"close")
+    lines += [(b"Connection", token) for token in sorted(set(connection)) if token]
+    return AnswerHead(_lines(status, lines), framing, length or 0, close)
+
+
+def _checked(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    name, value = bytes(name).strip(), bytes(value).strip()
+    if _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
+        raise AnswerError(f"a header that cannot be sent: {name!r}: {value!r}")
+    return name, value
+
+
+def _lines(status: int, lines: list[tuple[bytes, bytes]]) -> bytes:
+    head = b"".join(b"%b: %b\r\n" % pair for pair in lines)
+    return b"HTTP/1.1 %d \r\n%b\r\n" % (status, head)

@@ -1,0 +1,95 @@
+"""The chunked transfer coding of request bodies (RFC 9112, 7.1), read strictly. Pure."""
+
+import re
+from typing import Final
+
+from .request_head import RequestError
+
+#: Sixteen digits are 2**64 bytes; an extension is passed over, control characters are not.
+_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[^\x00-\x08\x0a-\x1f\x7f]*+)?[ \t]*+")
+_TRAILER: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[^\x00-\x08\x0a-\x1f\x7f]*+")
+
+#: The longest line with a chunk's size and extensions, in bytes.
+SIZE_LINE_BYTES: Final = 256
+
+#: All trailers of one body, in bytes.
+TRAILER_BYTES: Final = 8 * 1024
+
+
+class ChunkedBody:
+    """Takes the bytes of a connection and returns those of the body.
+
+    ``complete`` is true once the last line has been taken; ``rest`` then holds what followed it.
+    """
+
+    def __init__(self) -> None:
+        self.complete = False
+        self.rest = b""
+        self._left = 0  # bytes of the present chunk that have not arrived
+        self._closing = False  # the line end after a chunk is due
+        self._trailing = -1  # bytes of trailers that have been seen; -1 before the last chunk
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what has arrived and return the part of the body that it completes, maybe nothing.
+
+        Raises:
+            RequestError: the bytes are not in the chunked coding; do not call it again.
+        """
+        data = self.rest + data
+        at = 0
+        pieces: list[bytes] = []
+        while not self.complete:
+            if self._left:
+                piece = data[at : at + self._left]
+                if not piece:
+                    break
+                pieces.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                self._closing = not self._left
+            elif self._closing:
+                end = data[at : at + 2]
+                if not b"\r\n".startswith(end):
+                    raise RequestError(400, "a chunk is longer than its size")
+                if len(end) < 2:
+                    break
+                at += 2
+                self._closing = False
+            else:
+                line = _line(data, at, SIZE_LINE_BYTES if self._trailing < 0 else TRAILER_BYTES)
+                if line is None:
+                    break
+                at += len(line) + 2
+                self._take_line(line)
+        self.rest = data[at:]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _take_line(self, line: bytes) -> None:
+        if self._trailing < 0:
+            match = _SIZE.fullmatch(line)
+            if match is None:
+                raise RequestError(400, "a chunk's size is no number")
+            self._left = int(match[1], 16)
+            if not self._left:
+                self._trailing = 0
+        elif not line:
+            self.complete = True
+        else:
+            # Trailers are read, so that the next request begins where it does, and forgotten.
+            self._trailing += len(line)
+            if self._trailing > TRAILER_BYTES:
+                raise RequestError(431, "the trailers are too large")
+            if _TRAILER.fullmatch(line) is None:
+                raise RequestError(400, "a trailer is malformed")
+
+
+def _line(data: bytes, start: int, longest: int) -> bytes | None:
+    """Return the line at ``start`` without its end; None if the end has not arrived."""
+    end = data.find(b"\r\n", start, start + longest + 2)
+    if end >= 0:
+        return data[start:end]
+    if len(data) - start > longest + 1:
+        raise RequestError(400, "a line of the chunked coding is too long")
+    if b"\n" in data[start:]:
+        raise RequestError(400, "a line feed without carriage return")
+    return None

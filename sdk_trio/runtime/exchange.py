@@ -1,0 +1,248 @@
+"""One request and its answer, as ASGI messages."""
+
+from collections.abc import Mapping
+from math import inf
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import trio
+
+from .answer_head import AnswerError, AnswerHead, Framing, answer_head, informational
+from .chunked import ChunkedBody
+from .limits import Expired
+from .request_head import RequestError, RequestHead
+
+if TYPE_CHECKING:
+    from .fast_path import Connection
+
+#: In ``scope["extensions"]``: the first ``receive()`` returns the whole body, without waiting.
+COMPLETE_BODY = "sdk_trio.complete_body"
+
+_DISCONNECT = {"type": "http.disconnect"}
+
+
+class Exchange:
+    """Gives the application its request and sends what it answers.
+
+    After :meth:`finish`: ``closes`` says that the connection ends, ``unread`` that parts of the
+    body may still arrive, ``error`` what the client is to be told if nothing was answered.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_answered",
+        "_body_ended",
+        "_chunked",
+        "_connection",
+        "_head",
+        "_left",
+        "_patience",
+        "_started",
+        "_to_send",
+        "_waiting_for_continue",
+        "error",
+    )
+
+    def __init__(self, connection: "Connection", head: RequestHead) -> None:
+        self._connection = connection
+        self._head = head
+        self._left = head.length
+        self._chunked = ChunkedBody() if head.length is None else None
+        self._waiting_for_continue = head.expects_continue
+        self._patience = connection.limits.body_seconds
+        self._body_ended = False  # the application has been given all of it
+        self._answer: AnswerHead | None = None
+        self._started = False  # its head has been sent
+        self._answered = False
+        self._to_send = 0
+        self.error: RequestError | None = None
+
+    def scope(self) -> dict[str, Any]:
+        """Return the ASGI scope, with the same values as hypercorn's."""
+        head = self._head
+        path, _, query = head.target.partition(b"?")
+        complete = self._left is not None and len(self._connection.buffer) >= self._left
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.1"},
+            "http_version": head.version,
+            "method": head.method,
+            "scheme": "http",
+            "path": unquote(path.decode("ascii")) if b"%" in path else path.decode("ascii"),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": head.headers,
+            "client": self._connection.client,
+            "server": self._connection.server,
+            "state": {},
+            "extensions": {COMPLETE_BODY: {}} if complete else {},
+        }
+
+    # -- the request -------------------------------------------------------------------------
+
+    async def receive(self) -> Mapping[str, Any]:  # noqa: ASYNC910 - the loop of requests has one
+        """Return the next part of the body; then wait for the client's end, or the answer's."""
+        left = self._left
+        if not self._body_ended and left is not None and len(self._connection.buffer) >= left:
+            self._body_ended = True
+            body = self._connection.take(left) if left else b""
+            self._left = 0
+            return {"type": "http.request", "body": body, "more_body": False}  # noqa: ASYNC910 - the next wait for a request is one
+        if self._gone:
+            await trio.lowlevel.checkpoint()
+            return _DISCONNECT
+        if self._body_ended:
+            return await self._wait_for_end()
+        try:
+            return await self._receive_part()
+        except RequestError as error:
+            self.error = error
+        except OSError:
+            self._connection.ended = True
+        await trio.lowlevel.checkpoint()
+        return _DISCONNECT
+
+    @property
+    def _gone(self) -> bool:
+        return self._answered or self._connection.ended or self.error is not None
+
+    async def _receive_part(self) -> Mapping[str, Any]:
+        connection = self._connection
+        if self._waiting_for_continue and self._answer is None and not connection.buffer:
+            await connection.send(informational(100))
+        self._waiting_for_continue = False
+        while True:
+            part = self._decode()
+            if part or self._body_ended:
+                return {"type": "http.request", "body": part, "more_body": not self._body_ended}  # noqa: ASYNC910 - the next wait for a request is one
+            more = await self._read_more()
+            if self._answered:
+                return _DISCONNECT
+            if not more:
+                raise RequestError(400, "the body is not complete")
+
+    async def _read_more(self) -> bool:
+        """Wait for more of the body; only the waits count, not what the application does."""
+        connection = self._connection
+        begun = connection.now
+        connection.read_deadline = begun + self._patience
+        try:
+            return await connection.read_ahead()
+        except Expired:
+            if self._answered:
+                return False  # noqa: ASYNC910 - the next wait for a request is one
+            raise RequestError(408, "the body took too long") from None
+        finally:
+            connection.read_deadline = inf
+            self._patience -= connection.now - begun
+
+    def _decode(self) -> bytes:
+        """Take the part of the body that is in the buffer."""
+        connection = self._connection
+        if self._chunked is None:
+            assert self._left is not None  # noqa: S101 - one of the two says where the body ends
+            part = connection.take(self._left)
+            self._left -= len(part)
+            self._body_ended = not self._left
+            return part
+        part = self._chunked.feed(connection.take(len(connection.buffer)))
+        if self._chunked.complete:
+            self._body_ended = True
+            self._left = 0
+            connection.give_back(self._chunked.rest)
+        return part
+
+    async def _wait_for_end(self) -> Mapping[str, Any]:
+        connection = self._connection
+        while not self._gone:
+            if len(connection.buffer) >= connection.limits.read_bytes:
+                # Requests that were sent ahead fill the buffer: its end cannot be seen.
+                await trio.sleep(connection.limits.sweep_seconds)
+                continue
+            try:
+                if not await connection.read_ahead():
+                    break
+            except Expired:
+                continue
+            except OSError:
+                connection.ended = True
+        return _DISCONNECT  # noqa: ASYNC910 - the next wait for a request is one
+
+    # -- the answer --------------------------------------------------------------------------
+
+    async def send(self, message: Mapping[str, Any]) -> None:  # noqa: ASYNC910 - as receive
+        """Send one message; the head waits for the first part of the body, to go with it.
+
+        Raises:
+            AnswerError: the message does not fit here, or cannot be sent.
+        """
+        kind = message["type"]
+        if kind == "http.response.start" and self._answer is None:
+            status = int(message["status"])
+            headers = message.get("headers", ())
+            if 100 <= status < 200 and status != 101:
+                if self._head.version == "1.1":
+                    await self._connection.send(informational(status, headers))
+                return  # noqa: ASYNC910 - the next wait for a request is one
+            self._waiting_for_continue = False
+            self._answer = answer_head(self._head, status, headers, close=self._must_close())
+            self._to_send = self._answer.length
+        elif kind == "http.response.body" and self._answer is not None and not self._answered:
+            await self._send_body(
+                self._answer, bytes(message.get("body", b"")), bool(message.get("more_body"))
+            )
+        elif not self._answered:
+            raise AnswerError(f"{kind} does not fit here")
+
+    def _must_close(self) -> bool:
+        """Whether the connection cannot be used again; a body that is cut short is not skipped."""
+        return self._connection.is_last or not self._head.keep_alive or self.unread
+
+    @property
+    def unread(self) -> bool:
+        """Whether parts of the body have not arrived."""
+        return self._left is None or len(self._connection.buffer) < self._left
+
+    async def _send_body(self, answer: AnswerHead, body: bytes, more: bool) -> None:  # noqa: ASYNC910 - the next wait for a request is one
+        framing = answer.framing
+        if framing is Framing.NO_BODY:
+            body = b""
+        elif framing is Framing.LENGTH:
+            self._to_send -= len(body)
+            if self._to_send < 0 or (self._to_send and not more):
+                raise AnswerError("the body is not as long as its content length says")
+        elif framing is Framing.CHUNKED:
+            if body:
+                body = b"%x\r\n%b\r\n" % (len(body), body)
+            if not more:
+                body += b"0\r\n\r\n"
+        if not self._started:
+            self._started = True
+            body = answer.data + body
+        self._answered = not more
+        if body:
+            await self._connection.send(body)
+
+    # -- the end -----------------------------------------------------------------------------
+
+    @property
+    def closes(self) -> bool:
+        """Whether the connection ends after this answer."""
+        return self._answer is None or self._answer.closes
+
+    async def finish(self) -> None:  # noqa: ASYNC910 - as receive
+        """Bring the connection to where the next request begins, or see that there is none."""
+        connection = self._connection
+        if self._answered:
+            self.error = None
+            if connection.waiting:
+                await connection.interrupt_readers()
+            if self._left and not self.unread:
+                connection.take(self._left)
+                self._left = 0
+        elif self._started:
+            # The client has to see that the answer is not complete.
+            connection.ended = True
+        elif self.error is None:
+            self.error = RequestError(500, "the application gave no answer")

@@ -1,0 +1,327 @@
+"""Plain HTTP/1.1 connections, each served in one task that calls the ASGI application itself.
+
+A request costs one wait for the socket and one send: no nursery, lock, timeout scope, thread or
+task of its own. What a deadline would do is done by the acceptor's sweeper, which looks at the
+``*_deadline`` fields of every connection now and then and wakes those whose time is over.
+Other protocols are handed over to hypercorn, with the bytes that have been read (ADR 8).
+"""
+
+import socket
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Any, Protocol
+
+import trio
+
+from ..logs import get_logger
+from .answer_head import refusal
+from .exchange import Exchange
+from .limits import Expired, Limits
+from .request_head import END_OF_HEAD, RequestError, RequestHead, check_beginning, parse_head
+
+_log = get_logger("server")
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+Address = tuple[str, int] | None
+
+
+class Surroundings(Protocol):
+    """What the connections of one server share.
+
+    ``now`` is the event loop's clock as of the last sweep; ``draining``: no request is begun any
+    more.
+    """
+
+    app: App
+    limits: Limits
+    now: float
+    draining: bool
+
+    async def hand_over(self, sock: socket.socket, received: bytes) -> None:
+        """Serve the rest of a connection with hypercorn, which begins with ``received``."""
+        ...
+
+
+class Connection:
+    """One client's connection, from its first byte to its end.
+
+    ``client`` and ``server`` are the addresses for the ASGI scope; None for Unix sockets.
+    """
+
+    __slots__ = (
+        "_around",
+        "_buffer",
+        "_descriptor",
+        "_idle",
+        "_interrupted",
+        "_requests",
+        "_socket",
+        "client",
+        "ended",
+        "limits",
+        "read_deadline",
+        "server",
+        "waiting",
+        "write_deadline",
+    )
+
+    def __init__(
+        self, around: Surroundings, sock: socket.socket, client: Address, server: Address
+    ) -> None:
+        self._around = around
+        self._socket = sock
+        self._descriptor = sock.fileno()
+        self._buffer: bytes | bytearray = b""
+        self._requests = 0
+        self._idle = True
+        self._interrupted = False
+        self.limits = around.limits
+        self.client = client
+        self.server = server
+        self.read_deadline = around.now + self.limits.keep_alive_seconds
+        self.write_deadline = inf
+        self.waiting = False
+        #: Nothing more can be read or sent, or is worth it.
+        self.ended = False
+
+    # -- for the acceptor --------------------------------------------------------------------
+
+    async def run(self) -> None:  # noqa: ASYNC910 - a wait for the socket is a checkpoint
+        """Serve requests until the client or the server is done with the connection.
+
+        Cancelled, the application is cancelled and the connection is closed at once.
+        """
+        handed_over = False
+        try:
+            other = await self._serve()
+            if other is not None:
+                handed_over = self.ended = True
+                await self._around.hand_over(self._socket, other)
+        except OSError:
+            await trio.lowlevel.checkpoint()  # the client has left
+        finally:
+            self.ended = True
+            if not handed_over:
+                trio.lowlevel.notify_closing(self._descriptor)
+                self._socket.close()
+
+    def sweep(self, now: float) -> None:
+        """Wake the connection if a deadline has passed, or if it idles while the server ends."""
+        if (
+            now >= self.read_deadline
+            or now >= self.write_deadline
+            or (self._idle and self._around.draining)
+        ) and not self.ended:
+            trio.lowlevel.notify_closing(self._descriptor)
+
+    # -- requests ----------------------------------------------------------------------------
+
+    async def _serve(self) -> bytes | None:
+        """Serve request after request; return what was read if another protocol begins."""
+        app = self._around.app
+        while True:
+            try:
+                head = await self._read_head()
+            except RequestError as error:
+                await self._refuse(error)
+                return None
+            if head is None:
+                return None
+            if head.other_protocol:
+                return bytes(self._buffer)
+            self._requests += 1
+            exchange = Exchange(self, head)
+            try:
+                await app(exchange.scope(), exchange.receive, exchange.send)
+            except Exception:
+                _log.exception("server.application_failed", method=head.method)
+            await exchange.finish()
+            if self.ended:
+                return None
+            if exchange.error is not None:
+                await self._refuse(exchange.error)
+                return None
+            if exchange.closes:
+                if exchange.unread:
+                    await self._linger()
+                return None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no request is accepted after the present one."""
+        return self._around.draining or self._requests >= self.limits.keep_alive_requests
+
+    async def _read_head(self) -> RequestHead | None:
+        """Return the next head, the body's first bytes being in the buffer; None at the end.
+
+        The head stays in the buffer when another protocol is asked for: hypercorn reads it again.
+        """
+        limits = self.limits
+        buffer = self._buffer
+        searched = 0
+        if buffer:
+            # A request that was sent ahead: others have their turn before it.
+            await trio.lowlevel.checkpoint()
+        while True:
+            if buffer:
+                end = buffer.find(END_OF_HEAD, searched)
+                if end >= 0:
+                    break
+                check_beginning(buffer, limits)
+                searched = max(0, len(buffer) - 3)
+                if not isinstance(buffer, bytearray):
+                    # Copied once, so that a head in many small pieces costs linear time.
+                    self._buffer = buffer = bytearray(buffer)
+                    self.read_deadline = self._around.now + limits.head_seconds
+            else:
+                self.read_deadline = self._around.now + limits.keep_alive_seconds
+            chunk = await self._read_for_head()
+            if chunk is None:
+                return None
+            if isinstance(buffer, bytearray):
+                buffer += chunk
+            else:
+                self._buffer = buffer = chunk
+        self.read_deadline = inf
+        end += 4
+        if end > limits.head_bytes:
+            raise RequestError(431, "the headers are too large")
+        head = parse_head(bytes(buffer[:end]), limits)
+        if not head.other_protocol:
+            self._buffer = bytes(buffer[end:])
+        return head  # noqa: ASYNC910 - the next wait for a request is one
+
+    async def _read_for_head(self) -> bytes | None:
+        """Return what arrives; None when the connection ends before another request."""
+        try:
+            chunk = await self.read(idle=True)
+        except Expired:
+            if self._buffer and not self._around.draining:
+                raise RequestError(408, "the headers took too long") from None
+            return None  # noqa: ASYNC910 - the next wait for a request is one
+        if not chunk:
+            if self._buffer:
+                raise RequestError(400, "the headers are not complete")
+            return None
+        return chunk
+
+    # -- bytes -------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """The event loop's clock as of the last sweep."""
+        return self._around.now
+
+    @property
+    def buffer(self) -> bytes | bytearray:
+        """What has been read and belongs to no one yet."""
+        return self._buffer
+
+    def take(self, size: int) -> bytes:
+        """Remove at most ``size`` bytes from the buffer and return them."""
+        buffer = self._buffer
+        if len(buffer) <= size:
+            self._buffer = b""
+            return bytes(buffer)
+        self._buffer = buffer[size:]
+        return bytes(buffer[:size])
+
+    def give_back(self, data: bytes) -> None:
+        """Put what was taken too much in front of the buffer."""
+        self._buffer = data + self._buffer
+
+    async def read_ahead(self) -> bool:
+        """Wait for the client's next bytes, into the buffer; False when it has stopped sending."""
+        chunk = await self.read()
+        self._buffer = bytes(self._buffer) + chunk
+        return bool(chunk)
+
+    async def read(self, *, idle: bool = False) -> bytes:
+        """Wait for bytes and return them; none at the end of what the client sends.
+
+        ``idle``: no request is in progress, so that the server's end is the connection's.
+
+        Raises:
+            Expired: :attr:`read_deadline` has passed, the server ends an idle connection, or the
+                answer has ended.
+            OSError: the connection is broken.
+        """
+        while True:  # noqa: ASYNC913 - the next wait for a request is one
+            self._idle = idle
+            self.waiting = True
+            try:
+                # First, because a client that has just been answered has not sent anything yet.
+                if not (idle and self._around.draining):
+                    await trio.lowlevel.wait_readable(self._descriptor)
+            except trio.ClosedResourceError:
+                if self._interrupted or self._around.now >= self.read_deadline:
+                    raise Expired from None
+            finally:
+                self.waiting = False
+                self._idle = False
+            try:
+                return self._socket.recv(self.limits.read_bytes)  # noqa: ASYNC910 - the next wait for a request is one
+            except BlockingIOError:
+                # Bytes that had arrived before the server's end are served, others are not.
+                if idle and self._around.draining:
+                    raise Expired from None
+
+    async def send(self, data: bytes) -> None:  # noqa: ASYNC910 - the loop of requests has one
+        """Send all of ``data``; a client that is gone or takes too long ends the connection."""
+        if self.ended:
+            return  # noqa: ASYNC910 - the next wait for a request is one
+        try:
+            try:
+                sent = self._socket.send(data)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(data):
+                await self._send_rest(memoryview(data)[sent:])
+        except (OSError, Expired):
+            self.ended = True
+
+    async def _send_rest(self, data: memoryview) -> None:  # noqa: ASYNC910 - the next wait for a request is one
+        self.write_deadline = self._around.now + self.limits.write_seconds
+        try:
+            while data:
+                try:
+                    await trio.lowlevel.wait_writable(self._descriptor)
+                except trio.ClosedResourceError:
+                    if self._around.now >= self.write_deadline:
+                        raise Expired from None
+                try:
+                    data = data[self._socket.send(data) :]
+                except BlockingIOError:
+                    continue
+        finally:
+            self.write_deadline = inf
+
+    async def interrupt_readers(self) -> None:  # noqa: ASYNC910 - there is none, as a rule
+        """End the wait of a task that the application has left behind."""
+        self._interrupted = True
+        while self.waiting:
+            trio.lowlevel.notify_closing(self._descriptor)
+            await trio.lowlevel.checkpoint()
+        self._interrupted = False
+
+    async def _refuse(self, error: RequestError) -> None:
+        _log.info("server.request_refused", status=error.status, reason=str(error))
+        await self.send(refusal(error.status))
+        await self._linger()
+
+    async def _linger(self) -> None:  # noqa: ASYNC910 - the next wait for a request is one
+        """Say that nothing more is coming, and let the client read it before the end."""
+        if self.ended:
+            await trio.lowlevel.checkpoint()
+            return
+        self._socket.shutdown(socket.SHUT_WR)
+        self.read_deadline = self._around.now + self.limits.linger_seconds
+        left = self.limits.linger_bytes
+        try:
+            while left > 0:
+                chunk = await self.read(idle=True)
+                if not chunk:
+                    return
+                left -= len(chunk)
+        except Expired:
+            await trio.lowlevel.checkpoint()

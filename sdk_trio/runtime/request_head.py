@@ -1,0 +1,172 @@
+"""The head of an HTTP/1.1 request: strict reading of its lines, and where its body ends. Pure.
+
+The grammar is that of RFC 9112 without its leniencies. What could be read in two ways is refused:
+two lengths, lengths beside a transfer coding, folded lines, line feeds without carriage returns,
+white space before a colon. h11 accepts some of these; nothing is read differently from it.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+from .limits import Limits
+
+Headers = list[tuple[bytes, bytes]]
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+_HEAD: Final = re.compile(
+    rb"(" + _TOKEN + rb") ([\x21-\x7e]++) HTTP/([0-9])\.([0-9])\r\n"
+    rb"((?:" + _TOKEN + rb":[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+)\r\n"
+)
+_HOST: Final = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+,;=:\[\]]*")
+
+#: Headers that decide about the connection or the body.
+_DECISIVE: Final = frozenset(
+    (b"host", b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"expect")
+)
+
+#: No length has more digits: h11's bound, a billion terabytes.
+_LENGTH_DIGITS: Final = 20
+
+END_OF_HEAD: Final = b"\r\n\r\n"
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
+
+
+class RequestError(Exception):
+    """What a client sent is no request that we accept; ``status`` is the answer to it."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class RequestHead(NamedTuple):
+    """One request without its body.
+
+    ``method`` is in capitals, as hypercorn gives it. ``length`` is that of the body in bytes; None
+    stands for the chunked coding. ``other_protocol`` asks for hypercorn: it has an Upgrade header,
+    or is the preface of HTTP/2.
+    """
+
+    method: str
+    target: bytes
+    version: str
+    headers: Headers
+    length: int | None
+    keep_alive: bool
+    expects_continue: bool
+    other_protocol: bool
+
+
+def parse_head(data: bytes, limits: Limits) -> RequestHead:
+    """Read a head that ends with its empty line.
+
+    Raises:
+        RequestError: it is malformed (400), too large (414, 431) or not supported (501, 505).
+    """
+    match = _HEAD.fullmatch(data)
+    if match is None:
+        raise _refusal(data, limits)
+    method, target, major, minor, fields = match.groups()
+    if major != b"1" or minor not in (b"0", b"1"):
+        if data == PREFACE:
+            return RequestHead("PRI", target, "2.0", [], 0, False, False, True)
+        raise RequestError(505, "the version of HTTP is not supported")
+    if match.end(2) > limits.request_line_bytes:
+        raise RequestError(414, "the request line is too long")
+    if method == b"CONNECT":
+        # The bytes after an answer of 2xx would belong to a tunnel, which nobody here serves.
+        raise RequestError(501, "CONNECT is not supported")
+    lines = fields.split(b"\r\n")
+    lines.pop()
+    if len(lines) > limits.headers:
+        raise RequestError(431, "too many headers")
+    headers: Headers = []
+    decisive: Headers = []
+    for line in lines:
+        name, _, value = line.partition(b":")
+        name = name.lower()
+        value = value.strip(b" \t")
+        if name in _DECISIVE:
+            if name == b"transfer-encoding":
+                value = value.lower()  # so that the application is given it as h11 gives it
+            decisive.append((name, value))
+        headers.append((name, value))
+    # The method is decoded as hypercorn does it: "post" is POST.
+    return _decide(method.decode("ascii").upper(), target, minor == b"1", headers, decisive)
+
+
+def _decide(
+    method: str, target: bytes, modern: bool, headers: Headers, decisive: Headers
+) -> RequestHead:
+    """Apply the rules of RFC 9112 sections 3.2, 6 and 9.3 to the headers that matter to them."""
+    hosts = 0
+    length: int | None = 0
+    lengths = codings = 0
+    keep_alive = modern  # a client of HTTP/1.0 gets one answer for one connection, as from h11
+    expects_continue = upgrade = False
+    for name, value in decisive:
+        if name == b"host":
+            hosts += 1
+            if _HOST.fullmatch(value) is None:
+                raise RequestError(400, "the Host header is malformed")
+        elif name == b"content-length":
+            lengths += 1
+            # isdigit of bytes knows ASCII digits alone.
+            if not value.isdigit() or len(value) > _LENGTH_DIGITS:
+                raise RequestError(400, "the content length is no number")
+            length = int(value)
+        elif name == b"transfer-encoding":
+            codings += 1
+            if value != b"chunked":
+                raise RequestError(501, "the transfer coding is not supported")
+        elif name == b"connection":
+            if b"close" in _tokens(value):
+                keep_alive = False
+        elif name == b"upgrade":
+            upgrade = True
+        elif b"100-continue" in _tokens(value):
+            expects_continue = modern
+    if hosts > 1 or (modern and not hosts):
+        raise RequestError(400, "there must be one Host header")
+    if lengths + codings > 1:
+        raise RequestError(400, "the body has two lengths")
+    if codings:
+        if not modern:
+            raise RequestError(400, "HTTP/1.0 has no transfer codings")
+        length = None
+    return RequestHead(
+        method,
+        target,
+        "1.1" if modern else "1.0",
+        headers,
+        length,
+        keep_alive,
+        expects_continue,
+        upgrade,
+    )
+
+
+def check_beginning(data: bytes | bytearray, limits: Limits) -> None:
+    """Look at a head whose end has not arrived; no error means that it may still become one.
+
+    Raises:
+        RequestError: nothing that follows can make it a request.
+    """
+    if data[0] <= 0x20:  # control characters: TLS, or an empty line before the request
+        raise RequestError(400, "this is no request line")
+    if data.count(b"\n") != data.count(b"\r\n"):
+        raise RequestError(400, "a line feed without carriage return")
+    if len(data) > limits.request_line_bytes and b"\r\n" not in data:
+        raise RequestError(414, "the request line is too long")
+    if len(data) > limits.head_bytes:
+        raise RequestError(431, "the headers are too large")
+
+
+def _refusal(data: bytes, limits: Limits) -> RequestError:
+    if data.find(b"\r\n") > limits.request_line_bytes:
+        return RequestError(414, "the request line is too long")
+    return RequestError(400, "this is no request")
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token.strip() for token in value.lower().split(b",")]

@@ -1,0 +1,71 @@
+"""What a receiver loads at its start: nothing that it has no use for yet."""
+
+import json
+import subprocess
+import sys
+
+#: Packages that cost milliseconds and megabytes, each with who needs it.
+FORBIDDEN = {
+    "httpx": "calls of the upstream",
+    "httpcore": "calls of the upstream",
+    "rich": "the command line's tables",
+    "structlog": "logs on a terminal",
+    "pygments": "tracebacks of rich",
+    "cryptography": "ed25519 secrets",
+    "apsw": "the store in SQLite",
+    "pytest": "tests",
+    "sdk_trio.events.samples": "the simulator",
+    "sdk_trio.events.reference_page": "the documentation",
+    "sdk_trio.testing": "tests",
+    "sdk_trio.cli": "the command line",
+}
+
+START = """
+import json, sys
+import trio
+import sdk_trio
+
+async def main(settings):
+    runtime = sdk_trio.Runtime(settings)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(runtime.run)
+        print(json.dumps(sorted(sys.modules)))
+        runtime.shut_down("seen")
+
+settings = sdk_trio.Settings.from_mapping(json.loads(sys.argv[1]), standalone=True)
+trio.run(main, settings)
+"""
+
+
+def modules_after_start(**keys: object) -> set[str]:
+    mapping = {
+        "Server:Bind": ["127.0.0.1:0"],
+        "Storage:Backend": "Memory",
+        "Webhooks:RequireHttps": False,
+        "Webhooks:Secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",  # public test vector
+        **keys,
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", START, json.dumps(mapping)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return set(json.loads(ended.stdout))
+
+
+def test_a_standalone_start_loads_nothing_that_it_does_not_use():
+    loaded = modules_after_start()
+    assert "sdk_trio.webhooks.app" in loaded
+    assert {name: why for name, why in FORBIDDEN.items() if name in loaded} == {}
+
+
+def test_the_store_on_disk_adds_only_its_own_parts(tmp_path):
+    more = modules_after_start(
+        **{"Storage:Backend": "Sqlite", "Storage:Path": str(tmp_path / "data")}
+    )
+    assert "apsw" in more
+    packages = {name.partition(".")[0] for name in more - modules_after_start()}
+    assert packages - set(sys.stdlib_module_names) <= {"apsw", "filelock", "sdk_trio"}

@@ -1,0 +1,88 @@
+"""A canary for every private part of hypercorn that `runtime/server.py` stands on.
+
+A failure here after an upgrade of hypercorn says which seam has moved; the pin in pyproject.toml is
+widened only after that part of `server.py` has been looked at.
+"""
+
+import inspect
+from importlib.metadata import version
+
+import hypercorn.events
+import pytest
+from hypercorn.config import Config
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import TrioSingleTask, WorkerContext
+from hypercorn.utils import parse_socket_addr
+
+SIGNATURES = {
+    TCPServer.__init__: "self app config context state stream",
+    TCPServer.run: "self",
+    TCPServer.protocol_send: "self event",
+    TCPServer._read_data: "self",
+    TCPServer._close: "self",
+    TCPServer._idle_timeout: "self",
+    TrioSingleTask.restart: "self task_group action",
+    TrioSingleTask.stop: "self",
+    TaskGroup.__init__: "self",
+    TaskGroup.__aenter__: "self",
+    WorkerContext.__init__: "self max_requests",
+    H11Protocol.__init__: "self app config context task_group connection_state ssl client server "
+    "send",
+    H11Protocol._check_protocol: "self event",
+    H11Protocol._create_stream: "self request",
+    H11Protocol._send_error_response: "self status_code",
+    parse_socket_addr: "family address",
+}
+
+
+@pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)
+def test_the_signatures_are_those_that_we_call_and_override(function):
+    assert list(inspect.signature(function).parameters) == SIGNATURES[function].split()
+
+
+def test_the_minor_version_is_the_one_that_was_read():
+    assert version("hypercorn").split(".")[:2] == ["0", "18"]
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        # What we override has to be called, and at these places.
+        (H11Protocol._handle_events, "await self._check_protocol(event)"),
+        (H11Protocol._handle_events, "await self._create_stream(event)"),
+        (H11Protocol._handle_events, "h11.Request"),
+        (TCPServer.protocol_send, "await self.idle_task.restart("),
+        (TCPServer._read_data, "await self.protocol.handle(Closed())"),
+        (TCPServer._read_data, "await self.stream.receive_some(MAX_RECV)"),
+        (TCPServer._idle_timeout, "await self.context.terminated.wait()"),
+        (TCPServer._close, "await self.stream.send_eof()"),
+        (TCPServer._close, "await self.stream.aclose()"),
+        (TCPServer.protocol_send, "await self.stream.send_all(event.data)"),
+    ],
+)
+def test_what_we_replace_is_used_where_we_think(function, text):
+    assert text in inspect.getsource(function)
+
+
+def test_the_attributes_that_we_set_exist():
+    server = TCPServer(None, Config(), WorkerContext(None), {}, None)
+    assert {"app", "config", "context", "stream", "idle_task"} <= set(vars(server))
+    assert "_task_group" in inspect.getsource(TCPServer.run)
+    config = Config()
+    for name in (
+        "certfile",
+        "keyfile",
+        "keep_alive_timeout",
+        "keep_alive_max_requests",
+        "include_date_header",
+        "include_server_header",
+        "alpn_protocols",
+        "accesslog",
+        "errorlog",
+        "create_ssl_context",
+    ):
+        assert hasattr(config, name), name
+    assert hypercorn.events.Updated(idle=True).idle
+    assert hypercorn.events.RawData(b"x").data == b"x"
