@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         TenantNotActiveError,
         TenantsDisabledError,
         UnknownTenantError,
+        UpgradeError,
         VerificationError,
     )
     from .runtime import BindError, Runtime, Started
@@ -67,6 +68,14 @@ if TYPE_CHECKING:
         TenantStatus,
         TenantStatusService,
         TransitionResult,
+    )
+    from .tenants.tenant_id_filler import SqliteTenantIds
+    from .tenants.upgrade import (
+        DefaultTenantResolver,
+        HostUpgrade,
+        Quiescence,
+        StepBatch,
+        UpgradeStep,
     )
     from .webhooks import (
         DrainReport,
@@ -95,6 +104,13 @@ __all__ = [
     "CallOptions",
     "Client",
     "Record",
+    # the upgrade from a single tenant
+    "DefaultTenantResolver",
+    "HostUpgrade",
+    "Quiescence",
+    "SqliteTenantIds",
+    "StepBatch",
+    "UpgradeStep",
     # tenants
     "EnvironmentVariable",
     "KeyFile",
@@ -133,6 +149,7 @@ __all__ = [
     "TenantNotActiveError",
     "TenantsDisabledError",
     "UnknownTenantError",
+    "UpgradeError",
     "VerificationError",
     # errors of the client
     "ApiError",
@@ -159,6 +176,11 @@ _HOMES = {
     "Client": "client.client",
     "Record": "client.records",
     "UnexpectedAnswerError": "client.sender",
+    **dict.fromkeys(
+        ("DefaultTenantResolver", "HostUpgrade", "Quiescence", "StepBatch", "UpgradeStep"),
+        "tenants.upgrade",
+    ),
+    "SqliteTenantIds": "tenants.tenant_id_filler",
     **dict.fromkeys(
         (
             "EnvironmentVariable",

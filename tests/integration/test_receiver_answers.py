@@ -516,7 +516,7 @@ async def test_an_enqueued_event_is_not_answered_before_it_is_committed(tmp_path
         Storage__Backend="Sqlite",
         Storage__Path=str(tmp_path / "data"),
     ) as app:
-        blocker = apsw.Connection(app.store._file)
+        blocker = apsw.Connection(str(tmp_path / "data" / "inbox.db"))
         blocker.set_busy_timeout(2000)
         blocker.execute("BEGIN IMMEDIATE")  # nobody else can commit now
         with await RawWire.connect(app.url) as wire:

@@ -176,7 +176,6 @@ async def _starts_and_stops(runtime):
         ("Storage__Backend", "Postgres"),
         ("Server__Processes", 2),
         ("Relay__Enabled", True),
-        ("MultiTenant__Enabled", True),
     ],
 )
 def test_parts_that_this_version_lacks_are_refused_by_their_key(key, value):

@@ -41,6 +41,7 @@ AGENT_FOLDERS = ("cli/", "testing/")
 
 #: Files that act although their name is a noun, each with the reason.
 _CONNECTION = "a connection or its bytes, named after the protocol; architecture.md does so too"
+_KEPT = "a store, named after what it keeps"
 _ITERATION = "what `async for` runs over, named after what it gives"
 
 ACTING_NOUNS = {
@@ -51,7 +52,17 @@ ACTING_NOUNS = {
     **{f"client/{name}.py": _CONNECTION for name in ("http3_origins", "lanes", "pool", "wire")},
     "client/uploads.py": _CONNECTION,
     **{f"client/{name}.py": _ITERATION for name in ("export", "listing")},
+    "storage/memory_tenants.py": _KEPT,
+    "storage/memory_upgrade.py": _KEPT,
+    "storage/sqlite_tenant_rows.py": _KEPT,
+    "storage/sqlite_upgrade.py": _KEPT,
+    "tenants/client_pool.py": "holds connections, named after what it is",
+    "tenants/feed.py": _ITERATION,
+    "tenants/tenancy.py": "holds the parts of the tenants together for as long as they run",
+    "webhooks/tenant_keys.py": "looks a tenant up before its keys can be tried",
     "logs.py": "asks the environment whether colours are wanted",
+    "runtime/exchange.py": "one request and its answer on a connection",
+    "runtime/fast_path.py": "a connection; named so by the setting that switches it",
     "runtime/runtime.py": "holds the nursery of everything",
     "storage/__init__.py": "opens the store that the settings name",
     "storage/data_directory.py": "creates and locks the directory",
@@ -63,6 +74,7 @@ MAX_LINES = 450
 LONG_FILES = {
     "client/http2.py": "one connection: reader, writer and streams share every field of it",
     "events/samples.py": "a table with an entry for every event type",
+    "tenants/service.py": "every operation on a tenant, each described for its callers",
 }
 
 

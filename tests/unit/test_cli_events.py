@@ -82,6 +82,7 @@ def test_the_json_of_an_event_is_a_stable_contract(command_line):
         "started_at": ARRIVAL,
         "finished_at": ARRIVAL + 2,
         "last_error": "ValueError: no such product",
+        "tenant_id": None,
     }
     assert command_line("events", "list", "--format", "json").document == [attributes]
     failed = {
