@@ -35,6 +35,7 @@ def done_at(record: DeliveryRecord, now: float) -> DeliveryRecord:
         now,
         record.last_error,
         record.raw,
+        record.tenant_id,
     )
 
 

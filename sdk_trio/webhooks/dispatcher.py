@@ -138,7 +138,7 @@ class Dispatcher:
 
     async def _claim_and_run(self, arrival: Arrival, handler: BoundHandler) -> Answer:
         delivery = arrival.delivery
-        tenant = await self.tenant_of(delivery)
+        tenant = None if delivery.tenant_id is None else await self.tenant_of(delivery)
         if _is_held(handler, tenant):
             return await self.park(delivery, tenant)
         admitted = await self._inbox.claim(delivery)
@@ -224,7 +224,8 @@ class Dispatcher:
                 await self._insist(
                     lambda: self._inbox.start(delivery.webhook_id, now=self._clock())
                 )
-            tenant = await self._insist(lambda: self.tenant_of(delivery))
+            if delivery.tenant_id is not None:
+                tenant = await self._insist(lambda: self.tenant_of(delivery))
             outcome = finished = await self._run_to_outcome(arrival, attempt, tenant)
             await self._insist(
                 lambda: self._inbox.finish(delivery.webhook_id, finished, now=self._clock())
