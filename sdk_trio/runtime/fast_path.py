@@ -3,7 +3,7 @@
 A request costs one wait for the socket and one send: no nursery, lock, timeout scope, thread or
 task of its own. What a deadline would do is done by the acceptor's sweeper, which looks at the
 ``*_deadline`` fields of every connection now and then and wakes those whose time is over.
-Other protocols are handed over to hypercorn, with the bytes that have been read (ADR 8).
+Other protocols are handed over to hypercorn, with the bytes that have been read (ADR 12).
 """
 
 import socket

@@ -70,7 +70,7 @@ class Inbox(Protocol):
     def begin(self, webhook_id: str, *, now: float) -> None:
         """As :meth:`start`, without waiting for it: what is asked for later is done later.
 
-        For the first run of a delivery that this process has just accepted (ADR 6). Returns at
+        For the first run of a delivery that this process has just accepted (ADR 11). Returns at
         once, raises nothing; a store that fails is logged, and the run is then not counted.
         """
         ...
