@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # ASYNC127 asks for httpx2, but httpx is the public surface (its mocks and auth classes are users').
 FLAKE8_ASYNC := --enable ASYNC,ASYNC900,ASYNC910,ASYNC911,ASYNC912,ASYNC913 --disable ASYNC114,ASYNC127
 
-.PHONY: run test lint types imports tests bench bench-client format clean
+.PHONY: run test lint types imports tests emulators bench bench-client format clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m sdk_trio dev
@@ -33,6 +33,9 @@ tests: $(VENV)/.installed-dev
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
+# What integration tests talk to, in places of its own: none of it is the package's dependency.
+emulators: tests/emulators/.installed
+
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/deliveries.py
 
@@ -45,6 +48,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 
 clean:
+	rm -rf tests/emulators/.venv tests/emulators/node_modules tests/emulators/.installed
 	rm -rf $(VENV) .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache
 
 $(VENV)/bin/python:
@@ -57,5 +61,12 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 # Dependency groups need pip 25.1; the pip that comes with a Python may be older.
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[ed25519,testing,http3]" --group dev
+	$(BIN)/python -m pip install --quiet --editable ".[ed25519,testing,http3,replication,otel]" --group dev
 	touch $@ $(VENV)/.installed
+
+tests/emulators/.installed: tests/emulators/package.json pyproject.toml
+	$(PYTHON) -m venv tests/emulators/.venv
+	tests/emulators/.venv/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	tests/emulators/.venv/bin/python -m pip install --quiet --group emulators
+	npm install --prefix tests/emulators --no-package-lock --no-audit --no-fund --loglevel=error
+	touch $@
