@@ -28,6 +28,12 @@
     │   ├── UpgradeTimedOutError        MaxRunDuration is over; the position is kept
     │   ├── DefaultTenantError          the default tenant cannot be resolved
     │   └── SourceDatabaseError         the single-tenant database cannot be copied
+    ├── NotificationError               base of what stops one attempt to send a message
+    │   ├── NotSentError                nothing of the request left: it may be tried again
+    │   └── AnswerLostError             it may have arrived: no whole answer came
+    ├── ReplicationError                base of what concerns replication and restore
+    │   ├── ReplicatorError             the replicator's binary is missing, or does not do its work
+    │   └── RestoreError                a database cannot be restored, or is not what it should be
     ├── VerificationError               a delivery is not authentic
     ├── DeliveryDecodingError           a verified body is no event
     ├── NotRunningError                 a part was used before its start, or is not part of the run
@@ -214,6 +220,34 @@ class DefaultTenantError(UpgradeError):
 
 class SourceDatabaseError(UpgradeError):
     """The single-tenant database cannot be copied: missing, unreadable, damaged or in use."""
+
+
+class NotificationError(SdkError):
+    """Base of what stops one attempt to send a message."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class NotSentError(NotificationError):
+    """Nothing of the request left this machine: it may be tried again."""
+
+
+class AnswerLostError(NotificationError):
+    """The request may have arrived, and no whole answer came."""
+
+
+class ReplicationError(SdkError):
+    """Base of what concerns the replication of tenants' databases."""
+
+
+class ReplicatorError(ReplicationError):
+    """The replicator's binary is missing, or does not do its work."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class RestoreError(ReplicationError):
+    """A database cannot be restored, or what was restored is not what it should be."""
 
 
 class VerificationError(SdkError):

@@ -1,0 +1,65 @@
+"""What the dispatcher asks of a channel, and a channel of the network. Pure."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import attrs
+
+from ..storage.tenant_records import OutboxRecord
+from .outcome import Outcome
+
+
+class Channel(Protocol):
+    """One way to reach a site manager."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a message may be sent again when it is not known if it arrived.
+
+        True where the receiver can tell a repetition by its id: the webhook channel.
+        """
+        ...
+
+    async def send(self, record: OutboxRecord) -> Outcome:
+        """Try once to tell of this transition.
+
+        Raises nothing but ``Cancelled``, after which the outcome is unknown.
+        """
+        ...
+
+
+@attrs.frozen
+class Answer:
+    """What a server answered; header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Poster(Protocol):
+    """The project's HTTP layer as a channel sees it; the runtime makes one."""
+
+    async def post(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes,
+        timeout_seconds: float,
+        public_only: bool = False,
+    ) -> Answer:
+        """Send one POST request, without following redirects.
+
+        Args:
+            url: an absolute URL.
+            headers: all but Host and Content-Length.
+            body: the exact bytes.
+            timeout_seconds: for everything, from the name's look-up to the answer's last byte.
+            public_only: refuse to connect to a private, loopback or link-local address.
+
+        Raises:
+            NotSentError: nothing of the request was sent: it may be tried again.
+            AnswerLostError: it was sent, or may have been, and no whole answer came.
+        """
+        ...
