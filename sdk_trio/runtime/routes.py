@@ -1,9 +1,13 @@
 """Which ASGI application answers which path on the receiver's address."""
 
+from typing import TYPE_CHECKING
+
 from ..config import Settings
-from ..webhooks import Simulator, WebhookReceiver
+from ..webhooks import WebhookReceiver
 from ..webhooks.receiver import Receive, Scope, Send
-from ..webhooks.simulator import PREFIX
+
+if TYPE_CHECKING:
+    from ..webhooks.simulator import Simulator
 
 
 class Routes:
@@ -11,7 +15,7 @@ class Routes:
 
     def __init__(self, settings: Settings, receiver: WebhookReceiver) -> None:
         self._receiver = receiver
-        self._simulator = Simulator(settings) if settings.is_development else None
+        self._simulator = _make_simulator(settings) if settings.is_development else None
 
     def started(self, address: str) -> None:
         """Tell the simulator where its deliveries go: the receiver's real address."""
@@ -20,7 +24,13 @@ class Routes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI ``http`` request."""
-        if self._simulator is not None and scope["path"].startswith(PREFIX):
+        if self._simulator is not None and self._simulator.serves(scope["path"]):
             await self._simulator(scope, receive, send)
         else:
             await self._receiver(scope, receive, send)
+
+
+def _make_simulator(settings: Settings) -> "Simulator":
+    from ..webhooks.simulator import Simulator  # loads every sample
+
+    return Simulator(settings)

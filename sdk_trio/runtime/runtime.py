@@ -18,8 +18,6 @@ from ..config import Settings, missing_parts
 from ..config.rules import RECONCILIATION_NEEDS_CLIENT
 from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError
 from ..logs import get_logger
-from ..tenants.client_pool import ClientFactory
-from ..tenants.upgrade import HostUpgrade
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from .client_samples import Sample, sample_client
 from .routes import Routes
@@ -27,6 +25,8 @@ from .server import Server
 
 if TYPE_CHECKING:
     from ..client.client import Client
+    from ..tenants.client_pool import ClientFactory
+    from ..tenants.upgrade import HostUpgrade
 
 _log = get_logger("runtime")
 
@@ -74,8 +74,8 @@ class Runtime:
         client: "Client | None" = None,
         standalone: bool | None = None,
         clock: Callable[[], float] = time.time,
-        client_factory: ClientFactory | None = None,
-        host_upgrade: HostUpgrade | None = None,
+        client_factory: "ClientFactory | None" = None,
+        host_upgrade: "HostUpgrade | None" = None,
     ) -> None:
         problems = missing_parts(settings)
         if problems:

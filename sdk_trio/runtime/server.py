@@ -1,42 +1,26 @@
-"""The only place that knows hypercorn: sockets, TLS, HTTP and graceful stop (architecture.md)."""
+"""Listens on addresses, serves their connections, and ends them in order (architecture.md)."""
 
-import logging
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
-from h11 import Request
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.config import Config
-from hypercorn.events import Closed, Event, Updated
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.trio.task_group import TaskGroup
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState
-from hypercorn.utils import parse_socket_addr
 
 from ..errors import OptionsValidationError, Problem
-from ..logs import get_logger
-from .acceptor import BUSY, Acceptor
+from .acceptor import Acceptor
 from .limits import Limits
 from .listener import BindError, descriptor_limit, listen
 
 __all__ = ["BindError", "Server"]
 
-_log = get_logger("server")
+if TYPE_CHECKING:
+    import ssl
+
+    from .hypercorn_server import HypercornServer
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
-
-#: How long a client may take for the TLS handshake, in seconds.
-HANDSHAKE_SECONDS = 10.0
-
-#: How long the farewell of a TLS connection may take, in seconds; after that it is cut off.
-CLOSE_SECONDS = 1.0
 
 
 class Server:
@@ -66,28 +50,15 @@ class Server:
     ) -> None:
         limits = limits or Limits()
         self._limits = attrs.evolve(limits, connections=min(limits.connections, descriptor_limit()))
-        self._plain_app = app
-        self._fast_path = fast_path
-        self._open = 0
-        self._app = ASGIWrapper(app)
+        self._app = app
+        self._certificate = (cert_file, key_file)
+        self._fast_path = fast_path and cert_file is None
+        self._hypercorn: HypercornServer | None = None
         self._bind = tuple(bind)
         self._key = key
         self._graceful_seconds = graceful_seconds
         self._stop_wanted = trio.Event()
         self.ended = trio.Event()
-        config = Config()
-        config.certfile = cert_file
-        config.keyfile = key_file
-        config.keep_alive_timeout = limits.keep_alive_seconds
-        config.keep_alive_max_requests = limits.keep_alive_requests
-        # Neither helps a sender, and both would make equal answers differ.
-        config.include_date_header = False
-        config.include_server_header = False
-        config.alpn_protocols = ["http/1.1"]
-        config.accesslog = None
-        config.errorlog = logging.getLogger("sdk_trio.server")
-        self._config = config
-        self._context = WorkerContext(None)
 
     async def run(
         self, *, task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED
@@ -105,10 +76,9 @@ class Server:
         sockets = listen(self._bind, key=self._key)
         try:
             async with trio.open_nursery() as connections:
-                fast = self._fast_path and tls is None
-                acceptor = Acceptor(self._plain_app, self._limits, self._take_over)
+                acceptor = Acceptor(self._app, self._limits, self._take_over)
                 async with trio.open_nursery() as accepting:
-                    if fast:
+                    if self._fast_path:
                         connections.start_soon(acceptor.sweep)
                         for sock in sockets:
                             accepting.start_soon(acceptor.accept, sock, connections, accepting)
@@ -116,7 +86,7 @@ class Server:
                         accepting.start_soon(
                             partial(
                                 trio.serve_listeners,
-                                self._serve_connection,
+                                self._other_protocols.serve,
                                 [_listener(sock, tls) for sock in sockets],
                                 handler_nursery=connections,
                             )
@@ -129,7 +99,8 @@ class Server:
                     sock.close()
                 # Idle connections close now; requests in progress have until the deadline.
                 connections.cancel_scope.deadline = trio.current_time() + self._graceful_seconds
-                await self._context.terminated.set()
+                if self._hypercorn is not None:
+                    await self._hypercorn.begin_drain()
                 await acceptor.drain()
         finally:
             for sock in sockets:
@@ -140,171 +111,44 @@ class Server:
         """Stop accepting connections; :meth:`run` returns when the present requests have ended."""
         self._stop_wanted.set()
 
-    def _load_certificate(self) -> ssl.SSLContext | None:
+    @property
+    def _other_protocols(self) -> "HypercornServer":
+        """What serves all but plain HTTP/1.1; it is loaded for the first such connection."""
+        if self._hypercorn is None:
+            from .hypercorn_server import HypercornServer
+
+            cert_file, key_file = self._certificate
+            self._hypercorn = HypercornServer(
+                self._app, self._limits, cert_file=cert_file, key_file=key_file
+            )
+        return self._hypercorn
+
+    async def _take_over(self, sock: socket.socket, received: bytes) -> None:
+        hypercorn = self._other_protocols
+        if self._stop_wanted.is_set():  # loaded for a request that came with the end
+            await hypercorn.begin_drain()
+        await hypercorn.take_over(sock, received)
+
+    def _load_certificate(self) -> "ssl.SSLContext | None":
+        cert_file, key_file = self._certificate
+        if cert_file is None:
+            return None
         try:
-            return self._config.create_ssl_context()
+            return self._other_protocols.load_certificate()
         except OSError as error:  # SSLError is one
             raise OptionsValidationError(
                 [
                     Problem(
                         "Sdk:Server:CertFile",
-                        f"{self._config.certfile} with Sdk:Server:KeyFile {self._config.keyfile} "
-                        f"cannot be used: {error.strerror or error}; both must be PEM, and the "
-                        "key must be the certificate's",
+                        f"{cert_file} with Sdk:Server:KeyFile {key_file} cannot be used: "
+                        f"{error.strerror or error}; both must be PEM, and the key must be the "
+                        "certificate's",
                     )
                 ]
             ) from error
 
-    async def _serve_connection(  # noqa: ASYNC910 - a connection that fails at once is at its end
-        self, stream: Any
-    ) -> None:
-        """Serve one connection; whatever its client sends ends this connection at worst."""
-        if self._open >= self._limits.connections:
-            _log.warning("server.connections_full", limit=self._limits.connections)
-            with trio.move_on_after(CLOSE_SECONDS, shield=True):
-                await _refuse(stream)
-            return
-        self._open += 1
-        try:
-            await _Connection(
-                self._app,
-                self._config,
-                self._context,
-                ConnectionState({}),
-                stream,  # hypercorn names one of the kinds that it takes
-            ).run()
-        except* Exception as errors:
-            # Hypercorn lets some malformed upgrades and frames escape as exceptions.
-            reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
-            _log.warning("server.connection_failed", error=reason)
-        finally:
-            self._open -= 1
 
-    async def _take_over(  # noqa: ASYNC910 - as _serve_connection
-        self, sock: socket.socket, received: bytes
-    ) -> None:
-        """Serve a connection whose first bytes asked the fast path for another protocol."""
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-        await self._serve_connection(_Begun(stream, received))
-
-
-class _Connection(TCPServer):
-    """Hypercorn's connection, for HTTP/1.1 alone, which ends as soon as nothing more can arrive.
-
-    Without that, the task that waits for the next request keeps a closed connection, and its file
-    descriptor, until the keep-alive time is over.
-    """
-
-    _reading = True
-
-    async def run(self) -> None:  # noqa: ASYNC910 - reading is a checkpoint, or it has raised
-        stream = self.stream
-        secure = isinstance(stream, trio.SSLStream)
-        try:
-            if secure:
-                with trio.fail_after(HANDSHAKE_SECONDS):
-                    await stream.do_handshake()
-            plain = (stream.transport_stream if secure else stream).socket
-            client = parse_socket_addr(plain.family, plain.getpeername())
-            server = parse_socket_addr(plain.family, plain.getsockname())
-            async with TaskGroup() as tasks:
-                self._task_group = tasks
-                self.protocol = _Http1(  # type: ignore[assignment]  # what the wrapper would hold
-                    self.app,
-                    self.config,
-                    self.context,
-                    tasks,
-                    ConnectionState({}),
-                    secure,
-                    client,
-                    server,
-                    self.protocol_send,
-                )
-                await self.idle_task.restart(tasks, self._idle_timeout)
-                await self._read_data()
-        except (OSError, trio.BrokenResourceError, trio.TooSlowError):
-            await trio.lowlevel.checkpoint()  # the client has left, or speaks no TLS
-        finally:
-            with trio.move_on_after(CLOSE_SECONDS, shield=True):
-                await self._close()
-
-    async def protocol_send(self, event: Event) -> None:  # noqa: ASYNC910 - as hypercorn's own
-        if self._reading or not isinstance(event, Updated):
-            await super().protocol_send(event)
-
-    async def _read_data(self) -> None:
-        try:
-            await super()._read_data()
-        finally:
-            self._reading = False
-        await self.idle_task.stop()
-
-
-class _Http1(H11Protocol):
-    """HTTP/1.1 and nothing else.
-
-    Requests to change to another protocol are passed over (RFC 9110, 7.8): no sender of webhooks
-    makes any, and hypercorn's HTTP/2 keeps the tasks of a connection that ends at a bad moment.
-    """
-
-    async def _check_protocol(self, event: Request) -> None:  # noqa: ASYNC910 - nothing to do
-        pass
-
-    async def _create_stream(self, request: Request) -> None:
-        names = {name for name, _ in request.headers}
-        if b"transfer-encoding" in names and b"content-length" in names:
-            # Two lengths of one body: a proxy may have seen another end of it (RFC 9112, 6.3).
-            await self._send_error_response(400)
-            await self.send(Closed())
-            return
-        if b"upgrade" in names:
-            request = Request(
-                method=request.method,
-                headers=[pair for pair in request.headers if pair[0] != b"upgrade"],
-                target=request.target,
-                http_version=request.http_version,
-            )
-        await super()._create_stream(request)
-
-
-class _Begun:
-    """A stream of which ``received`` has been read before."""
-
-    def __init__(self, stream: trio.SocketStream, received: bytes) -> None:
-        self.socket = stream.socket
-        self.send_all = stream.send_all
-        self.send_eof = stream.send_eof
-        self.aclose = stream.aclose
-        self._stream = stream
-        self._received = received
-
-    async def receive_some(self, max_bytes: int) -> bytes | bytearray:
-        """Return what was read before, then what the stream receives."""
-        if not self._received:
-            return await self._stream.receive_some(max_bytes)
-        await trio.lowlevel.checkpoint()
-        received, self._received = self._received[:max_bytes], self._received[max_bytes:]
-        return received
-
-
-async def _refuse(stream: trio.abc.Stream) -> None:
-    """Say that there is no room, where it can be said before a handshake, and close."""
-    if isinstance(stream, trio.SocketStream):
-        try:
-            await stream.send_all(BUSY)
-            await stream.send_eof()
-            while await stream.receive_some():
-                pass
-        except trio.BrokenResourceError:
-            await trio.lowlevel.checkpoint()
-        await stream.aclose()
-    elif isinstance(stream, trio.SSLStream):
-        await trio.aclose_forcefully(stream)
-    else:
-        await stream.aclose()
-
-
-def _listener(sock: socket.socket, tls: ssl.SSLContext | None) -> trio.abc.Listener[Any]:
+def _listener(sock: socket.socket, tls: "ssl.SSLContext | None") -> trio.abc.Listener[Any]:
     plain = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
     return plain if tls is None else trio.SSLListener(plain, tls, https_compatible=True)
 

@@ -13,11 +13,8 @@ from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
 from ..logs import get_logger
 from ..storage import open_store
-from ..storage.data_directory import lock_data_directory
 from ..storage.ports import Inbox, Store
 from ..storage.records import UNFINISHED
-from ..tenants.client_pool import ClientFactory
-from ..tenants.upgrade import HostUpgrade, Quiescence
 from . import answers
 from .answers import Answer
 from .counters import Counters
@@ -27,10 +24,11 @@ from .queuer import Queuer
 from .receiver import UNAVAILABLE_RETRY_SECONDS, Receive, Receiver, Scope, Send
 from .registry import BoundHandlers, HandlerRegistry
 from .services import Services
-from .tenant_keys import TenantKeys
 
 if TYPE_CHECKING:
+    from ..tenants.client_pool import ClientFactory
     from ..tenants.tenancy import Tenancy
+    from ..tenants.upgrade import HostUpgrade
 
 _log = get_logger("webhooks")
 
@@ -85,8 +83,8 @@ class WebhookReceiver:
         inbox: Inbox | None = None,
         client: object | None = None,
         clock: Callable[[], float] = time.time,
-        client_factory: ClientFactory | None = None,
-        host_upgrade: HostUpgrade | None = None,
+        client_factory: "ClientFactory | None" = None,
+        host_upgrade: "HostUpgrade | None" = None,
     ) -> None:
         if settings.webhooks.fail_on_missing_handlers:
             handlers.require_complete()
@@ -218,6 +216,8 @@ class WebhookReceiver:
             await trio.lowlevel.checkpoint()
             return self._given_inbox, None
         if self.settings.storage.backend is not StorageBackend.MEMORY:
+            from ..storage.data_directory import lock_data_directory  # a store in memory has none
+
             stack.enter_context(lock_data_directory(self.settings.storage.path))
         store = await stack.enter_async_context(open_store(self.settings, owner=str(uuid.uuid4())))
         if not self.settings.multi_tenant.enabled:
@@ -234,6 +234,7 @@ class WebhookReceiver:
         return store.inbox, tenancy
 
     async def _upgrade(self, store: Store, tenancy: "Tenancy") -> None:
+        from ..tenants.upgrade import Quiescence
         from ..tenants.upgrader import Upgrader
 
         quiescence = Quiescence()
@@ -283,9 +284,10 @@ class WebhookReceiver:
         dispatcher = Dispatcher(
             self.settings, handlers, inbox, self.counters, clock=self._clock, tenancy=tenancy
         )
-        self._receiver.tenant_keys = (
-            None if tenancy is None else TenantKeys(tenancy, self.settings.webhooks.key_derivation)
-        )
+        if tenancy is not None:
+            from .tenant_keys import TenantKeys  # with all that knows of tenants
+
+            self._receiver.tenant_keys = TenantKeys(tenancy, self.settings.webhooks.key_derivation)
         queue = Queuer(self.settings, dispatcher, inbox, self.counters, clock=self._clock)
         janitor = Janitor(inbox, self._receiver.secret_usage, clock=self._clock)
         return _Running(inbox, handlers, dispatcher, queue, janitor, tenancy)

@@ -6,7 +6,7 @@ signature has been verified.
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -23,8 +23,10 @@ from .peers import AllowedSources, TrustedProxies
 from .rates import RateLimit
 from .secret_usage import SecretUsage
 from .signature import Keyring
-from .tenant_keys import TenantKeys
 from .verdict import Accepted, Cause, Delivery, Rejected, judge
+
+if TYPE_CHECKING:
+    from .tenant_keys import TenantKeys
 
 _log = get_logger("webhooks")
 
@@ -185,7 +187,7 @@ class Receiver:
         return self._arrival(verdict, envelope, body, now, tenant_id=None)
 
     async def _verify_with_tenants(
-        self, headers: Headers, body: bytes, keys: TenantKeys
+        self, headers: Headers, body: bytes, keys: "TenantKeys"
     ) -> Arrival | Answer:
         """Verify as :meth:`_verify`, with the secrets of the tenant that the body claims as well.
 

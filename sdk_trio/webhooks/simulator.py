@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import msgspec
 
 from ..config import Settings
+from ..events.samples import UnknownEventTypeError, sample_body
 from ..logs import get_logger
 from .answers import METHOD_NOT_ALLOWED, NOT_FOUND, TOO_LARGE, Answer
 from .receiver import Receive, Scope, Send, send_early
@@ -34,6 +35,10 @@ class Simulator:
         self._clock = clock
         self.address = ""
 
+    def serves(self, path: str) -> bool:
+        """Whether a request for this path is the simulator's."""
+        return path.startswith(PREFIX)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI ``http`` request below the simulator's path."""
         answer = await self._answer(scope, receive)
@@ -43,9 +48,6 @@ class Simulator:
             await answer.send(send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
-        # Imported here: every start imports this module, and hardly any asks for a sample.
-        from ..events.samples import UnknownEventTypeError
-
         body = await self._read(receive)
         event_type = unquote(scope["path"].removeprefix(PREFIX))
         if scope["method"] != "POST":
@@ -81,8 +83,6 @@ class Simulator:
                 return body
 
     async def _simulate(self, event_type: str, overrides: dict[str, Any]) -> Answer:
-        from ..events.samples import sample_body
-
         webhooks = self._settings.webhooks
         now = self._clock()
         webhook_id = f"msg_{uuid.uuid4().hex}"
