@@ -38,7 +38,7 @@ class ServerOptions:
     fast_path: bool = attrs.field(
         default=True,
         metadata=about(
-            "Serve plain HTTP/1.1 on the project's own connection class; false: stock hypercorn.",
+            "Serve HTTP/1.1 on the project's own connection class; false: stock hypercorn.",
             "contracts 2",
         ),
     )

@@ -3,6 +3,7 @@
 import errno
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -10,6 +11,10 @@ from ..logs import get_logger
 from .answer_head import refusal
 from .fast_path import Address, App, Connection
 from .limits import Limits
+from .tls_socket import TlsSocket
+
+if TYPE_CHECKING:
+    import ssl
 
 _log = get_logger("server")
 
@@ -32,6 +37,7 @@ class Acceptor:
         app: the ASGI application.
         limits: bounds of the connections.
         hand_over: serves a connection of another protocol, from its first bytes to its end.
+        certificate: returns what connections from now on speak TLS with, None for plain ones.
     """
 
     def __init__(
@@ -39,12 +45,14 @@ class Acceptor:
         app: App,
         limits: Limits,
         hand_over: Callable[[socket.socket, bytes], Awaitable[None]],
+        certificate: "Callable[[], ssl.SSLContext | None]" = lambda: None,
     ) -> None:
         self.app = app
         self.limits = limits
         self.now = trio.current_time()
         self.draining = False
         self._hand_over = hand_over
+        self._certificate = certificate
         self._connections: set[Connection] = set()
         self._refusals = 0
         self._full = False
@@ -87,7 +95,7 @@ class Acceptor:
         self._full = full
         if not full:
             connections.start_soon(self._serve, sock)
-        elif self._refusals < REFUSALS:
+        elif self._refusals < REFUSALS and self._certificate() is None:
             refusals.start_soon(self._refuse, sock)
         else:
             sock.close()
@@ -100,10 +108,12 @@ class Acceptor:
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client, server = _address(sock.getpeername()), _address(sock.getsockname())
+            context = self._certificate()
+            stream = sock if context is None else TlsSocket(sock, context)
         except OSError:
             sock.close()  # it has gone before it was served
             return  # noqa: ASYNC910 - its task is at its end
-        connection = Connection(self, sock, client, server)
+        connection = Connection(self, stream, client, server)
         self._connections.add(connection)
         try:
             await connection.run()

@@ -67,7 +67,7 @@ class Exchange:
             "asgi": {"version": "3.0", "spec_version": "2.1"},
             "http_version": head.version,
             "method": head.method,
-            "scheme": "http",
+            "scheme": self._connection.scheme,
             "path": unquote(path.decode("ascii")) if b"%" in path else path.decode("ascii"),
             "raw_path": path,
             "query_string": query,

@@ -3,7 +3,8 @@
 A request costs one wait for the socket and one send: no nursery, lock, timeout scope, thread or
 task of its own. What a deadline would do is done by the acceptor's sweeper, which looks at the
 ``*_deadline`` fields of every connection now and then and wakes those whose time is over.
-Other protocols are handed over to hypercorn, with the bytes that have been read (ADR 12).
+Other protocols are handed over to hypercorn, with the bytes that have been read (ADR 12); over TLS
+they are passed over, as RFC 9110 section 7.8 allows: nothing that we serve needs one.
 """
 
 import socket
@@ -18,6 +19,7 @@ from .answer_head import refusal
 from .exchange import Exchange
 from .limits import Expired, Limits
 from .request_head import END_OF_HEAD, RequestError, RequestHead, check_beginning, parse_head
+from .tls_socket import TlsSocket
 
 _log = get_logger("server")
 
@@ -46,6 +48,7 @@ class Connection:
     """One client's connection, from its first byte to its end.
 
     ``client`` and ``server`` are the addresses for the ASGI scope; None for Unix sockets.
+    ``scheme`` is ``https`` over TLS.
     """
 
     __slots__ = (
@@ -54,19 +57,25 @@ class Connection:
         "_descriptor",
         "_idle",
         "_interrupted",
+        "_pending",
         "_requests",
         "_socket",
         "client",
         "ended",
         "limits",
         "read_deadline",
+        "scheme",
         "server",
         "waiting",
         "write_deadline",
     )
 
     def __init__(
-        self, around: Surroundings, sock: socket.socket, client: Address, server: Address
+        self,
+        around: Surroundings,
+        sock: socket.socket | TlsSocket,
+        client: Address,
+        server: Address,
     ) -> None:
         self._around = around
         self._socket = sock
@@ -78,6 +87,8 @@ class Connection:
         self.limits = around.limits
         self.client = client
         self.server = server
+        self._pending = sock.pending if isinstance(sock, TlsSocket) else None
+        self.scheme = "http" if self._pending is None else "https"
         self.read_deadline = around.now + self.limits.keep_alive_seconds
         self.write_deadline = inf
         self.waiting = False
@@ -89,16 +100,20 @@ class Connection:
     async def run(self) -> None:  # noqa: ASYNC910 - a wait for the socket is a checkpoint
         """Serve requests until the client or the server is done with the connection.
 
+        Over TLS its first bytes are the handshake.
         Cancelled, the application is cancelled and the connection is closed at once.
         """
         handed_over = False
         try:
+            if isinstance(self._socket, TlsSocket):
+                await self._socket.handshake()
             other = await self._serve()
-            if other is not None:
+            if other is not None and not isinstance(self._socket, TlsSocket):
                 handed_over = self.ended = True
                 await self._around.hand_over(self._socket, other)
-        except OSError:
-            await trio.lowlevel.checkpoint()  # the client has left
+        except (OSError, trio.TooSlowError, trio.ClosedResourceError):
+            # The client has left, speaks no TLS, or has not begun when the server ends.
+            await trio.lowlevel.checkpoint()
         finally:
             self.ended = True
             if not handed_over:
@@ -127,7 +142,7 @@ class Connection:
                 return None
             if head is None:
                 return None
-            if head.other_protocol:
+            if head.other_protocol and self.scheme == "http":
                 return bytes(self._buffer)
             self._requests += 1
             exchange = Exchange(self, head)
@@ -187,8 +202,11 @@ class Connection:
         if end > limits.head_bytes:
             raise RequestError(431, "the headers are too large")
         head = parse_head(bytes(buffer[:end]), limits)
-        if not head.other_protocol:
-            self._buffer = bytes(buffer[end:])
+        if head.other_protocol and self.scheme == "http":
+            return head  # noqa: ASYNC910 - as below
+        if head.version == "2.0":
+            raise RequestError(505, "HTTP/2 begins without having been agreed on")
+        self._buffer = bytes(buffer[end:])
         return head  # noqa: ASYNC910 - the next wait for a request is one
 
     async def _read_for_head(self) -> bytes | None:
@@ -252,7 +270,10 @@ class Connection:
             try:
                 # First, because a client that has just been answered has not sent anything yet.
                 if not (idle and self._around.draining):
-                    await trio.lowlevel.wait_readable(self._descriptor)
+                    if self._pending is not None and self._pending():
+                        await trio.lowlevel.checkpoint()
+                    else:
+                        await trio.lowlevel.wait_readable(self._descriptor)
             except trio.ClosedResourceError:
                 if self._interrupted or self._around.now >= self.read_deadline:
                     raise Expired from None

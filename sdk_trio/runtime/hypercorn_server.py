@@ -1,12 +1,11 @@
-"""The only place that knows hypercorn: TLS, HTTP beside the fast path (architecture.md, ADR 12).
+"""The only place that knows hypercorn: HTTP beside the fast path (architecture.md, ADR 12).
 
-Imported by ``server.py`` when the first connection needs it: a receiver behind a proxy never
-does, and starts without the 40 ms and 5 MB of it.
+Imported by ``server.py`` when the first connection needs it: most receivers never do,
+and start without the 40 ms and 5 MB of it.
 """
 
 import logging
 import socket
-import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -25,13 +24,11 @@ from hypercorn.utils import parse_socket_addr
 from ..logs import get_logger
 from .acceptor import BUSY
 from .limits import Limits
+from .tls_socket import HANDSHAKE_SECONDS
 
 _log = get_logger("server")
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
-
-#: How long a client may take for the TLS handshake, in seconds.
-HANDSHAKE_SECONDS = 10.0
 
 #: How long the farewell of a TLS connection may take, in seconds; after that it is cut off.
 CLOSE_SECONDS = 1.0
@@ -43,32 +40,22 @@ class HypercornServer:
     Args:
         app: the ASGI application.
         limits: bounds of the connections; hypercorn keeps those that it has.
-        cert_file, key_file: PEM files; with both, :meth:`load_certificate` returns a context.
     """
 
-    def __init__(
-        self, app: App, limits: Limits, *, cert_file: str | None = None, key_file: str | None = None
-    ) -> None:
+    def __init__(self, app: App, limits: Limits) -> None:
         self._app = ASGIWrapper(app)
         self._limits = limits
         self._open = 0
         config = Config()
-        config.certfile = cert_file
-        config.keyfile = key_file
         config.keep_alive_timeout = limits.keep_alive_seconds
         config.keep_alive_max_requests = limits.keep_alive_requests
         # Neither helps a sender, and both would make equal answers differ.
         config.include_date_header = False
         config.include_server_header = False
-        config.alpn_protocols = ["http/1.1"]
         config.accesslog = None
         config.errorlog = logging.getLogger("sdk_trio.server")
         self._config = config
         self._context = WorkerContext(None)
-
-    def load_certificate(self) -> ssl.SSLContext | None:
-        """Return the TLS context, None without a certificate; raises OSError if it is unusable."""
-        return self._config.create_ssl_context()
 
     async def begin_drain(self) -> None:
         """Close connections as they become idle."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from ..errors import OptionsValidationError, Problem
 from .acceptor import Acceptor
+from .certificate_loader import load_certificate
 from .limits import Limits
 from .listener import BindError, descriptor_limit, listen
 
@@ -32,7 +32,7 @@ class Server:
         key: the setting that ``bind`` came from, for messages.
         cert_file, key_file: PEM files; with both, every address speaks TLS.
         graceful_seconds: how long requests in progress may take after :meth:`stop`.
-        fast_path: serve plain HTTP/1.1 without hypercorn; TLS is always hypercorn's.
+        fast_path: serve HTTP/1.1 without hypercorn.
         limits: bounds of the connections; hypercorn's keep those that it has.
     """
 
@@ -52,7 +52,7 @@ class Server:
         self._limits = attrs.evolve(limits, connections=min(limits.connections, descriptor_limit()))
         self._app = app
         self._certificate = (cert_file, key_file)
-        self._fast_path = fast_path and cert_file is None
+        self._fast_path = fast_path
         self._hypercorn: HypercornServer | None = None
         self._bind = tuple(bind)
         self._key = key
@@ -76,7 +76,7 @@ class Server:
         sockets = listen(self._bind, key=self._key)
         try:
             async with trio.open_nursery() as connections:
-                acceptor = Acceptor(self._app, self._limits, self._take_over)
+                acceptor = Acceptor(self._app, self._limits, self._take_over, lambda: tls)
                 async with trio.open_nursery() as accepting:
                     if self._fast_path:
                         connections.start_soon(acceptor.sweep)
@@ -117,10 +117,7 @@ class Server:
         if self._hypercorn is None:
             from .hypercorn_server import HypercornServer
 
-            cert_file, key_file = self._certificate
-            self._hypercorn = HypercornServer(
-                self._app, self._limits, cert_file=cert_file, key_file=key_file
-            )
+            self._hypercorn = HypercornServer(self._app, self._limits)
         return self._hypercorn
 
     async def _take_over(self, sock: socket.socket, received: bytes) -> None:
@@ -133,19 +130,7 @@ class Server:
         cert_file, key_file = self._certificate
         if cert_file is None:
             return None
-        try:
-            return self._other_protocols.load_certificate()
-        except OSError as error:  # SSLError is one
-            raise OptionsValidationError(
-                [
-                    Problem(
-                        "Sdk:Server:CertFile",
-                        f"{cert_file} with Sdk:Server:KeyFile {key_file} cannot be used: "
-                        f"{error.strerror or error}; both must be PEM, and the key must be the "
-                        "certificate's",
-                    )
-                ]
-            ) from error
+        return load_certificate(cert_file, key_file)
 
 
 def _listener(sock: socket.socket, tls: "ssl.SSLContext | None") -> trio.abc.Listener[Any]:

@@ -224,6 +224,7 @@ async def http_server(
     bind: str = "127.0.0.1:0",
     patience: float = 10.0,
     app: Any = None,
+    certificate: tuple[str | None, str | None] = (None, None),
 ) -> AsyncIterator[ServerUnderTest]:
     """Run a server with an :class:`Observer`; fail when anything hangs."""
     observer = Observer()
@@ -232,6 +233,8 @@ async def http_server(
         [bind],
         key="Sdk:Server:Bind",
         graceful_seconds=graceful_seconds,
+        cert_file=certificate[0],
+        key_file=certificate[1],
         fast_path=fast,
         limits=limits,
     )

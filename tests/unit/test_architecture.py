@@ -63,6 +63,7 @@ ACTING_NOUNS = {
     "logs.py": "asks the environment whether colours are wanted",
     "runtime/exchange.py": "one request and its answer on a connection",
     "runtime/fast_path.py": "a connection; named so by the setting that switches it",
+    "runtime/tls_socket.py": "a connection, named after what it is",
     "runtime/runtime.py": "holds the nursery of everything",
     "storage/__init__.py": "opens the store that the settings name",
     "storage/data_directory.py": "creates and locks the directory",
