@@ -13,8 +13,8 @@ from ..config import Loaded, Settings
 from ..errors import EXIT_FAILURE
 from ..runtime import Runtime, Started
 from ..webhooks.sender import own_url
+from .app_importer import import_registry
 from .presence import SETTINGS_SECRET, Presence, announced
-from .registry_importer import import_registry
 from .settings_reader import read
 
 _log = logs.get_logger("cli")

@@ -24,10 +24,10 @@ from ..storage.schema import DATABASE_NAME
 from ..webhooks import HandlerRegistry
 from ..webhooks.sender import own_url
 from ..webhooks.simulator import PREFIX
+from .app_importer import import_registry
 from .daemon import announcement, begin_logs, serve
 from .presence import DEV_SECRET
 from .printer import print_text
-from .registry_importer import import_registry
 from .secret_finder import DEV_SECRET_NAME, provide_dev_secret
 from .settings_reader import assignments, read
 from .usage import UsageError

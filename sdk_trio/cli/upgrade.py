@@ -1,6 +1,5 @@
 """``upgrade``: the one-time upgrade from a single tenant, in a maintenance window (spec 2.6)."""
 
-import importlib
 import os
 import sys
 import uuid
@@ -14,7 +13,7 @@ import trio
 
 from .. import logs
 from ..config import Settings, StorageBackend
-from ..errors import EXIT_CONFIGURATION, SdkError, StoreUnavailableError, TenantsDisabledError
+from ..errors import StoreUnavailableError, TenantsDisabledError
 from ..storage import open_store
 from ..storage.data_directory import lock_data_directory
 from ..storage.schema import DATABASE_NAME
@@ -29,17 +28,11 @@ from ..tenants.upgrade import (
     UpgradeResult,
 )
 from ..tenants.upgrader import Upgrader
+from .app_importer import import_part
 from .printer import print_json, print_rows, say
 from .settings_reader import load
-from .usage import UsageError
 
 COLUMNS = ("step", "rows", "remark")
-
-
-class HostUpgradeNotFoundError(SdkError):
-    """``--host`` names no module, no attribute of it, or something else than a HostUpgrade."""
-
-    exit_code = EXIT_CONFIGURATION
 
 
 def run_upgrade(arguments: Namespace) -> int:
@@ -52,7 +45,9 @@ def run_upgrade(arguments: Namespace) -> int:
     """
     settings = load(arguments)
     require_tenants(settings)
-    host = _import_host(arguments.host) if arguments.host else HostUpgrade()
+    host = HostUpgrade()
+    if arguments.host:
+        host = import_part("--host", arguments.host, HostUpgrade, example="app:upgrade")
     # What stops the upgrade is said once, by the error that ends the command.
     logs.configure(level="Error", format=settings.logging.format)
     as_json = arguments.format == "json"
@@ -116,34 +111,6 @@ async def _run(
             settings, store, tenants, quiescence=quiescence, host=host, report=report
         )
         return await upgrader.run()
-
-
-# -- the host's part -----------------------------------------------------------------------------
-
-
-def _import_host(reference: str) -> HostUpgrade:
-    """Return the HostUpgrade that ``MODULE:ATTR`` names; the current directory comes first."""
-    module_name, colon, attribute = reference.partition(":")
-    if not (colon and module_name.strip() and attribute.strip()):
-        raise UsageError(
-            "--host takes MODULE:ATTR, such as app:upgrade for 'upgrade' in app.py; not "
-            f"{reference!r}"
-        )
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: object = importlib.import_module(module_name)
-        for name in attribute.split("."):
-            found = getattr(found, name)
-    except Exception as error:
-        raise HostUpgradeNotFoundError(
-            f"--host {reference} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(found, HostUpgrade):
-        raise HostUpgradeNotFoundError(
-            f"--host {reference} is a {type(found).__name__}, not a HostUpgrade"
-        )
-    return found
 
 
 # -- what is printed -----------------------------------------------------------------------------

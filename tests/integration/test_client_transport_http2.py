@@ -316,19 +316,21 @@ async def test_a_silent_server_is_found_out_by_a_ping(monkeypatch):
     monkeypatch.setattr("sdk_trio.client.pool.SUSPECT_SECONDS", 0.05)
     monkeypatch.setattr("sdk_trio.client.pool.PING_SECONDS", 0.1)
     upstream = Upstream()
+    silence, silent = trio.CancelScope(), trio.Event()
 
     async def fall_silent(stream):
-        number = upstream.connections
-        with trio.move_on_after(0.2 if number == 1 else 60):
+        with silence if upstream.connections == 1 else trio.CancelScope():
             await http2_handler(upstream)(stream)
+        silent.set()
         await trio.sleep_forever()
 
     async with client_of(upstream, fall_silent) as client:
         await client.get("/")
-        await trio.sleep(0.25)
+        silence.cancel()
+        await silent.wait()
         with pytest.raises(httpx.ReadTimeout):
             await client.get("/", timeout=httpx.Timeout(None, read=0.05))
-        await trio.sleep(0.06)
+        await trio.sleep(0.06)  # by then the connection is a suspect
         assert (await client.get("/")).status_code == 200
         assert upstream.connections == 2
 
