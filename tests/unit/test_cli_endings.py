@@ -164,7 +164,7 @@ def test_run_refuses_parts_of_later_versions(command_line, monkeypatch):
     [
         ("good", 2, "--app takes MODULE:ATTR, such as app:handlers"),
         (":handlers", 2, "--app takes MODULE:ATTR"),
-        ("nowhere:handlers", 78, "--app: there is no module 'nowhere' in "),
+        ("nowhere:handlers", 78, "--app nowhere:handlers: there is no module 'nowhere' in "),
         ("good.below:handlers", 78, "there is no module 'good.below'"),
         ("good:handler", 78, "good has no attribute 'handler'; it has handlers"),
         ("good:other", 78, "other is a int, not a HandlerRegistry; it has handlers"),
