@@ -128,8 +128,8 @@ class WebhookChannelOptions:
     allow_private_addresses: bool = attrs.field(
         default=False,
         metadata=about(
-            "Connect to loopback, private and link-local addresses too, whatever the name in Url "
-            "resolves to.",
+            "Connect to loopback, private and link-local addresses too, when the name in Url "
+            "resolves to one.",
             "ours",
         ),
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from ..errors import Problem
 from .choices import KeyDerivation
+from .forms import is_plain_loopback
 from .gates import NOTIFICATIONS
 from .notification_options import NotificationsOptions
 from .placeholders import PLACEHOLDERS, substitute, unknown_placeholders
@@ -40,7 +41,7 @@ def notification_warnings(options: NotificationsOptions) -> Iterator[Problem]:
     webhook = options.webhook
     if (
         options.enabled_channels.webhook
-        and not webhook.allow_private_addresses
+        and must_be_public(options)
         and names_local_address(webhook.url)
     ):
         yield Problem(
@@ -48,6 +49,15 @@ def notification_warnings(options: NotificationsOptions) -> Iterator[Problem]:
             "names an address of this machine or of a private network, and every message to it "
             f"will be refused: set {ALLOW_PRIVATE_ADDRESSES} to true if this is meant",
         )
+
+
+def must_be_public(options: NotificationsOptions) -> bool:
+    """Say whether the webhook channel connects to addresses of the public internet only.
+
+    Plain HTTP to this machine, which Development alone allows, can mean nothing else.
+    """
+    webhook = options.webhook
+    return not (webhook.allow_private_addresses or is_plain_loopback(webhook.url))
 
 
 def _unknown_words(texts: Mapping[str, str]) -> Iterator[Problem]:

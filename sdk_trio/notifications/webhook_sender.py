@@ -5,7 +5,7 @@ from typing import Protocol
 
 from ..config.gates import NOTIFICATIONS
 from ..config.notification_options import NotificationsOptions
-from ..config.notification_rules import signing_secret_warning
+from ..config.notification_rules import must_be_public, signing_secret_warning
 from ..storage.tenant_records import OutboxRecord
 from .answers import accepted, judge
 from .attempter import ReadVariable, Request, attempt, credential
@@ -84,7 +84,7 @@ class WebhookSender:
             body=body,
             timeout_seconds=webhook.timeout_seconds,
             judge=self._judge,
-            public_only=not webhook.allow_private_addresses,
+            public_only=must_be_public(options),
         )
 
     def _judge(self, answer: Answer) -> Outcome:
