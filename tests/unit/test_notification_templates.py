@@ -7,6 +7,7 @@ import attrs
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.notifications import record
 
 from sdk_trio.config.notification_options import TemplateOptions, TemplatesOptions
 from sdk_trio.config.placeholders import PLACEHOLDERS, unknown_placeholders
@@ -21,7 +22,6 @@ from sdk_trio.notifications.templates import (
     template_of,
 )
 from sdk_trio.storage.tenant_records import Transition
-from support.notifications import record
 
 ALL = "|".join(f"{{{word}}}" for word in PLACEHOLDERS)
 TEMPLATES = TemplatesOptions()

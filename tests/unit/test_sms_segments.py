@@ -4,9 +4,9 @@ import subprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.programs import node_package, program
 
 from sdk_trio.config.segments import cut_sms, measure_sms
-from support.programs import node_package, program
 
 BASIC = (
     "@£$¥èéùìòÇ\nØøÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?¡"
