@@ -379,7 +379,14 @@ async def test_whatever_a_poster_raises_becomes_an_outcome(channel, fault, caplo
 
     outcome = await send(channel, options("http://127.0.0.1:9"), poster=Faulty())
     assert isinstance(outcome, Again if isinstance(fault, NotSentError) else Ambiguous)
-    assert "secret" not in outcome.reason
+    assert "secret" not in outcome.reason + caplog.text
+    assert ("notification.answer_not_understood" in caplog.text) == isinstance(fault, ValueError)
+
+
+async def test_a_record_that_cannot_be_signed_is_refused_and_not_raised(caplog):
+    outcome = await send("webhook", options("http://127.0.0.1:9"), what=record(delivery_id="a.b"))
+    assert outcome == Refused("unexpected ValueError while the message was made")
+    assert "notification.not_prepared" in caplog.text
 
 
 async def test_certificates_are_verified():

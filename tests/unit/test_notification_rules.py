@@ -1,5 +1,9 @@
 """What start-up remarks on in the settings of notifications."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from sdk_trio.config.binding import bind
@@ -7,7 +11,7 @@ from sdk_trio.config.layers import read_section
 from sdk_trio.config.notification_options import TemplatesOptions
 from sdk_trio.config.placeholders import unknown_placeholders
 from sdk_trio.config.prober import probe
-from sdk_trio.config.rules import check
+from sdk_trio.config.rules import Findings, check
 
 KEY = "MultiTenant:Notifications"
 BASE = {
@@ -81,6 +85,20 @@ def test_an_address_that_will_be_refused_is_a_warning(url):
     assert "AllowPrivateAddresses to true" in warning
     assert warnings(Webhook__Url=url, Webhook__AllowPrivateAddresses=True) == []
     assert warnings(Webhook__Url=url, EnabledChannels__Webhook=False) == []
+
+
+def test_a_url_that_is_none_is_a_problem_and_no_more():
+    found = findings(Webhook__Url="https://[::1")
+    assert [problem.key for problem in found.problems] == [f"Sdk:{KEY}:Webhook:Url"]
+    assert found.warnings == ()
+
+
+def test_the_documented_settings_are_valid():
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "notify-site-managers.md"
+    (block,) = re.findall(r"```json\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    bound = bind([read_section(json.loads(block)["Sdk"], None)])
+    assert (bound.problems, bound.warnings) == ((), ())
+    assert check(bound.settings, standalone=True, receiver=False) == Findings()
 
 
 def test_nothing_is_remarked_on_while_notifications_are_off():
