@@ -91,7 +91,8 @@ class Runtime:
             client_factory = _make_client
         self.receiver = WebhookReceiver(
             settings,
-            handlers or HandlerRegistry(),
+            # Not "or": a registry with nothing but a fallback is empty, and so is false.
+            HandlerRegistry() if handlers is None else handlers,
             client=self._client,
             clock=clock,
             client_factory=client_factory,
