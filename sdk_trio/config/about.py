@@ -26,7 +26,7 @@ class Form(enum.Enum):
     PHONE = "phone number in E.164 format, such as +15551234567"
     EMAIL = "email address"
     HEADER_TEXT = "one line without control characters"
-    BIND = "HOST:PORT, [IPv6]:PORT, unix:PATH or fd:N"
+    BIND = "HOST:PORT, [IPv6]:PORT, unix:PATH, fd:N or fd:NAME"
     CIDR = "CIDR block or address"
     PROXY = "CIDR block, address, or unix"
     ABSOLUTE_PATH = "absolute path"
