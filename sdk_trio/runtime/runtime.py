@@ -187,6 +187,11 @@ class Runtime:
             self._reason = reason
             self._stop_wanted.set()
 
+    async def wait_stopping(self) -> str:
+        """Wait until a shutdown has begun, and return why."""
+        await self._stop_wanted.wait()
+        return self._reason
+
     def force(self) -> None:
         """Cut a drain short: handlers are cancelled now, their events stay in the store."""
         self._stop_wanted.set()
