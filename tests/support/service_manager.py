@@ -1,4 +1,4 @@
-"""The service manager's side: it holds the sockets, reads the messages, starts and stops daemons."""
+"""The service manager's side: it holds sockets, reads messages, starts and stops daemons."""
 
 import contextlib
 import json
