@@ -65,10 +65,15 @@ class ServiceManager:
     messages: list[str] = attrs.Factory(list)
 
     def start(
-        self, *words: str, sockets: dict[str, socket.socket] | None = None
+        self,
+        *words: str,
+        sockets: dict[str, socket.socket] | None = None,
+        standalone: bool = True,
     ) -> subprocess.Popen[bytes]:
         """Start ``run``; ``sockets`` are passed to it under their names."""
-        command = ["-m", "sdk_trio", "run", "--standalone", "--app", "application:handlers", *words]
+        command = ["-m", "sdk_trio", "run", *words]
+        if standalone:
+            command += ["--standalone", "--app", "application:handlers"]
         for key, value in self.settings.items():
             command += ["--set", f"Sdk:{key}={value}"]
         passed = [sock.fileno() for sock in (sockets or {}).values()]
