@@ -124,7 +124,7 @@ async def _serve(
                 started = await _start(runtime, inner, notifier)
                 while_running.enter_context(announce(started))
                 status = f"serving on {', '.join(started.receiver)}"
-                notifier.ready(status)
+                await notifier.ready(status)
                 outer.start_soon(_report_end, runtime, notifier)
                 outer.start_soon(
                     notifier.keep_watchdog, manager.watchdog_seconds, partial(_ask_store, runtime)
@@ -152,7 +152,7 @@ async def _start(runtime: Runtime, nursery: trio.Nursery, notifier: SystemdNotif
 async def _report_end(runtime: Runtime, notifier: SystemdNotifier) -> None:
     """Tell the service manager that the end has begun, and then what it still waits for."""
     reason = await runtime.wait_stopping()
-    notifier.stopping(f"stopping: {reason}")
+    await notifier.stopping(f"stopping: {reason}")
     await notifier.extend(lambda: f"stopping: {reason}; {runtime.receiver.unfinished} events left")
 
 

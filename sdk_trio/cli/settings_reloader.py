@@ -59,10 +59,10 @@ class SettingsReloader:
             if not runtime.ready:
                 _log.warning("runtime.reload_ignored", hint="the daemon is stopping")
                 continue
-            notifier.reloading()
+            await notifier.reloading()
             await self._reload(runtime, cause="signal" if asked else "key files", files=files)
             if runtime.ready:
-                notifier.ready(status)
+                await notifier.ready(status)
 
     async def _wait(self, seconds: float) -> bool:
         """Wait for a request, for at most ``seconds``, without end if 0; say whether one came."""

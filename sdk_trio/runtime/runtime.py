@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _log = get_logger("runtime")
 
+_READ_AT_USE = ("Sdk:Server:ShutdownDelaySeconds", "Sdk:Server:KeyFilePollSeconds")
 _TLS_KEYS = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
 
 
@@ -107,6 +108,10 @@ class Runtime:
         self._clock = clock
         self._reloader = Reloader(settings, standalone=settings.access_token is None)
         self._reloader.subscribe(self.receiver.prepare_reload, LIVE_KEYS)
+        # Read whenever they are needed, so nobody has to be told.
+        self._reloader.subscribe(lambda _: lambda: None, _READ_AT_USE)
+        if self._client is not None and client is None:
+            self._reloader.subscribe(self._client.prepare_reload, ("Sdk:AccessToken",))
         self.started: Started | None = None
         self._reason = "the surrounding scope ended"
         self._stop_wanted = trio.Event()

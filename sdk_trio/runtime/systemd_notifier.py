@@ -21,6 +21,11 @@ REPORT_SECONDS = 1.0
 #: What each of these messages asks for, in seconds: several may get lost.
 EXTENSION_SECONDS = 15.0
 
+#: How long a message that must not get lost waits for a place in the manager's queue, which holds
+#: about ten, and how often it is tried again, in seconds.
+PATIENCE_SECONDS = 5.0
+RETRY_SECONDS = 0.05
+
 
 def claim_environment(environ: MutableMapping[str, str]) -> ServiceEnvironment:
     """Read what the service manager says to this process, and hide it from its children."""
@@ -37,7 +42,8 @@ def claim_environment(environ: MutableMapping[str, str]) -> ServiceEnvironment:
 class SystemdNotifier:
     """Sends messages; where no service manager listens, every call does nothing.
 
-    A message that cannot be sent is dropped: a manager that does not read never blocks a delivery.
+    A manager that does not read never blocks a delivery: signs of life and requests for time are
+    dropped then, the other messages after :data:`PATIENCE_SECONDS`.
 
     ``address`` is a path, or begins with @ for an abstract socket.
     """
@@ -63,18 +69,19 @@ class SystemdNotifier:
             self._socket.close()
             self._socket = None
 
-    def ready(self, status: str) -> None:
+    async def ready(self, status: str) -> None:
         """Say that the service has started, or has finished a reload."""
-        self._send(systemd.ready(status))
+        await self._tell(systemd.ready(status))
 
-    def reloading(self) -> None:
+    async def reloading(self) -> None:
         """Say that a reload begins; :meth:`ready` ends it, with whatever result."""
         if self.listened_to:
-            self._send(systemd.reloading(time.clock_gettime(time.CLOCK_MONOTONIC)))
+            await self._tell(systemd.reloading(time.clock_gettime(time.CLOCK_MONOTONIC)))
+        await trio.lowlevel.checkpoint()
 
-    def stopping(self, status: str) -> None:
+    async def stopping(self, status: str) -> None:
         """Say that the service begins to stop."""
-        self._send(systemd.stopping(status))
+        await self._tell(systemd.stopping(status))
 
     async def extend(self, status: Callable[[], str], *, at_most: float | None = None) -> None:
         """Ask for more time every second, and say how it goes, until cancelled.
@@ -117,12 +124,23 @@ class SystemdNotifier:
             answered = not waiting.cancelled_caught
             await trio.sleep_until(next_sign)
 
-    def _send(self, message: str) -> None:
+    async def _tell(self, message: str) -> None:
+        """Send what must not get lost: while the manager's queue is full, wait for a place."""
+        with trio.move_on_after(PATIENCE_SECONDS):
+            while not self._send(message):  # noqa: ASYNC110 - the kernel tells of no free place
+                await trio.sleep(RETRY_SECONDS)
+            await trio.lowlevel.checkpoint()
+
+    def _send(self, message: str) -> bool:
+        """Send a message if that can be done at once; return False if the queue is full."""
         if self._socket is None or self._address is None:
-            return
+            return True
         try:
             self._socket.sendto(message.encode(), self._address)
+        except BlockingIOError:
+            return False
         except OSError as error:
             if not self._complained:
                 self._complained = True
                 _log.warning("runtime.notify_failed", error=error.strerror or str(error))
+        return True

@@ -134,6 +134,7 @@ class WebhookReceiver:
             tenancy = None if self._running is None else self._running.tenancy
             if tenancy is not None:
                 tenancy.credentials.reload()
+                tenancy.clients.reload(settings)
                 keys = TenantKeys(tenancy, settings.webhooks.key_derivation)
                 self._receiver.tenant_keys = keys
 

@@ -9,8 +9,10 @@ import pytest
 import trio
 import trustme
 from support.deliveries import SECRET, settings
+from support.scripted_upstream import TOKEN, full_stack, scripted_upstream
 from support.serving import delivery_request, exchange, registry, serving, signed
 
+import sdk_trio
 from sdk_trio.cli.settings_reloader import SettingsReloader
 from sdk_trio.config import Secret
 from sdk_trio.config.loader import Loaded
@@ -150,6 +152,24 @@ async def test_a_renewed_certificate_is_served_to_new_connections_and_a_bad_one_
             app.runtime.reload(wanted(app.settings))
         assert await certificate_of(app, authority) == second
         assert app.runtime.settings == app.settings
+
+
+async def test_calls_that_begin_after_a_reload_carry_the_new_access_token():
+    async with scripted_upstream() as upstream, trio.open_nursery() as nursery:
+        wrong = "polar_oat_also-not-a-real-token"
+        runtime = Runtime(full_stack(upstream, AccessToken=wrong))
+        await nursery.start(runtime.run)
+        with pytest.raises(sdk_trio.ApiError) as caught:
+            await runtime.client.orders.get("ord_3")
+        assert caught.value.status == 401
+        done = runtime.reload(attrs.evolve(runtime.settings, access_token=Secret(TOKEN)))
+        assert done == Reloaded(("Sdk:AccessToken",))
+        assert (await runtime.client.orders.get("ord_3")).amount == 3
+        for unusable in (None, Secret("two words\r\n")):
+            with pytest.raises(OptionsValidationError, match="Sdk:AccessToken"):
+                runtime.reload(attrs.evolve(runtime.settings, access_token=unusable))
+        assert (await runtime.client.orders.get("ord_3")).amount == 3
+        runtime.shut_down("test")
 
 
 async def test_a_reload_that_is_cancelled_anywhere_leaves_the_old_or_the_new_as_a_whole():
