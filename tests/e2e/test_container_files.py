@@ -198,7 +198,7 @@ def children_of(pid):
 def wait_for(log, event, process=None):
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        for line in log.read_text().splitlines():
+        for line in log.read_text().rpartition("\n")[0].splitlines():
             if line.startswith("{") and json.loads(line)["event"] == event:
                 return json.loads(line)
         assert process is None or process.poll() is None, log.read_text()

@@ -94,7 +94,8 @@ class ServiceManager:
 
     def log(self) -> list[dict[str, Any]]:
         """The events that were logged; what is no event is left out."""
-        lines = (self.directory / "log").read_text().splitlines()
+        # Without what comes behind the last line break: a line that is still being written.
+        lines = (self.directory / "log").read_text().rpartition("\n")[0].splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def logged(self, event: str) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from sdk_trio.runtime import systemd
 from sdk_trio.runtime.systemd import ServiceEnvironment, read_environment, with_inherited_sockets
 
 PID = 4711
+ADMIN = {"Admin__Enabled": True, "Admin__Bind": "fd:admin"}
 
 
 def test_a_process_without_a_service_manager():
@@ -53,9 +54,7 @@ def test_whatever_the_variables_hold_it_starts(variables):
 
 
 def test_names_become_numbers_and_one_name_may_stand_for_several_sockets():
-    given_settings = settings(
-        Server__Bind=["fd:web", "127.0.0.1:0", "fd:9"], Admin__Bind="fd:admin"
-    )
+    given_settings = settings(Server__Bind=["fd:web", "127.0.0.1:0", "fd:9"], **ADMIN)
     resolved = with_inherited_sockets(given_settings, ("web", "admin", "web"))
     assert resolved.server.bind == ("fd:3", "fd:5", "127.0.0.1:0", "fd:9")
     assert resolved.admin.bind == "fd:4"
@@ -71,7 +70,7 @@ def test_names_become_numbers_and_one_name_may_stand_for_several_sockets():
 )
 def test_sockets_that_are_missing_or_too_many_are_all_named(sockets, keys, words):
     with pytest.raises(OptionsValidationError) as caught:
-        with_inherited_sockets(settings(Server__Bind=["fd:web"], Admin__Bind="fd:admin"), sockets)
+        with_inherited_sockets(settings(Server__Bind=["fd:web"], **ADMIN), sockets)
     assert [problem.key for problem in caught.value.problems] == keys
     assert all(words in problem.message for problem in caught.value.problems)
 
