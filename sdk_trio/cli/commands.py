@@ -74,6 +74,12 @@ def _config_show(parser: ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _openapi(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--admin", action="store_true", help="of the admin address instead of the receiver"
+    )
+
+
 def _nothing(parser: ArgumentParser) -> None:
     """Add no argument of its own."""
 
@@ -323,6 +329,7 @@ COMMANDS = (
     ),
     Command("events tail", "print changes as they happen", "tailer:tail", _events_tail),
     Command("call", "call the upstream API", "call:call", _call, takes_fields=True),
+    Command("openapi", "print the OpenAPI document", "openapi:openapi", _openapi),
     Command("sign", "sign a body as the upstream would", "signing:sign_file", _sign),
     Command("verify", "say whether a delivery is authentic", "verifier:verify_file", _verify),
     Command("secrets new", "make a webhook secret", "signing:new_secrets", _secrets_new),

@@ -160,19 +160,19 @@ class AdminApp:
     # -- what is answered --------------------------------------------------------------------
 
     async def _answer(self, request: _Request) -> Reply:
-        method = "POST" if request.path == REPLAY and request.method == "POST" else "GET"
         if request.path in LATER:
             return problem(404, "not in this version: the console and its feed")
         try:
             with trio.fail_after(CALL_SECONDS):
-                if method == "POST":
+                if request.path == REPLAY:
+                    if request.method != "POST":
+                        return problem(405, "this path changes", (b"allow", b"POST"))
                     return await self._events.replay(parse_replay(request.body or b""))
                 reply = self._find(request)
                 if reply is None:
                     return problem(404, "there is nothing at this path")
                 if request.method not in ("GET", "HEAD"):
-                    allowed = b"GET, HEAD, POST" if request.path == REPLAY else b"GET, HEAD"
-                    return problem(405, "this path is read", (b"allow", allowed))
+                    return problem(405, "this path is read", (b"allow", b"GET, HEAD"))
                 return await reply()
         except BadQueryError as error:
             return problem(400, str(error))

@@ -6,13 +6,10 @@ from typing import Any
 import attrs
 
 from .ports import Inbox
-from .records import DeliveryRecord, DeliveryState
+from .records import REPLAYABLE, DeliveryRecord, DeliveryState
 
 #: Deliveries put back in one transaction: few enough that no other delivery waits for it.
 CHUNK = 200
-
-#: The states that a delivery can be replayed from (contracts 5).
-REPLAYABLE = (DeliveryState.DEAD, DeliveryState.PARKED)
 
 
 @attrs.frozen
