@@ -329,7 +329,6 @@ COMMANDS = (
     ),
     Command("events tail", "print changes as they happen", "tailer:tail", _events_tail),
     Command("call", "call the upstream API", "call:call", _call, takes_fields=True),
-    Command("openapi", "print the OpenAPI document", "openapi:openapi", _openapi),
     Command("sign", "sign a body as the upstream would", "signing:sign_file", _sign),
     Command("verify", "say whether a delivery is authentic", "verifier:verify_file", _verify),
     Command("secrets new", "make a webhook secret", "signing:new_secrets", _secrets_new),
@@ -347,6 +346,7 @@ COMMANDS = (
         "tenant purge", "remove long deleted tenants", "tenant_purger:purge_tenants", _tenant_purge
     ),
     Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", _upgrade),
+    Command("openapi", "print the OpenAPI document", "openapi:openapi", _openapi),
 )
 
 #: What a group of commands is about.
