@@ -162,6 +162,7 @@ class AdminApp:
     # -- what is answered --------------------------------------------------------------------
 
     async def _answer(self, request: _Request) -> Reply:
+        await trio.lowlevel.checkpoint()
         if request.path in LATER:
             return problem(404, "not in this version: the console and its feed")
         try:
