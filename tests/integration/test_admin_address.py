@@ -524,6 +524,19 @@ async def test_it_serves_a_unix_socket(tmp_path):
             runtime.shut_down("seen")
 
 
+async def test_a_wish_for_another_protocol_is_answered_as_plain_http():
+    async with administered() as admin:
+        with await RawWire.connect(admin.runtime.started.admin[0]) as wire:
+            await wire.send(
+                b"GET /feed HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+                b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+                b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+            )
+            answer = await wire.answer()
+        assert answer.status == 404
+        assert b"not in this version" in answer.body
+
+
 async def test_switched_off_there_is_none():
     runtime = Runtime(settings())
     with trio.fail_after(10):
