@@ -1,5 +1,7 @@
 """Spreads requests over time, so that whoever floods the admin address waits, and nobody else."""
 
+from math import inf
+
 import trio
 
 
@@ -12,7 +14,7 @@ class Pacer:
     def __init__(self, *, per_second: float, burst: int) -> None:
         self._interval = 1.0 / per_second
         self._tolerance = burst * self._interval
-        self._next = 0.0
+        self._next = -inf
 
     async def turn(self) -> None:  # noqa: ASYNC910 - sending the answer is a checkpoint
         """Wait for a turn. Cancelled, the turn is lost."""

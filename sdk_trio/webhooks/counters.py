@@ -18,6 +18,7 @@ RESULTS: Final = (
     "rejected",
     "refused",
     "full",
+    "unavailable",
     "drift",
 )
 
