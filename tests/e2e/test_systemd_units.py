@@ -87,7 +87,7 @@ def prepare(manager):
     config = manager.directory / "appsettings.json"
     config.write_text('{"Sdk": {"Webhooks": {"RequireHttps": false}}}')
     manager.settings = {}
-    return [("/etc/sdk-trio/appsettings.json" in word and str(config)) or word for word in words]
+    return [str(config) if word == "/etc/sdk-trio/appsettings.json" else word for word in words]
 
 
 @pytest.mark.parametrize("admin", [True, False])
