@@ -51,6 +51,15 @@ def _run(parser: ArgumentParser) -> None:
     )
 
 
+def _health(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--ready", action="store_true", help="ask whether it takes deliveries, not only if it lives"
+    )
+    parser.add_argument(
+        "--url", metavar="U", help="the admin address (default: that of the settings)"
+    )
+
+
 def _dev(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--app",
@@ -76,6 +85,12 @@ def _config_check(parser: ArgumentParser) -> None:
 def _config_show(parser: ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="include what is at its default")
     _add_format(parser)
+
+
+def _openapi(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--admin", action="store_true", help="of the admin address instead of the receiver"
+    )
 
 
 def _nothing(parser: ArgumentParser) -> None:
@@ -330,6 +345,7 @@ def _add_format(parser: ArgumentParser) -> None:
 
 COMMANDS = (
     Command("run", "run the receiver until it is told to stop", "daemon:run", _run),
+    Command("health", "ask a running receiver how it is", "health:check_health", _health),
     Command("dev", "run a receiver to try, without any file", "developer:dev", _dev),
     Command("init", "write the files of a new application", "initializer:init", _init),
     Command("config check", "report every problem of the settings", "config:check", _config_check),
@@ -371,6 +387,7 @@ COMMANDS = (
         _notify_preview,
     ),
     Command("notify test", "send one real test message", "notification_tester:test", _notify_test),
+    Command("openapi", "print the OpenAPI document", "openapi:openapi", _openapi),
 )
 
 #: What a group of commands is about.

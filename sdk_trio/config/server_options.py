@@ -51,6 +51,27 @@ class ServerOptions:
             maximum=256,
         ),
     )
+    shutdown_delay_seconds: float = attrs.field(
+        default=0.0,
+        metadata=about(
+            "Between the signal to stop and the end of accepting: readiness fails first, so that "
+            "load balancers send elsewhere before an address closes.",
+            "ours",
+            minimum=0,
+            maximum=3600,
+            unit="seconds",
+        ),
+    )
+    key_file_poll_seconds: float = attrs.field(
+        default=5.0,
+        metadata=about(
+            "How often run looks whether key files and certificates have changed; 0: never.",
+            "ours",
+            minimum=0,
+            maximum=86_400,
+            unit="seconds",
+        ),
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -76,6 +97,15 @@ class AdminOptions:
     )
     read_only: bool = attrs.field(
         default=False, metadata=about("The console shows, and changes nothing.", "contracts 2")
+    )
+    allowed_hosts: tuple[str, ...] = attrs.field(
+        default=(),
+        metadata=about(
+            "Further names by which the admin address is reached, beside IP addresses, localhost "
+            "and the host of Bind.",
+            "ours",
+            form=Form.HOST,
+        ),
     )
 
 

@@ -53,12 +53,29 @@ class Server:
         self._app = app
         self._certificate = (cert_file, key_file)
         self._fast_path = fast_path
+        self._tls: ssl.SSLContext | None = None
         self._hypercorn: HypercornServer | None = None
         self._bind = tuple(bind)
         self._key = key
         self._graceful_seconds = graceful_seconds
         self._stop_wanted = trio.Event()
         self.ended = trio.Event()
+
+    def prepare_certificate(self, cert_file: str, key_file: str) -> Callable[[], None]:
+        """Return what gives the present content of the files to connections from then on.
+
+        It does nothing where no TLS is served; established connections keep what they have.
+
+        Raises:
+            OptionsValidationError: the certificate or its key cannot be used.
+        """
+        context = load_certificate(cert_file, key_file)
+
+        def commit() -> None:
+            if self._tls is not None:
+                self._tls = context
+
+        return commit
 
     async def run(
         self, *, task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED
@@ -72,11 +89,13 @@ class Server:
             BindError: an address is in use, not ours, or not permitted.
             OptionsValidationError: the certificate or its key cannot be used.
         """
-        tls = self._load_certificate()
+        cert_file, key_file = self._certificate
+        if cert_file is not None:
+            self._tls = load_certificate(cert_file, key_file)
         sockets = listen(self._bind, key=self._key)
         try:
             async with trio.open_nursery() as connections:
-                acceptor = Acceptor(self._app, self._limits, self._take_over, lambda: tls)
+                acceptor = Acceptor(self._app, self._limits, self._take_over, lambda: self._tls)
                 async with trio.open_nursery() as accepting:
                     if self._fast_path:
                         connections.start_soon(acceptor.sweep)
@@ -87,11 +106,11 @@ class Server:
                             partial(
                                 trio.serve_listeners,
                                 self._other_protocols.serve,
-                                [_listener(sock, tls) for sock in sockets],
+                                [self._listener(sock) for sock in sockets],
                                 handler_nursery=connections,
                             )
                         )
-                    scheme = "http" if tls is None else "https"
+                    scheme = "http" if self._tls is None else "https"
                     task_status.started(tuple(_url(sock, scheme) for sock in sockets))
                     await self._stop_wanted.wait()
                     accepting.cancel_scope.cancel()
@@ -126,16 +145,28 @@ class Server:
             await hypercorn.begin_drain()
         await hypercorn.take_over(sock, received)
 
-    def _load_certificate(self) -> "ssl.SSLContext | None":
-        cert_file, key_file = self._certificate
-        if cert_file is None:
-            return None
-        return load_certificate(cert_file, key_file)
+    def _listener(self, sock: socket.socket) -> trio.abc.Listener[Any]:
+        plain = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+        return plain if self._tls is None else _SecureListener(plain, lambda: self._tls)
 
 
-def _listener(sock: socket.socket, tls: "ssl.SSLContext | None") -> trio.abc.Listener[Any]:
-    plain = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
-    return plain if tls is None else trio.SSLListener(plain, tls, https_compatible=True)
+class _SecureListener(trio.abc.Listener["trio.SSLStream[trio.SocketStream]"]):
+    """As ``trio.SSLListener``, with the context that is in force when a connection comes."""
+
+    def __init__(
+        self, plain: trio.SocketListener, context: "Callable[[], ssl.SSLContext | None]"
+    ) -> None:
+        self._plain = plain
+        self._context = context
+
+    async def accept(self) -> "trio.SSLStream[trio.SocketStream]":
+        stream = await self._plain.accept()
+        context = self._context()
+        assert context is not None  # noqa: S101 - TLS is on or off for as long as it listens
+        return trio.SSLStream(stream, context, server_side=True, https_compatible=True)
+
+    async def aclose(self) -> None:
+        await self._plain.aclose()
 
 
 def _url(sock: socket.socket, scheme: str) -> str:

@@ -395,6 +395,11 @@ class MemoryInbox:
         await self._begin()
         return {state: self._rows.states[state] for state in DeliveryState}
 
+    async def oldest_waiting(self) -> float | None:
+        """See :meth:`.ports.Inbox.oldest_waiting`."""
+        await self._begin()
+        return self._rows.oldest_waiting()
+
     async def changed_elsewhere(self) -> bool:
         """See :meth:`.ports.Inbox.changed_elsewhere`."""
         await self._begin()

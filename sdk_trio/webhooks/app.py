@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import trio
 from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
 from ..logs import get_logger
+from ..monitoring import Sample
 from ..storage import open_store
 from ..storage.ports import Inbox, Store
 from ..storage.records import UNFINISHED
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ..tenants.client_pool import ClientFactory
     from ..tenants.tenancy import Tenancy
     from ..tenants.upgrade import HostUpgrade
+    from .tenant_keys import TenantKeys
 
 _log = get_logger("webhooks")
 
@@ -89,7 +91,7 @@ class WebhookReceiver:
         if settings.webhooks.fail_on_missing_handlers:
             handlers.require_complete()
         self.settings = settings
-        self.counters = Counters()
+        self.counters = Counters(row.event_class.wire_type for row in handlers.catalog)
         self._registry = handlers
         self._given_inbox = inbox
         self._client = client
@@ -112,6 +114,29 @@ class WebhookReceiver:
             await self._live(receive, send)
         else:
             raise NotRunningError(f"a webhook receiver serves no {scope['type']} connections")
+
+    def prepare_reload(self, settings: Settings) -> Callable[[], None]:
+        """Return what puts new settings into force, as far as they can change while it runs.
+
+        Those are the keys of ``webhooks.receiver.LIVE_KEYS``; the others are taken over as given,
+        so pass the running settings with these keys changed. Calling the result cannot fail and
+        changes everything at once; with tenants, their credentials are looked up anew.
+
+        Raises:
+            OptionsValidationError: they cannot be used; nothing has changed.
+        """
+        commit_rules = self._receiver.prepare(settings)
+
+        def commit() -> None:
+            commit_rules()
+            self.settings = settings
+            tenancy = None if self._running is None else self._running.tenancy
+            if tenancy is not None:
+                tenancy.credentials.reload()
+                tenancy.clients.reload(settings)
+                self._receiver.tenant_keys = _tenant_keys(tenancy, settings)
+
+        return commit
 
     async def _live(self, receive: Receive, send: Send) -> None:
         message = await receive()
@@ -179,6 +204,25 @@ class WebhookReceiver:
     def queue_depth(self) -> int:
         """How many events wait in the memory channel."""
         return self._running.queue.depth if self._running else 0
+
+    def wake(self) -> None:
+        """Look into the store for due events: somebody in this process has put some there."""
+        if self._running is not None:
+            self._running.queue.wake()
+
+    def samples(self) -> Iterator[Sample]:
+        """Return the metrics of deliveries, secrets and the queue (contracts 10)."""
+        yield from self.counters.samples()
+        for index, matches in enumerate(self._receiver.secret_usage.matches):
+            labels = (("index", str(index)),)
+            yield Sample("sdk_webhook_secret_matches_total", labels, matches)
+        yield Sample("sdk_queue_depth", (), self.queue_depth)
+        yield Sample("sdk_queue_capacity", (), self.settings.webhooks.queue.capacity)
+
+    @property
+    def unfinished(self) -> int:
+        """How many events wait in memory or run in a worker: what a drain waits for."""
+        return self._running.queue.unfinished if self._running else 0
 
     @property
     def idle(self) -> bool:
@@ -285,9 +329,7 @@ class WebhookReceiver:
             self.settings, handlers, inbox, self.counters, clock=self._clock, tenancy=tenancy
         )
         if tenancy is not None:
-            from .tenant_keys import TenantKeys  # with all that knows of tenants
-
-            self._receiver.tenant_keys = TenantKeys(tenancy, self.settings.webhooks.key_derivation)
+            self._receiver.tenant_keys = _tenant_keys(tenancy, self.settings)
         queue = Queuer(self.settings, dispatcher, inbox, self.counters, clock=self._clock)
         janitor = Janitor(inbox, self._receiver.secret_usage, clock=self._clock)
         return _Running(inbox, handlers, dispatcher, queue, janitor, tenancy)
@@ -311,6 +353,12 @@ class WebhookReceiver:
             lost=left if in_memory else 0,
             ids=ids,
         )
+
+
+def _tenant_keys(tenancy: "Tenancy", settings: Settings) -> "TenantKeys":
+    from .tenant_keys import TenantKeys  # with all that knows of tenants
+
+    return TenantKeys(tenancy, settings.webhooks.key_derivation)
 
 
 async def _unfinished(inbox: Inbox) -> tuple[int, tuple[str, ...]]:

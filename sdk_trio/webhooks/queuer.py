@@ -82,6 +82,11 @@ class Queuer:
         return self._capacity
 
     @property
+    def unfinished(self) -> int:
+        """How many events wait in memory or run in a worker."""
+        return self._places_taken + self._running
+
+    @property
     def idle(self) -> bool:
         """Whether no event waits in memory and no worker runs one."""
         return self._places_taken == 0 and self._running == 0
@@ -244,6 +249,10 @@ class Queuer:
                 return
             if await self._inbox.changed_elsewhere():
                 return
+
+    def wake(self) -> None:
+        """Look into the store for what is due: somebody in this process has changed it."""
+        self._want_feed()
 
     def _want_feed(self) -> None:
         self._feed_wanted.set()

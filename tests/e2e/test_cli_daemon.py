@@ -104,6 +104,7 @@ def workplace(tmp_path: Path) -> Iterator[Workplace]:
         for name, value in os.environ.items()
         if not name.upper().startswith("SDK_") and name != "STATE_DIRECTORY"
     }
+    environment["SDK__ADMIN__BIND"] = "127.0.0.1:0"
     (tmp_path / "application.py").write_text(APPLICATION)
     place = Workplace(tmp_path, environment)
     yield place
@@ -133,6 +134,14 @@ def test_dev_then_trigger_then_list_shows_the_event_done(workplace):
     assert (answer["status"], answer["eventType"]) == (200, "order.created")
     assert workplace.run("events", "list").stdout.count(" done ") == 2
 
+    ready = lines["admin"].split()[0]
+    assert httpx.get(ready).json()["ready"] is True
+    token = Path(lines["admin token"]).read_text().strip()
+    status = httpx.get(
+        ready.replace("/readyz", "/api/status"), headers={"authorization": f"Bearer {token}"}
+    ).json()
+    assert (status["state"], status["events"]["done"]) == ("running", 2)
+
     # An invented type reaches the fallback, and 41 more are known.
     many = workplace.run("events", "trigger", "refund.updated", "--count", "3", "--data", "{}")
     assert many.stdout.count(" done ") == 3
@@ -154,6 +163,7 @@ def test_dev_then_trigger_then_list_shows_the_event_done(workplace):
     assert logged["subject"]
     everything = "".join((*workplace.printed(), triggered.stdout, triggered.stderr, shown.stdout))
     assert secret not in everything
+    assert token not in everything
     assert secret.removeprefix("whsec_") not in everything
 
     # Its record goes with it, its secret stays.
@@ -238,6 +248,17 @@ def test_the_first_signal_drains_and_the_second_one_forces(workplace):
     assert (row["webhook_id"], row["state"]) == (webhook_id, "received")
 
 
+def test_the_first_line_of_a_start_names_both_addresses(workplace):
+    daemon = start_run(workplace, "--standalone")
+    events = [json.loads(line) for line in workplace.printed()[1].splitlines()]
+    (started,) = [event for event in events if event["event"] == "runtime.started"]
+    assert httpx.get(f"{started['admin'][0]}/readyz").status_code == 200
+    assert started["receiver"][0] != started["admin"][0]
+    assert end(daemon) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{started['admin'][0]}/livez")
+
+
 def test_a_first_signal_alone_waits_for_the_handler(workplace):
     daemon = start_run(workplace, "--standalone")
     webhook_id = deliver_slow_one(workplace, 0.7)
@@ -271,7 +292,7 @@ def test_commands_beside_a_running_daemon(workplace):
     assert workplace.printed(1)[1] == "waiting for changes; Ctrl-C ends\n"
 
     daemon.send_signal(signal.SIGHUP)
-    workplace.wait_for("runtime.reload_ignored")
+    workplace.wait_for("runtime.reloaded")
     wrong, hint = wrong_secret(workplace)
     assert wrong["status"] == 400
     assert "another secret than the receiver's" in hint

@@ -1,6 +1,7 @@
 """What a receiver loads at its start: nothing that it has no use for yet."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -45,6 +46,7 @@ trio.run(main, settings)
 def modules_after_start(**keys: object) -> set[str]:
     mapping = {
         "Server:Bind": ["127.0.0.1:0"],
+        "Admin:Bind": "127.0.0.1:0",
         "Storage:Backend": "Memory",
         "Webhooks:RequireHttps": False,
         "Webhooks:Secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",  # public test vector
@@ -52,6 +54,7 @@ def modules_after_start(**keys: object) -> set[str]:
     }
     ended = subprocess.run(
         [sys.executable, "-c", START, json.dumps(mapping)],
+        env={**os.environ, "SDK_ADMIN_TOKEN": "token-of-a-test"},  # a test value
         capture_output=True,
         text=True,
         timeout=60,
