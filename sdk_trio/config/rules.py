@@ -225,6 +225,17 @@ def _queue_and_servers(settings: Settings) -> Iterator[Problem]:
         first = taken.setdefault(address.casefold(), key)
         if first != key and not address.endswith(":0"):
             yield Problem(key, f"is the same address as {first}: choose another one")
+    admin = full_key(("Admin", "Bind"))
+    for key, address in addresses:
+        if settings.admin.enabled and key != admin and _covers(address, settings.admin.bind):
+            yield Problem(admin, f"has the port of {key}, which takes it on every address")
+
+
+def _covers(one: str, other: str) -> bool:
+    """Whether one of two different addresses stands for every host, the port being the same."""
+    hosts, ports = zip(*(text.rpartition(":")[::2] for text in (one, other)), strict=True)
+    same_port = ports[0] == ports[1] != "0"
+    return same_port and hosts[0] != hosts[1] and not {"0.0.0.0", "[::]"}.isdisjoint(hosts)
 
 
 def _reconciliation(settings: Settings, *, standalone: bool) -> Iterator[Problem]:

@@ -282,7 +282,9 @@ class AdminApp:
     def _report_once(self, part: object, error: Exception) -> None:
         if part not in self._reported:
             self._reported.add(part)
-            _log.error("admin.source_failed", error=f"{type(error).__name__}: {error}")
+            # Its words may hold what no log may: the place is enough to find it.
+            name = part if isinstance(part, str) else getattr(part, "__qualname__", repr(part))
+            _log.error("admin.source_failed", part=name, error=type(error).__name__)
 
     def _uptime(self) -> float:
         return round(max(0.0, self._clock() - self._started_at), 3)

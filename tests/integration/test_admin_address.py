@@ -218,7 +218,8 @@ async def test_a_drain_is_seen_while_the_receiver_still_answers():
             await trio.testing.wait_all_tasks_blocked()
             answer = await admin.get("/readyz")
             assert answer.status_code == 503
-            assert checks_of(answer)["drain"]["detail"] == "a graceful stop has begun"
+            drain = checks_of(answer)["drain"]
+            assert (drain["ok"], drain["detail"]) == (False, "a graceful stop has begun")
             assert (await admin.get("/livez")).status_code == 200
             assert (await admin.get("/healthz")).json()["state"] == "draining"
             assert (await admin.metrics())["sdk_draining"] == 1
