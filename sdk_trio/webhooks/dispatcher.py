@@ -329,7 +329,7 @@ class Dispatcher:
         try:
             await handler.handler.handle_core(event)
         except Exception as error:
-            failure = Failure(describe_error(error), _retry_after(error))
+            failure = Failure(describe_error(error), _retry_after(error), type(error).__name__)
             await self._tell_handler(handler, event, error)
             return failure
         except BaseExceptionGroup as group:

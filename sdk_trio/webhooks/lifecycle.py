@@ -10,10 +10,14 @@ MAX_ERROR_LENGTH = 2000
 
 @attrs.frozen
 class Failure:
-    """Why a run did not finish: ``error`` for people, ``retry_after`` seconds if it asked."""
+    """Why a run did not finish: ``error`` for people, ``retry_after`` seconds if it asked.
+
+    ``error_type`` is the name of the exception's class.
+    """
 
     error: str
     retry_after: float | None = None
+    error_type: str = "timeout"
 
 
 @attrs.frozen

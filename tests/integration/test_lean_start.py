@@ -13,6 +13,7 @@ FORBIDDEN = {
     "pygments": "tracebacks of rich",
     "cryptography": "ed25519 secrets",
     "apsw": "the store in SQLite",
+    "opentelemetry": "traces, once an SDK is configured",
     "pytest": "tests",
     "sdk_trio.events.samples": "the simulator",
     "sdk_trio.events.reference_page": "the documentation",
