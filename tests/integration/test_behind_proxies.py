@@ -134,8 +134,9 @@ async def test_bodies_arrive_as_they_were_signed_or_are_refused(kind, tmp_path):
 
         assert (await proxy.post(large, content=pieces())).status_code == 200
         over = signed("order.paid", {"filler": "x" * 1_100_000})
-        # Over HTTP/1.1 Caddy's answer can be lost, because it closes before it has read the body.
-        assert (await proxy.post(over, http2=True)).status_code == 413
+        answer = await proxy.exchange(delivery_request(over))
+        # Caddy closes before it has read the body, so its answer can be lost on the way.
+        assert answer.startswith(b"HTTP/1.1 413 ") or (kind == "caddy" and not answer)
         assert await app.store.get(over.webhook_id) is None
         assert (await proxy.post(signed())).status_code == 200
 

@@ -57,6 +57,18 @@ class Proxy:
                 headers={**delivery.headers, **(headers or {})},
             )
 
+    async def exchange(self, data: bytes) -> bytes:
+        """Send exact bytes; return the beginning of the answer, nothing if there is none."""
+        context = ssl.create_default_context(cafile=str(self.ca_file))
+        tcp = await trio.open_tcp_stream("127.0.0.1", self.port)
+        stream = trio.SSLStream(tcp, context, server_hostname=HOST, https_compatible=True)
+        answer = b""
+        async with stream:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await stream.send_all(data.replace(b"Host: test", f"Host: {HOST}".encode(), 1))
+                answer = await stream.receive_some(1000)
+        return answer
+
     def client(self, source: str = "127.0.0.1", *, http2: bool = False) -> httpx.AsyncClient:
         address = "[::1]" if ":" in source else "127.0.0.1"
         transport = httpx.AsyncHTTPTransport(
