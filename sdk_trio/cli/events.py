@@ -7,8 +7,9 @@ import trio
 
 from ..config import Settings
 from ..errors import SdkError
+from ..storage.record_fields import listed, shown
 from ..storage.records import UNFINISHED, AttemptRecord, DeliveryRecord, DeliveryState
-from .event_rows import LIST_COLUMNS, listed, readable_body, shown, table_row
+from .event_rows import LIST_COLUMNS, readable_body, table_row
 from .moments import moment_text, parse_count, parse_since
 from .printer import cell, print_json, print_rows, print_text, say
 from .settings_reader import load

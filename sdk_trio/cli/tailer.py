@@ -8,8 +8,8 @@ import trio
 
 from ..config import Settings
 from ..storage.ports import Inbox
+from ..storage.record_fields import listed
 from ..storage.records import DeliveryRecord, DeliveryState
-from .event_rows import listed
 from .moments import moment_text
 from .printer import cell, print_json_line, print_text, say
 from .settings_reader import load

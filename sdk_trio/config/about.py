@@ -26,6 +26,7 @@ class Form(enum.Enum):
     PHONE = "phone number in E.164 format, such as +15551234567"
     EMAIL = "email address"
     HEADER_TEXT = "one line without control characters"
+    HOST = "host name without a port"
     BIND = "HOST:PORT, [IPv6]:PORT, unix:PATH or fd:N"
     CIDR = "CIDR block or address"
     PROXY = "CIDR block, address, or unix"

@@ -158,6 +158,10 @@ def _bind(text: str) -> str | None:
     return None
 
 
+def _host(text: str) -> str | None:
+    return None if _HOST.fullmatch(text) else "must be a host name, without a port"
+
+
 def _unix_path(path: str) -> str | None:
     if not path or "\0" in path:
         return "must have a path after unix:"
@@ -206,6 +210,7 @@ _CHECKS: dict[Form, Callable[[str], str | None]] = {
     Form.PHONE: _phone,
     Form.EMAIL: _email,
     Form.HEADER_TEXT: _header_text,
+    Form.HOST: _host,
     Form.BIND: _bind,
     Form.CIDR: _cidr,
     Form.PROXY: _proxy,

@@ -77,6 +77,15 @@ class AdminOptions:
     read_only: bool = attrs.field(
         default=False, metadata=about("The console shows, and changes nothing.", "contracts 2")
     )
+    allowed_hosts: tuple[str, ...] = attrs.field(
+        default=(),
+        metadata=about(
+            "Further names by which the admin address is reached, beside IP addresses, localhost "
+            "and the host of Bind.",
+            "ours",
+            form=Form.HOST,
+        ),
+    )
 
 
 @attrs.frozen(kw_only=True)

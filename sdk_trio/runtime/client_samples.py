@@ -3,19 +3,10 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-import attrs
+from ..monitoring import Sample
 
 #: Values of ``sdk_client_circuit_state``.
 CIRCUIT_STATES = {"closed": 0, "open": 1, "probing": 2, "isolated": 3}
-
-
-@attrs.frozen
-class Sample:
-    """One value of a metric: its name, its labels in order, and the value now."""
-
-    name: str
-    labels: tuple[tuple[str, str], ...]
-    value: float
 
 
 class Counted(Protocol):

@@ -18,15 +18,17 @@ from ..config import Settings, missing_parts
 from ..config.rules import RECONCILIATION_NEEDS_CLIENT
 from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError
 from ..logs import get_logger
+from ..monitoring import Sample
 from ..tenants.client_pool import ClientFactory
 from ..tenants.upgrade import HostUpgrade
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
-from .client_samples import Sample, sample_client
+from .client_samples import sample_client
 from .routes import Routes
 from .server import Server
 
 if TYPE_CHECKING:
     from ..client.client import Client
+    from .administrator import Administrator
 
 _log = get_logger("runtime")
 
@@ -106,6 +108,7 @@ class Runtime:
         self._reconciling = trio.CancelScope()
         self._used = False
         self._served = False
+        self._administrator = _make_administrator(self, clock) if settings.admin.enabled else None
 
     @property
     def report(self) -> DrainReport | None:
@@ -116,6 +119,27 @@ class Runtime:
     def ready(self) -> bool:
         """Whether deliveries are accepted."""
         return self.receiver.ready
+
+    @property
+    def draining(self) -> bool:
+        """Whether a stop has begun; True ever after."""
+        return self._drain_begun.is_set()
+
+    @property
+    def has_client(self) -> bool:
+        """Whether this runtime is full stack."""
+        return self._client is not None
+
+    @property
+    def administrator(self) -> "Administrator":
+        """The admin address: where parts register checks and samples, and its token's place.
+
+        Raises:
+            NotRunningError: ``Admin:Enabled`` is false.
+        """
+        if self._administrator is None:
+            raise NotRunningError("there is no admin address: Sdk:Admin:Enabled is false")
+        return self._administrator
 
     @property
     def client(self) -> "Client":
@@ -215,8 +239,13 @@ class Runtime:
         self, server: Server, routes: Routes, *, task_status: trio.TaskStatus[Started]
     ) -> None:
         async with trio.open_nursery() as parts:
+            admin: tuple[str, ...] = ()
+            if self._administrator is not None:
+                # First, so that probes see a long start, and cancelled last, so that they see
+                # the drain.
+                admin = await parts.start(self._administrator.run)
             await parts.start(self.receiver.run)
-            started = Started(receiver=await parts.start(server.run))
+            started = Started(receiver=await parts.start(server.run), admin=admin)
             routes.started(started.receiver[0])
             _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
             # From here on, only the drain's deadline or force() ends the parts.
@@ -259,6 +288,13 @@ def _make_client(settings: Settings) -> "Client":
     from ..client.client import Client
 
     return Client(settings)
+
+
+def _make_administrator(runtime: Runtime, clock: Callable[[], float]) -> "Administrator":
+    # Imported here: who switches it off does not load it.
+    from .administrator import Administrator
+
+    return Administrator(runtime, clock=clock)
 
 
 async def _call_after(event: trio.Event, call: Callable[[str], None], argument: str) -> None:

@@ -395,6 +395,16 @@ class MemoryInbox:
         await self._begin()
         return {state: self._rows.states[state] for state in DeliveryState}
 
+    async def oldest_waiting(self) -> float | None:
+        """See :meth:`.ports.Inbox.oldest_waiting`."""
+        await self._begin()
+        waiting = (
+            (row.record.sequence, row.record.received_at)
+            for row in self._rows.unfinished.values()
+            if row.record.queued and row.record.state is not DeliveryState.RETRYING
+        )
+        return min(waiting, default=(0, None))[1]
+
     async def changed_elsewhere(self) -> bool:
         """See :meth:`.ports.Inbox.changed_elsewhere`."""
         await self._begin()

@@ -140,6 +140,13 @@ class Inbox(Protocol):
         """Return how many deliveries are in each state; states without any are 0."""
         ...
 
+    async def oldest_waiting(self) -> float | None:
+        """Return when the first of the queued deliveries that wait or run arrived, or None.
+
+        Those that wait for the time of a retry are left out: they wait on purpose.
+        """
+        ...
+
     async def changed_elsewhere(self) -> bool:
         """Return whether somebody else has changed the store since the last call.
 

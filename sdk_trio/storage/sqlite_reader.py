@@ -34,6 +34,13 @@ SELECT state, count(*) FROM inbox INDEXED BY inbox_open WHERE state <> 'done' GR
 UNION ALL SELECT 'total', count(*) FROM inbox
 """
 
+# The smallest sequence comes from the index alone; only its row is read.
+_OLDEST_WAITING = """
+SELECT received_at FROM inbox WHERE sequence = (
+    SELECT min(sequence) FROM inbox INDEXED BY inbox_open
+    WHERE state <> 'done' AND state IN ('received', 'running') AND queued = 1)
+"""
+
 _OLD = """
 SELECT sequence FROM inbox WHERE sequence > ? AND state = 'done' AND finished_at < ?
 ORDER BY sequence LIMIT ?
@@ -132,6 +139,12 @@ def counts(connection: apsw.Connection) -> dict[DeliveryState, int]:
     result.update({DeliveryState(state): number for state, number in found.items()})
     result[DeliveryState.DONE] = total - sum(found.values())
     return result
+
+
+def oldest_waiting(connection: apsw.Connection) -> float | None:
+    """Return when the first queued delivery that waits or runs arrived, or None."""
+    row = connection.execute(_OLDEST_WAITING).fetchone()
+    return None if row is None else float(row[0])
 
 
 def find_old(

@@ -199,6 +199,10 @@ class SqliteInbox:
         """See :meth:`.ports.Inbox.counts`."""
         return await self._queries.run(reader.counts)
 
+    async def oldest_waiting(self) -> float | None:
+        """See :meth:`.ports.Inbox.oldest_waiting`."""
+        return await self._queries.run(reader.oldest_waiting)
+
     async def changed_elsewhere(self) -> bool:
         """See :meth:`.ports.Inbox.changed_elsewhere`."""
         # On the writing connection, because the number counts the changes of all *others*.

@@ -52,12 +52,15 @@ class Delivered:
 def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
     """Return settings for tests: a fresh secret, a free port, plain HTTP, the store in memory.
 
+    There is no admin address.
+
     ``overrides`` maps keys to values, as ``{"Webhooks:Queue:MaxAttempts": 2}``.
     """
     return Settings.from_mapping(
         {
             "Environment": "Development",
             "Server:Bind": ["127.0.0.1:0"],
+            "Admin:Enabled": False,
             "Storage:Backend": "Memory",
             "Webhooks:RequireHttps": False,
             # A handler that hangs is to fail its test soon.

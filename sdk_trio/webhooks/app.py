@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ import trio
 from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
 from ..logs import get_logger
+from ..monitoring import Sample
 from ..storage import open_store
 from ..storage.data_directory import lock_data_directory
 from ..storage.ports import Inbox, Store
@@ -93,7 +94,7 @@ class WebhookReceiver:
         if settings.webhooks.fail_on_missing_handlers:
             handlers.require_complete()
         self.settings = settings
-        self.counters = Counters()
+        self.counters = Counters(row.event_class.wire_type for row in handlers.catalog)
         self._registry = handlers
         self._given_inbox = inbox
         self._client = client
@@ -183,6 +184,20 @@ class WebhookReceiver:
     def queue_depth(self) -> int:
         """How many events wait in the memory channel."""
         return self._running.queue.depth if self._running else 0
+
+    def wake(self) -> None:
+        """Look into the store for due events: somebody in this process has put some there."""
+        if self._running is not None:
+            self._running.queue.wake()
+
+    def samples(self) -> Iterator[Sample]:
+        """Return the metrics of deliveries, secrets and the queue (contracts 10)."""
+        yield from self.counters.samples()
+        for index, matches in enumerate(self._receiver.secret_usage.matches):
+            labels = (("index", str(index)),)
+            yield Sample("sdk_webhook_secret_matches_total", labels, matches)
+        yield Sample("sdk_queue_depth", (), self.queue_depth)
+        yield Sample("sdk_queue_capacity", (), self.settings.webhooks.queue.capacity)
 
     @property
     def idle(self) -> bool:

@@ -87,6 +87,7 @@ class Dispatcher:
         *,
         clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
+        stopwatch: Callable[[], float] = time.perf_counter,
         tenancy: "Tenancy | None" = None,
     ) -> None:
         options = settings.webhooks
@@ -95,6 +96,7 @@ class Dispatcher:
         self._counters = counters
         self._clock = clock
         self._jitter = jitter
+        self._stopwatch = stopwatch
         self._tenancy = tenancy
         self._inline_timeout = options.inline_timeout_seconds
         self._inline_max_attempts = options.inline_max_attempts
@@ -326,8 +328,12 @@ class Dispatcher:
 
     async def _run(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
         """Run user code; every exception of its own becomes a :class:`Failure`."""
+        begun = self._stopwatch()
         try:
-            await handler.handler.handle_core(event)
+            try:
+                await handler.handler.handle_core(event)
+            finally:
+                self._counters.observe(event.type, self._stopwatch() - begun)
         except Exception as error:
             failure = Failure(describe_error(error), _retry_after(error), type(error).__name__)
             await self._tell_handler(handler, event, error)

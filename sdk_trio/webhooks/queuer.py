@@ -245,6 +245,10 @@ class Queuer:
             if await self._inbox.changed_elsewhere():
                 return
 
+    def wake(self) -> None:
+        """Look into the store for what is due: somebody in this process has changed it."""
+        self._want_feed()
+
     def _want_feed(self) -> None:
         self._feed_wanted.set()
 

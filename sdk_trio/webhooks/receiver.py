@@ -119,6 +119,7 @@ class Receiver:
             webhook_id = arrival.delivery.webhook_id
             return await self._intake.take(arrival)
         except StoreUnavailableError as error:
+            self._counters.count("unavailable")
             _log.error("store.unavailable", webhook_id=webhook_id, error=str(error))
             await trio.lowlevel.checkpoint()
             return answers.unavailable(UNAVAILABLE_RETRY_SECONDS)

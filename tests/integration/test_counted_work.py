@@ -136,7 +136,7 @@ async def measure(backend: str, *, enqueue: bool, path: Any) -> tuple[Work, int]
 @pytest.mark.parametrize(
     ("backend", "enqueue", "most"),
     [
-        pytest.param("Memory", False, Work(2.2, 0, 326, 20), id="inline"),
+        pytest.param("Memory", False, Work(2.2, 0, 328, 20), id="inline"),
         pytest.param("Sqlite", True, Work(6.5, 0, 450, 8), id="enqueued"),
     ],
 )

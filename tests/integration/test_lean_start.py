@@ -41,6 +41,7 @@ trio.run(main, settings)
 def modules_after_start(**keys: object) -> set[str]:
     mapping = {
         "Server:Bind": ["127.0.0.1:0"],
+        "Admin:Bind": "127.0.0.1:0",
         "Storage:Backend": "Memory",
         "Webhooks:RequireHttps": False,
         "Webhooks:Secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",  # public test vector

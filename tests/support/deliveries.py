@@ -27,6 +27,8 @@ def settings(**keys: Any) -> Settings:
     mapping: dict[str, Any] = {
         "Environment": "Development",
         "Server:Bind": ["127.0.0.1:0"],
+        "Admin:Enabled": False,
+        "Admin:Bind": "127.0.0.1:0",
         "Storage:Backend": "Memory",
         "Webhooks:RequireHttps": False,
         "Webhooks:Secret": SECRET,

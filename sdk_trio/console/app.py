@@ -1,0 +1,274 @@
+"""The admin address as an ASGI application: who asks, what for, and whether it is allowed."""
+
+import platform
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import attrs
+import trio
+
+from ..errors import NotRunningError, StoreUnavailableError
+from ..logs import get_logger
+from ..monitoring import Check, Sample
+from .access import Access, Refusal, header_map
+from .event_answerer import EventAnswerer
+from .exposition import CONTENT_TYPE, expose
+from .observed import Observed, Sources
+from .pacer import Pacer
+from .probes import checks_document, is_ready, status_of
+from .queries import BadQueryError, parse_list, parse_replay, parse_show
+from .replies import Reply, document, problem
+from .store_observer import StoreObserver
+
+_log = get_logger("admin")
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+#: Larger bodies are refused; an order to replay 1000 long ids fits.
+MAX_BODY_BYTES = 256 * 1024
+
+#: How long a call may look into the store, in seconds.
+CALL_SECONDS = 10.0
+
+#: Requests a second that are served: scrapes, probes and people are far below, and a flood takes
+#: little of the time that deliveries need. Probes have a share of their own.
+REQUESTS_PER_SECOND = 200.0
+BURST = 50
+
+#: What refusals are logged at most, one in so many seconds: the sender decides how many there are.
+REFUSAL_LOG_SECONDS = 10.0
+
+PROBES = ("/livez", "/readyz")
+EVENTS = "/api/events"
+REPLAY = "/api/events/replay"
+LATER = ("/", "/feed")
+
+
+@attrs.frozen
+class _Request:
+    """What is looked at of a request."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: dict[str, str]
+    body: bytes | None
+
+
+class AdminApp:
+    """Probes, metrics and the API of one running program (contracts 8).
+
+    Args:
+        observed: the program.
+        sources: who gives checks and samples; may grow while it runs.
+        access: who may do what; :meth:`listen_at` tells it the real addresses.
+        version: of this package.
+        clock: returns Unix seconds.
+        started_at: when the process started, in Unix seconds.
+
+    :meth:`run` has to run beside it: it looks at the store for whoever asks.
+    """
+
+    def __init__(
+        self,
+        observed: Observed,
+        sources: Sources,
+        access: Access,
+        *,
+        version: str,
+        clock: Callable[[], float] = time.time,
+        started_at: float | None = None,
+    ) -> None:
+        self._observed = observed
+        self._sources = sources
+        self._access = access
+        self._version = version
+        self._clock = clock
+        self._started_at = clock() if started_at is None else started_at
+        self._store = StoreObserver(observed.stores, clock=clock)
+        self._events = EventAnswerer(observed)
+        self._pacers = {
+            probe: Pacer(per_second=REQUESTS_PER_SECOND, burst=BURST) for probe in (True, False)
+        }
+        self._refusal_logged_at = -REFUSAL_LOG_SECONDS
+
+    def listen_at(self, addresses: tuple[str, ...]) -> None:
+        """Take the real addresses, which decide about Host headers and about what is open."""
+        self._access = attrs.evolve(self._access, addresses=addresses)
+
+    async def run(self) -> None:  # noqa: ASYNC910 - it never returns
+        """Look at the store for whoever asks, until cancelled."""
+        await self._store.run()
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Serve one ASGI ``http`` request."""
+        if scope["type"] != "http":
+            raise NotRunningError(f"the admin address serves no {scope['type']} connections")
+        await self._pacers[scope["path"] in PROBES].turn()
+        body = await _read_body(receive)
+        request = _Request(
+            scope["method"],
+            scope["path"],
+            scope["query_string"],
+            header_map(scope["headers"]),
+            body,
+        )
+        reply = self._refuse(request, scope) or await self._answer(request)
+        await reply.send(send)
+
+    # -- what is allowed ---------------------------------------------------------------------
+
+    def _refuse(self, request: _Request, scope: Any) -> Reply | None:
+        refusal = self._refusal(request)
+        if refusal is None:
+            return None
+        now = trio.current_time()
+        if now >= self._refusal_logged_at + REFUSAL_LOG_SECONDS:
+            self._refusal_logged_at = now
+            client = scope.get("client")
+            _log.warning(
+                "admin.refused",
+                status=refusal.status,
+                reason=refusal.reason,
+                address=client[0] if client else None,
+            )
+        extra = ((b"www-authenticate", b'Bearer realm="sdk_trio"'),) * (refusal.status == 401)
+        return problem(refusal.status, refusal.reason, *extra)
+
+    def _refusal(self, request: _Request) -> Refusal | None:
+        if request.body is None:
+            return Refusal(413, f"a body may have {MAX_BODY_BYTES} bytes")
+        if request.path in PROBES:
+            return None
+        refusal = self._access.check_host(request.headers)
+        if refusal is None and self._needs_token(request.path):
+            refusal = self._access.check_token(request.headers)
+        if refusal is None and request.path == REPLAY and request.method == "POST":
+            refusal = self._access.check_change(request.headers)
+        return refusal
+
+    def _needs_token(self, path: str) -> bool:
+        return not self._access.is_local or path == "/api" or path.startswith("/api/")
+
+    def _shows_details(self, request: _Request) -> bool:
+        if self._access.has_token(request.headers):
+            return True
+        return self._access.is_local and self._access.check_host(request.headers) is None
+
+    # -- what is answered --------------------------------------------------------------------
+
+    async def _answer(self, request: _Request) -> Reply:
+        method = "POST" if request.path == REPLAY and request.method == "POST" else "GET"
+        if request.path in LATER:
+            return problem(404, "not in this version: the console and its feed")
+        try:
+            with trio.fail_after(CALL_SECONDS):
+                if method == "POST":
+                    return await self._events.replay(parse_replay(request.body or b""))
+                reply = self._find(request)
+                if reply is None:
+                    return problem(404, "there is nothing at this path")
+                if request.method not in ("GET", "HEAD"):
+                    allowed = b"GET, HEAD, POST" if request.path == REPLAY else b"GET, HEAD"
+                    return problem(405, "this path is read", (b"allow", allowed))
+                return await reply()
+        except BadQueryError as error:
+            return problem(400, str(error))
+        except (NotRunningError, StoreUnavailableError) as error:
+            return problem(503, str(error), (b"retry-after", b"5"))
+        except trio.TooSlowError:
+            return problem(
+                503, f"the store took longer than {CALL_SECONDS:g} s", (b"retry-after", b"5")
+            )
+
+    def _find(self, request: _Request) -> Callable[[], Awaitable[Reply]] | None:
+        path = request.path
+        if path in PROBES or path == "/healthz":
+            return lambda: self._probe(request)
+        if path == "/metrics":
+            return self._metrics
+        if path == "/api/status":
+            return self._status
+        if path == EVENTS:
+            return lambda: self._events.list(parse_list(request.query))
+        if path.startswith(f"{EVENTS}/") and path != f"{EVENTS}/":
+            webhook_id = path.removeprefix(f"{EVENTS}/")
+            return lambda: self._events.show(webhook_id, body=parse_show(request.query))
+        return None
+
+    async def _probe(self, request: _Request) -> Reply:
+        if request.path == "/livez":
+            await trio.lowlevel.checkpoint()
+            return document(200, {"alive": True})
+        await self._store.wait_for_check()
+        checks = self._checks()
+        shown = checks_document(checks, details=self._shows_details(request))
+        ready = is_ready(checks)
+        if request.path == "/readyz":
+            return document(200 if ready else 503, {"ready": ready, "checks": shown})
+        summary = {
+            "status": status_of(checks),
+            "state": self._observed.state,
+            "version": self._version,
+            "uptime_seconds": self._uptime(),
+            "checks": shown,
+        }
+        return document(200 if ready else 503, summary)
+
+    async def _metrics(self) -> Reply:
+        await self._store.wait_for_figures()
+        return Reply(200, expose(self._samples()), CONTENT_TYPE)
+
+    async def _status(self) -> Reply:
+        await self._store.wait_for_figures()
+        figures = self._store.figures
+        events = figures and {str(state): count for state, count in figures.events.items()}
+        tenants = figures and figures.tenants
+        checks = self._checks()
+        return document(
+            200,
+            {
+                "version": self._version,
+                "state": self._observed.state,
+                "status": status_of(checks),
+                "started_at": self._started_at,
+                "uptime_seconds": self._uptime(),
+                "read_only": self._access.read_only,
+                **self._observed.status(),
+                "oldest_seconds": self._store.oldest_seconds(),
+                "events": events,
+                "tenants": tenants and {str(status): count for status, count in tenants.items()},
+                "checks": checks_document(checks, details=True),
+            },
+        )
+
+    def _checks(self) -> list[Check]:
+        return [self._store.check(), *(source() for source in self._sources.checks)]
+
+    def _samples(self) -> Iterator[Sample]:
+        python = platform.python_version()
+        yield Sample("sdk_build_info", (("version", self._version), ("python", python)), 1)
+        yield Sample("process_start_time_seconds", (), self._started_at)
+        yield Sample("sdk_draining", (), self._observed.state == "draining")
+        for check in self._checks():
+            yield Sample("sdk_check_ok", (("check", check.name),), check.ok)
+        yield from self._store.samples()
+        for source in self._sources.samples:
+            yield from source()
+
+    def _uptime(self) -> float:
+        return round(max(0.0, self._clock() - self._started_at), 3)
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """Return the body, None if it is too large; it is read first, so that every answer arrives."""
+    body: bytes = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY_BYTES:
+            return None
+        if not message.get("more_body", False):
+            return body

@@ -1,0 +1,59 @@
+"""Answers ``/api/events``: listings, one event, and replay (contracts 8 and 9)."""
+
+from ..logs import get_logger
+from ..storage.ports import Inbox
+from ..storage.record_fields import listed, shown
+from ..storage.records import DeliveryState
+from ..storage.replayer import find_chosen, find_named, put_back, replay_rows
+from .observed import Observed
+from .queries import LARGEST_REPLAY, ListQuery, ReplayOrder
+from .replies import Reply, document, problem
+
+_log = get_logger("admin")
+
+
+class EventAnswerer:
+    """Looks into the inbox of the running program, and puts events back into its queue."""
+
+    def __init__(self, observed: Observed) -> None:
+        self._observed = observed
+
+    async def list(self, query: ListQuery) -> Reply:
+        """Return an array of events without bodies, with the fields of ``events list``."""
+        records = await self._inbox.find(
+            type=query.type, state=query.state, after_sequence=query.after, limit=query.limit
+        )
+        return document(200, [listed(record) for record in records])
+
+    async def show(self, webhook_id: str, *, body: bool) -> Reply:
+        """Return one event with its failed runs, as ``events show``; 404 without one."""
+        inbox = self._inbox
+        record = await inbox.get(webhook_id)
+        if record is None:
+            return problem(404, "there is no such event in the inbox")
+        return document(200, shown(record, await inbox.attempts(webhook_id), body=body))
+
+    async def replay(self, order: ReplayOrder) -> Reply:
+        """Put events back and wake the workers; cancelled, what was put back stays so."""
+        inbox = self._inbox
+        more = False
+        if order.state is None:
+            candidates = await find_named(inbox, order.ids or ())
+        else:
+            state = DeliveryState(order.state)
+            candidates = await find_chosen(inbox, state, type=order.type, limit=LARGEST_REPLAY + 1)
+            more = len(candidates) > LARGEST_REPLAY
+            candidates = candidates[:LARGEST_REPLAY]
+        possible = [candidate.webhook_id for candidate in candidates if candidate.reason is None]
+        try:
+            replayed = await put_back(inbox, possible)
+        finally:
+            # The store tells of changes by other processes only, and this one made these.
+            self._observed.wake()
+        _log.info("admin.replayed", events=len(replayed))
+        rows = replay_rows(candidates, replayed)
+        return document(200, {"events": rows, "replayed": len(replayed), "more": more})
+
+    @property
+    def _inbox(self) -> Inbox:
+        return self._observed.stores()[0]

@@ -1,0 +1,127 @@
+"""Reads what a call of ``/api`` asks for: its query and its body. Pure (contracts 8)."""
+
+from collections.abc import Mapping
+from typing import Literal
+from urllib.parse import parse_qsl
+
+import attrs
+import msgspec
+
+from ..storage.records import DeliveryState
+
+#: The most events of one listing, and how many there are without ``limit``.
+LARGEST_LIMIT = 500
+USUAL_LIMIT = 50
+
+#: The most events that one call puts back; the answer says when there are more.
+LARGEST_REPLAY = 1000
+
+#: The greatest sequence that a store has.
+LARGEST_SEQUENCE = 2**63 - 1
+
+_MAX_PARAMETERS = 20
+
+
+class BadQueryError(ValueError):
+    """A query or body that is not understood: the message says which part, and what it takes."""
+
+
+@attrs.frozen
+class ListQuery:
+    """What ``GET /api/events`` lists; oldest first with ``after``, else newest first."""
+
+    type: str | None = None
+    state: DeliveryState | None = None
+    limit: int = USUAL_LIMIT
+    after: int | None = None
+
+
+@attrs.frozen
+class ReplayOrder:
+    """What ``POST /api/events/replay`` puts back: events by id, or those of a state."""
+
+    ids: list[str] | None = None
+    state: Literal["dead", "parked"] | None = None
+    type: str | None = None
+
+
+def parse_list(query: bytes) -> ListQuery:
+    """Return what a listing is asked for.
+
+    Raises:
+        BadQueryError: a parameter is unknown, given twice, or has a value that it does not take.
+    """
+    given = _parameters(query, ("type", "state", "limit", "after"))
+    state = given.get("state")
+    if state is not None and state not in set(DeliveryState):
+        raise BadQueryError(f"state takes one of {', '.join(DeliveryState)}")
+    return ListQuery(
+        given.get("type"),
+        None if state is None else DeliveryState(state),
+        _number(given, "limit", USUAL_LIMIT, 1, LARGEST_LIMIT) or USUAL_LIMIT,
+        _number(given, "after", None, 0, LARGEST_SEQUENCE),
+    )
+
+
+def parse_show(query: bytes) -> bool:
+    """Return whether the body of an event is asked for.
+
+    Raises:
+        BadQueryError: a parameter is unknown or has a value that it does not take.
+    """
+    body = _parameters(query, ("body",)).get("body", "0")
+    if body not in ("0", "1"):
+        raise BadQueryError("body takes 0 or 1")
+    return body == "1"
+
+
+def parse_replay(body: bytes) -> ReplayOrder:
+    """Return what is to be put back.
+
+    Raises:
+        BadQueryError: it is no JSON object of that form.
+    """
+    try:
+        order = msgspec.json.decode(body, type=ReplayOrder)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise BadQueryError(f"the body is not understood: {error}") from None
+    if (order.ids is None) == (order.state is None):
+        raise BadQueryError("give ids, or a state (dead or parked); not both")
+    if order.ids is not None and order.type is not None:
+        raise BadQueryError("type chooses among a state; leave it out with ids")
+    if order.ids is not None and not 1 <= len(order.ids) <= LARGEST_REPLAY:
+        raise BadQueryError(f"ids takes 1 to {LARGEST_REPLAY} ids")
+    return order
+
+
+def _parameters(query: bytes, known: tuple[str, ...]) -> Mapping[str, str]:
+    try:
+        pairs = parse_qsl(
+            query.decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=_MAX_PARAMETERS,
+        )
+    except ValueError:
+        raise BadQueryError("the query is not understood") from None
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in known:
+            raise BadQueryError(f"the query takes {', '.join(known)}")
+        if name in found:
+            raise BadQueryError(f"{name} is given twice")
+        found[name] = value
+    return found
+
+
+def _number(
+    given: Mapping[str, str], name: str, usual: int | None, least: int, greatest: int
+) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return usual
+    if text.isascii() and text.isdigit() and len(text) <= len(str(greatest)):
+        value = int(text)
+        if least <= value <= greatest:
+            return value
+    raise BadQueryError(f"{name} takes a number from {least} to {greatest}")

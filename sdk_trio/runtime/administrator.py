@@ -1,0 +1,126 @@
+"""The admin address beside a runtime: its server, and what it is told of the runtime."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..console.access import Access
+from ..console.app import AdminApp
+from ..console.observed import Sources, TenantCounts
+from ..console.token_keeper import AdminToken, provide_token
+from ..logs import get_logger
+from ..monitoring import Check
+from ..storage.ports import Inbox
+from .limits import Limits
+from .server import Server
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+_log = get_logger("admin")
+
+#: Scrapers, probes and people: few connections, and none of them is slow for a good reason.
+LIMITS = Limits(connections=128, head_seconds=5.0, body_seconds=10.0, write_seconds=10.0)
+
+#: How long requests in progress may take at the very end, in seconds.
+GRACEFUL_SECONDS = 1.0
+
+
+class Administrator:
+    """Serves the admin address of ``runtime`` from before it accepts until after its drain.
+
+    ``sources`` takes checks and samples of further parts, at any time. ``token`` says where the
+    token is kept, once it is served.
+    """
+
+    def __init__(self, runtime: "Runtime", *, clock: Callable[[], float] = time.time) -> None:
+        self.sources = Sources()
+        self.token: AdminToken | None = None
+        self._runtime = runtime
+        self._clock = clock
+        self._addresses: tuple[str, ...] = ()
+        self.sources.checks.extend((self._check_drain, self._check_receiver, self._check_queue))
+        self.sources.samples.extend((runtime.receiver.samples, lambda: runtime.client_samples))
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Bind, report the real addresses, and serve until cancelled.
+
+        Raises:
+            BindError: the address cannot be listened on; the message names ``Sdk:Admin:Bind``.
+        """
+        from .. import __version__  # the package imports the runtime
+
+        options = self._runtime.settings.admin
+        self.token = token = provide_token(self._runtime.settings)
+        access = Access(token.value, (), options.allowed_hosts, options.read_only)
+        app = AdminApp(self, self.sources, access, version=__version__, clock=self._clock)
+        server = Server(
+            app,
+            [options.bind],
+            key="Sdk:Admin:Bind",
+            graceful_seconds=GRACEFUL_SECONDS,
+            limits=LIMITS,
+        )
+        async with trio.open_nursery() as nursery:
+            addresses = await nursery.start(server.run)
+            app.listen_at(addresses)
+            self._addresses = addresses
+            nursery.start_soon(app.run)
+            _log.info("admin.started", admin=addresses, token=token.place)
+            task_status.started(addresses)
+
+    # -- what the application looks at -------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """``starting``, ``running`` or ``draining``."""
+        if self._runtime.draining:
+            return "draining"
+        return "starting" if self._runtime.started is None else "running"
+
+    def stores(self) -> tuple[Inbox, TenantCounts | None]:
+        """Return the open inbox, and what counts the tenants, or raise ``NotRunningError``."""
+        receiver = self._runtime.receiver
+        tenants = self._runtime.settings.multi_tenant.enabled
+        return receiver.store, receiver.tenancy.service.counts if tenants else None
+
+    def wake(self) -> None:
+        """Make the workers look for due events."""
+        self._runtime.receiver.wake()
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the addresses, and the queue of this moment."""
+        runtime = self._runtime
+        started = runtime.started
+        return {
+            "receiver": started.receiver if started else (),
+            "admin": self._addresses,
+            "path": runtime.settings.webhooks.path,
+            "storage": str(runtime.settings.storage.backend),
+            "standalone": not runtime.has_client,
+            "queue_depth": runtime.receiver.queue_depth,
+            "queue_capacity": runtime.settings.webhooks.queue.capacity,
+            "draining": runtime.draining,
+            "deliveries": dict(runtime.receiver.counters.values),
+        }
+
+    # -- checks ------------------------------------------------------------------------------
+
+    def _check_drain(self) -> Check:
+        draining = self._runtime.draining
+        return Check("drain", not draining, "a graceful stop has begun" if draining else "none")
+
+    def _check_receiver(self) -> Check:
+        if self._runtime.started is None:
+            return Check("receiver", False, "it is starting")
+        ready = self._runtime.ready
+        return Check("receiver", ready, "accepts deliveries" if ready else "accepts nothing new")
+
+    def _check_queue(self) -> Check:
+        depth = self._runtime.receiver.queue_depth
+        capacity = self._runtime.settings.webhooks.queue.capacity
+        return Check("queue", depth < capacity, f"{depth} of {capacity} places are taken")

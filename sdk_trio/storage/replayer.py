@@ -1,0 +1,104 @@
+"""Finds dead and parked deliveries that were asked for, and puts them back into the queue."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from .ports import Inbox
+from .records import DeliveryRecord, DeliveryState
+
+#: Deliveries put back in one transaction: few enough that no other delivery waits for it.
+CHUNK = 200
+
+#: The states that a delivery can be replayed from (contracts 5).
+REPLAYABLE = (DeliveryState.DEAD, DeliveryState.PARKED)
+
+
+@attrs.frozen
+class Candidate:
+    """An event that was asked for: ``reason`` says why it cannot be replayed, if it cannot."""
+
+    webhook_id: str
+    type: str | None = None
+    state: str | None = None
+    reason: str | None = None
+
+
+async def find_named(inbox: Inbox, webhook_ids: Sequence[str]) -> list[Candidate]:
+    """Return a candidate for each id, each once, those that cannot be replayed included."""
+    return [await _named(inbox, webhook_id) for webhook_id in dict.fromkeys(webhook_ids)]
+
+
+async def _named(inbox: Inbox, webhook_id: str) -> Candidate:
+    record = await inbox.get(webhook_id)
+    if record is None:
+        return Candidate(webhook_id, reason="there is no such event in the inbox")
+    return _candidate(record, _fault(record))
+
+
+def _fault(record: DeliveryRecord) -> str | None:
+    if record.state not in REPLAYABLE:
+        return f"is {record.state}: only dead and parked events are replayed"
+    return None if record.raw is not None else "its body is not kept any more"
+
+
+def _candidate(record: DeliveryRecord, reason: str | None = None) -> Candidate:
+    return Candidate(record.webhook_id, record.type, str(record.state), reason)
+
+
+async def find_chosen(
+    inbox: Inbox,
+    state: DeliveryState,
+    *,
+    type: str | None = None,
+    since: float | None = None,
+    limit: int | None = None,
+) -> list[Candidate]:
+    """Return the events of a state, oldest first, read page by page; at most ``limit``."""
+    found: list[Candidate] = []
+    after = 0
+    while limit is None or len(found) < limit:
+        page = await inbox.find(
+            type=type,
+            state=state,
+            since=since,
+            after_sequence=after,
+            limit=CHUNK if limit is None else min(CHUNK, limit - len(found)),
+        )
+        if not page:
+            break
+        after = page[-1].sequence
+        found += map(_candidate, page)
+    return found
+
+
+async def put_back(
+    inbox: Inbox, webhook_ids: Sequence[str], advance: Callable[[int], None] | None = None
+) -> set[str]:
+    """Replay deliveries in several transactions; return the ids of those that were put back.
+
+    Cancelled, those of finished transactions stay put back. ``advance`` is told of each step.
+    """
+    replayed: set[str] = set()
+    for start in range(0, len(webhook_ids), CHUNK):
+        chunk = webhook_ids[start : start + CHUNK]
+        replayed.update(await inbox.replay(chunk))
+        if advance is not None:
+            advance(len(chunk))
+    return replayed
+
+
+def replay_rows(
+    candidates: Sequence[Candidate], replayed: set[str], *, dry_run: bool = False
+) -> list[dict[str, Any]]:
+    """Return an object of JSON for each candidate: whether it was put back, and why not."""
+    rows: list[dict[str, Any]] = []
+    for candidate in candidates:
+        done = candidate.webhook_id in replayed
+        reason = candidate.reason
+        if not (done or reason or dry_run):
+            reason = "it changed meanwhile; look at it with 'events show'"
+        state = str(DeliveryState.RECEIVED) if done else candidate.state
+        rows.append({**attrs.asdict(candidate), "state": state, "replayed": done, "reason": reason})
+    return rows

@@ -1,0 +1,512 @@
+"""The admin address of a running receiver: probes, API, who may do what, and its life."""
+
+import json
+import os
+import socket
+import stat
+
+import httpx
+import pytest
+import trio
+import trio.testing
+from support.admin import TOKEN, administered
+from support.deliveries import settings
+from support.serving import RawWire, delivery_request, registry, signed
+
+from sdk_trio.errors import StoreUnavailableError
+from sdk_trio.monitoring import Check, Sample
+from sdk_trio.runtime import BindError, Runtime
+from sdk_trio.storage.records import DeliveryState
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch, tmp_path):
+    monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(params=["Memory", "Sqlite"])
+def store(request, tmp_path):
+    return {"Storage__Backend": request.param, "Storage__Path": str(tmp_path / "data")}
+
+
+async def works(event):
+    """A handler without effect."""
+
+
+async def breaks(event):
+    raise ValueError("no such product")
+
+
+def checks_of(answer):
+    return {check["name"]: check for check in answer.json()["checks"]}
+
+
+# -- probes -----------------------------------------------------------------------------------
+
+
+async def test_a_running_receiver_is_alive_ready_and_well(store):
+    async with administered(registry(works), **store) as admin:
+        alive = await admin.get("/livez")
+        assert (alive.status_code, alive.json()) == (200, {"alive": True})
+        ready = await admin.get("/readyz")
+        assert ready.status_code == 200
+        assert ready.json()["ready"] is True
+        assert {name: check["ok"] for name, check in checks_of(ready).items()} == {
+            "store": True,
+            "drain": True,
+            "receiver": True,
+            "queue": True,
+        }
+        health = (await admin.get("/healthz")).json()
+        assert (health["status"], health["state"]) == ("ok", "running")
+        assert (await admin.ask("HEAD", "/readyz")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("ok", "degraded", "ready", "health", "status"),
+    [
+        (True, False, 200, 200, "ok"),
+        (True, True, 200, 200, "degraded"),
+        (False, False, 503, 503, "failing"),
+        (False, True, 503, 503, "failing"),
+    ],
+)
+async def test_a_part_that_joins_is_named_with_its_reason(ok, degraded, ready, health, status):
+    async with administered() as admin:
+        sources = admin.runtime.administrator.sources
+        sources.checks.append(lambda: Check("replication", ok, "tenant a lags 40 s", degraded))
+        sources.samples.append(lambda: [Sample("sdk_replication_lag_seconds", (), 40.5)])
+        answer = await admin.get("/readyz")
+        assert answer.status_code == ready
+        assert checks_of(answer)["replication"]["detail"] == "tenant a lags 40 s"
+        answer = await admin.get("/healthz")
+        assert (answer.status_code, answer.json()["status"]) == (health, status)
+        metrics = await admin.metrics()
+        assert metrics["sdk_replication_lag_seconds"] == 40.5
+        assert metrics['sdk_check_ok{check="replication"}'] == ok
+        assert (await admin.get("/livez")).status_code == 200
+
+
+async def test_a_full_queue_is_not_ready_and_says_why():
+    release = trio.Event()
+
+    async def waits(event):
+        await release.wait()
+
+    keys = {"Webhooks__Queue__Capacity": 1, "Webhooks__Queue__Workers": 1}
+    async with administered(registry(waits, enqueue=True), **keys) as admin:
+        await admin.app.deliver("order.paid", settle=False)
+        while admin.runtime.receiver.queue_depth or admin.runtime.receiver.idle:
+            await trio.sleep(0.005)
+        assert (await admin.get("/readyz")).status_code == 200
+        await admin.app.deliver("order.paid", settle=False)
+        answer = await admin.get("/readyz")
+        assert answer.status_code == 503
+        assert checks_of(answer)["queue"] == {
+            "name": "queue",
+            "ok": False,
+            "degraded": False,
+            "detail": "1 of 1 places are taken",
+        }
+        metrics = await admin.metrics()
+        assert (metrics["sdk_queue_depth"], metrics["sdk_queue_capacity"]) == (1, 1)
+        release.set()
+        await admin.app.settle()
+        assert (await admin.get("/readyz")).status_code == 200
+
+
+async def test_a_store_that_cannot_write_is_not_ready_until_it_can(monkeypatch):
+    async with administered() as admin:
+        inbox = admin.app.store
+        fault = StoreUnavailableError("the disk is full")
+
+        async def fails(name, value):
+            raise fault
+
+        # The store itself must be the faulty one: no disk can be filled here.
+        monkeypatch.setattr(inbox, "write_checkpoint", fails)
+        answer = await admin.get("/readyz")
+        assert answer.status_code == 503
+        assert checks_of(answer)["store"]["detail"] == "the disk is full"
+        assert (await admin.get("/livez")).status_code == 200
+        assert (await admin.get("/metrics")).status_code == 200
+        monkeypatch.undo()
+        while (await admin.get("/readyz")).status_code != 200:
+            await trio.sleep(0.02)
+
+
+async def test_a_store_that_hangs_holds_up_no_probe(monkeypatch):
+    async with administered() as admin:
+
+        async def hangs(name, value):
+            await trio.sleep_forever()
+
+        monkeypatch.setattr(admin.app.store, "write_checkpoint", hangs)
+        with trio.fail_after(8):
+            while True:
+                begun = trio.current_time()
+                answer = await admin.get("/readyz")
+                assert trio.current_time() - begun < 2
+                assert answer.status_code == 503
+                if "has not answered" in checks_of(answer)["store"]["detail"]:
+                    break
+
+
+async def test_probes_see_a_long_start_and_metrics_work_meanwhile(monkeypatch):
+    opened = trio.Event()
+    runtime = Runtime(settings(Admin__Enabled=True, Admin__TokenEnvVar="SDK_TEST_ADMIN_TOKEN"))
+    run = runtime.receiver.run
+
+    async def slowly(*, task_status):
+        await opened.wait()
+        await run(task_status=task_status)
+
+    monkeypatch.setattr(runtime.receiver, "run", slowly)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runtime.run)
+            while not runtime.administrator.status()["admin"]:
+                await trio.sleep(0.005)
+            url = runtime.administrator.status()["admin"][0]
+            async with httpx.AsyncClient(base_url=url) as client:
+                answer = await client.get("/readyz")
+                assert answer.status_code == 503
+                assert not checks_of(answer)["receiver"]["ok"]
+                assert not checks_of(answer)["store"]["ok"]
+                assert (await client.get("/livez")).status_code == 200
+                assert (await client.get("/metrics")).status_code == 200
+                opened.set()
+                while (await client.get("/readyz")).status_code != 200:
+                    await trio.sleep(0.02)
+            runtime.shut_down("seen")
+
+
+async def test_a_drain_is_seen_while_the_receiver_still_answers():
+    begun, release = trio.Event(), trio.Event()
+
+    async def waits(event):
+        begun.set()
+        await release.wait()
+
+    async with administered(registry(waits)) as admin:
+        with await RawWire.connect(admin.app.url) as wire:
+            await wire.send(delivery_request(signed("order.paid")))
+            await begun.wait()
+            admin.runtime.shut_down("a drain")
+            await trio.testing.wait_all_tasks_blocked()
+            answer = await admin.get("/readyz")
+            assert answer.status_code == 503
+            assert checks_of(answer)["drain"]["detail"] == "a graceful stop has begun"
+            assert (await admin.get("/livez")).status_code == 200
+            assert (await admin.get("/healthz")).json()["state"] == "draining"
+            assert (await admin.metrics())["sdk_draining"] == 1
+            release.set()
+            assert (await wire.answer()).status == 200
+
+
+# -- the API ----------------------------------------------------------------------------------
+
+
+async def test_the_status_says_what_runs_and_how_much(store):
+    async with administered(registry(works), **store) as admin:
+        await admin.app.deliver("order.paid")
+        status = await admin.api("/status")
+        started = admin.runtime.started
+        assert status["receiver"] == list(started.receiver)
+        assert status["admin"] == list(started.admin)
+        assert (status["state"], status["status"]) == ("running", "ok")
+        assert status["events"]["done"] == 1
+        assert status["tenants"] is None
+        assert status["deliveries"]["handled"] == 1
+        assert status["uptime_seconds"] >= 0
+
+
+async def test_tenants_are_counted(tmp_path):
+    keys = {"MultiTenant__Enabled": True, "Storage__Path": str(tmp_path / "data")}
+    async with administered(**keys) as admin:
+        await admin.runtime.receiver.tenancy.service.add("acme", name="Acme", actor="test")
+        status = await admin.api("/status")
+        assert status["tenants"]["Active"] == 1
+        assert (await admin.metrics())['sdk_tenants{status="Active"}'] == 1
+
+
+async def test_events_are_listed_and_shown_with_the_fields_of_the_command_line(store):
+    async with administered(registry(breaks, enqueue=True), **store, **ONCE) as admin:
+        for number in range(3):
+            await admin.app.deliver("order.paid", webhook_id=f"msg_{number}")
+        await admin.app.deliver("order.created", webhook_id="msg_parked")
+        newest = await admin.api("/events?limit=2")
+        assert [event["webhook_id"] for event in newest] == ["msg_parked", "msg_2"]
+        dead = await admin.api("/events?state=dead&type=order.paid&after=0")
+        assert [event["webhook_id"] for event in dead] == ["msg_0", "msg_1", "msg_2"]
+        after = await admin.api(f"/events?after={dead[1]['sequence']}")
+        assert [event["webhook_id"] for event in after] == ["msg_2", "msg_parked"]
+        assert "raw" not in dead[0]
+        event = await admin.api("/events/msg_0")
+        assert "raw" not in event
+        assert event["failed_attempts"][0]["error"] == "ValueError: no such product"
+        with_body = await admin.api("/events/msg_0?body=1")
+        assert json.loads(with_body["raw"])["type"] == "order.paid"
+
+
+ONCE = {"Webhooks__Queue__MaxAttempts": 1}
+
+
+async def test_replayed_events_run_at_once(store):
+    fixed = False
+    runs = []
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+        if not fixed:
+            raise ValueError("no such product")
+
+    async with administered(registry(handler, enqueue=True), **store, **ONCE) as admin:
+        for number in range(3):
+            await admin.app.deliver("order.paid", webhook_id=f"msg_{number}")
+        fixed = True
+        answer = (await admin.replay({"ids": ["msg_0", "nothing"]})).json()
+        assert [event["replayed"] for event in answer["events"]] == [True, False]
+        assert answer["events"][1]["reason"] == "there is no such event in the inbox"
+        await admin.app.settle()
+        assert (await admin.api("/events/msg_0"))["state"] == "done"
+        answer = (await admin.replay({"state": "dead"})).json()
+        assert (answer["replayed"], answer["more"]) == (2, False)
+        await admin.app.settle()
+        assert (await admin.app.store.counts())[DeliveryState.DONE] == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/api/events?state=lost", "state takes one of received, running"),
+        ("/api/events?limit=0", "limit takes a number from 1 to 500"),
+        ("/api/events?limit=501", "limit takes"),
+        ("/api/events?after=-1", "after takes"),
+        ("/api/events?after=9223372036854775808", "after takes"),
+        ("/api/events?after=%C3%A9", "after takes"),
+        ("/api/events?limit=%FF", "the query is not understood"),
+        ("/api/events?stat=dead", "the query takes type, state, limit, after"),
+        ("/api/events?limit=1&limit=2", "limit is given twice"),
+        ("/api/events/msg_1?body=yes", "body takes 0 or 1"),
+    ],
+)
+async def test_a_query_that_is_not_understood_says_what_it_takes(path, reason):
+    async with administered() as admin:
+        answer = await admin.get(path, TOKEN)
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {},
+        [],
+        "msg_1",
+        {"ids": []},
+        {"ids": ["a"], "state": "dead"},
+        {"ids": ["a"], "type": "order.paid"},
+        {"ids": [1]},
+        {"state": "done"},
+        {"ids": ["x"] * 1001},
+    ],
+)
+async def test_an_order_that_is_not_understood_changes_nothing(order):
+    async with administered(registry(breaks, enqueue=True), **ONCE) as admin:
+        await admin.app.deliver("order.paid")
+        assert (await admin.replay(order)).status_code == 400
+        assert (await admin.app.store.counts())[DeliveryState.DEAD] == 1
+
+
+async def test_what_is_not_there_is_said_plainly():
+    async with administered() as admin:
+        for path in ("/", "/feed"):
+            answer = await admin.get(path)
+            assert answer.status_code == 404
+            assert "not in this version" in answer.json()["error"]
+        assert (await admin.get("/nothing")).status_code == 404
+        assert (await admin.get("/api/nothing", TOKEN)).status_code == 404
+        assert (await admin.get("/api/events/nothing", TOKEN)).status_code == 404
+        answer = await admin.ask("DELETE", "/api/events", TOKEN)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
+# -- who may do what --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [None, "", "wrong", TOKEN[:-1], f"{TOKEN}x", "é"])
+async def test_the_api_needs_the_token(given):
+    async with administered() as admin:
+        headers = {} if given is None else {"authorization": f"Bearer {given}".strip().encode()}
+        for method, path in (
+            ("GET", "/api/status"),
+            ("GET", "/api/events"),
+            ("GET", "/api/events/msg_1"),
+            ("GET", "/api/nothing"),
+            ("POST", "/api/events/replay"),
+        ):
+            answer = await admin.ask(method, path, None, headers)
+            assert answer.status_code == 401, path
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 403),
+        ("evil.example:8081", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("", 403),
+        ("admin.internal:80", 200),
+        ("localhost:8081", 200),
+        ("console.localhost", 200),
+        ("10.1.2.3:8081", 200),
+        ("[::1]:8081", 200),
+    ],
+)
+async def test_a_name_that_somebody_points_here_reads_nothing(host, status):
+    async with administered(Admin__AllowedHosts=["admin.internal"]) as admin:
+        for path in ("/metrics", "/healthz", "/api/status"):
+            assert (await admin.get(path, TOKEN, host=host)).status_code == status
+        assert (await admin.get("/readyz", host=host)).status_code == 200
+        details = "detail" in checks_of(await admin.get("/readyz", host=host))["queue"]
+        assert details == (status == 200)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec_fetch_site": "cross-site"}, 403),
+        ({"sec_fetch_site": "same-site"}, 403),
+        ({"content_type": "text/plain"}, 415),
+        ({"content_type": "application/x-www-form-urlencoded"}, 415),
+        ({"sec_fetch_site": "same-origin"}, 200),
+        ({}, 200),
+    ],
+)
+async def test_a_page_of_another_site_changes_nothing(headers, status):
+    async with administered(registry(breaks, enqueue=True), **ONCE) as admin:
+        await admin.app.deliver("order.paid", webhook_id="msg_1")
+        answer = await admin.replay({"ids": ["msg_1"]}, **headers)
+        assert answer.status_code == status
+        await admin.app.settle()
+        attempts = (await admin.api("/events/msg_1"))["failed_attempts"]
+        assert len(attempts) == (2 if status == 200 else 1)
+
+
+async def test_a_console_that_only_shows_changes_nothing_and_says_why():
+    async with administered(registry(breaks, enqueue=True), Admin__ReadOnly=True, **ONCE) as admin:
+        await admin.app.deliver("order.paid", webhook_id="msg_1")
+        answer = await admin.replay({"ids": ["msg_1"]})
+        assert answer.status_code == 403
+        assert "Sdk:Admin:ReadOnly is true" in answer.json()["error"]
+        assert (await admin.api("/events/msg_1"))["state"] == "dead"
+        assert (await admin.api("/status"))["read_only"] is True
+
+
+async def test_an_address_for_other_machines_shows_strangers_no_more_than_probes():
+    async with administered(Admin__Bind="0.0.0.0:0") as admin:
+        port = admin.runtime.started.admin[0].rpartition(":")[2]
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            assert (await client.get("/livez")).status_code == 200
+            answer = await client.get("/readyz")
+            assert answer.status_code == 200
+            assert all(
+                set(check) == {"name", "ok", "degraded"} for check in answer.json()["checks"]
+            )
+            authorized = {"authorization": f"Bearer {TOKEN}"}
+            for path in ("/metrics", "/healthz", "/api/status"):
+                assert (await client.get(path)).status_code == 401
+                assert (await client.get(path, headers=authorized)).status_code == 200
+            assert "detail" in (await client.get("/readyz", headers=authorized)).text
+
+
+async def test_a_large_body_is_refused():
+    async with administered() as admin:
+        answer = await admin.replay({"ids": ["x" * 300_000]})
+        assert answer.status_code == 413
+
+
+# -- the token --------------------------------------------------------------------------------
+
+
+async def test_a_generated_token_is_kept_for_its_owner_alone(tmp_path, monkeypatch, caplog):
+    monkeypatch.delenv("SDK_TEST_ADMIN_TOKEN")
+    caplog.set_level("DEBUG")
+    path = tmp_path / "data" / "admin-token"
+    for _ in range(2):
+        async with administered(Storage__Path=str(path.parent)) as admin:
+            found = path.read_text().strip()
+            assert len(found) >= 43
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert (await admin.get("/api/status", found)).status_code == 200
+            assert (await admin.get("/api/status", TOKEN)).status_code == 401
+        kept, found = found, path.read_text().strip()
+        assert kept == found
+    assert str(path) in caplog.text
+    assert found not in caplog.text
+    assert os.listdir(path.parent) == ["admin-token"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+async def test_a_token_that_others_could_read_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.delenv("SDK_TEST_ADMIN_TOKEN")
+    path = tmp_path / "data" / "admin-token"
+    path.parent.mkdir()
+    path.write_text("seen-by-everybody\n")
+    path.chmod(0o644)
+    async with administered(Storage__Path=str(path.parent)) as admin:
+        assert (await admin.get("/api/status", "seen-by-everybody")).status_code == 401
+        assert (await admin.get("/api/status", path.read_text().strip())).status_code == 200
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_without_a_place_for_the_token_the_api_is_closed(tmp_path, monkeypatch):
+    monkeypatch.delenv("SDK_TEST_ADMIN_TOKEN")
+    (tmp_path / "file").write_text("")
+    async with administered(Storage__Path=str(tmp_path / "file" / "data")) as admin:
+        assert (await admin.get("/readyz")).status_code == 200
+        assert (await admin.get("/api/status", "")).status_code == 401
+        assert (await admin.get("/api/status", "None")).status_code == 401
+
+
+# -- its life ---------------------------------------------------------------------------------
+
+
+async def test_a_busy_admin_port_is_named_and_nothing_is_served():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with trio.fail_after(10), pytest.raises(BindError, match="Sdk:Admin:Bind") as caught:
+            await Runtime(settings(Admin__Enabled=True, Admin__Bind=address)).run()
+        assert address in str(caught.value)
+
+
+async def test_it_serves_a_unix_socket(tmp_path):
+    path = tmp_path / "admin.sock"
+    runtime = Runtime(settings(Admin__Enabled=True, Admin__Bind=f"unix:{path}"))
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            started = await nursery.start(runtime.run)
+            assert started.admin == (f"unix:{path}",)
+            transport = httpx.AsyncHTTPTransport(uds=str(path))
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
+                assert (await client.get("/metrics")).status_code == 200
+            runtime.shut_down("seen")
+
+
+async def test_switched_off_there_is_none():
+    runtime = Runtime(settings())
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            started = await nursery.start(runtime.run)
+            assert started.admin == ()
+            runtime.shut_down("seen")

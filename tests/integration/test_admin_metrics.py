@@ -1,0 +1,209 @@
+"""What `/metrics` says, judged by promtool; that senders cannot make it grow; who reads it."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import trio
+from support.admin import TOKEN, administered
+from support.programs import program
+from support.serving import registry, signed
+from support.wire import Wire
+
+from sdk_trio.console.metrics import HISTOGRAM_ENDINGS, METRICS, metric_of
+from sdk_trio.events import OrderPaidEvent
+from sdk_trio.monitoring import Sample
+from sdk_trio.storage.records import DeliveryState
+from sdk_trio.webhooks import HandlerRegistry
+
+ROOT = Path(__file__).parents[2]
+ALERTS = ROOT / "examples" / "prometheus" / "alerts.yml"
+ALERT_TESTS = ROOT / "examples" / "prometheus" / "alerts_test.yml"
+DASHBOARD = ROOT / "examples" / "grafana" / "sdk_trio.json"
+PAGE = ROOT / "docs" / "reference" / "metrics.md"
+
+#: Metrics of parts that only some programs run; every other one is on every `/metrics`.
+OF_PARTS = {
+    "sdk_notifications_total": (("channel", "email"), ("result", "sent")),
+    "sdk_replication_lag_seconds": (),
+}
+OF_CLIENT = {"sdk_client_requests_total", "sdk_client_circuit_state", "sdk_client_attempts"}
+OF_TENANTS = {"sdk_tenants"}
+
+_NAME = re.compile(r"\b(?:sdk|process|up)_[a-z_]+[a-z]\b")
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch, tmp_path):
+    monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+
+
+async def works(event):
+    """A handler without effect."""
+
+
+def names_in(text):
+    """Names of metrics in a text; of a sample of a histogram, the metric's."""
+    found = set()
+    for name in _NAME.findall(text):
+        for ending in HISTOGRAM_ENDINGS:
+            if metric_of(name) is not None and name.endswith(ending):
+                name = name.removesuffix(ending)
+        found.add(name)
+    return found
+
+
+def promtool(*words, text=""):
+    ran = subprocess.run(
+        [program("promtool"), *words], input=text, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout + ran.stderr
+
+
+async def test_promtool_finds_nothing_wrong_with_the_live_metrics(tmp_path):
+    async with administered(registry(works, enqueue=True), MultiTenant__Enabled=True) as admin:
+        sources = admin.runtime.administrator.sources
+        sources.samples.append(lambda: [Sample(name, OF_PARTS[name], 3.5) for name in OF_PARTS])
+        await admin.app.deliver("order.paid")
+        answer = await admin.get("/metrics")
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        said = await trio.to_thread.run_sync(lambda: promtool("check", "metrics", text=answer.text))
+        assert said == ""
+        shown = set(re.findall(r"^# TYPE (\S+)", answer.text, re.MULTILINE))
+        assert shown | OF_CLIENT == {metric.name for metric in METRICS}
+
+
+def test_the_page_lists_every_metric_with_its_labels_and_meaning():
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.MULTILINE)
+    assert {row[0]: row[1:] for row in rows} == {
+        metric.name: (
+            metric.kind,
+            ", ".join(f"`{label}`" for label in metric.labels) or "-",
+            metric.help,
+        )
+        for metric in METRICS
+    }
+
+
+# -- what senders choose ----------------------------------------------------------------------
+
+
+HOSTILE = 10_000
+
+
+async def test_ten_thousand_hostile_types_and_ids_add_no_label():
+    handled = 0
+
+    async def count(event):
+        nonlocal handled
+        handled += 1
+
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, count)
+    handlers.fallback(count)
+    async with administered(handlers) as admin:
+        await admin.app.deliver("order.paid")
+        await admin.app.deliver(b'{"type":"no.such.type","data":{"id":"x"}}')
+        before = set(await admin.metrics())
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for sender in range(4):
+                    nursery.start_soon(flood, admin.app.url, sender)
+        assert handled == HOSTILE + 2
+        after = await admin.metrics()
+        assert set(after) == before
+        assert after['sdk_webhook_handler_seconds_count{type="other"}'] == HOSTILE + 1
+        assert len(after) < 120
+        assert "hostile" not in (await admin.get("/metrics")).text
+
+
+async def flood(url, sender):
+    with await Wire.connect(url) as wire:
+        for number in range(HOSTILE // 4):
+            name = f"hostile-{sender}-{number}"
+            body = json.dumps({"type": f'{name}"\n# TYPE x{{', "data": {"id": name}}).encode()
+            answer = await wire.post(signed(body, webhook_id=name))
+            assert answer.status == 200
+
+
+async def test_metrics_ask_the_store_no_more_than_once_in_some_seconds(monkeypatch):
+    async with administered() as admin:
+        asked = 0
+        counts = admin.app.store.counts
+
+        async def counted():
+            nonlocal asked
+            asked += 1
+            return await counts()
+
+        monkeypatch.setattr(admin.app.store, "counts", counted)
+        for _ in range(40):
+            await admin.metrics()
+        assert asked <= 1
+
+
+async def test_counts_are_those_of_the_store():
+    async def breaks(event):
+        raise ValueError("no such product")
+
+    keys = {"Webhooks__Queue__MaxAttempts": 1}
+    async with administered(registry(breaks, enqueue=True), **keys) as admin:
+        await admin.app.deliver("order.paid")
+        await admin.app.deliver("order.created")
+        metrics = await admin.metrics()
+        counts = await admin.app.store.counts()
+        for state in DeliveryState:
+            assert metrics[f'sdk_inbox_events{{state="{state}"}}'] == counts[state]
+        assert metrics['sdk_webhook_deliveries_total{result="dead"}'] == 1
+        assert metrics['sdk_webhook_deliveries_total{result="parked"}'] == 1
+        assert metrics['sdk_webhook_secret_matches_total{index="0"}'] == 2
+
+
+async def test_the_age_of_the_oldest_waiting_event_is_told():
+    release = trio.Event()
+
+    async def waits(event):
+        await release.wait()
+
+    async with administered(registry(waits, enqueue=True)) as admin:
+        await admin.app.deliver("order.paid", settle=False)
+        await trio.sleep(0.05)
+        assert 0.02 < (await admin.metrics())["sdk_queue_oldest_seconds"] < 5
+        release.set()
+
+
+# -- who reads them ---------------------------------------------------------------------------
+
+
+def test_the_alerts_are_right_and_fire_when_they_should(tmp_path):
+    assert "SUCCESS" in promtool("check", "rules", str(ALERTS))
+    for file in (ALERTS, ALERT_TESTS):
+        shutil.copy(file, tmp_path)
+    assert "SUCCESS" in promtool("test", "rules", str(tmp_path / ALERT_TESTS.name))
+
+
+def test_every_alert_has_a_test_in_which_it_fires():
+    alerts = set(re.findall(r"- alert: (\w+)", ALERTS.read_text()))
+    fired = set(
+        re.findall(r'ALERTS\{alertname="(\w+)", alertstate="firing", job', ALERT_TESTS.read_text())
+    )
+    assert fired == alerts
+
+
+@pytest.mark.parametrize("file", [ALERTS, ALERT_TESTS, DASHBOARD], ids=lambda file: file.name)
+def test_every_metric_that_is_named_exists(file):
+    named = names_in(file.read_text()) - {"sdk_trio"}
+    assert len(named) > 5
+    assert named <= {metric.name for metric in METRICS}
+
+
+def test_the_dashboard_shows_every_metric():
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    expressions = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    assert names_in(expressions) == {metric.name for metric in METRICS}
+    assert len({panel["id"] for panel in panels}) == len(panels)
