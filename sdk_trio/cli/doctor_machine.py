@@ -12,10 +12,12 @@ from pathlib import Path
 from ..config import Loaded, Secret, Settings, StorageBackend
 from ..config.choices import ReplicaTargetType
 from ..config.table import table
+from ..console.token_keeper import TOKEN_NAME
 from ..runtime.limits import Limits
 from ..runtime.listener import RESERVED_DESCRIPTORS, descriptor_limit
 from .doctor_findings import Report
 from .presence import NobodyThereError, find
+from .secret_finder import DEV_SECRET_NAME
 
 REPLICATION = "Sdk:MultiTenant:FileDb:Replication"
 STORAGE_PATH = "Sdk:Storage:Path"
@@ -107,6 +109,9 @@ def _secret_files(loaded: Loaded, settings: Settings) -> list[tuple[str, str]]:
         file = origin if os.path.isfile(origin) else origin.rpartition(":")[0]
         if key.casefold().startswith(secret_keys) and os.path.isfile(file):
             found.setdefault(file, key)
+    for name, what in ((DEV_SECRET_NAME, "the secret of dev"), (TOKEN_NAME, "the admin token")):
+        if (file_of := Path(settings.storage.path) / name).is_file():
+            found.setdefault(str(file_of.absolute()), what)
     if settings.server.key_file:
         found.setdefault(settings.server.key_file, "Sdk:Server:KeyFile")
     replication = settings.multi_tenant.file_db.replication

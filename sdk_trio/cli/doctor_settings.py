@@ -239,7 +239,11 @@ def check_handlers(
     elif registered == 0:
         report.warning("--app", "it has no handler at all: every event is parked", "register some")
     else:
-        report.note("--app", f"{what}; without a fallback such events are parked", "register what is meant to run")
+        report.note(
+            "--app",
+            f"{what}; without a fallback such events are parked",
+            "register what is meant to run",
+        )
 
 
 def check_endpoints(

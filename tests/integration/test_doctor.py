@@ -96,6 +96,17 @@ def test_files_with_secrets_that_others_can_read(doctor, tmp_path):
     assert found.status == 1
 
 
+def test_the_files_of_the_data_directory_that_hold_secrets(doctor):
+    doctor.data.mkdir(mode=0o700)
+    for name in ("admin-token", "dev-secret"):
+        (doctor.data / name).write_text("x")
+        (doctor.data / name).chmod(0o644)
+    exposed = doctor.alone().of("permissions", "problem")
+    assert [f["where"].partition(" (")[0] for f in exposed] == [
+        *("the secret of dev", "the admin token")
+    ]
+
+
 def test_a_certificate_and_a_key_that_do_not_fit(doctor, tmp_path):
     authority = trustme.CA()
     one, other = authority.issue_cert("a.example"), authority.issue_cert("a.example")
