@@ -58,6 +58,43 @@ def test_invalid_settings_are_all_listed_and_nothing_else_is_looked_at(doctor):
     assert found.of("secrets") == []
 
 
+def test_a_key_file_with_lines_too_many(doctor, tmp_path):
+    file = tmp_path / "credentials" / "Sdk__Webhooks__Secret"
+    file.parent.mkdir()
+    file.touch(mode=0o600)
+    doctor.monkeypatch.delenv("SDK__WEBHOOKS__SECRET")
+    doctor.monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(file.parent))
+    file.write_text(f"{SECRET}\n")
+    assert doctor.alone().status == 0
+    file.write_text(f"{SECRET}\n\n")
+    found = doctor.alone()
+    assert found.status == 78
+    wrong = found.one("settings", "problem", "begins or ends with white space or a line break")
+    assert (wrong["where"], wrong["remedy"]) == (f"Sdk:Webhooks:Secret ({file})", "remove it")
+
+
+def test_secrets_that_are_the_same_or_do_not_look_like_one(doctor):
+    doctor.set("Webhooks__Secrets__0", SECRET)
+    doctor.set("Webhooks__Secrets__1", "a-text-of-some-length-that-is-no-base64")
+    found = doctor.alone()
+    found.one("settings", "warning", "is the same secret as Sdk:Webhooks:Secret")
+    found.one("settings", "warning", "does not begin with whsec_")
+    assert found.status == 0
+
+
+def test_variables_of_notifications_that_are_not_set(doctor):
+    for name, value in {
+        "Enabled": "true",
+        "EnabledChannels__Email": "true",
+        "Email__FromAddress": "a@b.example",
+    }.items():
+        doctor.set(f"MultiTenant__Notifications__{name}", value)
+    doctor.monkeypatch.delenv("EMAIL_API_KEY", raising=False)
+    found = doctor.alone()
+    unset = found.one("settings", "warning", "names the variable EMAIL_API_KEY, which is not set")
+    assert unset["remedy"] == "set it"
+
+
 def test_the_table_is_for_people(doctor):
     answer = doctor.command_line("doctor", "--standalone")
     assert answer.status == 0

@@ -13,6 +13,7 @@ from support.scripted_upstream import TOKEN, full_stack, scripted_upstream
 from support.serving import asgi_headers, ask, delivery_request, exchange, registry, serving, signed
 
 from sdk_trio.client.client import Client
+from sdk_trio.events import OrderCreatedEvent
 from sdk_trio.tracing import REMEMBERED_SPANS, Links, find_tracer
 from sdk_trio.webhooks import WebhookReceiver
 
@@ -202,7 +203,9 @@ async def test_requests_that_are_refused(spans):
 
 
 async def test_a_host_in_a_span_and_a_receiver_mounted_below_one(spans):
-    receiver = WebhookReceiver(settings(), registry(_nothing))
+    handlers = registry(_nothing)
+    handlers.register(OrderCreatedEvent, _nothing, enqueue=True)
+    receiver = WebhookReceiver(settings(), handlers)
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             with spans.tracer.start_as_current_span("start of the host"):
@@ -210,12 +213,18 @@ async def test_a_host_in_a_span_and_a_receiver_mounted_below_one(spans):
                 # What inherits the span of the start, as our server's connections do.
                 delivery = signed()
                 await ask(receiver, delivery.body, asgi_headers(delivery))
+                delivery = signed("order.created")
+                await ask(receiver, delivery.body, asgi_headers(delivery))
+                (queued,) = await spans.wait_for(1, SpanKind.CONSUMER)
             with spans.tracer.start_as_current_span("request of the host") as outer:
                 delivery = signed()
                 await ask(receiver, delivery.body, asgi_headers(delivery))
             nursery.cancel_scope.cancel()
-    first, second = spans.of(SpanKind.SERVER)
+    first, created, second = spans.of(SpanKind.SERVER)
     assert first.parent is None
+    # The workers were started within that span as well.
+    assert queued.parent is None
+    assert [link.context for link in queued.links] == [created.context]
     assert parent_of(second) == context_of(outer)
 
 
