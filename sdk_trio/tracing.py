@@ -54,11 +54,11 @@ def known_method(method: str) -> str:
 
 
 @contextmanager
-def recorded(span: "Span") -> "Iterator[Span]":
+def recorded(span: "Span", *, failures: type[BaseException] = BaseException) -> "Iterator[Span]":
     """Make ``span`` the current one for the block, and end it there.
 
-    An exception that leaves the block gives the span the status of an error and its class as
-    ``error.type``. Neither its message nor its traceback is recorded: both may hold what came in a
+    An exception of the class ``failures`` that leaves the block gives the span the status of an
+    error and its class as ``error.type``; another one, a cancellation, ``sdk.cancelled``. Neither its message nor its traceback is recorded: both may hold what came in a
     payload, and spans leave this machine.
     """
     from opentelemetry.trace import use_span
@@ -70,7 +70,10 @@ def recorded(span: "Span") -> "Iterator[Span]":
             try:
                 yield span
             except BaseException as error:
-                fail(span, type(error).__name__)
+                if isinstance(error, failures):
+                    fail(span, type(error).__name__)
+                else:
+                    span.set_attribute("sdk.cancelled", True)
                 raise
     finally:
         # use_span ends it unless it was left in another context, as by a closed coroutine.

@@ -32,7 +32,10 @@ class AttemptTracer:
         self._tracer = tracer
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Make the attempt; see the layer inside. Cancelled, the span ends as an error."""
+        """Make the attempt; see the layer inside.
+
+        Cancelled, as when a hedge came first, the span says so and is no error.
+        """
         origin = urlsplit(call.origin)
         method = known_method(call.method)
         span = self._tracer.start_span(
@@ -47,7 +50,7 @@ class AttemptTracer:
                 sdk__client__attempt__kind=str(kind),
             ),
         )
-        with recorded(span):
+        with recorded(span, failures=Exception):
             response = await self._inner.send(call, kind)
             span.set_attribute("http.response.status_code", response.status_code)
             if response.http_version.startswith("HTTP/"):

@@ -285,6 +285,32 @@ async def test_an_attempt_without_an_answer(spans):
     assert "planted" not in span.to_json()
 
 
+async def test_the_attempt_that_a_hedge_has_beaten_is_no_error(spans):
+    class FirstHangs(httpx.AsyncBaseTransport):
+        requests = 0
+
+        async def handle_async_request(self, request):
+            self.requests += 1
+            if self.requests == 1:
+                await trio.sleep_forever()
+            await trio.lowlevel.checkpoint()
+            return httpx.Response(200, json={"id": "ord_1"})
+
+    settings = {"Resilience__HedgeAfterMs": 10}
+    async with (
+        scripted_upstream() as upstream,
+        Client(full_stack(upstream, **settings), transport=FirstHangs()) as client,
+    ):
+        await client.orders.get("ord_1")
+    by_kind = {
+        span.attributes["sdk.client.attempt.kind"]: span for span in spans.of(SpanKind.CLIENT)
+    }
+    assert by_kind["first"].attributes["sdk.cancelled"] is True
+    assert by_kind["hedge"].attributes["http.response.status_code"] == 200
+    assert by_kind["hedge"].attributes["http.request.resend_count"] == 1
+    assert {span.status.status_code for span in by_kind.values()} == {StatusCode.UNSET}
+
+
 def test_nobody_wants_traces_without_an_sdk(monkeypatch):
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
     assert find_tracer() is None
