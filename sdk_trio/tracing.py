@@ -58,8 +58,9 @@ def recorded(span: "Span", *, failures: type[BaseException] = BaseException) -> 
     """Make ``span`` the current one for the block, and end it there.
 
     An exception of the class ``failures`` that leaves the block gives the span the status of an
-    error and its class as ``error.type``; another one, a cancellation, ``sdk.cancelled``. Neither its message nor its traceback is recorded: both may hold what came in a
-    payload, and spans leave this machine.
+    error and its class as ``error.type``; another one, a cancellation, ``sdk.cancelled``. No
+    message and no traceback is recorded: both may hold what came in a payload, and spans leave
+    this machine.
     """
     from opentelemetry.trace import use_span
 
