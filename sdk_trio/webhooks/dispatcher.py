@@ -109,12 +109,16 @@ class Dispatcher:
             options.queue.retry_base_seconds,
             options.queue.retry_cap_seconds,
         )
-        known = (settings.access_token, *options.all_secrets)
+        self.mask(settings)
+        self._flights: dict[str, _Flight] = {}
+        self._drifted: set[str] = set()
+
+    def mask(self, settings: Settings) -> None:
+        """Mask the secrets of ``settings`` in what handlers' exceptions say, from now on."""
+        known = (settings.access_token, *settings.webhooks.all_secrets)
         revealed = (secret.reveal() for secret in known if secret is not None)
         # A shorter text is no real secret, and masking it would garble messages.
         self._secrets = [text for text in revealed if len(text) >= LEAST_MASKED]
-        self._flights: dict[str, _Flight] = {}
-        self._drifted: set[str] = set()
 
     # -- inline ------------------------------------------------------------------------------
 
