@@ -48,6 +48,7 @@ async def main(port: str, mode: str) -> None:
         settings = sdk_trio.Settings.from_mapping(
             {
                 "Server:Bind": [f"127.0.0.1:{port}"],
+                "Admin:Enabled": False,
                 "Server:FastPath": mode != "stock",
                 "Storage:Backend": "Sqlite" if durable else "Memory",
                 "Storage:Path": directory,

@@ -83,6 +83,12 @@ def _config_show(parser: ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _openapi(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--admin", action="store_true", help="of the admin address instead of the receiver"
+    )
+
+
 def _nothing(parser: ArgumentParser) -> None:
     """Add no argument of its own."""
 
@@ -350,6 +356,7 @@ COMMANDS = (
         "tenant purge", "remove long deleted tenants", "tenant_purger:purge_tenants", _tenant_purge
     ),
     Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", _upgrade),
+    Command("openapi", "print the OpenAPI document", "openapi:openapi", _openapi),
 )
 
 #: What a group of commands is about.

@@ -18,6 +18,7 @@ import trio
 from .. import logs
 from ..config import Loaded, Settings, StorageBackend
 from ..config.layers import split_mapping_key
+from ..console.token_keeper import AdminToken
 from ..events import Event
 from ..runtime import Runtime, Started
 from ..storage.schema import DATABASE_NAME
@@ -35,6 +36,7 @@ from .usage import UsageError
 _log = logs.get_logger("dev")
 
 _BIND = "Sdk:Server:Bind"
+_ADMIN_BIND = "Sdk:Admin:Bind"
 
 #: What ``dev`` sets before a ``--set`` of the user's.
 _DEFAULTS = {"Sdk:Environment": "Development", "Sdk:Webhooks:RequireHttps": "false"}
@@ -57,7 +59,8 @@ def dev(arguments: Namespace) -> int:
     @contextmanager
     def announce(started: Started) -> Iterator[None]:
         with announcement(settings, started, secret=DEV_SECRET):
-            print_text(guide(settings, started, _settings_arguments(arguments)))
+            token = runtime.administrator.token if started.admin else None
+            print_text(guide(settings, started, _settings_arguments(arguments), token))
             sys.stdout.flush()
             yield
 
@@ -83,7 +86,12 @@ def logging_handlers() -> HandlerRegistry:
     return handlers
 
 
-def guide(settings: Settings, started: Started, settings_arguments: list[str]) -> str:
+def guide(
+    settings: Settings,
+    started: Started,
+    settings_arguments: list[str],
+    token: AdminToken | None = None,
+) -> str:
     """Return what to do next: addresses, files and commands to copy; the secret is not in it."""
     directory = Path(settings.storage.path).absolute()
     address = started.receiver[0]
@@ -98,10 +106,21 @@ def guide(settings: Settings, started: Started, settings_arguments: list[str]) -
         "send an event": f"{program} events trigger order.created{options}",
         "or": _curl(simulator),
         "see what came": f"{program} events list{options}",
+        **_admin_rows(started, token),
         "stop": "Ctrl-C",
     }
     width = max(map(len, rows))
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows.items())
+
+
+def _admin_rows(started: Started, token: AdminToken | None) -> dict[str, str]:
+    if not started.admin or token is None:
+        return {}
+    address = started.admin[0]
+    return {
+        "admin": f"{own_url(address, '/readyz')} /healthz /metrics /api/status",
+        "admin token": token.place,
+    }
 
 
 def _refuse_another_environment(arguments: Namespace) -> None:
@@ -114,9 +133,9 @@ def _refuse_another_environment(arguments: Namespace) -> None:
 
 
 def _for_development(loaded: Loaded) -> Settings:
-    """Return the settings with the generated secret first, and with a port that is free.
+    """Return the settings with the generated secret first, and with ports that are free.
 
-    Configured secrets stay valid. The port is changed only if nobody chose it.
+    Configured secrets stay valid. A port is changed only if nobody chose it.
     """
     settings = loaded.require()
     webhooks = attrs.evolve(
@@ -127,7 +146,10 @@ def _for_development(loaded: Loaded) -> Settings:
     server = settings.server
     if _BIND not in loaded.origins:
         server = attrs.evolve(server, bind=tuple(map(_free_address, server.bind)))
-    return attrs.evolve(settings, webhooks=webhooks, server=server)
+    admin = settings.admin
+    if _ADMIN_BIND not in loaded.origins:
+        admin = attrs.evolve(admin, bind=_free_address(admin.bind))
+    return attrs.evolve(settings, webhooks=webhooks, server=server, admin=admin)
 
 
 def _free_address(address: str) -> str:

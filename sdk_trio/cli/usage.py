@@ -12,7 +12,6 @@ NOT_IN_THIS_VERSION = frozenset(
         "replication",
         "notify",
         "storage",
-        "openapi",
     }
 )
 

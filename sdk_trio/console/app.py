@@ -10,10 +10,11 @@ import trio
 
 from ..errors import NotRunningError, StoreUnavailableError
 from ..logs import get_logger
-from ..monitoring import Check, Sample
+from ..monitoring import Check, CheckSource, Sample
 from .access import Access, Refusal, header_map
 from .event_answerer import EventAnswerer
-from .exposition import CONTENT_TYPE, expose
+from .exposition import CONTENT_TYPE, UnknownMetricError, expose
+from .metrics import metric_of
 from .observed import Observed, Sources
 from .pacer import Pacer
 from .probes import checks_document, is_ready, status_of
@@ -93,6 +94,7 @@ class AdminApp:
             probe: Pacer(per_second=REQUESTS_PER_SECOND, burst=BURST) for probe in (True, False)
         }
         self._refusal_logged_at = -REFUSAL_LOG_SECONDS
+        self._reported: set[object] = set()
 
     def listen_at(self, addresses: tuple[str, ...]) -> None:
         """Take the real addresses, which decide about Host headers and about what is open."""
@@ -160,19 +162,20 @@ class AdminApp:
     # -- what is answered --------------------------------------------------------------------
 
     async def _answer(self, request: _Request) -> Reply:
-        method = "POST" if request.path == REPLAY and request.method == "POST" else "GET"
+        await trio.lowlevel.checkpoint()
         if request.path in LATER:
             return problem(404, "not in this version: the console and its feed")
         try:
             with trio.fail_after(CALL_SECONDS):
-                if method == "POST":
+                if request.path == REPLAY:
+                    if request.method != "POST":
+                        return problem(405, "this path changes", (b"allow", b"POST"))
                     return await self._events.replay(parse_replay(request.body or b""))
                 reply = self._find(request)
                 if reply is None:
                     return problem(404, "there is nothing at this path")
                 if request.method not in ("GET", "HEAD"):
-                    allowed = b"GET, HEAD, POST" if request.path == REPLAY else b"GET, HEAD"
-                    return problem(405, "this path is read", (b"allow", allowed))
+                    return problem(405, "this path is read", (b"allow", b"GET, HEAD"))
                 return await reply()
         except BadQueryError as error:
             return problem(400, str(error))
@@ -245,7 +248,15 @@ class AdminApp:
         )
 
     def _checks(self) -> list[Check]:
-        return [self._store.check(), *(source() for source in self._sources.checks)]
+        return [self._store.check(), *map(self._ask, self._sources.checks)]
+
+    def _ask(self, source: CheckSource) -> Check:
+        """Return what a part says of itself; one that cannot say anything is not well."""
+        try:
+            return source()
+        except Exception as error:
+            self._report_once(source, error)
+            return Check(getattr(source, "__name__", "part"), False, "the check itself failed")
 
     def _samples(self) -> Iterator[Sample]:
         python = platform.python_version()
@@ -256,7 +267,22 @@ class AdminApp:
             yield Sample("sdk_check_ok", (("check", check.name),), check.ok)
         yield from self._store.samples()
         for source in self._sources.samples:
-            yield from source()
+            # One part's fault must not hide what all the others say.
+            try:
+                yield from filter(self._is_known, source())
+            except Exception as error:
+                self._report_once(source, error)
+
+    def _is_known(self, sample: Sample) -> bool:
+        known = metric_of(sample.name) is not None
+        if not known:
+            self._report_once(sample.name, UnknownMetricError(sample.name))
+        return known
+
+    def _report_once(self, part: object, error: Exception) -> None:
+        if part not in self._reported:
+            self._reported.add(part)
+            _log.error("admin.source_failed", error=f"{type(error).__name__}: {error}")
 
     def _uptime(self) -> float:
         return round(max(0.0, self._clock() - self._started_at), 3)

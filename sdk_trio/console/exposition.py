@@ -9,6 +9,10 @@ from .metrics import METRICS, metric_of
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 _LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+#: What Python and the format call differently.
+_NAMED: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
+
 _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
@@ -37,9 +41,14 @@ def expose(samples: Iterable[Sample]) -> bytes:
     return ("\n".join(text) + "\n").encode("utf-8", "replace")
 
 
+def _number(value: float) -> str:
+    if value.is_integer():
+        return str(int(value))
+    return _NAMED.get(str(value), repr(value))
+
+
 def _line(sample: Sample) -> str:
-    value = sample.value
-    number = str(int(value)) if float(value).is_integer() else repr(float(value))
+    number = _number(float(sample.value))
     if not sample.labels:
         return f"{sample.name} {number}"
     labels = ",".join(f'{name}="{text.translate(_LABEL_ESCAPES)}"' for name, text in sample.labels)

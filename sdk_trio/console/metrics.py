@@ -1,7 +1,7 @@
 """Every metric of the program: name, kind, labels, meaning. Pure (contracts 10).
 
 The exposition, ``docs/reference/metrics.md`` and the tests of the dashboards read this table. A
-sample of a name that is not here is refused, so that nothing undocumented is ever shown.
+sample of a name that is not here is not shown, so that nothing undocumented ever is.
 """
 
 from collections.abc import Mapping

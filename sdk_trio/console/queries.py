@@ -1,7 +1,7 @@
 """Reads what a call of ``/api`` asks for: its query and its body. Pure (contracts 8)."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 import attrs
@@ -82,8 +82,14 @@ def parse_replay(body: bytes) -> ReplayOrder:
         BadQueryError: it is no JSON object of that form.
     """
     try:
-        order = msgspec.json.decode(body, type=ReplayOrder)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        given = msgspec.json.decode(body, type=dict[str, Any])
+        # A misspelt field would otherwise choose every event of a state.
+        if unknown := given.keys() - {"ids", "state", "type"}:
+            raise BadQueryError(f"the body takes ids, or state and type; not {min(unknown)}")
+        if None in given.values():
+            raise BadQueryError("the body takes no null: leave the field out")
+        order = msgspec.convert(given, ReplayOrder)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadQueryError(f"the body is not understood: {error}") from None
     if (order.ids is None) == (order.state is None):
         raise BadQueryError("give ids, or a state (dead or parked); not both")

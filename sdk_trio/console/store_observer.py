@@ -110,9 +110,9 @@ class StoreObserver:
         return 0.0 if oldest is None else round(max(0.0, self._clock() - oldest), 3)
 
     async def _wait(self, is_fresh: Callable[[], bool]) -> None:
-        await trio.lowlevel.checkpoint()
         looks = self._failed_looks
         with trio.move_on_after(PATIENCE_SECONDS):
+            await trio.lowlevel.checkpoint()
             while not is_fresh() and looks == self._failed_looks:
                 self._wanted.set()
                 await self._moved.wait()
@@ -135,6 +135,7 @@ class StoreObserver:
                 await trio.sleep(PAUSE_SECONDS)
 
     async def _try_writing(self, inbox: Inbox) -> None:
+        await trio.lowlevel.checkpoint()
         if trio.current_time() < self._written_at + FRESH_SECONDS:
             return
         self._writing_since = trio.current_time()
@@ -146,6 +147,7 @@ class StoreObserver:
         self._say(None)
 
     async def _count(self, inbox: Inbox, tenants: TenantCounts | None) -> None:
+        await trio.lowlevel.checkpoint()
         begun = trio.current_time()
         if begun < max(self._counted_at + FRESH_SECONDS, self._next_count_at):
             return

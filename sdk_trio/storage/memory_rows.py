@@ -92,6 +92,15 @@ class Deliveries:
             return True
         return min(self._lines[record.subject]) == record.sequence
 
+    def oldest_waiting(self) -> float | None:
+        """Return when the first queued delivery that waits or runs arrived, or None."""
+        waiting = (
+            (row.record.sequence, row.record.received_at)
+            for row in self.unfinished.values()
+            if row.record.queued and row.record.state is not DeliveryState.RETRYING
+        )
+        return min(waiting, default=(0, None))[1]
+
     def done_before(self, before: float) -> list[Row]:
         """Take off and return the deliveries that were done before that time."""
         return self._take(self._done, before)

@@ -398,12 +398,7 @@ class MemoryInbox:
     async def oldest_waiting(self) -> float | None:
         """See :meth:`.ports.Inbox.oldest_waiting`."""
         await self._begin()
-        waiting = (
-            (row.record.sequence, row.record.received_at)
-            for row in self._rows.unfinished.values()
-            if row.record.queued and row.record.state is not DeliveryState.RETRYING
-        )
-        return min(waiting, default=(0, None))[1]
+        return self._rows.oldest_waiting()
 
     async def changed_elsewhere(self) -> bool:
         """See :meth:`.ports.Inbox.changed_elsewhere`."""

@@ -23,6 +23,9 @@ class DeliveryState(enum.StrEnum):
 #: States from which the runtime itself will still do something.
 UNFINISHED = frozenset({DeliveryState.RECEIVED, DeliveryState.RUNNING, DeliveryState.RETRYING})
 
+#: States that a delivery can be replayed from (contracts 5).
+REPLAYABLE = (DeliveryState.DEAD, DeliveryState.PARKED)
+
 
 @attrs.frozen
 class NewDelivery:

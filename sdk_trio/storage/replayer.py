@@ -4,15 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
+import trio
 
 from .ports import Inbox
-from .records import DeliveryRecord, DeliveryState
+from .records import REPLAYABLE, DeliveryRecord, DeliveryState
 
 #: Deliveries put back in one transaction: few enough that no other delivery waits for it.
 CHUNK = 200
-
-#: The states that a delivery can be replayed from (contracts 5).
-REPLAYABLE = (DeliveryState.DEAD, DeliveryState.PARKED)
 
 
 @attrs.frozen
@@ -27,6 +25,7 @@ class Candidate:
 
 async def find_named(inbox: Inbox, webhook_ids: Sequence[str]) -> list[Candidate]:
     """Return a candidate for each id, each once, those that cannot be replayed included."""
+    await trio.lowlevel.checkpoint()
     return [await _named(inbox, webhook_id) for webhook_id in dict.fromkeys(webhook_ids)]
 
 
@@ -56,6 +55,7 @@ async def find_chosen(
     limit: int | None = None,
 ) -> list[Candidate]:
     """Return the events of a state, oldest first, read page by page; at most ``limit``."""
+    await trio.lowlevel.checkpoint()
     found: list[Candidate] = []
     after = 0
     while limit is None or len(found) < limit:
@@ -80,6 +80,7 @@ async def put_back(
 
     Cancelled, those of finished transactions stay put back. ``advance`` is told of each step.
     """
+    await trio.lowlevel.checkpoint()
     replayed: set[str] = set()
     for start in range(0, len(webhook_ids), CHUNK):
         chunk = webhook_ids[start : start + CHUNK]

@@ -104,6 +104,7 @@ def workplace(tmp_path: Path) -> Iterator[Workplace]:
         for name, value in os.environ.items()
         if not name.upper().startswith("SDK_") and name != "STATE_DIRECTORY"
     }
+    environment["SDK__ADMIN__BIND"] = "127.0.0.1:0"
     (tmp_path / "application.py").write_text(APPLICATION)
     place = Workplace(tmp_path, environment)
     yield place

@@ -35,6 +35,7 @@ async def delivered_to_example(
             "SDK__WEBHOOKS__SECRET": SECRET,
             "SDK__WEBHOOKS__REQUIREHTTPS": "false",
             "SDK__STORAGE__BACKEND": "Memory",
+            "SDK__ADMIN__ENABLED": "false",
             **(environment or {}),
         },
     )

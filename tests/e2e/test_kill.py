@@ -48,6 +48,7 @@ class Daemon:
         settings = {
             "Storage:Path": str(self.directory / "data"),
             "Server:Bind": f"127.0.0.1:{self.port}",
+            "Admin:Bind": "127.0.0.1:0",
             "Webhooks:RequireHttps": "false",
         }
         command = [sys.executable, "-m", "sdk_trio", "run", "--standalone"]

@@ -88,6 +88,27 @@ async def test_a_part_that_joins_is_named_with_its_reason(ok, degraded, ready, h
         assert (await admin.get("/livez")).status_code == 200
 
 
+async def test_a_part_that_fails_hides_none_of_the_others(caplog):
+    def broken():
+        raise ValueError("no figures")
+
+    def unknown():
+        return [Sample("sdk_invented", (), 1), Sample("sdk_replication_lag_seconds", (), 2)]
+
+    async with administered() as admin:
+        sources = admin.runtime.administrator.sources
+        sources.samples.extend((broken, unknown))
+        for _ in range(3):
+            metrics = await admin.metrics()
+        assert metrics["sdk_replication_lag_seconds"] == 2
+        assert metrics["sdk_queue_depth"] == 0
+        assert "sdk_invented" not in metrics
+        assert caplog.text.count("admin.source_failed") == 2
+        sources.checks.append(broken)
+        answer = await admin.get("/readyz")
+        assert (answer.status_code, checks_of(answer)["broken"]["ok"]) == (503, False)
+
+
 async def test_a_full_queue_is_not_ready_and_says_why():
     release = trio.Event()
 

@@ -106,7 +106,7 @@ async def test_ten_thousand_hostile_types_and_ids_add_no_label():
     handlers = HandlerRegistry()
     handlers.register(OrderPaidEvent, count)
     handlers.fallback(count)
-    async with administered(handlers) as admin:
+    async with administered(handlers, patience=60) as admin:
         await admin.app.deliver("order.paid")
         await admin.app.deliver(b'{"type":"no.such.type","data":{"id":"x"}}')
         before = set(await admin.metrics())

@@ -1,6 +1,7 @@
 """What a receiver loads at its start: nothing that it has no use for yet."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -49,6 +50,7 @@ def modules_after_start(**keys: object) -> set[str]:
     }
     ended = subprocess.run(
         [sys.executable, "-c", START, json.dumps(mapping)],
+        env={**os.environ, "SDK_ADMIN_TOKEN": "token-of-a-test"},  # a test value
         capture_output=True,
         text=True,
         timeout=60,

@@ -446,3 +446,24 @@ async def test_a_file_of_the_first_version_gets_the_checkpoints_and_keeps_its_ev
     assert await inbox.known(["m1"]) == {"m1"}
     assert await inbox.read_checkpoint("a") == "kept"
     await inbox.close()
+
+
+async def test_the_oldest_waiting_delivery_is_the_first_that_workers_have_to_run(stores):
+    inbox = await stores.open()
+    assert await inbox.oldest_waiting() is None
+    for number, at in enumerate((1000.0, 1001.0, 1002.0, 1003.0)):
+        await inbox.accept(delivery(f"m{number}", at=at), leased=True)
+    await inbox.claim(delivery("inline", at=500.0))
+    await inbox.park(delivery("parked", at=400.0))
+    await inbox.start("m1", now=1004.0)
+    assert await inbox.oldest_waiting() == 1000.0
+    await inbox.start("m0", now=1004.0)
+    await inbox.finish("m0", Retry(2000.0, "not yet"), now=1005.0)
+    assert await inbox.oldest_waiting() == 1001.0
+    for name in ("m1", "m2"):
+        await inbox.start(name, now=1005.0)
+        await inbox.finish(name, Done(), now=1006.0)
+    assert await inbox.oldest_waiting() == 1003.0
+    await inbox.start("m3", now=1005.0)
+    await inbox.finish("m3", Dead("no"), now=1006.0)
+    assert await inbox.oldest_waiting() is None

@@ -61,11 +61,11 @@ class AdminUnderTest:
 
 @asynccontextmanager
 async def administered(
-    handlers: HandlerRegistry | None = None, **keys: Any
+    handlers: HandlerRegistry | None = None, *, patience: float = PATIENCE_SECONDS, **keys: Any
 ) -> AsyncIterator[AdminUnderTest]:
     """Run a runtime with an admin address; settings as ``Webhooks__Queue__Capacity=2``."""
     keys = {"Admin__Enabled": True, "Admin__TokenEnvVar": "SDK_TEST_ADMIN_TOKEN", **keys}
-    with trio.fail_after(PATIENCE_SECONDS):
+    with trio.fail_after(patience):
         runtime = Runtime(settings(**keys), handlers)
         async with trio.open_nursery() as nursery:
             started = await nursery.start(runtime.run)

@@ -178,6 +178,7 @@ def full_stack(upstream, **keys):
         "AccessToken": TOKEN,
         "MaxRetries": 0,
         "Server:Bind": ["127.0.0.1:0"],
+        "Admin:Enabled": False,
         "Storage:Backend": "Memory",
         "Webhooks:RequireHttps": False,
         "Webhooks:Secret": SECRET,

@@ -6,10 +6,10 @@ import sys
 import pytest
 from support.command_line import ARRIVAL, CommandLine, clear_environment
 
-from sdk_trio.cli import main, replayer
+from sdk_trio.cli import main
 from sdk_trio.cli.tailer import Tailer
 from sdk_trio.config import Settings
-from sdk_trio.storage import open_inbox
+from sdk_trio.storage import open_inbox, replayer
 from sdk_trio.storage.records import Dead, DeliveryState, Done, NewDelivery
 
 DEAD, DONE, PARKED, RECEIVED = (

@@ -1,0 +1,19 @@
+"""``openapi``: the receiver, or the admin address, described for programs."""
+
+from argparse import Namespace
+
+from .. import __version__
+from ..console.openapi import admin_document
+from ..webhooks.openapi import receiver_document
+from .printer import print_json
+from .settings_reader import load
+
+
+def openapi(arguments: Namespace) -> int:
+    """Print the OpenAPI 3.1 document; the receiver's has the path of the settings."""
+    if arguments.admin:
+        print_json(admin_document(version=__version__))
+    else:
+        path = load(arguments).webhooks.path
+        print_json(receiver_document(path=path, version=__version__))
+    return 0

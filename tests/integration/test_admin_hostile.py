@@ -1,0 +1,135 @@
+"""Hostile clients of the admin address, and what the receiver's deliveries notice of them."""
+
+import os
+import statistics
+import subprocess
+import sys
+
+import pytest
+import trio
+from support.admin import TOKEN, administered
+from support.serving import RawWire, registry, signed
+from support.wire import Wire
+
+#: How long each of the measured rounds lasts, in seconds, and how many there are of each kind.
+ROUND_SECONDS = 0.4
+ROUNDS = int(os.environ.get("SDK_TEST_ADMIN_ROUNDS", "3"))
+
+#: Deliveries go on at this part of their pace at least, while four clients ask without a pause.
+#: Without pacing it is a tenth; the rest is room for a machine with other work.
+LEAST_PACE = 0.55
+
+#: A process of its own, so that its own work does not count: it asks as fast as it is answered.
+FLOOD = """
+import socket, sys, threading, time
+host, port = sys.argv[1].removeprefix("http://").split(":")
+paths = ("/metrics", "/readyz", "/healthz", "/api/status")
+def flood(path):
+    request = f"GET {path} HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n".encode()
+    with socket.create_connection((host, int(port))) as sock:
+        while sock.recv(65536) if sock.send(request * 4) else False:
+            pass
+for path in paths:
+    threading.Thread(target=flood, args=(path,), daemon=True).start()
+print("begun", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch, tmp_path):
+    monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+
+
+async def works(event):
+    """A handler without effect."""
+
+
+async def deliveries_in_a_round(url):
+    """How many deliveries one sender gets through, one after the other."""
+    done = 0
+    with await Wire.connect(url) as wire:
+        with trio.move_on_after(ROUND_SECONDS):
+            while True:
+                assert (await wire.post(signed("order.paid"))).status == 200
+                done += 1
+    return done
+
+
+async def test_a_flood_of_the_admin_address_leaves_deliveries_their_pace():
+    calm, flooded = [], []
+    async with administered(registry(works), patience=60) as admin:
+        await deliveries_in_a_round(admin.app.url)
+        for _ in range(ROUNDS):
+            calm.append(await deliveries_in_a_round(admin.app.url))
+            flood = await trio.lowlevel.open_process(
+                [sys.executable, "-c", FLOOD, admin.runtime.started.admin[0]],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            try:
+                await flood.stdout.receive_some()
+                flooded.append(await deliveries_in_a_round(admin.app.url))
+            finally:
+                flood.kill()
+                await flood.wait()
+                await flood.stdin.aclose()
+                await flood.stdout.aclose()
+        assert (await admin.get("/readyz")).status_code == 200
+    pace = statistics.median(flooded) / statistics.median(calm)
+    assert pace >= LEAST_PACE, (calm, flooded)
+
+
+async def test_slow_and_malformed_clients_end_nobody_elses_requests():
+    async with administered(registry(works)) as admin:
+        url = admin.runtime.started.admin[0]
+        slow = [await RawWire.connect(url) for _ in range(60)]
+        try:
+            for number, wire in enumerate(slow):
+                beginning = (
+                    b"GET /metrics HTT",
+                    b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: ",
+                    b"POST /api/events/replay HTTP/1.1\r\nHost: localhost\r\n"
+                    b"Content-Length: 1000\r\n\r\n{",
+                    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+                    b"GET / HTTP/1.1\r\n" + b"X: " + b"x" * 20_000,
+                    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+                )[number % 6]
+                await wire.send_what_is_taken(beginning)
+            assert (await admin.get("/readyz")).status_code == 200
+            assert (await admin.get("/metrics")).status_code == 200
+            delivered = await admin.app.deliver("order.paid")
+            assert (delivered.status, delivered.state) == (200, "done")
+        finally:
+            for wire in slow:
+                wire.__exit__()
+
+
+async def test_more_connections_than_are_allowed_are_told_so_and_the_receiver_goes_on():
+    async with administered(registry(works)) as admin:
+        url = admin.runtime.started.admin[0]
+        idle = [await RawWire.connect(url) for _ in range(140)]
+        try:
+            refused = await idle[-1].answer()
+            assert refused.status == 503
+            assert (await admin.app.deliver("order.paid")).status == 200
+        finally:
+            for wire in idle:
+                wire.__exit__()
+        while True:
+            try:
+                assert (await admin.get("/livez")).status_code == 200
+                break
+            except AssertionError:
+                await trio.sleep(0.01)
+
+
+async def test_a_client_that_reads_no_answer_holds_up_nobody():
+    async with administered(registry(works)) as admin:
+        with await RawWire.connect(admin.runtime.started.admin[0]) as wire:
+            await wire.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 400)
+            for _ in range(3):
+                assert (await admin.get("/readyz")).status_code == 200
+                assert (await admin.app.deliver("order.paid")).status == 200
+            wire.reset_at_close()

@@ -1,0 +1,104 @@
+"""The OpenAPI documents against the live servers, tried by schemathesis."""
+
+import json
+import os
+import subprocess
+
+import attrs
+import pytest
+import trio
+from support.admin import TOKEN, administered
+from support.command_line import CommandLine, clear_environment
+from support.programs import program
+from support.serving import registry
+
+from sdk_trio.console.openapi import admin_document
+from sdk_trio.storage.records import DeliveryRecord
+from sdk_trio.webhooks.openapi import receiver_document
+
+#: How many requests it makes up for each operation, beside those that cover every value's edges.
+EXAMPLES = os.environ.get("SDK_TEST_OPENAPI_EXAMPLES", "3")
+
+#: What must hold of every answer: no failure of the server, and nothing that is not documented.
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,"
+    "response_headers_conformance,response_schema_conformance,unsupported_method,"
+    "allow_header_conformance"
+)
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch, tmp_path):
+    clear_environment(monkeypatch)
+    monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+
+
+async def breaks(event):
+    raise ValueError("no such product")
+
+
+def try_out(directory, document, url, *words):
+    """Let schemathesis make up requests to ``url`` as the document describes them."""
+    file = directory / "openapi.json"
+    file.write_text(json.dumps(document))
+    return subprocess.run(
+        [
+            *(program("schemathesis"), "run", str(file), "--url", url),
+            *("--max-examples", EXAMPLES, "--seed", "1", "--no-color", *words),
+        ],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+async def test_the_admin_address_answers_as_documented(tmp_path):
+    keys = {"Webhooks__Queue__MaxAttempts": 1}
+    async with administered(registry(breaks, enqueue=True), patience=120, **keys) as admin:
+        for number in range(3):
+            await admin.app.deliver("order.paid", webhook_id=f"msg_{number}")
+        with trio.fail_after(120):
+            ran = await trio.to_thread.run_sync(
+                lambda: try_out(
+                    tmp_path,
+                    admin_document(version="1"),
+                    admin.runtime.started.admin[0],
+                    *("--checks", f"{CHECKS},negative_data_rejection,ignored_auth"),
+                    *("-H", f"Authorization: Bearer {TOKEN}"),
+                )
+            )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert (await admin.get("/readyz")).status_code == 200
+
+
+async def test_the_receiver_answers_as_documented(tmp_path):
+    async with administered(registry(breaks), patience=120) as admin:
+        with trio.fail_after(120):
+            ran = await trio.to_thread.run_sync(
+                lambda: try_out(
+                    tmp_path,
+                    receiver_document(path="/hooks/sdk", version="1"),
+                    admin.runtime.started.receiver[0],
+                    *("--checks", f"{CHECKS},negative_data_rejection"),
+                )
+            )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_documented_event_has_the_fields_of_a_record():
+    fields = admin_document(version="1")["components"]["schemas"]["Event"]["properties"]
+    assert set(fields) == {field.name for field in attrs.fields(DeliveryRecord)} - {"raw"}
+
+
+def test_the_command_prints_either_document(tmp_path, capsys):
+    command_line = CommandLine(tmp_path, capsys)
+    answer = command_line("openapi", "--set", "Sdk:Webhooks:Path=/in")
+    assert list(answer.document["paths"]) == ["/in"]
+    assert answer.document["openapi"].startswith("3.1")
+    answer = command_line("openapi", "--admin")
+    assert set(answer.document["paths"]) == {
+        *("/livez", "/readyz", "/healthz", "/metrics"),
+        *("/api/status", "/api/events", "/api/events/{webhook_id}", "/api/events/replay"),
+    }
