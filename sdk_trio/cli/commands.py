@@ -47,6 +47,15 @@ def _run(parser: ArgumentParser) -> None:
     )
 
 
+def _health(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--ready", action="store_true", help="ask whether it takes deliveries, not only if it lives"
+    )
+    parser.add_argument(
+        "--url", metavar="U", help="the admin address (default: that of the settings)"
+    )
+
+
 def _dev(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--app",
@@ -321,6 +330,7 @@ def _add_format(parser: ArgumentParser) -> None:
 
 COMMANDS = (
     Command("run", "run the receiver until it is told to stop", "daemon:run", _run),
+    Command("health", "ask a running receiver how it is", "health:check_health", _health),
     Command("dev", "run a receiver to try, without any file", "developer:dev", _dev),
     Command("init", "write the files of a new application", "initializer:init", _init),
     Command("config check", "report every problem of the settings", "config:check", _config_check),

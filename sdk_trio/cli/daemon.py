@@ -4,7 +4,8 @@ import os
 import signal
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from functools import partial
 
 import trio
 
@@ -12,10 +13,13 @@ from .. import logs
 from ..config import Loaded, Settings
 from ..errors import EXIT_FAILURE
 from ..runtime import Runtime, Started
+from ..runtime.systemd import ServiceEnvironment, with_inherited_sockets
+from ..runtime.systemd_notifier import SystemdNotifier, claim_environment
 from ..webhooks.sender import own_url
 from .presence import SETTINGS_SECRET, Presence, announced
 from .registry_importer import import_registry
 from .settings_reader import read
+from .settings_reloader import SettingsReloader
 
 _log = logs.get_logger("cli")
 
@@ -25,19 +29,43 @@ Announce = Callable[[Started], AbstractContextManager[None]]
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
+#: How long a start may take, in seconds, before the service manager is left to judge it; an
+#: upgrade from a single tenant has MaxRunDuration beside that.
+START_SECONDS = 300.0
+
 
 def run(arguments: Namespace) -> int:
     """Run until TERM or INT; return 0 after a graceful stop, 128 + signal after a forced one.
 
+    HUP, or a key file that has changed, puts new settings into force; see the how-to pages.
+
     Raises:
         SdkError: it could not start; every problem of the settings at once.
     """
-    loaded = read(arguments, standalone=arguments.standalone, receiver=True)
-    settings = loaded.require()
+    manager = claim_environment(os.environ)
+    read_again = partial(read, arguments, standalone=arguments.standalone, receiver=True)
+
+    def complete(loaded: Loaded) -> Settings:
+        return with_inherited_sockets(loaded.require(), manager.sockets)
+
+    reloader = SettingsReloader(read_again, complete)
+    loaded = read_again()
+    settings = complete(loaded)
     begin_logs(loaded)
     handlers = import_registry(arguments.app) if arguments.app else None
     runtime = Runtime(settings, handlers, standalone=arguments.standalone)
-    return serve(runtime, lambda started: announcement(settings, started))
+    runtime.on_reload(_prepare_logs, ("Sdk:Logging",))
+    return serve(
+        runtime,
+        lambda started: announcement(settings, started),
+        reloader=reloader,
+        manager=manager,
+    )
+
+
+def _prepare_logs(settings: Settings) -> Callable[[], None]:
+    options = settings.logging
+    return partial(logs.configure, level=options.level, format=options.format)
 
 
 def begin_logs(loaded: Loaded) -> None:
@@ -59,47 +87,94 @@ def announcement(
     return announced(settings.storage.path, Presence(address, url, os.getpid(), secret))
 
 
-def serve(runtime: Runtime, announce: Announce, *, hangup_ends: bool = False) -> int:
+def serve(
+    runtime: Runtime,
+    announce: Announce,
+    *,
+    reloader: SettingsReloader | None = None,
+    manager: ServiceEnvironment | None = None,
+) -> int:
     """Run ``runtime`` with signals; ``announce`` is entered once it accepts deliveries.
 
-    The first TERM or INT begins a graceful stop, the second one forces it. HUP does the same with
-    ``hangup_ends``; otherwise it is logged, and the settings stay as they are.
+    The first TERM or INT begins a graceful stop, the second one forces it. HUP asks ``reloader``
+    for a reload; without one, it ends the program as TERM does.
 
     Returns:
         0, 128 + the number of the signal that forced, or 1 if nobody asked for the end.
     """
-    return trio.run(_serve, runtime, announce, hangup_ends)
+    return trio.run(_serve, runtime, announce, reloader, manager or ServiceEnvironment())
 
 
-async def _serve(runtime: Runtime, announce: Announce, hangup_ends: bool) -> int:
-    signals = _Signals(runtime, hangup_ends=hangup_ends)
+async def _serve(
+    runtime: Runtime,
+    announce: Announce,
+    reloader: SettingsReloader | None,
+    manager: ServiceEnvironment,
+) -> int:
+    signals = _Signals(runtime, reloader)
     watched = _ENDING if _HANGUP is None else (*_ENDING, _HANGUP)
-    with trio.open_signal_receiver(*watched) as arriving, ExitStack() as while_running:
+    with (
+        trio.open_signal_receiver(*watched) as arriving,
+        closing(SystemdNotifier(manager.notify_socket)) as notifier,
+        ExitStack() as while_running,
+    ):
         async with trio.open_nursery() as outer:
             outer.start_soon(signals.watch, arriving)
             async with trio.open_nursery() as inner:
-                started = await inner.start(runtime.run)
+                started = await _start(runtime, inner, notifier)
                 while_running.enter_context(announce(started))
+                status = f"serving on {', '.join(started.receiver)}"
+                await notifier.ready(status)
+                outer.start_soon(_report_end, runtime, notifier)
+                outer.start_soon(
+                    notifier.keep_watchdog, manager.watchdog_seconds, partial(_ask_store, runtime)
+                )
+                if reloader is not None:
+                    outer.start_soon(reloader.run, runtime, notifier, status)
             outer.cancel_scope.cancel()
     if signals.forced_by is not None:
         return 128 + signals.forced_by
     return 0 if signals.stopped else EXIT_FAILURE
 
 
+async def _start(runtime: Runtime, nursery: trio.Nursery, notifier: SystemdNotifier) -> Started:
+    """Start the runtime; meanwhile the service manager hears that it is not stuck."""
+    tenants = runtime.settings.multi_tenant
+    upgrade = tenants.single_tenant_upgrade.max_run_duration.total_seconds()
+    longest = START_SECONDS + (upgrade if tenants.enabled else 0.0)
+    async with trio.open_nursery() as starting:
+        starting.start_soon(partial(notifier.extend, lambda: "starting", at_most=longest))
+        started: Started = await nursery.start(runtime.run)
+        starting.cancel_scope.cancel()
+    return started
+
+
+async def _report_end(runtime: Runtime, notifier: SystemdNotifier) -> None:
+    """Tell the service manager that the end has begun, and then what it still waits for."""
+    reason = await runtime.wait_stopping()
+    await notifier.stopping(f"stopping: {reason}")
+    await notifier.extend(lambda: f"stopping: {reason}; {runtime.receiver.unfinished} events left")
+
+
+async def _ask_store(runtime: Runtime) -> None:
+    """Return once the store has answered: it forgets what was never kept, in its own order."""
+    await runtime.receiver.store.write_checkpoint("watchdog", None)
+
+
 class _Signals:
     """What the signals have asked for so far."""
 
-    def __init__(self, runtime: Runtime, *, hangup_ends: bool) -> None:
+    def __init__(self, runtime: Runtime, reloader: SettingsReloader | None) -> None:
         self._runtime = runtime
-        self._ending = {*_ENDING, _HANGUP} if hangup_ends else set(_ENDING)
+        self._reloader = reloader
         self.stopped = False
         self.forced_by: int | None = None
 
     async def watch(self, arriving: AsyncIterator[int]) -> None:
         """Obey signals as they arrive, until cancelled."""
         async for number in arriving:
-            if number not in self._ending:
-                _log.warning("runtime.reload_ignored", hint="settings are read at the start only")
+            if number == _HANGUP and self._reloader is not None:
+                self._reloader.request()
             elif not self.stopped:
                 self.stopped = True
                 self._runtime.shut_down(signal.Signals(number).name)

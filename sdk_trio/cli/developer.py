@@ -64,7 +64,7 @@ def dev(arguments: Namespace) -> int:
             sys.stdout.flush()
             yield
 
-    return serve(runtime, announce, hangup_ends=True)
+    return serve(runtime, announce)
 
 
 def logging_handlers() -> HandlerRegistry:

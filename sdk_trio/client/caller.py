@@ -85,6 +85,20 @@ class Caller:
         self._headers = plan.headers(user_agent=agent)
         self._authorized = self._with_token(plan.access_token)
 
+    def prepare_token(self, token: str) -> Callable[[], None]:
+        """Return what gives ``token`` to every call that is put together from then on.
+
+        Raises:
+            ValueError: it cannot be sent.
+        """
+        plan = attrs.evolve(self.plan, access_token=token)
+        authorized = self._with_token(token)
+
+        def commit() -> None:
+            self.plan, self._authorized = plan, authorized
+
+        return commit
+
     async def __aenter__(self) -> Self:
         if self._pipeline is not None:
             raise RuntimeError("a client is opened once: make another one")

@@ -1,6 +1,7 @@
 """The client of the upstream API (spec 1, 5 and 9)."""
 
 import copy
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -84,6 +85,23 @@ class Client(Resources, path=""):
         traceback: TracebackType | None,
     ) -> None:
         await self._calls.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - the transport bounds it
+
+    def prepare_reload(self, settings: Settings) -> Callable[[], None]:
+        """Return what puts the access token of ``settings`` into force, and nothing else of them.
+
+        Calls that have begun, and their retries, keep the token that they began with.
+
+        Raises:
+            OptionsValidationError: the token is missing or cannot be sent; nothing has changed.
+        """
+        token = plan_of(settings).access_token
+        commit_token = self._calls.prepare_token(token)
+
+        def commit() -> None:
+            commit_token()
+            self._settings = attrs.evolve(self._settings, access_token=settings.access_token)
+
+        return commit
 
     async def request(
         self,

@@ -27,7 +27,7 @@ class Form(enum.Enum):
     EMAIL = "email address"
     HEADER_TEXT = "one line without control characters"
     HOST = "host name without a port"
-    BIND = "HOST:PORT, [IPv6]:PORT, unix:PATH or fd:N"
+    BIND = "HOST:PORT, [IPv6]:PORT, unix:PATH, fd:N or fd:NAME"
     CIDR = "CIDR block or address"
     PROXY = "CIDR block, address, or unix"
     ABSOLUTE_PATH = "absolute path"

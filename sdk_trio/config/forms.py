@@ -25,6 +25,7 @@ _EMAIL = re.compile(r"[^\s@<>,;\"\x00-\x1f\x7f]+@[^\s@<>,;\"\x00-\x1f\x7f]+")
 _API_VERSION = re.compile(r"([0-9]{4})-([0-9]{2})(?:-([0-9]{2}))?")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 _LOOPBACK = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
+_DESCRIPTOR = re.compile(r"[0-9]{1,6}|[A-Za-z_][A-Za-z0-9_.@-]{0,254}")
 _WINDOWS_ROOT = re.compile(r"[A-Za-z]:[\\/]")
 
 
@@ -143,12 +144,11 @@ def _bind(text: str) -> str | None:
     if text.startswith("unix:"):
         return _unix_path(text.removeprefix("unix:"))
     if text.startswith("fd:"):
-        number = text.removeprefix("fd:")
-        valid = number.isascii() and number.isdigit() and len(number) <= 6
-        return None if valid else "must be fd: and the number of an open file descriptor"
+        valid = _DESCRIPTOR.fullmatch(text.removeprefix("fd:"))
+        return None if valid else "must be fd: and the number or the name of an inherited socket"
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or len(port) > 5:
-        return "must be HOST:PORT, [IPv6]:PORT, unix:PATH or fd:N"
+        return "must be HOST:PORT, [IPv6]:PORT, unix:PATH, fd:N or fd:NAME"
     if int(port) > 65_535:
         return "has a port above 65535"
     if host.startswith("[") and host.endswith("]"):

@@ -51,6 +51,27 @@ class ServerOptions:
             maximum=256,
         ),
     )
+    shutdown_delay_seconds: float = attrs.field(
+        default=0.0,
+        metadata=about(
+            "Between the signal to stop and the end of accepting: readiness fails first, so that "
+            "load balancers send elsewhere before an address closes.",
+            "ours",
+            minimum=0,
+            maximum=3600,
+            unit="seconds",
+        ),
+    )
+    key_file_poll_seconds: float = attrs.field(
+        default=5.0,
+        metadata=about(
+            "How often run looks whether key files and certificates have changed; 0: never.",
+            "ours",
+            minimum=0,
+            maximum=86_400,
+            unit="seconds",
+        ),
+    )
 
 
 @attrs.frozen(kw_only=True)

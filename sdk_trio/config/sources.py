@@ -89,7 +89,7 @@ def read_directory(directory: Path) -> Layer:
     is a directory that does not exist.
     """
     try:
-        files = sorted(path for path in directory.iterdir() if _path_of(path.name) is not None)
+        files = sorted(path for path in directory.iterdir() if is_key_file(path.name))
     except (FileNotFoundError, NotADirectoryError):
         return Layer()
     except OSError as error:
@@ -108,6 +108,11 @@ def read_directory(directory: Path) -> Layer:
             entries.append(Entry(below, _without_line_break(text), str(path)))
     layer = layer_of(entries, str(directory))
     return Layer(layer.entries, (*problems, *layer.problems))
+
+
+def is_key_file(name: str) -> bool:
+    """Say whether :func:`read_directory` reads a file of this name."""
+    return _path_of(name) is not None
 
 
 def read_state_directory(environ: Mapping[str, str]) -> Layer:

@@ -66,7 +66,10 @@ def descriptor_limit() -> int:
 
 def _open(address: str) -> socket.socket:
     if address.startswith("fd:"):
-        return _listening(socket.socket(fileno=int(address.removeprefix("fd:"))), None)
+        number = address.removeprefix("fd:")
+        if not number.isdigit():
+            raise OSError("the service manager has passed no socket of that name")
+        return _listening(socket.socket(fileno=int(number)), None)
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")
         _remove_stale_socket(path)

@@ -18,6 +18,11 @@ class Routes:
         if self._simulator is not None:
             self._simulator.address = address
 
+    def reload(self, settings: Settings) -> None:
+        """Let the simulator sign with the secrets of ``settings``."""
+        if self._simulator is not None:
+            self._simulator.settings = settings
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI ``http`` request."""
         if self._simulator is not None and scope["path"].startswith(PREFIX):

@@ -7,8 +7,9 @@ so that no drain lasts longer than ``GracefulDrainTimeoutSeconds`` (spec 4.2 and
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -22,7 +23,9 @@ from ..monitoring import Sample
 from ..tenants.client_pool import ClientFactory
 from ..tenants.upgrade import HostUpgrade
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
+from ..webhooks.receiver import LIVE_KEYS
 from .client_samples import sample_client
+from .reloader import Prepare, Reloaded, Reloader
 from .routes import Routes
 from .server import Server
 
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from .administrator import Administrator
 
 _log = get_logger("runtime")
+
+_READ_AT_USE = ("Sdk:Server:ShutdownDelaySeconds", "Sdk:Server:KeyFilePollSeconds")
+_TLS_KEYS = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
 
 
 @attrs.frozen
@@ -100,11 +106,18 @@ class Runtime:
             host_upgrade=host_upgrade,
         )
         self._clock = clock
+        self._reloader = Reloader(settings, standalone=settings.access_token is None)
+        self._reloader.subscribe(self.receiver.prepare_reload, LIVE_KEYS)
+        # Read whenever they are needed, so nobody has to be told.
+        self._reloader.subscribe(lambda _: lambda: None, _READ_AT_USE)
+        if self._client is not None and client is None:
+            self._reloader.subscribe(self._client.prepare_reload, ("Sdk:AccessToken",))
         self.started: Started | None = None
         self._reason = "the surrounding scope ended"
         self._stop_wanted = trio.Event()
         self._drain_begun = trio.Event()
         self._scope = trio.CancelScope()
+        self._leaving = trio.CancelScope()
         self._reconciling = trio.CancelScope()
         self._used = False
         self._served = False
@@ -117,8 +130,11 @@ class Runtime:
 
     @property
     def ready(self) -> bool:
-        """Whether deliveries are accepted."""
-        return self.receiver.ready
+        """Whether deliveries are to be sent here: false from the first moment of a shutdown on.
+
+        For ``Server:ShutdownDelaySeconds`` they are still accepted then.
+        """
+        return self.receiver.ready and not self._stop_wanted.is_set()
 
     @property
     def draining(self) -> bool:
@@ -161,15 +177,54 @@ class Runtime:
             return ()
         return sample_client(self._client.counters, self._client.breaker.state)
 
+    def on_reload(self, prepare: Prepare, keys: Collection[str]) -> None:
+        """Let a part take part in every :meth:`reload`.
+
+        Args:
+            prepare: takes the settings that will be in force and returns the call that puts them
+                into force; raises OptionsValidationError if they cannot be used. The call must
+                neither fail nor wait.
+            keys: full keys, or keys of sections, that the part can change while it runs.
+        """
+        self._reloader.subscribe(prepare, keys)
+
+    def reload(self, settings: Settings) -> Reloaded:
+        """Put new settings into force, as far as that can be done while running.
+
+        Deliveries in progress go on by the old ones. It neither waits nor can it be cancelled:
+        all that can change changes, or nothing does. ``runtime.settings`` are those in force.
+
+        Args:
+            settings: valid ones, such as :func:`sdk_trio.load_settings` returns.
+
+        Returns:
+            the keys that changed, and those that wait for the next start.
+
+        Raises:
+            OptionsValidationError: with every problem; the old settings stay in force.
+        """
+        done = self._reloader.reload(settings)
+        self.settings = self._reloader.settings
+        return done
+
     def shut_down(self, reason: str) -> None:
-        """Begin a graceful stop: accept nothing new, drain, end. A second call does nothing."""
+        """Begin a graceful stop: accept nothing new, drain, end. A second call does nothing.
+
+        With ``Server:ShutdownDelaySeconds``, :attr:`ready` is false for that long before.
+        """
         if not self._stop_wanted.is_set():
             self._reason = reason
             self._stop_wanted.set()
 
+    async def wait_stopping(self) -> str:
+        """Wait until a shutdown has begun, and return why."""
+        await self._stop_wanted.wait()
+        return self._reason
+
     def force(self) -> None:
         """Cut a drain short: handlers are cancelled now, their events stay in the store."""
         self._stop_wanted.set()
+        self._leaving.cancel()
         self._scope.cancel()
 
     async def run(  # noqa: ASYNC910 - opening the nursery is a checkpoint, or it raises
@@ -195,12 +250,21 @@ class Runtime:
                     self.started = await nursery.start(self._serve)
                     task_status.started(self.started)
                     await self._stop_wanted.wait()
+                    await self._let_senders_leave()
                 finally:
                     self._begin_drain()
         except BaseExceptionGroup as group:
             _raise_only_member(group)
         finally:
             self._log_end()
+
+    async def _let_senders_leave(self) -> None:
+        """Go on serving while load balancers notice that this is not ready any more."""
+        delay = self.settings.server.shutdown_delay_seconds
+        if delay:
+            _log.info("runtime.leaving", reason=self._reason, seconds=delay)
+        with self._leaving:
+            await trio.sleep(delay)
 
     def _begin_drain(self) -> None:
         self._scope.deadline = min(
@@ -226,6 +290,7 @@ class Runtime:
             key_file=settings.server.key_file,
             fast_path=settings.server.fast_path,
         )
+        self._reloader.subscribe(partial(_prepare_addresses, server, routes), _TLS_KEYS)
         with self._scope:
             async with AsyncExitStack() as stack:
                 if self._client is not None:
@@ -253,6 +318,7 @@ class Runtime:
             task_status.started(started)
             # hypercorn returns without being asked when it swallows KeyboardInterrupt.
             parts.start_soon(_call_after, server.ended, self.shut_down, "the server ended")
+            parts.start_soon(_call_after, server.ended, self._leaving.cancel)
             if self._reconciles:
                 parts.start_soon(self._reconcile)
             await self._drain_begun.wait()
@@ -290,6 +356,19 @@ def _make_client(settings: Settings) -> "Client":
     return Client(settings)
 
 
+def _prepare_addresses(server: Server, routes: Routes, settings: Settings) -> Callable[[], None]:
+    cert_file, key_file = settings.server.cert_file, settings.server.key_file
+    if cert_file is None or key_file is None:
+        return partial(routes.reload, settings)
+    use_certificate = server.prepare_certificate(cert_file, key_file)
+
+    def commit() -> None:
+        use_certificate()
+        routes.reload(settings)
+
+    return commit
+
+
 def _make_administrator(runtime: Runtime, clock: Callable[[], float]) -> "Administrator":
     # Imported here: who switches it off does not load it.
     from .administrator import Administrator
@@ -297,9 +376,9 @@ def _make_administrator(runtime: Runtime, clock: Callable[[], float]) -> "Admini
     return Administrator(runtime, clock=clock)
 
 
-async def _call_after(event: trio.Event, call: Callable[[str], None], argument: str) -> None:
+async def _call_after(event: trio.Event, call: Callable[..., None], *arguments: str) -> None:
     await event.wait()
-    call(argument)
+    call(*arguments)
 
 
 def _raise_only_member(group: BaseExceptionGroup[BaseException]) -> None:

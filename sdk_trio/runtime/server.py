@@ -75,19 +75,33 @@ class Server:
         self._graceful_seconds = graceful_seconds
         self._stop_wanted = trio.Event()
         self.ended = trio.Event()
-        config = Config()
-        config.certfile = cert_file
-        config.keyfile = key_file
+        config = _tls_config(cert_file, key_file)
         config.keep_alive_timeout = limits.keep_alive_seconds
         config.keep_alive_max_requests = limits.keep_alive_requests
         # Neither helps a sender, and both would make equal answers differ.
         config.include_date_header = False
         config.include_server_header = False
-        config.alpn_protocols = ["http/1.1"]
         config.accesslog = None
         config.errorlog = logging.getLogger("sdk_trio.server")
         self._config = config
         self._context = WorkerContext(None)
+        self._tls: ssl.SSLContext | None = None
+
+    def prepare_certificate(self, cert_file: str, key_file: str) -> Callable[[], None]:
+        """Return what gives the present content of the files to connections from then on.
+
+        It does nothing where no TLS is served; established connections keep what they have.
+
+        Raises:
+            OptionsValidationError: the certificate or its key cannot be used.
+        """
+        context = _load_certificate(_tls_config(cert_file, key_file))
+
+        def commit() -> None:
+            if self._tls is not None:
+                self._tls = context
+
+        return commit
 
     async def run(
         self, *, task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED
@@ -101,7 +115,7 @@ class Server:
             BindError: an address is in use, not ours, or not permitted.
             OptionsValidationError: the certificate or its key cannot be used.
         """
-        tls = self._load_certificate()
+        self._tls = tls = _load_certificate(self._config)
         sockets = listen(self._bind, key=self._key)
         try:
             async with trio.open_nursery() as connections:
@@ -117,7 +131,7 @@ class Server:
                             partial(
                                 trio.serve_listeners,
                                 self._serve_connection,
-                                [_listener(sock, tls) for sock in sockets],
+                                [self._listener(sock) for sock in sockets],
                                 handler_nursery=connections,
                             )
                         )
@@ -140,20 +154,9 @@ class Server:
         """Stop accepting connections; :meth:`run` returns when the present requests have ended."""
         self._stop_wanted.set()
 
-    def _load_certificate(self) -> ssl.SSLContext | None:
-        try:
-            return self._config.create_ssl_context()
-        except OSError as error:  # SSLError is one
-            raise OptionsValidationError(
-                [
-                    Problem(
-                        "Sdk:Server:CertFile",
-                        f"{self._config.certfile} with Sdk:Server:KeyFile {self._config.keyfile} "
-                        f"cannot be used: {error.strerror or error}; both must be PEM, and the "
-                        "key must be the certificate's",
-                    )
-                ]
-            ) from error
+    def _listener(self, sock: socket.socket) -> trio.abc.Listener[Any]:
+        plain = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+        return plain if self._tls is None else _SecureListener(plain, lambda: self._tls)
 
     async def _serve_connection(  # noqa: ASYNC910 - a connection that fails at once is at its end
         self, stream: Any
@@ -304,9 +307,47 @@ async def _refuse(stream: trio.abc.Stream) -> None:
         await stream.aclose()
 
 
-def _listener(sock: socket.socket, tls: ssl.SSLContext | None) -> trio.abc.Listener[Any]:
-    plain = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
-    return plain if tls is None else trio.SSLListener(plain, tls, https_compatible=True)
+class _SecureListener(trio.abc.Listener["trio.SSLStream[trio.SocketStream]"]):
+    """As ``trio.SSLListener``, with the context that is in force when a connection comes."""
+
+    def __init__(
+        self, plain: trio.SocketListener, context: Callable[[], ssl.SSLContext | None]
+    ) -> None:
+        self._plain = plain
+        self._context = context
+
+    async def accept(self) -> "trio.SSLStream[trio.SocketStream]":
+        stream = await self._plain.accept()
+        context = self._context()
+        assert context is not None  # noqa: S101 - TLS is on or off for as long as it listens
+        return trio.SSLStream(stream, context, server_side=True, https_compatible=True)
+
+    async def aclose(self) -> None:
+        await self._plain.aclose()
+
+
+def _tls_config(cert_file: str | None, key_file: str | None) -> Config:
+    config = Config()
+    config.certfile = cert_file
+    config.keyfile = key_file
+    config.alpn_protocols = ["http/1.1"]
+    return config
+
+
+def _load_certificate(config: Config) -> ssl.SSLContext | None:
+    try:
+        return config.create_ssl_context()
+    except OSError as error:  # SSLError is one
+        raise OptionsValidationError(
+            [
+                Problem(
+                    "Sdk:Server:CertFile",
+                    f"{config.certfile} with Sdk:Server:KeyFile {config.keyfile} "
+                    f"cannot be used: {error.strerror or error}; both must be PEM, and the "
+                    "key must be the certificate's",
+                )
+            ]
+        ) from error
 
 
 def _url(sock: socket.socket, scheme: str) -> str:

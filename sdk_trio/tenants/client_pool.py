@@ -75,6 +75,10 @@ class ClientPool:
         """How many clients are open, replaced ones that are still in use aside."""
         return len(self._entries)
 
+    def reload(self, settings: Settings) -> None:
+        """Take the host's access token of ``settings``: for tenants without one of their own."""
+        self._settings = attrs.evolve(self._settings, access_token=settings.access_token)
+
     @asynccontextmanager
     async def lease(self, tenant: Tenant) -> AsyncIterator[Any]:
         """Lend the tenant's client for the length of the block.

@@ -118,6 +118,32 @@ class WebhookReceiver:
         else:
             raise NotRunningError(f"a webhook receiver serves no {scope['type']} connections")
 
+    def prepare_reload(self, settings: Settings) -> Callable[[], None]:
+        """Return what puts new settings into force, as far as they can change while it runs.
+
+        Those are the keys of ``webhooks.receiver.LIVE_KEYS``; the others are taken over as given,
+        so pass the running settings with these keys changed. Calling the result cannot fail and
+        changes everything at once; with tenants, their credentials are looked up anew.
+
+        Raises:
+            OptionsValidationError: they cannot be used; nothing has changed.
+        """
+        commit_rules = self._receiver.prepare(settings)
+
+        def commit() -> None:
+            commit_rules()
+            self.settings = settings
+            if self._running is not None:
+                self._running.dispatcher.mask(settings)
+            tenancy = None if self._running is None else self._running.tenancy
+            if tenancy is not None:
+                tenancy.credentials.reload()
+                tenancy.clients.reload(settings)
+                keys = TenantKeys(tenancy, settings.webhooks.key_derivation)
+                self._receiver.tenant_keys = keys
+
+        return commit
+
     async def _live(self, receive: Receive, send: Send) -> None:
         message = await receive()
         if message["type"] != "lifespan.startup":
@@ -198,6 +224,11 @@ class WebhookReceiver:
             yield Sample("sdk_webhook_secret_matches_total", labels, matches)
         yield Sample("sdk_queue_depth", (), self.queue_depth)
         yield Sample("sdk_queue_capacity", (), self.settings.webhooks.queue.capacity)
+
+    @property
+    def unfinished(self) -> int:
+        """How many events wait in memory or run in a worker: what a drain waits for."""
+        return self._running.queue.unfinished if self._running else 0
 
     @property
     def idle(self) -> bool:

@@ -63,7 +63,7 @@ class TracedReceiver(Receiver):
         route = self._route if scope["path"] == self._route else None
         client = scope.get("client")
         peer = client[0] if client else None
-        origin = self._proxies.resolve(peer, scope["scheme"], scope["headers"])
+        origin = self._rules.proxies.resolve(peer, scope["scheme"], scope["headers"])
         server = scope.get("server") or (None, None)
         inside = get_current_span()
         return self._tracer.start_span(

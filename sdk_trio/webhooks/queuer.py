@@ -82,6 +82,11 @@ class Queuer:
         return self._capacity
 
     @property
+    def unfinished(self) -> int:
+        """How many events wait in memory or run in a worker."""
+        return self._places_taken + self._running
+
+    @property
     def idle(self) -> bool:
         """Whether no event waits in memory and no worker runs one."""
         return self._places_taken == 0 and self._running == 0

@@ -8,9 +8,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
+import attrs
 import trio
 
-from ..config import Settings
+from ..config import Secret, Settings
 from ..errors import DeliveryDecodingError, StoreUnavailableError
 from ..events import Envelope, decode_envelope, subject_of
 from ..logs import get_logger
@@ -46,12 +47,66 @@ COMPLETE_BODY = "sdk_trio.complete_body"
 UNAVAILABLE_RETRY_SECONDS = 5.0
 
 
+#: The settings that :meth:`Receiver.prepare` can change while requests are served.
+LIVE_KEYS = (
+    "Sdk:Webhooks:Secret",
+    "Sdk:Webhooks:Secrets",
+    "Sdk:Webhooks:KeyDerivation",
+    "Sdk:Webhooks:ToleranceSeconds",
+    "Sdk:Webhooks:AllowedSourceIpRanges",
+    "Sdk:Webhooks:RateLimitPerMinute",
+    "Sdk:Server:TrustedProxies",
+)
+
+
 class Intake(Protocol):
     """Where verified deliveries go."""
 
     async def take(self, arrival: Arrival) -> Answer:
         """Handle or keep one verified delivery and return the answer for its sender."""
         ...
+
+
+@attrs.frozen(eq=False)
+class Rules:
+    """What decides about a request and can change while others are served: replaced as a whole."""
+
+    secrets: tuple[Secret, ...]
+    keyring: Keyring
+    tolerance: int
+    proxies: TrustedProxies
+    sources: AllowedSources
+    rate: RateLimit | None
+    per_minute: int | None
+
+    @classmethod
+    def of(cls, settings: Settings, *, previous: "Rules | None" = None) -> "Rules":
+        """Return the rules of ``settings``; a rate that has not changed keeps its counts.
+
+        Raises:
+            OptionsValidationError: a secret, range or rate cannot be used.
+        """
+        options = settings.webhooks
+        secrets = options.all_secrets
+        per_minute = options.rate_limit_per_minute
+        rate = None if per_minute is None else RateLimit(per_minute)
+        return cls(
+            secrets=secrets,
+            # With tenants there may be no secret of the host's own: each brings its own then.
+            keyring=Keyring(())
+            if settings.multi_tenant.enabled and not secrets
+            else Keyring.from_secrets(secrets, options.key_derivation),
+            tolerance=options.tolerance_seconds,
+            proxies=TrustedProxies(settings.server.trusted_proxies),
+            sources=AllowedSources(options.allowed_source_ip_ranges),
+            rate=previous.rate if previous and previous.per_minute == per_minute else rate,
+            per_minute=per_minute,
+        )
+
+    def positions_in(self, earlier: "Rules") -> list[int | None]:
+        """Return where each secret stood in ``earlier``; None for one that is new."""
+        places = {secret: index for index, secret in reversed([*enumerate(earlier.secrets)])}
+        return [places.get(secret) for secret in self.secrets]
 
 
 class Receiver:
@@ -74,21 +129,29 @@ class Receiver:
         self._clock = clock
         self._path = options.path
         self._require_https = options.require_https
-        self._tolerance = options.tolerance_seconds
         self._limit = options.max_payload_bytes
-        self._proxies = TrustedProxies(settings.server.trusted_proxies)
-        self._sources = AllowedSources(options.allowed_source_ip_ranges)
-        per_minute = options.rate_limit_per_minute
-        self._rate = None if per_minute is None else RateLimit(per_minute)
-        # With tenants there may be no secret of the host's own: each tenant brings its own then.
-        self._keyring = (
-            Keyring(())
-            if settings.multi_tenant.enabled and not options.all_secrets
-            else Keyring.from_secrets(options.all_secrets, options.key_derivation)
-        )
+        self._rules = Rules.of(settings)
         #: Whose deliveries they are; None: nobody's.
         self.tenant_keys: TenantKeys | None = None
         self.secret_usage = SecretUsage(len(options.all_secrets), clock())
+
+    def prepare(self, settings: Settings) -> Callable[[], None]:
+        """Return what puts the rules of ``settings`` (:data:`LIVE_KEYS`) into force.
+
+        Nothing has changed until it is called, and calling it cannot fail. A delivery that is
+        judged at that moment is judged by the old rules to its end.
+
+        Raises:
+            OptionsValidationError: a secret, range or rate cannot be used.
+        """
+        rules = Rules.of(settings, previous=self._rules)
+
+        def commit() -> None:
+            positions = rules.positions_in(self._rules)
+            self._rules = rules
+            self.secret_usage.rearrange(positions, self._clock())
+
+        return commit
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI ``http`` request.
@@ -126,19 +189,20 @@ class Receiver:
 
     def _screen(self, scope: Scope) -> Answer | None:
         """Apply every check that needs no body; None lets the request pass."""
+        rules = self._rules
         client = scope.get("client")
         peer = client[0] if client else None
-        origin = self._proxies.resolve(peer, scope["scheme"], scope["headers"])
+        origin = rules.proxies.resolve(peer, scope["scheme"], scope["headers"])
         if self._require_https and not origin.secure:
             return self._reject("not_https", "the request is not HTTPS and RequireHttps is true")
         if scope["path"] != self._path:
             return answers.NOT_FOUND
         if scope["method"] != "POST":
             return answers.METHOD_NOT_ALLOWED
-        if not self._sources.allows(origin.address):
+        if not rules.sources.allows(origin.address):
             return self._refuse("source", answers.SOURCE_REFUSED, address=origin.address)
-        if self._rate is not None:
-            wait = self._rate.admit(origin.address or "", trio.current_time())
+        if rules.rate is not None:
+            wait = rules.rate.admit(origin.address or "", trio.current_time())
             if wait is not None:
                 return self._refuse("rate", answers.rate_limited(wait), address=origin.address)
         plain_json, declared_size = _describe_body(scope["headers"])
@@ -175,7 +239,10 @@ class Receiver:
     def _verify(self, headers: Headers, body: bytes) -> Arrival | Answer:
         """Verify and decode a delivery, in the order of spec 4.1; no I/O."""
         now = self._clock()
-        verdict = self._judge(Delivery(headers, body, now), self._keyring)
+        rules = self._rules
+        verdict = judge(
+            Delivery(headers, body, now), rules.keyring, tolerance_seconds=rules.tolerance
+        )
         if not isinstance(verdict, Accepted):
             return self._reject(verdict.cause, verdict.detail)
         self.secret_usage.record(verdict.secret_index, now)
@@ -196,7 +263,8 @@ class Receiver:
         await trio.lowlevel.checkpoint()
         now = self._clock()
         delivery = Delivery(headers, body, now)
-        verdict = self._judge(delivery, self._keyring)
+        rules = self._rules
+        verdict = judge(delivery, rules.keyring, tolerance_seconds=rules.tolerance)
         if isinstance(verdict, Accepted):
             self.secret_usage.record(verdict.secret_index, now)
         elif verdict.cause is not Cause.NO_MATCH:
@@ -211,16 +279,13 @@ class Receiver:
         if isinstance(verdict, Rejected) and tenant is not None:
             keyring = await keys.keyring(tenant)
             if keyring is not None:
-                verdict = self._judge(delivery, keyring)
+                verdict = judge(delivery, keyring, tolerance_seconds=rules.tolerance)
         if isinstance(verdict, Rejected):
             claimed = None if tenant is None else tenant.identifier
             return self._reject(verdict.cause, verdict.detail, claimed_tenant=claimed)
         return self._arrival(
             verdict, envelope, body, now, tenant_id=None if tenant is None else tenant.id
         )
-
-    def _judge(self, delivery: Delivery, keyring: Keyring) -> Accepted | Rejected:
-        return judge(delivery, keyring, tolerance_seconds=self._tolerance)
 
     def _arrival(
         self,

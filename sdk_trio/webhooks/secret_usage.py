@@ -14,10 +14,10 @@ class SecretUsage:
     which an idle secret's first day counts.
     """
 
-    __slots__ = ("_last_match", "_last_report", "_matches", "_started_at")
+    __slots__ = ("_last_match", "_last_report", "_matches", "_since")
 
     def __init__(self, secrets: int, now: float) -> None:
-        self._started_at = now
+        self._since = [now] * secrets
         self._matches = [0] * secrets
         self._last_match: list[float | None] = [None] * secrets
         self._last_report: list[float | None] = [None] * secrets
@@ -31,6 +31,26 @@ class SecretUsage:
         """Count one delivery that the secret at ``index`` made the signature of."""
         self._matches[index] += 1
         self._last_match[index] = now
+
+    def rearrange(self, positions: Sequence[int | None], now: float) -> None:
+        """Take over a new list of secrets: at ``positions[i]`` the one at ``i`` was until now.
+
+        None is a secret that was not there; its counts begin at 0, and its first day at ``now``.
+        """
+        kept = [None if old is None else self._record(old) for old in positions]
+        records = [record or (now, 0, None, None) for record in kept]
+        self._since = [record[0] for record in records]
+        self._matches = [record[1] for record in records]
+        self._last_match = [record[2] for record in records]
+        self._last_report = [record[3] for record in records]
+
+    def _record(self, index: int) -> tuple[float, int, float | None, float | None]:
+        return (
+            self._since[index],
+            self._matches[index],
+            self._last_match[index],
+            self._last_report[index],
+        )
 
     def unused(self, now: float) -> list[int]:
         """Return the secrets to report as unused, each at most once a day.
@@ -51,7 +71,7 @@ class SecretUsage:
 
     def _idle_for_a_day(self, index: int, now: float) -> bool:
         last = self._last_match[index]
-        return now - (self._started_at if last is None else last) >= DAY_SECONDS
+        return now - (self._since[index] if last is None else last) >= DAY_SECONDS
 
 
 def _within_a_day(moment: float | None, now: float) -> bool:

@@ -30,7 +30,7 @@ class Simulator:
     """
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self.address = ""
 
@@ -75,7 +75,7 @@ class Simulator:
         while True:
             message = await receive()
             body += message.get("body", b"")
-            if len(body) > self._settings.webhooks.max_payload_bytes:
+            if len(body) > self.settings.webhooks.max_payload_bytes:
                 return None
             if not message.get("more_body", False):
                 return body
@@ -83,7 +83,7 @@ class Simulator:
     async def _simulate(self, event_type: str, overrides: dict[str, Any]) -> Answer:
         from ..events.samples import sample_body
 
-        webhooks = self._settings.webhooks
+        webhooks = self.settings.webhooks
         now = self._clock()
         webhook_id = f"msg_{uuid.uuid4().hex}"
         signed = sign_body(
@@ -99,7 +99,7 @@ class Simulator:
             derivation=webhooks.key_derivation,
         )
         url = own_url(self.address, webhooks.path)
-        posted = await post(url, signed, ca_file=self._settings.server.cert_file)
+        posted = await post(url, signed, ca_file=self.settings.server.cert_file)
         _log.info("webhook.simulated", type=event_type, webhook_id=webhook_id, status=posted.status)
         return _json(
             200,

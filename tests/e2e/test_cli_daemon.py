@@ -272,7 +272,7 @@ def test_commands_beside_a_running_daemon(workplace):
     assert workplace.printed(1)[1] == "waiting for changes; Ctrl-C ends\n"
 
     daemon.send_signal(signal.SIGHUP)
-    workplace.wait_for("runtime.reload_ignored")
+    workplace.wait_for("runtime.reloaded")
     wrong, hint = wrong_secret(workplace)
     assert wrong["status"] == 400
     assert "another secret than the receiver's" in hint

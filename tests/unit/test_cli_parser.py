@@ -37,7 +37,7 @@ def test_every_command_has_code_help_and_the_settings_options(command, capsys):
         (["rnu"], "there is no command 'rnu': did you mean 'run'?"),
         (["evnts", "list"], "there is no command 'evnts': did you mean 'events'?"),
         (["events", "lst"], "there is no command 'events lst': did you mean 'events list'?"),
-        (["zzz"], "there is no command 'zzz': choose from run, dev, init"),
+        (["zzz"], "there is no command 'zzz': choose from run, health, dev"),
         (["events"], "arguments are required: COMMAND"),
         ([], "arguments are required: COMMAND"),
         (["events", "list", "--stat", "dead"], "unrecognized arguments: --stat dead"),

@@ -67,6 +67,7 @@ GOOD: list[dict[str, Any]] = [
     {"Webhooks:Secret": PUBLIC_KEY},
     {"Webhooks:Path": "/"},
     {"Server:Bind": ["localhost:0", "localhost:0", "[::]:443", "unix:/run/x.sock", "fd:3"]},
+    {"Server:Bind": ["fd:web", "fd:sdk-trio.socket"]},
     {"Server:Bind": ["127.0.0.1:8081"], "Admin:Enabled": False},
     {"Server:TrustedProxies": ["10.0.0.0/8", "::1", "unix"]},
     {"Webhooks:AllowedSourceIpRanges": ["192.0.2.7", "2001:db8::/32"]},
@@ -213,7 +214,7 @@ def test_versions_are_iso_dates(version: str) -> None:
 @pytest.mark.parametrize(
     "address",
     ["", "8080", ":8080", "localhost", "localhost:", "localhost:x", "localhost:65536", "::1:80",
-     "[::1]", "[zz]:80", "unix:", "fd:", "fd:x", "a b:80", "unix:/" + "a" * 107],
+     "[::1]", "[zz]:80", "unix:", "fd:", "fd:1234567", "fd:a b", "a b:80", "unix:/" + "a" * 107],
 )  # fmt: skip
 def test_bind_addresses(address: str) -> None:
     assert keys({"Server:Bind": [address]}) == ["Server:Bind:0"]

@@ -92,3 +92,20 @@ def test_reports_are_true_and_rare(history: list[tuple[str, int, float]]) -> Non
             assert any(now - last_match[other] < DAY_SECONDS for other in matched - {unused})
             assert unused not in last_report or now - last_report[unused] >= DAY_SECONDS
             last_report[unused] = now
+
+
+def test_a_rotation_keeps_the_counts_of_the_secrets_that_stay():
+    usage = SecretUsage(2, now=0.0)
+    for _ in range(3):
+        usage.record(1, 10.0)
+    usage.rearrange([None, 1], now=1000.0)
+    assert usage.matches == (0, 3)
+    # The new one is not called unused before it had its day; the other one has matched.
+    assert usage.unused(1000.0) == []
+    usage.record(1, DAY_SECONDS + 500.0)
+    assert usage.unused(DAY_SECONDS + 999.0) == []
+    assert usage.unused(DAY_SECONDS + 1000.0) == [0]
+    usage.rearrange([1], now=DAY_SECONDS + 2000.0)
+    assert usage.matches == (4,)
+    usage.record(0, DAY_SECONDS + 2001.0)
+    assert usage.matches == (5,)

@@ -1,0 +1,11 @@
+"""The handlers of the example image: put your own application in the place of this file."""
+
+import sdk_trio
+from sdk_trio.events import OrderPaidEvent
+
+handlers = sdk_trio.HandlerRegistry()
+
+
+@handlers.on(OrderPaidEvent, enqueue=True)
+async def fulfil(event: OrderPaidEvent) -> None:
+    print(f"order {event.data.id} is paid", flush=True)

@@ -1,0 +1,94 @@
+"""``health``: asks a running daemon how it is, for containers without another HTTP client.
+
+Beyond contracts 9, which names no such command: a container's health check has to be some program
+that is in the image, and exit with a status.
+"""
+
+import socket
+from argparse import Namespace
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from urllib.parse import urlsplit
+
+from ..config import Settings
+from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, SdkError
+from ..webhooks.sender import own_url
+from .printer import print_text
+from .settings_reader import read
+from .usage import UsageError
+
+LIVE = "/livez"
+READY = "/readyz"
+
+#: How long the daemon may take to answer, in seconds: less than probes usually wait.
+ANSWER_SECONDS = 3.0
+
+
+class SilentError(SdkError):
+    """The admin address does not answer."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+def check_health(arguments: Namespace) -> int:
+    """Print the status of ``/livez`` or, with ``--ready``, of ``/readyz``; return 0 if it is 200.
+
+    Raises:
+        SilentError: there is no answer in time.
+        UsageError: the address cannot be known or used.
+    """
+    path = READY if arguments.ready else LIVE
+    url = arguments.url or _admin_address(read(arguments).require())
+    status = _ask(url, path)
+    print_text(f"{path} {status}")
+    return 0 if status == 200 else EXIT_FAILURE
+
+
+def _admin_address(settings: Settings) -> str:
+    admin = settings.admin
+    if not admin.enabled:
+        raise UsageError("Sdk:Admin:Enabled is false: there is no admin address to ask")
+    if admin.bind.startswith("fd:") or admin.bind.endswith(":0"):
+        raise UsageError(f"Sdk:Admin:Bind {admin.bind} says no address: give it with --url")
+    return admin.bind if admin.bind.startswith("unix:") else f"http://{admin.bind}"
+
+
+def _ask(url: str, path: str) -> int:
+    connection = _connection(url)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise SilentError(
+            f"{url}{path} does not answer: {reason}. Is the daemon running, and is that its "
+            "Sdk:Admin:Bind?"
+        ) from error
+    finally:
+        connection.close()
+
+
+def _connection(url: str) -> HTTPConnection:
+    if url.startswith("unix:"):
+        return _UnixConnection(url.removeprefix("unix:"))
+    try:
+        parts = urlsplit(own_url(url, ""))
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host or parts.scheme not in ("http", "https"):
+        raise UsageError("--url takes http://HOST:PORT, https://HOST:PORT or unix:PATH")
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    return kind(host, port, timeout=ANSWER_SECONDS)
+
+
+class _UnixConnection(HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=ANSWER_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

@@ -1,0 +1,111 @@
+"""Reads the settings of a running daemon again: at HUP, and when a key file has changed."""
+
+import os
+from collections.abc import Callable
+
+import trio
+
+from ..config import Loaded, Settings
+from ..config.key_file_reader import KeyFileReader, key_directories, key_files
+from ..errors import OptionsValidationError, Problem
+from ..logs import get_logger
+from ..runtime import Runtime
+from ..runtime.systemd_notifier import SystemdNotifier
+
+_log = get_logger("runtime")
+
+
+class SettingsReloader:
+    """One reload at a time; a request during one leads to another one after it.
+
+    Args:
+        read: reads all layers again; called in a thread.
+        complete: makes the settings of a start of what was read, or raises
+            OptionsValidationError; called in a thread.
+        environ: where the directory of credentials is named.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Loaded],
+        complete: Callable[[Loaded], Settings],
+        *,
+        environ: dict[str, str] | None = None,
+    ) -> None:
+        self._read = read
+        self._complete = complete
+        self._directories = key_directories(os.environ if environ is None else environ)
+        self._key_files = KeyFileReader()
+        self._wanted = trio.Event()
+        # What changes between this look and the first reading of the settings is noticed later.
+        self._key_files.look(self._directories)
+
+    def request(self) -> None:
+        """Ask for a reload, as HUP does; several requests before it begins are one."""
+        self._wanted.set()
+
+    async def run(self, runtime: Runtime, notifier: SystemdNotifier, status: str) -> None:
+        """Reload whenever it is asked for, or a key file has changed, until cancelled.
+
+        Cancelled at any moment, either all of the new settings are in force or none of them.
+        ``status`` is what the service manager shows after each reload.
+        """
+        await self._look(runtime)
+        while True:
+            asked = await self._wait(runtime.settings.server.key_file_poll_seconds)
+            files = await self._look(runtime)
+            if not asked and not files:
+                continue
+            if not runtime.ready:
+                _log.warning("runtime.reload_ignored", hint="the daemon is stopping")
+                continue
+            await notifier.reloading()
+            await self._reload(runtime, cause="signal" if asked else "key files", files=files)
+            if runtime.ready:
+                await notifier.ready(status)
+
+    async def _wait(self, seconds: float) -> bool:
+        """Wait for a request, for at most ``seconds``, without end if 0; say whether one came."""
+        with trio.move_on_after(seconds or float("inf")):
+            await self._wanted.wait()
+        asked = self._wanted.is_set()
+        self._wanted = trio.Event()
+        return asked
+
+    async def _look(self, runtime: Runtime) -> tuple[str, ...]:
+        places = (*self._directories, *key_files(runtime.settings))
+        # Never two at once: a file system that hangs is waited for.
+        return await trio.to_thread.run_sync(self._key_files.look, places)
+
+    async def _reload(self, runtime: Runtime, *, cause: str, files: tuple[str, ...]) -> None:
+        try:
+            loaded, settings = await trio.to_thread.run_sync(self._read_all, abandon_on_cancel=True)
+            done = runtime.reload(settings)
+        except OptionsValidationError as error:
+            _report_failure(error.problems, cause=cause, files=files)
+            await trio.lowlevel.checkpoint()
+            return
+        for warning in loaded.warnings:
+            _log.warning("config.warning", key=warning.key, message=str(warning))
+        log = _log.warning if done.restart else _log.info
+        log(
+            "runtime.reloaded",
+            cause=cause,
+            files=files,
+            changed=done.applied,
+            restart_needed_for=done.restart,
+        )
+
+    def _read_all(self) -> tuple[Loaded, Settings]:
+        loaded = self._read()
+        return loaded, self._complete(loaded)
+
+
+def _report_failure(problems: tuple[Problem, ...], *, cause: str, files: tuple[str, ...]) -> None:
+    _log.error(
+        "runtime.reload_failed",
+        cause=cause,
+        files=files,
+        problems=[str(problem) for problem in problems],
+        hint="the settings in force stay; put right what is listed, and send HUP",
+    )

@@ -1,0 +1,71 @@
+"""What new settings change in a running program, and what waits for its next start. Pure.
+
+A reload is one decision and one act: this module decides (operations: signals), ``reloader.py``
+acts. What cannot change while it runs stays as it is and is named, at every reload, until the
+next start.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import attrs
+
+from ..config import Settings
+from ..config.gates import is_below
+from ..config.table import Setting, table
+
+#: The path of TLS files can change, but TLS itself can only be on or off from the start.
+_TLS_FILES = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
+
+
+@attrs.frozen
+class Plan:
+    """What a reload comes to.
+
+    ``settings`` are the running ones with every live key taken from the wanted ones. ``applied``
+    are the full keys of these that differ, ``restart`` those of the others that differ.
+    """
+
+    settings: Settings
+    applied: tuple[str, ...]
+    restart: tuple[str, ...]
+
+
+def plan_reload(running: Settings, wanted: Settings, *, live: Collection[str]) -> Plan:
+    """Decide what of ``wanted`` can replace what is ``running``.
+
+    Args:
+        running: the settings in force.
+        wanted: valid settings, as the sources have them now.
+        live: full keys, or keys of sections, that some part can change while it runs.
+    """
+    settings = running
+    applied: list[str] = []
+    restart: list[str] = []
+    for setting in _changed(running, wanted):
+        if any(is_below(setting.key, key) for key in live) and _can_change(
+            setting, running, wanted
+        ):
+            settings = _replaced(settings, setting.attributes, setting.of(wanted))
+            applied.append(setting.key)
+        else:
+            restart.append(setting.key)
+    return Plan(settings, tuple(applied), tuple(restart))
+
+
+def _changed(running: Settings, wanted: Settings) -> Iterator[Setting]:
+    return (setting for setting in table() if setting.of(running) != setting.of(wanted))
+
+
+def _can_change(setting: Setting, running: Settings, wanted: Settings) -> bool:
+    if setting.key not in _TLS_FILES:
+        return True
+    return running.server.cert_file is not None and wanted.server.cert_file is not None
+
+
+def _replaced(section: Any, attributes: tuple[str, ...], value: Any) -> Any:
+    """Return ``section`` with the value at ``attributes`` replaced, and all else the same."""
+    first, *rest = attributes
+    if rest:
+        value = _replaced(getattr(section, first), tuple(rest), value)
+    return attrs.evolve(section, **{first: value})

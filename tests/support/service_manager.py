@@ -1,0 +1,180 @@
+"""The service manager's side: it holds sockets, reads messages, starts and stops daemons."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from .deliveries import SECRET
+
+#: A process that takes longer than this for a step hangs, in seconds.
+PATIENCE = 30.0
+
+APPLICATION = """
+import os, time, trio, sdk_trio
+from sdk_trio.events import OrderPaidEvent, OrderCreatedEvent
+
+handlers = sdk_trio.HandlerRegistry()
+log = os.open(os.environ["HANDLED"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+@handlers.on(OrderPaidEvent, enqueue=True)
+async def handle(event):
+    await trio.sleep(float(event.data.metadata.get("seconds", 0.002)))
+    os.write(log, event.webhook_id.encode() + b"\\n")
+
+@handlers.on(OrderCreatedEvent)
+async def blocks(event):
+    time.sleep(float(event.data.metadata["seconds"]))  # as a handler must not
+"""
+
+#: Passes sockets as a service manager does: numbers from 3 on, addressed to the process itself.
+_ACTIVATE = """
+import os, sys
+names, *rest = sys.argv[1:]
+count = len(names.split(":"))
+held = [os.dup(int(number)) for number in rest[:count]]
+moved = [os.dup2(number, number + 100) for number in held]
+for place, number in enumerate(moved, 3):
+    os.dup2(number, place, inheritable=True)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(count), LISTEN_FDNAMES=names)
+os.execv(sys.executable, [sys.executable, *rest[count:]])
+"""
+
+
+@attrs.define
+class ServiceManager:
+    """Daemons in one directory, with what they log, run and say to the service manager."""
+
+    directory: Path
+    notify: socket.socket
+    address: str
+    environment: dict[str, str] = attrs.Factory(dict)
+    settings: dict[str, str] = attrs.Factory(dict)
+    processes: list[subprocess.Popen[bytes]] = attrs.Factory(list)
+    messages: list[str] = attrs.Factory(list)
+
+    def start(
+        self,
+        *words: str,
+        sockets: dict[str, socket.socket] | None = None,
+        standalone: bool = True,
+    ) -> subprocess.Popen[bytes]:
+        """Start ``run``; ``sockets`` are passed to it under their names."""
+        command = ["-m", "sdk_trio", "run", *words]
+        if standalone:
+            command += ["--standalone", "--app", "application:handlers"]
+        for key, value in self.settings.items():
+            command += ["--set", f"Sdk:{key}={value}"]
+        passed = [sock.fileno() for sock in (sockets or {}).values()]
+        if sockets:
+            numbers = map(str, passed)
+            command = ["-c", _ACTIVATE, ":".join(sockets), *numbers, *command]
+        with (self.directory / "log").open("a") as log:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=self.directory,
+                env={**os.environ, "HANDLED": str(self.directory / "handled"), **self.environment},
+                pass_fds=passed,
+                stdout=log,
+                stderr=log,
+            )
+        self.processes.append(process)
+        return process
+
+    def log(self) -> list[dict[str, Any]]:
+        """The events that were logged; what is no event is left out."""
+        lines = (self.directory / "log").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.log() if entry["event"] == event]
+
+    async def wait_for(self, event: str, count: int = 1) -> dict[str, Any]:
+        """Wait until ``event`` was logged ``count`` times, and return the last one."""
+        with trio.fail_after(PATIENCE):
+            while len(self.logged(event)) < count:
+                assert self.processes[-1].poll() is None, (self.directory / "log").read_text()
+                await trio.sleep(0.01)
+        return self.logged(event)[-1]
+
+    async def url(self) -> str:
+        """The address of the daemon that started last."""
+        entry = await self.wait_for("runtime.started", len(self.processes))
+        return entry["receiver"][0]
+
+    async def said(self, text: str, *, after: int = 0) -> int:
+        """Wait until a message from ``after`` on holds ``text``; return the place behind it."""
+        with trio.fail_after(PATIENCE):
+            while True:
+                self.listen()
+                for place, message in enumerate(self.messages[after:], after):
+                    if text in message:
+                        return place + 1
+                await trio.sleep(0.01)
+
+    def listen(self) -> None:
+        """Take the messages that have come."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.messages.append(self.notify.recv(65536).decode())
+
+    async def ended(self, process: subprocess.Popen[bytes]) -> int:
+        with trio.fail_after(PATIENCE):
+            while process.poll() is None:
+                await trio.sleep(0.01)
+        return process.returncode
+
+    async def stop(self, process: subprocess.Popen[bytes]) -> int:
+        process.send_signal(signal.SIGTERM)
+        return await self.ended(process)
+
+    def handled(self) -> list[str]:
+        file = self.directory / "handled"
+        return file.read_text().split() if file.exists() else []
+
+
+@contextlib.contextmanager
+def service_manager(directory: Path, *, abstract: bool = False) -> Iterator[ServiceManager]:
+    """A service manager without a daemon yet; what still runs is killed at the end.
+
+    Its daemons take plain HTTP at a free port, and the secret of the other tests as a key file.
+    """
+    if sys.platform != "linux":
+        pytest.skip("a service manager's sockets")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        address = f"@sdk-trio-{uuid.uuid4()}" if abstract else str(directory / "notify")
+        notify.bind(address.replace("@", "\0", 1) if abstract else address)
+        notify.setblocking(False)
+        (directory / "application.py").write_text(APPLICATION)
+        credentials = directory / "credentials"
+        credentials.mkdir()
+        (credentials / "Sdk__Webhooks__Secrets__0").write_text(SECRET)
+        manager = ServiceManager(directory, notify, address)
+        manager.environment = {
+            "NOTIFY_SOCKET": address,
+            "CREDENTIALS_DIRECTORY": str(credentials),
+            "STATE_DIRECTORY": str(directory / "state"),
+        }
+        manager.settings = {
+            "Server:Bind:0": "127.0.0.1:0",
+            "Webhooks:RequireHttps": "false",
+            "Admin:Enabled": "false",
+        }
+        try:
+            yield manager
+        finally:
+            for process in manager.processes:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
