@@ -109,16 +109,18 @@ class Dispatcher:
             options.queue.retry_base_seconds,
             options.queue.retry_cap_seconds,
         )
+        self._secrets: list[str] = []
         self.mask(settings)
         self._flights: dict[str, _Flight] = {}
         self._drifted: set[str] = set()
 
     def mask(self, settings: Settings) -> None:
-        """Mask the secrets of ``settings`` in what handlers' exceptions say, from now on."""
+        """Mask the secrets of ``settings``, too, in what handlers' exceptions say."""
         known = (settings.access_token, *settings.webhooks.all_secrets)
-        revealed = (secret.reveal() for secret in known if secret is not None)
+        revealed = {secret.reveal() for secret in known if secret is not None}
         # A shorter text is no real secret, and masking it would garble messages.
-        self._secrets = [text for text in revealed if len(text) >= LEAST_MASKED]
+        found = {text for text in revealed if len(text) >= LEAST_MASKED}
+        self._secrets = sorted(found.union(self._secrets), key=len, reverse=True)
 
     # -- inline ------------------------------------------------------------------------------
 

@@ -31,7 +31,8 @@ def secret(name):
     return "whsec_" + base64.b64encode(f"PLANTED-{name}-0123456789abcdef".encode()).decode()
 
 
-NEW, OLD, TENANT, NOTIFYING = (secret(name) for name in ("new", "old", "tenant", "notifying"))
+PLANTED_KEYS = ("new", "old", "tenant", "notifying", "file", "changed", "broken")
+NEW, OLD, TENANT, NOTIFYING, IN_FILE, CHANGED, BROKEN = (secret(name) for name in PLANTED_KEYS)
 TOKEN, TENANT_TOKEN, ADMIN_TOKEN = "PLANTED-token", "PLANTED-tenant-token", "PLANTED-admin-token"
 
 VARIABLES = {
@@ -52,8 +53,8 @@ VARIABLES = {
 #: What no output holds, whoever asks.
 SECRETS = {
     *(value for value in VARIABLES.values() if not value.startswith("whsec_")),
-    *(value.removeprefix("whsec_") for value in (NEW, OLD, TENANT, NOTIFYING)),
-    *(f"PLANTED-{name}-0123" for name in ("new", "old", "tenant", "notifying")),
+    *(value.removeprefix("whsec_") for value in map(secret, PLANTED_KEYS)),
+    *(f"PLANTED-{name}-0123" for name in PLANTED_KEYS),
     *("PLANTED-header", "PLANTED-query", "PLANTED-forged", "PLANTED-customer-secret"),
 }
 
@@ -263,6 +264,8 @@ def place(tmp_path, upstream):
         name: value for name, value in os.environ.items() if not name.upper().startswith("SDK_")
     }
     environment |= {**VARIABLES, "SSL_CERT_FILE": str(tmp_path / "ca.pem")}
+    (tmp_path / "credentials").mkdir(mode=0o700)
+    environment["CREDENTIALS_DIRECTORY"] = str(tmp_path / "credentials")
     made = Place(tmp_path, environment, f"http://127.0.0.1:{admin}")
     yield made
     for daemon in made.daemons:
@@ -299,6 +302,19 @@ def drive(place, daemon, name):
     place.wait_for(lambda: place.log_of(name).count("webhook.dead") >= 4, daemon)
 
 
+def reload(place, daemon):
+    """Change a secret in a file while the receiver runs, to a good one and to a broken one."""
+    (place.directory / "credentials" / "Sdk__Webhooks__Secret").write_text(CHANGED)
+    daemon.send_signal(signal.SIGHUP)
+    place.wait_for(lambda: place.deliver("order.paid", key=CHANGED) == 200, daemon)
+    before = place.log_of("json").count("runtime.reload_failed")
+    (place.directory / "credentials" / "Sdk__Webhooks__Secret").write_text(f" {BROKEN}")
+    daemon.send_signal(signal.SIGHUP)
+    place.wait_for(lambda: place.log_of("json").count("runtime.reload_failed") > before, daemon)
+    assert place.deliver("order.paid", key=CHANGED) == 200
+    (place.directory / "credentials" / "Sdk__Webhooks__Secret").write_text(IN_FILE)
+
+
 def observe(place):
     """Ask everything that shows state."""
     for path in ("/metrics", "/healthz", "/readyz", "/livez", "/", "/api/events"):
@@ -318,6 +334,7 @@ def test_no_secret_shows_anywhere(place):
         *("tenant", "add", "acme", "--name", "Acme", "--organization-id", "org_acme"),
         *("--access-token-env", "ACME_TOKEN", "--webhook-secret-env", "ACME_SECRET"),
     )
+    (place.directory / "credentials" / "Sdk__Webhooks__Secret").write_text(IN_FILE)
     daemon = place.start("json")
     drive(place, daemon, "json")
     observe(place)
@@ -333,7 +350,7 @@ def test_no_secret_shows_anywhere(place):
     headers = place.directory / "headers"
     headers.write_text("webhook-id: 1\nwebhook-timestamp: 1\nwebhook-signature: v1,PLANTED-forged")
     place.run("verify", "--headers", str(headers), str(body))
-    daemon.send_signal(signal.SIGHUP)
+    reload(place, daemon)
     assert place.end(daemon) == 0
 
     console = place.start("console", "--set", "Sdk:Logging:Format=Console")
