@@ -82,6 +82,15 @@ def _config_check(parser: ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _doctor(parser: ArgumentParser) -> None:
+    parser.add_argument("--app", metavar=_REFERENCE, help="examine the handlers of it as well")
+    parser.add_argument(
+        "--standalone", action="store_true", help="examine the receiver alone: no AccessToken"
+    )
+    parser.add_argument("--offline", action="store_true", help="do not call the upstream")
+    _add_format(parser)
+
+
 def _config_show(parser: ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="include what is at its default")
     _add_format(parser)
@@ -351,6 +360,7 @@ COMMANDS = (
     Command("config check", "report every problem of the settings", "config:check", _config_check),
     Command("config show", "show the settings and their origins", "config:show", _config_show),
     Command("config schema", "print the JSON Schema of the settings", "config:schema", _nothing),
+    Command("doctor", "find what is wrong, with remedies", "doctor:doctor", _doctor),
     Command("events list", "list events of the inbox", "events:list_events", _events_list),
     Command("events show", "show one event", "events:show_event", _events_show),
     Command("events replay", "run dead or parked events again", "replayer:replay", _events_replay),

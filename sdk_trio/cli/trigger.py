@@ -105,7 +105,7 @@ def _target(settings: Settings, url: str | None) -> Target:
     if url is None:
         presence = find(settings.storage.path)
         ca_file = settings.server.cert_file if presence.url.startswith("https:") else None
-        return Target(presence.url, _secret(settings, presence), ca_file)
+        return Target(presence.url, secret_of(settings, presence), ca_file)
     if not url.startswith("unix:"):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -115,7 +115,12 @@ def _target(settings: Settings, url: str | None) -> Target:
     return Target(url, for_signing(known_secrets(settings)))
 
 
-def _secret(settings: Settings, presence: Presence) -> Secret:
+def secret_of(settings: Settings, presence: Presence) -> Secret:
+    """Return the secret that the running receiver verifies with.
+
+    Raises:
+        NoSecretError: it is not known here.
+    """
     if presence.secret != DEV_SECRET:
         return for_signing(known_secrets(settings))
     generated = read_dev_secret(settings.storage.path)

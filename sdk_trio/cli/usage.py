@@ -8,7 +8,6 @@ from ..errors import EXIT_USAGE, SdkError
 #: Commands that the documentation names and this version does not contain.
 NOT_IN_THIS_VERSION = frozenset(
     {
-        "doctor",
         "listen",
         "replication",
         "storage",

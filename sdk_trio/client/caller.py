@@ -32,6 +32,7 @@ from .request import (
     join_url,
     may_execute_twice,
     merge_headers,
+    without_path_secrets,
 )
 from .streamer import ResponseStream
 
@@ -205,7 +206,7 @@ class Caller:
             added.update(options.headers)
         return Call(
             method=method,
-            path=checked_path(path).partition("?")[0],
+            path=without_path_secrets(checked_path(path).partition("?")[0]),
             url=join_url(plan.base_url, path, query),
             origin=plan.origin,
             headers=merge_headers(headers, added) if added else headers,

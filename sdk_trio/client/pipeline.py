@@ -15,6 +15,7 @@ import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not us
 import trio
 
 from ..logs import get_logger
+from ..tracing import find_tracer
 from .admitter import (
     AdmissionLayer,
     Admitter,
@@ -241,7 +242,15 @@ class Pipeline:
             self.limiters, clock=clock, longest_wait=policies.retry.longest_wait_seconds
         )
         gatekeeper = Gatekeeper(self.limiters, clock=clock, wall_clock=wall_clock)
-        attempter = Attempter(transport, clock=clock, observer=self, on_head=gatekeeper.note)
+        attempter: AttemptLayer = Attempter(
+            transport, clock=clock, observer=self, on_head=gatekeeper.note
+        )
+        tracer = find_tracer()
+        if tracer is not None:
+            # Imported here: it needs an extra, and nobody may have wanted it.
+            from .attempt_tracer import AttemptTracer
+
+            attempter = AttemptTracer(attempter, tracer)
         hedger = Hedger(
             BreakerLayer(attempter, self.breakers),
             budget=self.budget,

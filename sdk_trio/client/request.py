@@ -5,6 +5,7 @@ A *call* is what the program asks for; it becomes one or more *attempts*, each o
 
 import enum
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from typing import Any, TypedDict, TypeVar
@@ -12,6 +13,7 @@ from urllib.parse import urlencode
 
 import attrs
 
+from ..config.secret import MASK
 from .retry import is_idempotent
 
 #: Methods whose requests have a length even without a body (RFC 9110, 8.6).
@@ -19,6 +21,9 @@ METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 #: Methods that read only; nothing else is ever hedged (spec 2.2).
 HEDGED_METHODS = frozenset({"GET", "HEAD"})
+
+#: Routes with a credential of a customer in their path.
+_SECRET_SEGMENT = re.compile(r"(/checkouts/client/|/customer-seats/claim/)[^/?]+")
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -110,8 +115,9 @@ def chosen(given: T | Unset, otherwise: T) -> T:
 class Call:
     """The state of one logical call on its way through the pipeline.
 
-    The first part does not change; its times are in seconds. ``deadline`` is set when the call is
-    sent, on the pipeline's clock, ``inf`` for none.
+    The first part does not change; its times are in seconds. ``path`` is for people: it has no
+    query, and a mask in place of a secret; ``url`` is what is sent. ``deadline`` is set when the
+    call is sent, on the pipeline's clock, ``inf`` for none.
     ``attempts`` counts the requests that were handed to the transport. ``is_unconfirmed`` says
     that one of them may have reached the upstream, must not be executed twice, and has no answer.
     ``not_before`` is the earliest time of a further attempt that the upstream has asked for.
@@ -194,6 +200,11 @@ def checked_path(path: str) -> str:
         if "." in segments or ".." in segments:
             raise ValueError(f"the path {plain!r} has a segment of dots: quote what is a name")
     return path
+
+
+def without_path_secrets(path: str) -> str:
+    """Return a path, or an address, as it may be shown: with a mask for what opens something."""
+    return _SECRET_SEGMENT.sub(rf"\1{MASK}", path)
 
 
 def join_url(base: str, path: str, query: str) -> str:

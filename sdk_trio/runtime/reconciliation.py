@@ -265,7 +265,7 @@ def choose_endpoints(
         )
     chosen = list(configured) or list(by_id)
     if len(chosen) > 1 and not configured:
-        chosen = [name for name in chosen if _has_path(by_id[name], path)]
+        chosen = [name for name in chosen if has_path(by_id[name], path)]
     if len(chosen) != 1 and not configured:
         raise UnknownEndpointError(
             "which of the upstream's webhook endpoints leads here is not known: name it in "
@@ -274,7 +274,8 @@ def choose_endpoints(
     return tuple(Endpoint(name, by_id[name].get("enabled") is not False) for name in chosen)
 
 
-def _has_path(entry: Mapping[str, Any], path: str) -> bool:
+def has_path(entry: Mapping[str, Any], path: str) -> bool:
+    """Return whether a webhook endpoint of the upstream has the path of this receiver."""
     return urlsplit(str(entry.get("url"))).path.rstrip("/").endswith(path.rstrip("/"))
 
 

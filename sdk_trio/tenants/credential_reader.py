@@ -64,8 +64,21 @@ class CredentialReader:
                     "tenant.credential_unavailable", tenant=tenant.identifier, error=str(found)
                 )
             else:
-                secrets += [Secret(line.strip()) for line in found.splitlines() if line.strip()]
+                secrets += _lines(found)
         return tuple(secrets)
+
+    async def read_webhook_secrets(
+        self, tenant: Tenant, source: CredentialSource
+    ) -> tuple[Secret, ...]:
+        """Return the secrets of one source, one a line.
+
+        Raises:
+            TenantCredentialsError: it cannot be read.
+        """
+        (found,) = await self._read(tenant, (source,))
+        if isinstance(found, TenantCredentialsError):
+            raise found
+        return _lines(found)
 
     async def _read(
         self, tenant: Tenant, sources: Sequence[CredentialSource]
@@ -103,6 +116,10 @@ class CredentialReader:
         if not text.strip():
             raise ValueError("it is not set, or empty")
         return text
+
+
+def _lines(text: str) -> tuple[Secret, ...]:
+    return tuple(Secret(line.strip()) for line in text.splitlines() if line.strip())
 
 
 def _decode(content: bytes) -> str:

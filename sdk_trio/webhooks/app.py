@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -16,6 +17,7 @@ from ..monitoring import Sample
 from ..storage import open_store
 from ..storage.ports import Inbox, Store
 from ..storage.records import UNFINISHED
+from ..tracing import Links, find_tracer
 from . import answers
 from .answers import Answer
 from .counters import Counters
@@ -98,7 +100,7 @@ class WebhookReceiver:
         self._clock = clock
         self._client_factory = client_factory
         self._host_upgrade = host_upgrade
-        self._receiver = Receiver(settings, self, self.counters, clock=clock)
+        self._receiver: Receiver = Receiver(settings, self, self.counters, clock=clock)
         self._running: _Running | None = None
         self._draining = False
         self._drained: trio.Event = trio.Event()
@@ -130,6 +132,8 @@ class WebhookReceiver:
         def commit() -> None:
             commit_rules()
             self.settings = settings
+            if self._running is not None:
+                self._running.dispatcher.mask(settings)
             tenancy = None if self._running is None else self._running.tenancy
             if tenancy is not None:
                 tenancy.credentials.reload()
@@ -325,7 +329,8 @@ class WebhookReceiver:
     def _assemble(self, inbox: Inbox, tenancy: "Tenancy | None") -> "_Running":
         services = Services(self.settings, inbox, self._client, tenancy=tenancy)
         handlers = self._registry.bind(services)
-        dispatcher = Dispatcher(
+        make_dispatcher = self._trace() or Dispatcher
+        dispatcher = make_dispatcher(
             self.settings, handlers, inbox, self.counters, clock=self._clock, tenancy=tenancy
         )
         if tenancy is not None:
@@ -333,6 +338,20 @@ class WebhookReceiver:
         queue = Queuer(self.settings, dispatcher, inbox, self.counters, clock=self._clock)
         janitor = Janitor(inbox, self._receiver.secret_usage, clock=self._clock)
         return _Running(inbox, handlers, dispatcher, queue, janitor, tenancy)
+
+    def _trace(self) -> Callable[..., Dispatcher] | None:
+        """Take a receiver with spans, and return what makes such a dispatcher, if it is wanted."""
+        tracer = find_tracer()
+        if tracer is None:
+            return None
+        # Imported here: it needs an extra, and nobody may have wanted it.
+        from .delivery_tracer import TracedDispatcher, TracedReceiver
+
+        links = Links()
+        self._receiver = TracedReceiver(
+            self.settings, self, self.counters, clock=self._clock, tracer=tracer, links=links
+        )
+        return partial(TracedDispatcher, tracer=tracer, links=links)
 
     def _warn_of_missing_handlers(self) -> None:
         for line in self._registry.missing():

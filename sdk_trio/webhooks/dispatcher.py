@@ -56,6 +56,10 @@ BUSY_RETRY_SECONDS = 5.0
 STORE_RETRY_SECONDS = 1.0
 
 
+#: The shortest secret, in characters, that is looked for in handlers' messages.
+LEAST_MASKED = 8
+
+
 @attrs.frozen
 class Arrival:
     """A verified, decoded delivery on its way to its handler."""
@@ -105,8 +109,18 @@ class Dispatcher:
             options.queue.retry_base_seconds,
             options.queue.retry_cap_seconds,
         )
+        self._secrets: list[str] = []
+        self.mask(settings)
         self._flights: dict[str, _Flight] = {}
         self._drifted: set[str] = set()
+
+    def mask(self, settings: Settings) -> None:
+        """Mask the secrets of ``settings``, too, in what handlers' exceptions say."""
+        known = (settings.access_token, *settings.webhooks.all_secrets)
+        revealed = {secret.reveal() for secret in known if secret is not None}
+        # A shorter text is no real secret, and masking it would garble messages.
+        found = {text for text in revealed if len(text) >= LEAST_MASKED}
+        self._secrets = sorted(found.union(self._secrets), key=len, reverse=True)
 
     # -- inline ------------------------------------------------------------------------------
 
@@ -335,7 +349,9 @@ class Dispatcher:
             finally:
                 self._counters.observe(event.type, self._stopwatch() - begun)
         except Exception as error:
-            failure = Failure(describe_error(error), _retry_after(error))
+            failure = Failure(
+                describe_error(error, self._secrets), _retry_after(error), type(error).__name__
+            )
             await self._tell_handler(handler, event, error)
             return failure
         except BaseExceptionGroup as group:
@@ -346,7 +362,9 @@ class Dispatcher:
                 raise
             if rest is not None:
                 _log.error(
-                    "webhook.failed", webhook_id=event.webhook_id, error=describe_error(rest)
+                    "webhook.failed",
+                    webhook_id=event.webhook_id,
+                    error=describe_error(rest, self._secrets),
                 )
             raise cancelled from None
         return None

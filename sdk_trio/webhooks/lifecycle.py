@@ -1,7 +1,10 @@
 """What becomes of a delivery after a run failed: pure decisions (contracts 2, 3 and 5)."""
 
+from collections.abc import Iterable
+
 import attrs
 
+from ..config.secret import MASK
 from ..storage.records import Dead, Retry
 
 #: The longest error text that is kept with a delivery, in characters.
@@ -10,10 +13,14 @@ MAX_ERROR_LENGTH = 2000
 
 @attrs.frozen
 class Failure:
-    """Why a run did not finish: ``error`` for people, ``retry_after`` seconds if it asked."""
+    """Why a run did not finish: ``error`` for people, ``retry_after`` seconds if it asked.
+
+    ``error_type`` is the name of the exception's class.
+    """
 
     error: str
     retry_after: float | None = None
+    error_type: str = "timeout"
 
 
 @attrs.frozen
@@ -59,17 +66,22 @@ def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) 
     return Retry(at=None, error=failure.error)
 
 
-def describe_error(error: BaseException) -> str:
+def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
     """Return ``Type: message`` of an exception, groups flattened, cut to a bounded length.
+
+    The message is the handler's own, for operators; a secret of ours that it quotes (``secrets``)
+    has a mask in its place.
 
     The text can be stored and logged whatever the exception is: its own ``__str__`` may raise, and
     may return what UTF-8 has no bytes for (a file name with undecodable bytes).
     """
     if isinstance(error, BaseExceptionGroup):
-        text = "; ".join(describe_error(part) for part in error.exceptions)
+        text = "; ".join(describe_error(part, secrets) for part in error.exceptions)
     else:
         message = _message_of(error)
         text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    for secret in secrets:
+        text = text.replace(secret, MASK)
     return text if len(text) <= MAX_ERROR_LENGTH else text[: MAX_ERROR_LENGTH - 1] + "…"
 
 

@@ -1,6 +1,7 @@
 """Signs deliveries and posts them: for the simulator, ``events trigger``, and tests (spec 4.3)."""
 
 import ssl
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import attrs
@@ -62,13 +63,20 @@ def sign_body(
     return SignedDelivery(webhook_id, timestamp, signature, body)
 
 
-async def post(url: str, delivery: SignedDelivery, *, ca_file: str | None = None) -> Posted:
+async def post(
+    url: str,
+    delivery: SignedDelivery,
+    *,
+    ca_file: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Posted:
     """Post ``delivery`` to ``url`` once and return the answer; redirects are not followed.
 
     Args:
         url: ``http://``, ``https://``, or ``unix:SOCKET:PATH`` for a unix socket.
         ca_file: PEM file that vouches for the server; its host name is then not checked, because
             a receiver's own certificate does not name its loopback address.
+        headers: sent beside those of the delivery.
 
     Raises:
         DeliveryFailedError: no answer within 10 seconds.
@@ -84,11 +92,12 @@ async def post(url: str, delivery: SignedDelivery, *, ca_file: str | None = None
         # The file holds the server's own certificate, and seldom the authority that issued it.
         verify.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         verify.check_hostname = False
+    sent = {**delivery.headers, **(headers or {})}
     transport = httpx.AsyncHTTPTransport(uds=socket_path, verify=verify)
     try:
         with trio.fail_after(DELIVERY_SECONDS):
             async with httpx.AsyncClient(transport=transport, timeout=None) as client:  # noqa: S113 - the scope above bounds the whole exchange
-                answer = await client.post(target, content=delivery.body, headers=delivery.headers)
+                answer = await client.post(target, content=delivery.body, headers=sent)
     except (httpx.HTTPError, trio.TooSlowError) as error:
         reason = f"no answer in {DELIVERY_SECONDS:g} s" if not str(error) else str(error)
         raise DeliveryFailedError(

@@ -14,6 +14,7 @@ FORBIDDEN = {
     "pygments": "tracebacks of rich",
     "cryptography": "ed25519 secrets",
     "apsw": "the store in SQLite",
+    "opentelemetry": "traces, once an SDK is configured",
     "pytest": "tests",
     "hypercorn": "TLS, and protocols other than HTTP/1.1",
     "h2": "calls of the upstream, and hypercorn",

@@ -2,7 +2,7 @@
 
 import pytest
 import trio
-from support.deliveries import Bench, arrival, memory_inbox
+from support.deliveries import SECRET, Bench, arrival, memory_inbox, settings
 
 from sdk_trio.errors import RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderPaidEvent
@@ -287,3 +287,21 @@ async def test_cancelled_at_every_await_nothing_is_lost(when):
     assert answer.status == 200
     assert await state_of(bench, "a") is DeliveryState.DONE
     assert finished
+
+
+async def test_secrets_that_a_handler_quotes_are_masked_also_those_of_before_a_reload():
+    changed = "whsec_" + "A" * 32
+
+    async def quote(event):
+        raise ValueError(f"{SECRET} and {changed}, code tok")
+
+    bench = Bench.of(registry(quote), AccessToken="tok")
+    await bench.dispatcher.run_inline(arrival(webhook_id="m1"), bench.handler())
+    bench.dispatcher.mask(settings(Webhooks__Secret=changed))
+    await bench.dispatcher.run_inline(arrival(webhook_id="m2"), bench.handler())
+    errors = [(await bench.inbox.get(name)).last_error for name in ("m1", "m2")]
+    # What is too short to be a secret would only garble messages.
+    assert errors == [
+        f"ValueError: ******** and {changed}, code tok",
+        "ValueError: ******** and ********, code tok",
+    ]

@@ -61,6 +61,7 @@ ACTING_NOUNS = {
     "tenants/tenancy.py": "holds the parts of the tenants together for as long as they run",
     "webhooks/tenant_keys.py": "looks a tenant up before its keys can be tried",
     "logs.py": "asks the environment whether colours are wanted",
+    "tracing.py": "asks the environment whether an SDK is configured",
     "runtime/exchange.py": "one request and its answer on a connection",
     "runtime/fast_path.py": "a connection; named so by the setting that switches it",
     "runtime/tls_socket.py": "a connection, named after what it is",

@@ -1,0 +1,65 @@
+"""What ``doctor`` says: findings with a remedy each. Pure (contracts 9)."""
+
+import enum
+from collections.abc import Iterable
+
+import attrs
+
+
+class Level(enum.StrEnum):
+    """How much a finding matters."""
+
+    PROBLEM = "problem"
+    """Something does not work, or is not safe."""
+    WARNING = "warning"
+    """Something will not work one day, or is hardly meant."""
+    NOTE = "note"
+    """Something that was not looked at, or that is worth to know."""
+    OK = "ok"
+
+
+_RANK = {level: rank for rank, level in enumerate(Level)}
+
+
+@attrs.frozen
+class Finding:
+    """One thing that was found.
+
+    ``check`` names what was examined, ``where`` the full key, file or address that it is about,
+    ``what`` is a sentence about it, ``remedy`` what to do; a finding that is fine needs none.
+    """
+
+    level: Level
+    check: str
+    where: str
+    what: str
+    remedy: str = ""
+
+
+@attrs.frozen
+class Report:
+    """Collects the findings of one check."""
+
+    check: str
+    findings: list[Finding] = attrs.field(factory=list)
+
+    def ok(self, where: str, what: str) -> None:
+        """Say that something is as it should be."""
+        self.findings.append(Finding(Level.OK, self.check, where, what))
+
+    def note(self, where: str, what: str, remedy: str = "") -> None:
+        """Say what is worth to know."""
+        self.findings.append(Finding(Level.NOTE, self.check, where, what, remedy))
+
+    def warning(self, where: str, what: str, remedy: str) -> None:
+        """Say what somebody should look at."""
+        self.findings.append(Finding(Level.WARNING, self.check, where, what, remedy))
+
+    def problem(self, where: str, what: str, remedy: str) -> None:
+        """Say what has to be mended."""
+        self.findings.append(Finding(Level.PROBLEM, self.check, where, what, remedy))
+
+
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with the worst first, otherwise in their order."""
+    return sorted(findings, key=lambda finding: _RANK[finding.level])

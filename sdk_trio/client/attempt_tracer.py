@@ -1,0 +1,62 @@
+"""A span for each attempt of a call, by the stable conventions of HTTP clients.
+
+In the pipeline only when :func:`sdk_trio.tracing.find_tracer` finds a tracer. No ``traceparent`` is
+sent: the upstream is another company's.
+"""
+
+from urllib.parse import urlsplit
+
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+from opentelemetry.trace import SpanKind, Tracer
+
+from ..tracing import attributes_of, fail, known_method, recorded
+from .admitter import AttemptLayer
+from .attempts import AttemptKind
+from .request import Call, without_path_secrets
+
+_CLIENT_ERROR = 400
+
+_PORTS = {"https": 443, "http": 80}
+
+
+class AttemptTracer:
+    """Wraps each attempt into a CLIENT span.
+
+    Args:
+        inner: makes the attempt.
+        tracer: makes the span.
+    """
+
+    def __init__(self, inner: AttemptLayer, tracer: Tracer) -> None:
+        self._inner = inner
+        self._tracer = tracer
+
+    async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
+        """Make the attempt; see the layer inside.
+
+        Cancelled, as when a hedge came first, the span says so and is no error.
+        """
+        origin = urlsplit(call.origin)
+        method = known_method(call.method)
+        span = self._tracer.start_span(
+            method,
+            kind=SpanKind.CLIENT,
+            attributes=attributes_of(
+                http__request__method=method,
+                server__address=origin.hostname,
+                server__port=origin.port or _PORTS.get(origin.scheme),
+                url__full=without_path_secrets(call.url.partition("?")[0]),
+                http__request__resend_count=call.attempts or None,
+                sdk__client__attempt__kind=str(kind),
+            ),
+        )
+        with recorded(span, failures=Exception):
+            response = await self._inner.send(call, kind)
+            span.set_attribute("http.response.status_code", response.status_code)
+            if response.http_version.startswith("HTTP/"):
+                span.set_attribute(
+                    "network.protocol.version", response.http_version.removeprefix("HTTP/")
+                )
+            if response.status_code >= _CLIENT_ERROR:
+                fail(span, str(response.status_code))
+            return response

@@ -1,0 +1,131 @@
+"""Whether traces are wanted, and the spans of OpenTelemetry if they are (docs/how-to/tracing.md).
+
+Everything asks :func:`find_tracer` once, when it starts. Without the extra ``otel``, or without an
+SDK that somebody has configured, the answer is None: nothing is imported, and no delivery or call
+does anything for it.
+"""
+
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Link, Span, SpanContext, Tracer
+    from opentelemetry.util.types import AttributeValue
+
+#: Makes the API load a provider by name, without any code of the application.
+_PROVIDER_VARIABLE = "OTEL_PYTHON_TRACER_PROVIDER"
+
+#: Receiving spans that are remembered for the runs of their events; the oldest are dropped.
+REMEMBERED_SPANS = 10_000
+
+#: What the conventions call a method that is none of HTTP's, so that a sender invents no names.
+OTHER_METHOD = "_OTHER"
+_METHODS = frozenset(
+    {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
+)
+
+
+def find_tracer() -> "Tracer | None":
+    """Return the tracer of this package, None where nobody has configured an SDK.
+
+    Call it at a start: what is configured later counts from the next start on.
+    """
+    if "opentelemetry.trace" not in sys.modules and _PROVIDER_VARIABLE not in os.environ:
+        return None
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return None
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
+        return None
+    from importlib.metadata import version
+
+    return provider.get_tracer("sdk_trio", version("sdk-trio"))
+
+
+def known_method(method: str) -> str:
+    """Return an HTTP method as the conventions want it in an attribute."""
+    return method if method in _METHODS else OTHER_METHOD
+
+
+@contextmanager
+def recorded(span: "Span", *, failures: type[BaseException] = BaseException) -> "Iterator[Span]":
+    """Make ``span`` the current one for the block, and end it there.
+
+    An exception of the class ``failures`` that leaves the block gives the span the status of an
+    error and its class as ``error.type``; another one, a cancellation, ``sdk.cancelled``. No
+    message and no traceback is recorded: both may hold what came in a payload, and spans leave
+    this machine.
+    """
+    from opentelemetry.trace import use_span
+
+    try:
+        with use_span(
+            span, end_on_exit=True, record_exception=False, set_status_on_exception=False
+        ):
+            try:
+                yield span
+            except BaseException as error:
+                if isinstance(error, failures):
+                    fail(span, type(error).__name__)
+                else:
+                    span.set_attribute("sdk.cancelled", True)
+                raise
+    finally:
+        # use_span ends it unless it was left in another context, as by a closed coroutine.
+        if span.is_recording():
+            span.end()
+
+
+def fail(span: "Span", error_type: str) -> None:
+    """Give ``span`` the status of an error, with ``error_type`` as the conventions name it."""
+    from opentelemetry.trace import StatusCode
+
+    span.set_attribute("error.type", error_type)
+    span.set_status(StatusCode.ERROR)
+
+
+class Links:
+    """The receiving span of each event that is not finished, for the spans of its runs.
+
+    They are in this process's memory alone: what is taken out of the store after a restart, or by
+    another process, has none. At most :data:`REMEMBERED_SPANS` are kept.
+    """
+
+    def __init__(self) -> None:
+        self._contexts: OrderedDict[str, SpanContext] = OrderedDict()
+
+    def remember(self, webhook_id: str, context: "SpanContext") -> None:
+        """Keep the span that received an event, in place of an earlier one."""
+        self._contexts[webhook_id] = context
+        self._contexts.move_to_end(webhook_id)
+        if len(self._contexts) > REMEMBERED_SPANS:
+            self._contexts.popitem(last=False)
+
+    def find(self, webhook_id: str) -> "SpanContext | None":
+        """Return the span that received an event, None if it is not known here."""
+        return self._contexts.get(webhook_id)
+
+    def forget(self, webhook_id: str) -> None:
+        """Drop it: no run follows."""
+        self._contexts.pop(webhook_id, None)
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+
+def attributes_of(**values: "AttributeValue | None") -> "dict[str, AttributeValue]":
+    """Return the attributes that have a value; ``__`` in a name stands for a dot."""
+    return {name.replace("__", "."): value for name, value in values.items() if value is not None}
+
+
+def link_to(context: "SpanContext | None") -> "list[Link]":
+    """Return the list of links to a span: one, or none where it is not known."""
+    from opentelemetry.trace import Link
+
+    return [] if context is None else [Link(context)]

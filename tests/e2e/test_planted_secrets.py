@@ -1,0 +1,426 @@
+"""Recognisable values in every place that holds a secret, and a search for them in all output.
+
+Nothing here is a real credential: every value says PLANTED, in plain text or in base64.
+"""
+
+import base64
+import http.server
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import attrs
+import httpx
+import pytest
+import trustme
+
+from sdk_trio.testing import sign_delivery
+
+PATIENCE = 30.0
+
+
+def secret(name):
+    """A webhook secret whose key says where it was planted."""
+    return "whsec_" + base64.b64encode(f"PLANTED-{name}-0123456789abcdef".encode()).decode()
+
+
+PLANTED_KEYS = ("new", "old", "tenant", "notifying", "file", "changed", "broken")
+NEW, OLD, TENANT, NOTIFYING, IN_FILE, CHANGED, BROKEN = (secret(name) for name in PLANTED_KEYS)
+TOKEN, TENANT_TOKEN, ADMIN_TOKEN = "PLANTED-token", "PLANTED-tenant-token", "PLANTED-admin-token"
+
+VARIABLES = {
+    "SDK__ACCESSTOKEN": TOKEN,
+    "SDK__WEBHOOKS__SECRETS__0": NEW,
+    "SDK__WEBHOOKS__SECRETS__1": OLD,
+    "SDK_ADMIN_TOKEN": ADMIN_TOKEN,
+    "ACME_TOKEN": TENANT_TOKEN,
+    "ACME_SECRET": TENANT,
+    "EMAIL_API_KEY": "PLANTED-email-key",
+    "SMS_ACCOUNT_SID": "PLANTED-sms-sid",
+    "SMS_AUTH_TOKEN": "PLANTED-sms-token",
+    "SDK_WEBHOOK_SECRET": NOTIFYING,
+    "OBJECT_STORE_ACCESS_KEY_ID": "PLANTED-access-key",
+    "OBJECT_STORE_SECRET_ACCESS_KEY": "PLANTED-secret-key",
+}
+
+#: What no output holds, whoever asks.
+SECRETS = {
+    *(value for value in VARIABLES.values() if not value.startswith("whsec_")),
+    *(value.removeprefix("whsec_") for value in map(secret, PLANTED_KEYS)),
+    *(f"PLANTED-{name}-0123" for name in PLANTED_KEYS),
+    *("PLANTED-header", "PLANTED-query", "PLANTED-forged", "PLANTED-customer-secret"),
+}
+
+ACME = {"organization_id": "org_acme"}
+
+#: What is in payloads: `events show` prints it, and nothing else does.
+PAYLOAD = "PLANTED-payload"
+
+#: What handlers say in exceptions of their own: the log and the inbox have it, for operators.
+SAID = "said-by-the-handler"
+
+APPLICATION = f"""
+import sdk_trio
+from sdk_trio.events import *
+
+handlers = sdk_trio.HandlerRegistry()
+
+@handlers.on(OrderPaidEvent)
+async def good(event):
+    assert "{PAYLOAD}" in event.raw.decode()
+
+@handlers.on(OrderCreatedEvent, enqueue=True)
+async def bad(event):
+    raise ValueError("{SAID}")
+
+@handlers.on(OrderRefundedEvent)
+async def lacks(event):
+    local = event.raw
+    return {{}}["no such key"]
+
+@handlers.on(RefundCreatedEvent)
+class Hooked(sdk_trio.WebhookHandlerBase):
+    async def handle_core(self, event):
+        raise RuntimeError("{SAID}")
+
+    async def on_error(self, event, error):
+        raise RuntimeError("{SAID}, again") from error
+
+@handlers.on(CustomerCreatedEvent, enqueue=True)
+def calls(services):
+    class Calls(sdk_trio.WebhookHandlerBase):
+        async def handle_core(self, event):
+            await services.client.request("GET", "/orders/?key=PLANTED-query")
+    return Calls()
+
+@handlers.on(CustomerUpdatedEvent, enqueue=True)
+def calls_for_the_tenant(services):
+    class Calls(sdk_trio.WebhookHandlerBase):
+        async def handle_core(self, event):
+            async with services.client_for(event.tenant) as client:
+                await client.checkouts.client_get("PLANTED-customer-secret")
+    return Calls()
+
+@handlers.on(OrderUpdatedEvent, enqueue=True)
+def quotes(services):
+    class Quotes(sdk_trio.WebhookHandlerBase):
+        async def handle_core(self, event):
+            settings = services.settings
+            known = [settings.access_token, *settings.webhooks.all_secrets]
+            errors = [ValueError(secret.reveal()) for secret in known]
+            raise ExceptionGroup(f"{{settings!r}}", errors)
+    return Quotes()
+
+class Crash(BaseException):
+    pass
+
+@handlers.on(CustomerDeletedEvent)
+async def crashes(event):
+    local = event.raw
+    raise Crash("{SAID}")
+"""
+
+
+class Unwelcoming(http.server.BaseHTTPRequestHandler):
+    """Answers 401, and repeats the token that it was shown."""
+
+    def do_GET(self):
+        body = json.dumps({"error": "Unauthorized", "detail": self.headers["authorization"]})
+        self.send_response(401)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_):
+        """Print nothing."""
+
+
+@attrs.define
+class Place:
+    """A directory in which commands run; all that they print is kept."""
+
+    directory: Path
+    environment: dict
+    admin: str
+    outputs: dict = attrs.Factory(dict)
+    shown_bodies: str = ""
+    daemons: list = attrs.Factory(list)
+    sent: list = attrs.Factory(list)
+    answers: str = ""
+
+    @property
+    def data(self):
+        return self.directory / "sdk-data"
+
+    def run(self, *words, bodies=False, **variables):
+        ran = subprocess.run(
+            [sys.executable, "-m", "sdk_trio", *words],
+            cwd=self.directory,
+            env={**self.environment, **variables},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        everything = ran.stdout + ran.stderr
+        if bodies:
+            self.shown_bodies += everything
+        else:
+            self.outputs[f"{len(self.outputs)}: {' '.join(words)}"] = everything
+        return everything
+
+    def start(self, name, *words):
+        log = (self.directory / f"{name}.log").open("w")
+        with log:
+            daemon = subprocess.Popen(
+                [sys.executable, "-m", "sdk_trio", "run", "--app", "application:handlers", *words],
+                cwd=self.directory,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+            )
+        self.daemons.append(daemon)
+        self.wait_for(lambda: (self.data / "runtime.json").exists(), daemon)
+        return daemon
+
+    def log_of(self, name):
+        return (self.directory / f"{name}.log").read_text()
+
+    def wait_for(self, condition, daemon):
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline
+            assert daemon.poll() is None, [p.read_text() for p in self.directory.glob("*.log")]
+            time.sleep(0.02)
+
+    def end(self, daemon, number=signal.SIGTERM):
+        daemon.send_signal(number)
+        return daemon.wait(PATIENCE)
+
+    @property
+    def url(self):
+        return json.loads((self.data / "runtime.json").read_text())["url"]
+
+    def deliver(self, event, *, key=NEW, data=None, change=None, **headers):
+        if isinstance(event, str):
+            data = {"metadata": {"note": PAYLOAD}, **(data or {})}
+        signed = sign_delivery(event, data, secret=key)
+        self.sent.append(signed.signature.partition(",")[2])
+        content = signed.body if change is None else change(signed.body)
+        sent = {**signed.headers, "authorization": "Bearer PLANTED-header", **headers}
+        try:
+            answer = httpx.post(
+                f"{self.url}?token=PLANTED-query", content=content, headers=sent, timeout=20
+            )
+        except httpx.TransportError:
+            return None
+        self.answers += answer.text + str(answer.headers)
+        return answer.status_code
+
+
+@pytest.fixture
+def upstream(tmp_path):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unwelcoming)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield f"https://localhost:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def place(tmp_path, upstream):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        admin = free.getsockname()[1]
+    settings = {
+        "Mode": "Custom",
+        "CustomBaseUrl": upstream,
+        "MaxRetries": 0,
+        "Server": {"Bind": ["127.0.0.1:0"]},
+        "Admin": {"Bind": f"127.0.0.1:{admin}"},
+        "Logging": {"Level": "Debug"},
+        "Webhooks": {
+            "RequireHttps": False,
+            "Queue": {"MaxAttempts": 2, "RetryBaseSeconds": 0.01},
+        },
+        "MultiTenant": {"Enabled": True},
+    }
+    (tmp_path / "appsettings.json").write_text(json.dumps({"Sdk": settings}))
+    (tmp_path / "application.py").write_text(APPLICATION)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.upper().startswith("SDK_")
+    }
+    environment |= {**VARIABLES, "SSL_CERT_FILE": str(tmp_path / "ca.pem")}
+    (tmp_path / "credentials").mkdir(mode=0o700)
+    environment["CREDENTIALS_DIRECTORY"] = str(tmp_path / "credentials")
+    made = Place(tmp_path, environment, f"http://127.0.0.1:{admin}")
+    yield made
+    for daemon in made.daemons:
+        if daemon.poll() is None:
+            daemon.kill()
+        daemon.wait()
+
+
+def drive(place, daemon, name):
+    """Make everything happen that has something to say."""
+    assert place.deliver("order.paid") == 200
+    assert place.deliver("order.paid", key=OLD) == 200
+    assert place.deliver("order.paid", key=TENANT, data=ACME) == 200
+    assert place.deliver("order.created") == 200
+    assert place.deliver("order.refunded") == 500
+    assert place.deliver("refund.created") == 500
+    assert place.deliver("customer.created") == 200
+    assert place.deliver("customer.updated", key=TENANT, data=ACME) == 200
+    assert place.deliver("order.updated") == 200
+    assert place.deliver("benefit.created") == 200
+    assert place.deliver("order.paid", data={"status": PAYLOAD, "total_amount": PAYLOAD}) == 200
+    assert place.deliver("order.paid", key=secret("forged")) == 400
+    assert place.deliver("order.paid", change=lambda body: body + b" ") == 400
+    assert place.deliver("order.paid", **{"webhook-signature": "v1,PLANTED-forged"}) == 400
+    assert place.deliver("order.paid", **{"webhook-timestamp": "PLANTED-forged"}) == 400
+    assert place.deliver(b'{"type": "order.paid", "PLANTED-payload') == 400
+    assert place.deliver(b'["PLANTED-payload"]') == 400
+    assert place.deliver("order.paid", **{"content-type": "PLANTED-header"}) == 415
+    assert place.deliver(b"PLANTED-payload" * 100_000) in (413, None)
+    host, _, port = place.url.partition("//")[2].partition("/")[0].rpartition(":")
+    with socket.create_connection((host, int(port))) as raw:
+        raw.sendall(b"PLANTED-header \x00\xff HTTP/9\r\nPLANTED-header\r\n\r\n")
+        place.answers += raw.recv(1000).decode("latin-1")
+    place.wait_for(lambda: place.log_of(name).count("webhook.dead") >= 4, daemon)
+
+
+def reload(place, daemon):
+    """Change a secret in a file while the receiver runs, to a good one and to a broken one."""
+    (place.directory / "credentials" / "Sdk__Webhooks__Secret").write_text(CHANGED)
+    daemon.send_signal(signal.SIGHUP)
+    place.wait_for(lambda: place.deliver("order.paid", key=CHANGED) == 200, daemon)
+    before = place.log_of("json").count("runtime.reload_failed")
+    (place.directory / "credentials" / "Sdk__Webhooks__Secret").write_text(f" {BROKEN}")
+    daemon.send_signal(signal.SIGHUP)
+    place.wait_for(lambda: place.log_of("json").count("runtime.reload_failed") > before, daemon)
+    assert place.deliver("order.paid", key=CHANGED) == 200
+    (place.directory / "credentials" / "Sdk__Webhooks__Secret").write_text(IN_FILE)
+
+
+def observe(place):
+    """Ask everything that shows state."""
+    for path in ("/metrics", "/healthz", "/readyz", "/livez", "/", "/api/events"):
+        for headers in ({}, {"authorization": f"Bearer {ADMIN_TOKEN}"}):
+            answer = httpx.get(place.admin + path, headers=headers)
+            place.outputs[f"{path} {bool(headers)}"] = answer.text + str(answer.headers)
+    assert "sdk_webhook_deliveries_total" in place.outputs["/metrics True"]
+    place.run("config", "show", "--all")
+    place.run("config", "check")
+    place.run("doctor", "--app", "application:handlers")
+    place.run("events", "list", "--format", "json")
+    place.run("tenant", "show", "acme")
+
+
+def test_no_secret_shows_anywhere(place):
+    place.run(
+        *("tenant", "add", "acme", "--name", "Acme", "--organization-id", "org_acme"),
+        *("--access-token-env", "ACME_TOKEN", "--webhook-secret-env", "ACME_SECRET"),
+    )
+    (place.directory / "credentials" / "Sdk__Webhooks__Secret").write_text(IN_FILE)
+    daemon = place.start("json")
+    drive(place, daemon, "json")
+    observe(place)
+    listed = json.loads(next(v for k, v in place.outputs.items() if "events list" in k))
+    for record in listed:
+        if record["state"] == "dead":
+            place.run("events", "show", record["webhook_id"], bodies=True)
+    called = place.run("call", "orders", "get", "PLANTED", "--expand", "PLANTED-query")
+    assert "401" in called
+    place.run("call", "checkouts", "client_get", "PLANTED-customer-secret")
+    body = place.directory / "body"
+    body.write_text(PAYLOAD)
+    headers = place.directory / "headers"
+    headers.write_text("webhook-id: 1\nwebhook-timestamp: 1\nwebhook-signature: v1,PLANTED-forged")
+    place.run("verify", "--headers", str(headers), str(body))
+    reload(place, daemon)
+    assert place.end(daemon) == 0
+
+    console = place.start("console", "--set", "Sdk:Logging:Format=Console")
+    drive(place, console, "console")
+    assert place.end(console) == 0
+    search(place)
+
+    # What a handler says itself is for operators, in two places, and nobody else's.
+    assert SAID in place.log_of("json")
+    assert SAID in place.shown_bodies
+    assert PAYLOAD in place.shown_bodies
+    assert SAID not in place.answers
+    assert all(SAID not in text for name, text in place.outputs.items() if "metrics" in name)
+
+
+@pytest.mark.parametrize("environment", ["Production", "Development"])
+def test_no_secret_shows_when_the_runtime_crashes(place, environment):
+    daemon = place.start("crash", "--set", f"Sdk:Environment={environment}")
+    place.deliver("customer.deleted")
+    assert daemon.wait(PATIENCE) == 1
+    log = place.log_of("crash")
+    assert f"sdk-trio: error: unexpected Crash: {SAID}" in log
+    assert ("Traceback" in log) is (environment == "Development")
+    search(place)
+
+
+def test_no_secret_shows_when_settings_are_wrong(place):
+    for variables in (
+        {"SDK__WEBHOOKS__SECRETS__0": f" {NEW} "},
+        {"SDK__WEBHOOKS__SECRETS__0": "PLANTED"},
+        {"SDK__WEBHOOKS__SECRTS__0": NEW},
+        {"SDK__ACCESSTOKEN": f"{TOKEN}\nx"},
+        {"SDK__ACCESSTOKEN": NEW, "SDK__WEBHOOKS__SECRETS__0": TOKEN + "-long-enough"},
+        {"SDK__WEBHOOKS__SECRETS": NEW, "SDK__WEBHOOKS__SECRETS__X": OLD},
+    ):
+        for words in (["config", "check"], ["doctor", "--offline"], ["run"]):
+            if (words == ["run"] and len(variables) == 2) or "SECRTS" in str(variables):
+                continue
+            place.run(*words, **variables)
+    place.run("run", "--set", f"Sdk:Webhooks:Secret={NEW}")
+    place.run("sign", "--secret-env", NEW)
+    file = place.directory / "appsettings.json"
+    for text in (
+        json.dumps({"Sdk": {"AccessToken": {"a": TOKEN}}}),
+        json.dumps({"Sdk": {"Webhooks": {"Secrets": NEW, "Secret": [OLD]}}}),
+        json.dumps({"Sdk": {"AccessToken": TOKEN}}).rstrip("}"),
+    ):
+        file.write_text(text)
+        place.run("config", "check")
+    search(place)
+
+
+def search(place):
+    """Look for everything that was planted, wherever text is kept."""
+    kept = {
+        **place.outputs,
+        "answers": place.answers,
+        **{file.name: file.read_text() for file in place.directory.glob("*.log")},
+    }
+    for file in place.data.rglob("*") if place.data.exists() else ():
+        if file.is_file():
+            content = file.read_bytes().decode("latin-1")
+            # Bodies are what the inbox is for; secrets and signatures are in it neither.
+            kept[file.name] = content.replace(PAYLOAD, "") if "inbox.db" in file.name else content
+    signatures = {part for one in place.sent for part in one.split()}
+    found = {
+        (name, planted)
+        for name, text in kept.items()
+        for planted in {*SECRETS, *signatures, PAYLOAD}
+        if planted in text
+    }
+    found |= {("events show", p) for p in {*SECRETS, *signatures} if p in place.shown_bodies}
+    assert found == set()
