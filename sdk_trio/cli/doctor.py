@@ -12,6 +12,7 @@ import trio
 from ..config import Loaded, Settings
 from ..errors import EXIT_CONFIGURATION, EXIT_FAILURE, SdkError
 from ..storage.examiner import Examination
+from .app_importer import import_registry
 from .doctor_findings import Finding, Level, Report, ranked
 from .doctor_machine import (
     check_clock,
@@ -30,7 +31,6 @@ from .doctor_settings import (
 from .doctor_store import check_tenants, describe_store, examine_store
 from .presence import NobodyThereError
 from .printer import is_terminal, print_json, print_text, say
-from .registry_importer import import_registry
 from .settings_reader import read
 
 #: How long one check may take, and how long all of them together, in seconds.

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import filelock
-
 from ..errors import StoreLockedError, StoreUnavailableError
 
 #: The file whose lock is held; what it contains means nothing.
@@ -51,6 +49,8 @@ def lock_data_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
         StoreLockedError: another process, or another runtime in this one, holds it.
         StoreUnavailableError: the directory cannot be created or written.
     """
+    import filelock  # a store in memory has nothing to lock
+
     directory = create_data_directory(path)
     pid_file = directory / PID_NAME
     lock = filelock.FileLock(directory / LOCK_NAME, thread_local=False)

@@ -15,6 +15,7 @@ from ..errors import NotRunningError, StoreUnavailableError
 from ..logs import get_logger
 from ..monitoring import Sample
 from ..storage import open_store
+from ..storage.data_directory import lock_data_directory
 from ..storage.ports import Inbox, Store
 from ..storage.records import UNFINISHED
 from ..tracing import Links, find_tracer
@@ -264,8 +265,6 @@ class WebhookReceiver:
             await trio.lowlevel.checkpoint()
             return self._given_inbox, None
         if self.settings.storage.backend is not StorageBackend.MEMORY:
-            from ..storage.data_directory import lock_data_directory  # a store in memory has none
-
             stack.enter_context(lock_data_directory(self.settings.storage.path))
         store = await stack.enter_async_context(open_store(self.settings, owner=str(uuid.uuid4())))
         if not self.settings.multi_tenant.enabled:
