@@ -27,6 +27,7 @@ from .server import Server
 
 if TYPE_CHECKING:
     from ..client.client import Client
+    from .notifier import ChannelFactory, Notifier
 
 _log = get_logger("runtime")
 
@@ -57,6 +58,7 @@ class Runtime:
         clock: returns Unix seconds.
         client_factory: makes the client of a tenant out of settings with its access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
+        channels: opens the channels of notifications; None: those of the settings.
 
     Raises:
         NotInThisVersionError: the settings ask for a part that this version does not contain.
@@ -76,6 +78,7 @@ class Runtime:
         clock: Callable[[], float] = time.time,
         client_factory: ClientFactory | None = None,
         host_upgrade: HostUpgrade | None = None,
+        channels: "ChannelFactory | None" = None,
     ) -> None:
         problems = missing_parts(settings)
         if problems:
@@ -89,6 +92,7 @@ class Runtime:
             raise OptionsValidationError([RECONCILIATION_NEEDS_CLIENT])
         if client_factory is None and not standalone:
             client_factory = _make_client
+        self._notifier = _make_notifier(settings, channels, clock)
         self.receiver = WebhookReceiver(
             settings,
             handlers or HandlerRegistry(),
@@ -96,6 +100,7 @@ class Runtime:
             clock=clock,
             client_factory=client_factory,
             host_upgrade=host_upgrade,
+            companion=self._notifier,
         )
         self._clock = clock
         self.started: Started | None = None
@@ -136,6 +141,11 @@ class Runtime:
         if self._client is None or self.started is None:
             return ()
         return sample_client(self._client.counters, self._client.breaker.state)
+
+    @property
+    def notification_samples(self) -> tuple[Sample, ...]:
+        """The metrics of notifications (contracts 10); none where they are not enabled."""
+        return () if self._notifier is None else self._notifier.samples
 
     def shut_down(self, reason: str) -> None:
         """Begin a graceful stop: accept nothing new, drain, end. A second call does nothing."""
@@ -259,6 +269,18 @@ def _make_client(settings: Settings) -> "Client":
     from ..client.client import Client
 
     return Client(settings)
+
+
+def _make_notifier(
+    settings: Settings, channels: "ChannelFactory | None", clock: Callable[[], float]
+) -> "Notifier | None":
+    # Spec 2.9: while it is not enabled, nothing of notifications is looked at.
+    if not (settings.multi_tenant.enabled and settings.multi_tenant.notifications.enabled):
+        return None
+    from .notification_channels import open_channels
+    from .notifier import Notifier
+
+    return Notifier(settings, channels=channels or open_channels, clock=clock)
 
 
 async def _call_after(event: trio.Event, call: Callable[[str], None], argument: str) -> None:

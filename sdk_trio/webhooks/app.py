@@ -20,6 +20,7 @@ from ..tenants.client_pool import ClientFactory
 from ..tenants.upgrade import HostUpgrade, Quiescence
 from . import answers
 from .answers import Answer
+from .companion import Companion
 from .counters import Counters
 from .dispatcher import CLEANUP_SECONDS, Arrival, Dispatcher
 from .janitor import Janitor
@@ -31,6 +32,8 @@ from .tenant_keys import TenantKeys
 
 if TYPE_CHECKING:
     from ..tenants.tenancy import Tenancy
+
+    _Opened = tuple[Inbox, Tenancy | None, Store | None]
 
 _log = get_logger("webhooks")
 
@@ -67,6 +70,7 @@ class WebhookReceiver:
         client_factory: makes the client that ``services.client_for`` gives out for a tenant, out
             of settings with the tenant's access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
+        companion: what runs beside the queue on the same store and tenants, where there are any.
 
     Its queue needs a task of its own: the ASGI lifespan starts and drains it; where a server
     forwards no lifespan, start it with ``await nursery.start(receiver.run)``. Until it runs, and
@@ -87,6 +91,7 @@ class WebhookReceiver:
         clock: Callable[[], float] = time.time,
         client_factory: ClientFactory | None = None,
         host_upgrade: HostUpgrade | None = None,
+        companion: Companion | None = None,
     ) -> None:
         if settings.webhooks.fail_on_missing_handlers:
             handlers.require_complete()
@@ -98,6 +103,7 @@ class WebhookReceiver:
         self._clock = clock
         self._client_factory = client_factory
         self._host_upgrade = host_upgrade
+        self._companion = companion
         self._receiver = Receiver(settings, self, self.counters, clock=clock)
         self._running: _Running | None = None
         self._draining = False
@@ -199,11 +205,12 @@ class WebhookReceiver:
         released; :attr:`report` says what is left.
         """
         async with AsyncExitStack() as stack:
-            inbox, tenancy = await self._open(stack)
+            inbox, tenancy, store = await self._open(stack)
             recovered = await inbox.recover()
             if recovered:
                 _log.warning("webhook.recovered", events=recovered)
             running = self._assemble(inbox, tenancy)
+            running.store = store
             self._warn_of_missing_handlers()
             try:
                 await self._run_queue(running, task_status=task_status)
@@ -213,15 +220,15 @@ class WebhookReceiver:
                     await self._write_report(inbox, running)
                 self._drained.set()
 
-    async def _open(self, stack: AsyncExitStack) -> "tuple[Inbox, Tenancy | None]":
+    async def _open(self, stack: AsyncExitStack) -> "_Opened":
         if self._given_inbox is not None:
             await trio.lowlevel.checkpoint()
-            return self._given_inbox, None
+            return self._given_inbox, None, None
         if self.settings.storage.backend is not StorageBackend.MEMORY:
             stack.enter_context(lock_data_directory(self.settings.storage.path))
         store = await stack.enter_async_context(open_store(self.settings, owner=str(uuid.uuid4())))
         if not self.settings.multi_tenant.enabled:
-            return store.inbox, None
+            return store.inbox, None, store
         # Imported here, so that SQLite is loaded only by those who use it.
         from ..tenants.tenancy import Tenancy
 
@@ -231,7 +238,7 @@ class WebhookReceiver:
         # A store in memory has nothing from before there were tenants.
         if self.settings.storage.backend is not StorageBackend.MEMORY:
             await self._upgrade(store, tenancy)
-        return store.inbox, tenancy
+        return store.inbox, tenancy, store
 
     async def _upgrade(self, store: Store, tenancy: "Tenancy") -> None:
         from ..tenants.upgrader import Upgrader
@@ -253,10 +260,14 @@ class WebhookReceiver:
             nursery.start_soon(running.janitor.run)
             if running.tenancy is not None:
                 await nursery.start(running.tenancy.run)
-            await nursery.start(running.queue.run)
-            self._running = running
-            task_status.started()
-            await running.queue.ended.wait()
+            async with trio.open_nursery() as beside:
+                if self._companion and running.store is not None and running.tenancy is not None:
+                    await beside.start(self._companion.run, running.store, running.tenancy)
+                await nursery.start(running.queue.run)
+                self._running = running
+                task_status.started()
+                await running.queue.ended.wait()
+                self._close_companion()
             nursery.cancel_scope.cancel()
 
     async def drain(self) -> None:
@@ -276,6 +287,11 @@ class WebhookReceiver:
         if not self._draining and self._running is not None:
             self._running.handled_before_drain = self.counters.values.get("handled", 0)
         self._draining = True
+        self._close_companion()
+
+    def _close_companion(self) -> None:
+        if self._companion is not None:
+            self._companion.close()
 
     def _assemble(self, inbox: Inbox, tenancy: "Tenancy | None") -> "_Running":
         services = Services(self.settings, inbox, self._client, tenancy=tenancy)
@@ -332,4 +348,5 @@ class _Running:
     queue: Queuer
     janitor: Janitor
     tenancy: "Tenancy | None" = None
+    store: Store | None = None
     handled_before_drain: int = 0
