@@ -30,6 +30,7 @@
     │   └── SourceDatabaseError         the single-tenant database cannot be copied
     ├── NotificationError               base of what stops one attempt to send a message
     │   ├── NotSentError                nothing of the request left: it may be tried again
+    │   │   └── AddressRefusedError     only private addresses, where public ones are asked for
     │   └── AnswerLostError             it may have arrived: no whole answer came
     ├── ReplicationError                base of what concerns replication and restore
     │   ├── ReplicatorError             the replicator's binary is missing, or does not do its work
@@ -230,6 +231,10 @@ class NotificationError(SdkError):
 
 class NotSentError(NotificationError):
     """Nothing of the request left this machine: it may be tried again."""
+
+
+class AddressRefusedError(NotSentError):
+    """The host is of this machine or a private network, where only public ones are asked for."""
 
 
 class AnswerLostError(NotificationError):

@@ -22,7 +22,7 @@ from sdk_trio.client.exchange import (
 from sdk_trio.client.http1 import Http1Connection
 from sdk_trio.client.http2 import PING_SECONDS, Http2Connection
 from sdk_trio.client.lanes import ConnectionLimits, Lane, PoolStatistics, Server, Waiter
-from sdk_trio.client.wire import open_wire
+from sdk_trio.client.wire import Dial, open_wire
 from sdk_trio.logs import get_logger
 
 #: Of connecting, TLS and the first settings, when the request sets no limit of its own; a
@@ -45,6 +45,7 @@ class ConnectionPool:
         limits: the settings (spec 2.3), read on each use.
         tls: called at the first ``https`` connection for the context of all of them.
         nursery: where connecting, HTTP/2 connections and the reaper run; cancelling it ends all.
+        dial: makes TCP connections.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class ConnectionPool:
         *,
         tls: Callable[[], SSLContext],
         nursery: trio.Nursery,
+        dial: Dial = trio.open_tcp_stream,
     ) -> None:
         self._limits = limits
+        self._dial_tcp = dial
         self._tls = tls
         self._nursery = nursery
         self._servers: dict[str, Server] = {}
@@ -337,6 +340,7 @@ class ConnectionPool:
                     context=self._tls() if secure else None,
                     protocols=protocols,
                     limit=limit,
+                    dial=self._dial_tcp,
                 )
                 created = trio.current_time()
                 if wire.protocol == "h2":

@@ -42,6 +42,7 @@ from sdk_trio.client.exchange import (
 from sdk_trio.client.http3_origins import Http3Origins, require_http3
 from sdk_trio.client.lanes import ConnectionLimits, PoolStatistics
 from sdk_trio.client.pool import ConnectionPool
+from sdk_trio.client.wire import Dial
 
 #: Methods whose repetition changes nothing (RFC 9110, 9.2.2).
 IDEMPOTENT = frozenset([b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"])
@@ -89,6 +90,7 @@ class Transport(httpx.AsyncBaseTransport):
         http3: overrides ``connection.enable_http3``.
         verify: the context of TLS connections; its ALPN protocols are set by the transport.
             Default: httpx's, with certifi's authorities or ``SSL_CERT_FILE``.
+        dial: makes the TCP connections of HTTP/1.1 and HTTP/2 in place of Trio's function.
 
     Proxies are not supported.
 
@@ -105,12 +107,14 @@ class Transport(httpx.AsyncBaseTransport):
         *,
         http3: bool | None = None,
         verify: ssl.SSLContext | None = None,
+        dial: Dial = trio.open_tcp_stream,
     ) -> None:
         self._settings = connection
         self._use_http3 = connection.enable_http3 if http3 is None else http3
         if self._use_http3:
             require_http3()
         self._context = verify
+        self._dial = dial
         self._entered = 0
         self._pool: ConnectionPool | None = None
         self._http3: Http3Origins | None = None
@@ -123,7 +127,7 @@ class Transport(httpx.AsyncBaseTransport):
         manager = trio.open_nursery()
         nursery = await manager.__aenter__()
         self._manager, self._nursery = manager, nursery
-        self._pool = ConnectionPool(self._settings, tls=self._tls, nursery=nursery)
+        self._pool = ConnectionPool(self._settings, tls=self._tls, nursery=nursery, dial=self._dial)
         nursery.start_soon(self._pool.reap)
         if self._use_http3:
             self._http3 = Http3Origins(self._settings, tls=self._tls, nursery=nursery)

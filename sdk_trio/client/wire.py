@@ -7,6 +7,7 @@ is used directly, non-blocking, and Trio is asked only to wait until it is ready
 
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -20,6 +21,9 @@ from sdk_trio.client.exchange import (
 
 #: One TLS write takes at most this much: OpenSSL wants a write that had to wait repeated whole.
 MAX_SEND_BYTES = 64 * 1024
+
+#: Connects to a host and port; raises ``OSError`` when it cannot.
+Dial = Callable[[str, int], Awaitable[trio.SocketStream]]
 
 _NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -109,7 +113,12 @@ class Wire:
 
 
 async def open_wire(
-    origin: Origin, *, context: ssl.SSLContext | None, protocols: list[str], limit: float
+    origin: Origin,
+    *,
+    context: ssl.SSLContext | None,
+    protocols: list[str],
+    limit: float,
+    dial: Dial = trio.open_tcp_stream,
 ) -> Wire:
     """Connect to ``origin`` and, when there is a ``context``, agree on TLS.
 
@@ -119,6 +128,7 @@ async def open_wire(
         protocols: what ALPN offers, most wanted first. Set on ``context`` each time, so one
             context may serve several transports.
         limit: seconds for all of it.
+        dial: connects; another one may choose among the addresses of a name.
 
     Raises:
         ConnectFailedError: no address answered, or TLS failed; nothing was sent.
@@ -128,7 +138,7 @@ async def open_wire(
     """
     try:
         with trio.fail_after(limit):
-            stream = await trio.open_tcp_stream(origin.host, origin.port)
+            stream = await dial(origin.host, origin.port)
             sock = socket.socket(fileno=stream.socket.detach())
             try:
                 sock.setblocking(False)

@@ -47,11 +47,21 @@ def _https_url(text: str, *, development: bool) -> str | None:
         return url
     if url.scheme == "https":
         return None
-    if url.scheme != "http" or not _LOOPBACK.fullmatch(url.hostname or ""):
+    if not _is_plain_loopback(url):
         return "must be an absolute HTTPS URL, such as https://api.example.com"
     if development:
         return None
     return "must be an HTTPS URL; plain HTTP to this machine is allowed in Development only"
+
+
+def is_plain_loopback(text: str) -> bool:
+    """Say whether this is a URL of plain HTTP to this machine, as Development allows it."""
+    url = _split_url(text)
+    return not isinstance(url, str) and _is_plain_loopback(url)
+
+
+def _is_plain_loopback(url: SplitResult) -> bool:
+    return url.scheme == "http" and bool(_LOOPBACK.fullmatch(url.hostname or ""))
 
 
 def _url(text: str) -> str | None:

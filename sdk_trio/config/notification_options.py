@@ -4,6 +4,7 @@ import attrs
 
 from .about import Form, about
 from .choices import EmailProvider, SmsProvider
+from .template_texts import DEACTIVATED, DELETED, REACTIVATED, SUSPENDED, TemplateTexts
 
 
 @attrs.frozen(kw_only=True)
@@ -124,6 +125,14 @@ class WebhookChannelOptions:
         default=10,
         metadata=about("Timeout of one POST.", "spec 2.9", minimum=1, maximum=300, unit="seconds"),
     )
+    allow_private_addresses: bool = attrs.field(
+        default=False,
+        metadata=about(
+            "Connect to loopback, private and link-local addresses too, when the name in Url "
+            "resolves to one.",
+            "ours",
+        ),
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -131,21 +140,17 @@ class TemplateOptions:
     """The texts of one transition; placeholders such as ``{TenantName}`` are substituted."""
 
     email_subject: str = attrs.field(
-        metadata=about("Subject of the email.", "spec 2.9", form=Form.HEADER_TEXT)
+        metadata=about("Subject of the email.", "spec 2.9", form=Form.HEADER_TEXT, required=True)
     )
-    email_body: str = attrs.field(metadata=about("Text of the email.", "spec 2.9"))
-    sms_body: str = attrs.field(metadata=about("Text of the SMS.", "spec 2.9"))
+    email_body: str = attrs.field(
+        metadata=about("Text of the email; its HTML form is made of it.", "spec 2.9", required=True)
+    )
+    sms_body: str = attrs.field(metadata=about("Text of the SMS.", "spec 2.9", required=True))
 
 
-def _template(status: str) -> TemplateOptions:
+def _template(texts: TemplateTexts) -> TemplateOptions:
     return TemplateOptions(
-        email_subject=f"{{TenantName}} has been {status}",
-        email_body=(
-            f"{{TenantName}} ({{TenantIdentifier}}) has been {status} at {{OccurredAt}}.\n"
-            "Status: {NewStatus} (before: {PreviousStatus}).\n"
-            "Reason: {Reason}\n"
-        ),
-        sms_body=f"{{TenantName}} has been {status}.",
+        email_subject=texts.email_subject, email_body=texts.email_body, sms_body=texts.sms_body
     )
 
 
@@ -153,10 +158,10 @@ def _template(status: str) -> TemplateOptions:
 class TemplatesOptions:
     """One template per status transition (spec 2.9)."""
 
-    suspended: TemplateOptions = attrs.field(factory=lambda: _template("suspended"))
-    reactivated: TemplateOptions = attrs.field(factory=lambda: _template("reactivated"))
-    deactivated: TemplateOptions = attrs.field(factory=lambda: _template("deactivated"))
-    deleted: TemplateOptions = attrs.field(factory=lambda: _template("deleted"))
+    suspended: TemplateOptions = attrs.field(factory=lambda: _template(SUSPENDED))
+    reactivated: TemplateOptions = attrs.field(factory=lambda: _template(REACTIVATED))
+    deactivated: TemplateOptions = attrs.field(factory=lambda: _template(DEACTIVATED))
+    deleted: TemplateOptions = attrs.field(factory=lambda: _template(DELETED))
 
 
 @attrs.frozen(kw_only=True)

@@ -11,6 +11,7 @@ from ..errors import Problem
 from .about import Form
 from .choices import ReplicaTargetType, StorageBackend
 from .gates import REPLICATION, used_settings
+from .notification_rules import signing_secret_warning
 from .options import Settings
 from .rules import Findings
 from .table import full_key
@@ -99,3 +100,9 @@ def _variables(settings: Settings, environ: Mapping[str, str]) -> Iterator[Probl
             name = setting.of(settings)
             if not environ.get(name):
                 yield Problem(setting.key, f"names the variable {name}, which is not set: set it")
+    notifications = settings.multi_tenant.notifications
+    signing_secret = environ.get(notifications.webhook.signing_secret_env_var)
+    if notifications.enabled and notifications.enabled_channels.webhook and signing_secret:
+        unusable = signing_secret_warning(notifications, signing_secret)
+        if unusable is not None:
+            yield unusable

@@ -14,6 +14,7 @@ from ..errors import Problem
 from .choices import ApiVersionStrictness, Mode
 from .forms import check_form
 from .gates import NOTIFICATIONS, REPLICATION, is_below, used_settings
+from .notification_rules import notification_warnings
 from .options import BUNDLED_API_VERSION, Settings
 from .secret import Secret
 from .secrets import parse_secret
@@ -67,6 +68,7 @@ def check(
     problems += _notifications(settings)
     warnings = [*_version(settings, ApiVersionStrictness.WARN), *secret_findings.warnings]
     warnings += _environment(settings)
+    warnings += notification_warnings(settings.multi_tenant.notifications)
     problems += _version(settings, ApiVersionStrictness.STRICT)
     told = [p for p in problems if not any(is_below(key, p.key) for key in invalid)]
     return Findings(tuple(told), tuple(warnings))

@@ -30,11 +30,16 @@ class Channel(Protocol):
 
 @attrs.frozen
 class Answer:
-    """What a server answered; header names are in lower case."""
+    """What a server answered; header names are in lower case.
+
+    ``body`` may be cut short where it is long or broke off. ``retry_after`` is what
+    ``Retry-After`` asks for, in seconds from now.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    retry_after: float | None = None
 
 
 class Poster(Protocol):
@@ -59,6 +64,7 @@ class Poster(Protocol):
             public_only: refuse to connect to a private, loopback or link-local address.
 
         Raises:
+            AddressRefusedError: ``public_only``, and the host has no public address.
             NotSentError: nothing of the request was sent: it may be tried again.
             AnswerLostError: it was sent, or may have been, and no whole answer came.
         """

@@ -1,0 +1,63 @@
+"""Which addresses belong to the public internet, and which to this machine or its networks. Pure.
+
+A URL that somebody else may have chosen must not make us a proxy into the network that we stand
+in: loopback, private ranges, link-local addresses (where clouds serve credentials), and every
+way to write an IPv4 address of these in IPv6.
+"""
+
+import ipaddress
+from urllib.parse import urlsplit
+
+#: IPv4 addresses in IPv6 notation that a translator of the network (NAT64) connects to.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+#: The only block from which public IPv6 addresses are given out.
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+
+#: Lie within it, and stand for IPv4 addresses (Teredo, 6to4), local ones, or examples.
+_WITHIN_GLOBAL = tuple(
+    ipaddress.IPv6Network(block)
+    for block in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+)
+
+#: Public by its number, and served by the host of a virtual machine to that machine alone.
+_CLOUD_HOST = ipaddress.IPv4Address("168.63.129.16")
+
+
+def is_public(address: str) -> bool:
+    """Say whether an IP address is one of the public internet; what is no address is not.
+
+    A zone (``fe80::1%eth0``) makes an address local.
+    """
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return _is_public_v4(parsed)
+    if parsed.scope_id is not None:
+        return False
+    if parsed.ipv4_mapped is not None:
+        return _is_public_v4(parsed.ipv4_mapped)
+    if parsed in _NAT64:
+        return _is_public_v4(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF))
+    return parsed in _GLOBAL_UNICAST and not any(parsed in block for block in _WITHIN_GLOBAL)
+
+
+def names_local_address(url: str) -> bool:
+    """Say whether a URL's host is surely local as it is written: an address, or ``localhost``.
+
+    Other names are known only when they are resolved.
+    """
+    host = urlsplit(url).hostname or ""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return not is_public(host)
+
+
+def _is_public_v4(address: ipaddress.IPv4Address) -> bool:
+    return address.is_global and not address.is_multicast and address != _CLOUD_HOST

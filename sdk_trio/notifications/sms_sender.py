@@ -1,0 +1,95 @@
+"""The SMS channel: SmsProviderA's ``Messages.json`` (spec 2.9)."""
+
+import base64
+from collections.abc import Callable
+from urllib.parse import quote, urlencode
+
+from ..config.gates import NOTIFICATIONS
+from ..config.notification_options import NotificationsOptions
+from ..storage.tenant_records import OutboxRecord
+from .answers import accepted, document_of, explained, judge
+from .attempter import ReadVariable, Request, attempt, credential
+from .outcome import Outcome, Skipped
+from .ports import Answer, Poster
+from .templates import render, template_of
+
+#: For the whole exchange; the provider queues and answers, so half a minute is ample.
+TIMEOUT_SECONDS = 30.0
+
+
+class SmsSender:
+    """Sends one SMS to the site manager; a :class:`~.ports.Channel`.
+
+    Args:
+        options: what is configured.
+        poster: sends requests.
+        read_variable: reads the environment, at each message, so that a changed token counts.
+        clock: returns Unix seconds.
+    """
+
+    repeatable = False
+
+    def __init__(
+        self,
+        options: NotificationsOptions,
+        poster: Poster,
+        *,
+        read_variable: ReadVariable,
+        clock: Callable[[], float],
+    ) -> None:
+        self._options = options
+        self._poster = poster
+        self._read_variable = read_variable
+        self._clock = clock
+
+    async def send(self, record: OutboxRecord) -> Outcome:
+        """Try once to send the SMS; see :class:`~.ports.Channel`."""
+        return await attempt(self._poster, lambda: self._prepare(record))
+
+    def _prepare(self, record: OutboxRecord) -> Request | Skipped:
+        options = self._options
+        provider = options.sms.sms_provider_a
+        recipient = record.site_manager_phone
+        if not options.enabled_channels.sms:
+            return Skipped(f"{NOTIFICATIONS}:EnabledChannels:Sms is false")
+        if not recipient:
+            return Skipped("the tenant has no site manager's phone number")
+        if not provider.from_number:
+            return Skipped(f"{NOTIFICATIONS}:Sms:SmsProviderA:FromNumber is empty")
+        account = credential(self._read_variable, provider.account_sid_env_var)
+        if isinstance(account, Skipped):
+            return account
+        token = credential(self._read_variable, provider.auth_token_env_var)
+        if isinstance(token, Skipped):
+            return token
+        text = render(template_of(options.templates, record.transition), record).sms_text
+        if not text:
+            return Skipped(f"{NOTIFICATIONS}:Templates:{record.transition}:SmsBody is empty")
+        base = provider.base_url.rstrip("/")
+        pair = base64.b64encode(f"{account}:{token}".encode()).decode()
+        fields = {"To": recipient, "From": provider.from_number, "Body": text}
+        return Request(
+            # Quoted: an id with a slash would name another resource.
+            url=f"{base}/2010-04-01/Accounts/{quote(account, safe='')}/Messages.json",
+            headers={
+                "authorization": f"Basic {pair}",
+                "content-type": "application/x-www-form-urlencoded",
+                "accept": "application/json",
+            },
+            body=urlencode(fields).encode("ascii"),
+            timeout_seconds=TIMEOUT_SECONDS,
+            judge=lambda answer: self._judge(answer, hidden=(token, account, recipient)),
+        )
+
+    def _judge(self, answer: Answer, *, hidden: tuple[str, ...]) -> Outcome:
+        document = document_of(answer)
+        if answer.status == 201:
+            return accepted(answer, document.get("sid"))
+        provider = self._options.sms.sms_provider_a
+        return judge(
+            answer,
+            explanation=explained(document.get("message"), hidden),
+            advice=f"check the variables {provider.account_sid_env_var} and "
+            f"{provider.auth_token_env_var}",
+            now=self._clock(),
+        )

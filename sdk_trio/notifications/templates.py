@@ -1,0 +1,163 @@
+"""What a message about one transition says: subject, text, HTML, SMS. Pure (spec 2.9).
+
+Names and reasons come from people who may mean harm. Whatever they hold, rendering returns texts
+of a bounded size; a value is never read as a placeholder, a header, HTML, or a change of the
+direction of writing. Sizes, in characters, with an ellipsis where something was cut:
+
+=========  =====  =======  ==========================
+in         name   reason   altogether
+=========  =====  =======  ==========================
+subject    100    100      200
+email      200    2000     20000
+SMS        100    200      10 segments
+=========  =====  =======  ==========================
+"""
+
+import html
+import math
+import unicodedata
+from datetime import UTC, datetime
+
+import attrs
+
+from ..config.notification_options import TemplateOptions, TemplatesOptions
+from ..config.notification_rules import MAX_SUBJECT_CHARACTERS
+from ..config.placeholders import substitute
+from ..config.segments import cut_sms
+from ..storage.tenant_records import OutboxRecord, Transition
+
+MAX_EMAIL_CHARACTERS = 20_000
+#: The provider refuses more than 1600 characters; ten segments hold 1530 at most.
+MAX_SMS_SEGMENTS = 10
+
+#: Stands for a reason that nobody gave, so that "Reason: {Reason}" still reads well.
+NO_REASON = "none was given"
+
+#: What joins the parts of one emoji or keeps letters apart in several scripts.
+_JOINERS = frozenset("\u200c\u200d")
+_LAST_SECOND = 253_402_300_799  # the end of the year 9999
+
+
+@attrs.frozen
+class _Bounds:
+    name: int
+    reason: int
+    ellipsis: str = "…"
+
+
+_SUBJECT = _Bounds(name=100, reason=100)
+_EMAIL = _Bounds(name=200, reason=2000)
+# Three dots: the single character is not in the alphabet of short messages.
+_SMS = _Bounds(name=100, reason=200, ellipsis="...")
+
+
+@attrs.frozen(kw_only=True)
+class Message:
+    """One transition in words, ready for every channel."""
+
+    email_subject: str
+    email_text: str
+    email_html: str
+    sms_text: str
+
+
+def template_of(templates: TemplatesOptions, transition: Transition) -> TemplateOptions:
+    """Return the template of a transition."""
+    found: TemplateOptions = getattr(templates, transition.name.lower())
+    return found
+
+
+def render(template: TemplateOptions, record: OutboxRecord) -> Message:
+    """Return the message about ``record``; raises for no value and no template.
+
+    The HTML form is made of the text: every character escaped, blank lines between paragraphs.
+    """
+    subject = cut(
+        one_line(substitute(template.email_subject, _values(record, _SUBJECT))),
+        MAX_SUBJECT_CHARACTERS,
+    )
+    body = template.email_body[:MAX_EMAIL_CHARACTERS]
+    text = cut(lines(substitute(body, _values(record, _EMAIL))), MAX_EMAIL_CHARACTERS)
+    body = template.sms_body[:MAX_EMAIL_CHARACTERS]
+    sms = _without_controls(lines(substitute(body, _values(record, _SMS)))).strip()
+    return Message(
+        email_subject=subject,
+        email_text=text,
+        email_html=_html(subject, text),
+        sms_text=cut_sms(sms, MAX_SMS_SEGMENTS),
+    )
+
+
+def _values(record: OutboxRecord, bounds: _Bounds) -> dict[str, str]:
+    name = cut(one_line(record.tenant_name), bounds.name, bounds.ellipsis)
+    reason = cut(one_line(record.reason or ""), bounds.reason, bounds.ellipsis)
+    identifier = cut(one_line(record.tenant_identifier), bounds.name, bounds.ellipsis)
+    return {
+        "TenantName": name or identifier,
+        "TenantIdentifier": identifier,
+        "NewStatus": str(record.new_status),
+        "PreviousStatus": str(record.previous_status),
+        "Reason": reason or NO_REASON,
+        "OccurredAt": moment(record.occurred_at),
+    }
+
+
+def moment(seconds: float, *, timespec: str = "seconds") -> str:
+    """Return Unix seconds as ISO 8601 in UTC, such as ``2026-04-01T12:00:00Z``."""
+    if not math.isfinite(seconds):
+        seconds = 0
+    within = datetime.fromtimestamp(min(max(seconds, 0), _LAST_SECOND), UTC)
+    return within.isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
+def cut(text: str, characters: int, ellipsis: str = "…") -> str:
+    """Return ``text``, or its beginning and an ellipsis, together at most ``characters`` long."""
+    if len(text) <= characters:
+        return text
+    return text[: characters - len(ellipsis)].rstrip() + ellipsis
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` as one line: for subjects, display names, and values of placeholders.
+
+    Control characters, line breaks among them, become spaces, and runs of spaces one; characters
+    that change the direction of writing or cannot be seen are left out. At most 10000 characters
+    are looked at.
+    """
+    return " ".join(_without_controls(text[:10_000].replace("\n", " ")).split())
+
+
+def lines(text: str) -> str:
+    """Return ``text`` as valid Unicode whose only control character is the line feed."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(_visible(c) if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
+
+
+def _without_controls(text: str) -> str:
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    category = unicodedata.category(character)
+    if character == "\n" or character in _JOINERS:
+        return character
+    if category in ("Cc", "Zl", "Zp"):
+        return " "
+    if category == "Cs":  # half of a pair: no encoder takes it
+        return "\N{REPLACEMENT CHARACTER}"
+    return "" if category == "Cf" else character
+
+
+def _html(subject: str, text: str) -> str:
+    paragraphs = "".join(
+        f"<p>{'<br>'.join(html.escape(line) for line in paragraph.splitlines())}</p>\n"
+        for paragraph in text.strip().split("\n\n")
+        if paragraph.strip()
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        f"<title>{html.escape(subject)}</title></head>\n"
+        f'<body style="font-family: sans-serif; line-height: 1.5">\n{paragraphs}</body>\n</html>\n'
+    )

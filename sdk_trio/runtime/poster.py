@@ -1,0 +1,139 @@
+"""Posts notifications over the project's own transport, and says whether anything was sent."""
+
+import ssl
+from collections.abc import Callable, Mapping
+
+import attrs
+import httpx  # noqa: ASYNC127 - httpx is the form of requests, its pool is not used
+import trio
+
+from ..client.retry import parse_retry_after
+from ..client.transport import BEFORE_SEND, Transport
+from ..client.wire import Dial
+from ..config.client_options import ConnectionOptions
+from ..errors import AddressRefusedError, AnswerLostError, NotSentError
+from ..notifications.ports import Answer
+from .public_dialer import NoPublicAddressError, dial_public
+
+#: What is kept of an answer; providers' are a few hundred bytes.
+MAX_ANSWER_BYTES = 64 * 1024
+
+#: HTTP/1.1: one exchange a connection, as below, and nothing to gain from streams.
+_CONNECTION = ConnectionOptions(enable_http2=False)
+
+
+class HttpPoster:
+    """A :class:`~sdk_trio.notifications.ports.Poster`.
+
+    Each request has a connection of its own: notifications are rare, and a kept connection that
+    the server closes at the wrong moment leaves it unknown whether a message was sent. Proxies are
+    not supported.
+
+    Args:
+        clock: returns Unix seconds, for dates in ``Retry-After``.
+        verify: of TLS; default httpx's authorities or ``SSL_CERT_FILE``. Certificates are always
+            verified.
+        dial: makes TCP connections.
+        dial_public: makes those of requests that are ``public_only``.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        verify: ssl.SSLContext | None = None,
+        dial: Dial = trio.open_tcp_stream,
+        dial_public: Dial = dial_public,
+    ) -> None:
+        self._clock = clock
+        self._verify = verify
+        self._dial = dial
+        self._dial_public = dial_public
+
+    async def post(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes,
+        timeout_seconds: float,
+        public_only: bool = False,
+    ) -> Answer:
+        """Send one POST request; see :class:`~sdk_trio.notifications.ports.Poster`.
+
+        Cancelling abandons the request; whether it arrived is then unknown.
+        """
+        exchange = _Exchange()
+        try:
+            with trio.fail_after(timeout_seconds):
+                async with self._transport(url, public_only=public_only) as transport:
+                    await exchange.run(transport, _request(url, headers, body, exchange.depart))
+        except trio.TooSlowError as error:
+            failure: Exception = error
+            text = f"no whole answer within {timeout_seconds:g} s"
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            failure = error
+            text = str(error) or type(error).__name__
+        else:
+            return self._answer(exchange)  # noqa: ASYNC910 - the exchange waited
+        if exchange.response is not None and not exchange.response.is_success:
+            # The status is answer enough: it tells what became of the message.
+            return self._answer(exchange)  # noqa: ASYNC910 - the exchange waited
+        if exchange.has_begun:
+            raise AnswerLostError(text) from failure
+        if _has_cause(failure, NoPublicAddressError):
+            raise AddressRefusedError(text) from failure
+        raise NotSentError(text) from failure
+
+    def _transport(self, url: str, *, public_only: bool) -> Transport:
+        if self._verify is None and url.startswith("https:"):
+            self._verify = httpx.create_ssl_context()
+        dial = self._dial_public if public_only else self._dial
+        return Transport(_CONNECTION, verify=self._verify, dial=dial)
+
+    def _answer(self, exchange: "_Exchange") -> Answer:
+        if exchange.response is None:
+            raise AssertionError("an exchange that ended well has a response")
+        headers = {name.lower(): value for name, value in exchange.response.headers.items()}
+        retry_after = parse_retry_after(
+            headers.get("retry-after"), date=headers.get("date"), now=self._clock()
+        )
+        status = exchange.response.status_code
+        return Answer(status, headers, exchange.content[:MAX_ANSWER_BYTES], retry_after)
+
+
+@attrs.define
+class _Exchange:
+    """How far one request has come."""
+
+    has_begun: bool = False
+    response: httpx.Response | None = None
+    content: bytes = b""
+
+    def depart(self) -> None:
+        self.has_begun = True
+
+    async def run(self, transport: Transport, request: httpx.Request) -> None:
+        self.response = await transport.handle_async_request(request)
+        stream = self.response.stream
+        if not isinstance(stream, httpx.AsyncByteStream):
+            raise TypeError("the transport's answers are asynchronous")
+        async for chunk in stream:  # what is left unread ends with its connection
+            self.content += chunk
+            if len(self.content) >= MAX_ANSWER_BYTES:
+                break
+
+
+def _request(
+    url: str, headers: Mapping[str, str], body: bytes, depart: Callable[[], None]
+) -> httpx.Request:
+    sent = {**headers, "user-agent": "sdk-trio", "connection": "close"}
+    return httpx.Request("POST", url, headers=sent, content=body, extensions={BEFORE_SEND: depart})
+
+
+def _has_cause(error: BaseException | None, kind: type[BaseException]) -> bool:
+    while error is not None:
+        if isinstance(error, kind):
+            return True
+        error = error.__cause__
+    return False
