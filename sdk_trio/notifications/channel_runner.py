@@ -236,6 +236,7 @@ class ChannelRunner:
                         self._report(record, ending, attempt=record.attempts + 1)
                 except StoreUnavailableError as error:
                     _log.error("store.unavailable", error=str(error), id=str(record.id))
+                    await trio.lowlevel.checkpoint()
                 else:
                     return
             await trio.sleep(STORE_RETRY_SECONDS)

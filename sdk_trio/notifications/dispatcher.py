@@ -84,6 +84,8 @@ class Dispatcher:
         }
         self._wanted = trio.Event()
         self._closing = trio.Event()
+        #: Set when :meth:`run` has finished what was begun.
+        self.ended = trio.Event()
 
     @property
     def counts(self) -> Mapping[tuple[str, str], int]:
@@ -122,13 +124,21 @@ class Dispatcher:
         if recovered.resumed:
             _log.info("notification.recovered", messages=recovered.resumed)
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(  # noqa: ASYNC910 - the first look is a checkpoint
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Send until :meth:`close`, then finish what was begun.
 
         Cancelled, an attempt that was being sent is recorded as ``unknown`` (a repeatable one is
         due again), and what was only claimed is given back; that takes a few seconds at most.
+
+        Raises:
+            StoreUnavailableError: before it has started; later it is tried again.
         """
         try:
+            # Before anybody is told that we run: the very first look draws the line before which
+            # no transition is told of, and skips what waits on a channel that was switched off.
+            await self._look(first=True)
             async with trio.open_nursery() as background:
                 background.start_soon(self._watch)
                 background.start_soon(self._every, RENEW_SECONDS, self._renew)
@@ -142,30 +152,28 @@ class Dispatcher:
         finally:
             with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                 await self._release()
+            self.ended.set()
 
     async def _watch(self) -> None:
         """Enlist new transitions and wake the runners, at once and whenever something changes."""
-        first = True
         while not self._closing.is_set():
             self._wanted = trio.Event()
             pause = POLL_SECONDS
             try:
-                if await self._look(first=first):
+                if await self._look():
                     continue
-                first = False
             except StoreUnavailableError as error:
                 pause = STORE_RETRY_SECONDS
                 _log.error("store.unavailable", error=str(error), retry_in=pause)
             with trio.move_on_after(pause):
                 await self._wanted.wait()
 
-    async def _look(self, *, first: bool) -> bool:
+    async def _look(self, *, first: bool = False) -> bool:
         """Look once; True when there is more to enlist."""
         now = self._clock()
         seen = await self._store.look(self._repeatable, now=now)
         for name in seen.due:
             self._runners[name].wake()
-        # The first look also skips what waits on a channel that has been switched off.
         if not (first or seen.new_transitions):
             return False
         done = await self._store.enlist(self._repeatable, now=now, oldest=now - NEWS_SECONDS)

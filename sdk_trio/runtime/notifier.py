@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 
 import trio
 
 from ..config import Settings
+from ..config.notification_options import enabled_channels
 from ..notifications.channel_runner import Limits
 from ..notifications.dispatcher import Dispatcher
 from ..notifications.ports import Channel
@@ -14,11 +14,13 @@ from ..notifications.schedule import RetrySchedule
 from ..storage.ports import Store
 from ..tenants.feed import TransitionFeed
 from ..tenants.tenancy import Tenancy
+from .channel_maker import make_channels
 from .client_samples import Sample
 from .notification_samples import sample_notifications
 
-#: Opens the enabled channels, by their names, for the length of a block.
-ChannelFactory = Callable[[Settings], AbstractAsyncContextManager[Mapping[str, Channel]]]
+#: Makes channels, by their names: ``email``, ``sms``, ``webhook``. Those that the settings do not
+#: enable are not used.
+ChannelFactory = Callable[[Settings], Mapping[str, Channel]]
 
 
 class Notifier:
@@ -26,7 +28,7 @@ class Notifier:
 
     Args:
         settings: validated settings with notifications enabled.
-        channels: opens the enabled channels.
+        channels: makes the channels; None: those of the settings.
         limits: of single channels; the others are limited by default.
         clock: returns Unix seconds.
     """
@@ -35,7 +37,7 @@ class Notifier:
         self,
         settings: Settings,
         *,
-        channels: ChannelFactory,
+        channels: ChannelFactory | None = None,
         limits: Mapping[str, Limits] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -63,21 +65,31 @@ class Notifier:
         Raises:
             StoreUnavailableError: at the start alone; later it is retried.
         """
-        async with self._channels(self._settings) as channels:
-            schedule = RetrySchedule(self._settings.multi_tenant.notifications.max_attempts)
-            limits = self._limits or {name: Limits(schedule=schedule) for name in channels}
-            dispatcher = Dispatcher(channels, store.notifications, limits=limits, clock=self._clock)
-            # The data directory is locked, so whoever else has held a lease is dead.
-            await dispatcher.recover()
-            self._dispatcher = dispatcher
-            if self._closed:
-                dispatcher.close()
-            with tenancy.service.subscribe() as feed:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_forward, feed, dispatcher)
-                    task_status.started()
-                    await dispatcher.run()
-                    nursery.cancel_scope.cancel()
+        options = self._settings.multi_tenant.notifications
+        channels = self._make_channels()
+        schedule = RetrySchedule(options.max_attempts)
+        limits = self._limits or {name: Limits(schedule=schedule) for name in channels}
+        dispatcher = Dispatcher(channels, store.notifications, limits=limits, clock=self._clock)
+        # The data directory is locked, so whoever else has held a lease is dead.
+        await dispatcher.recover()
+        self._dispatcher = dispatcher
+        if self._closed:
+            dispatcher.close()
+        with tenancy.service.subscribe() as feed:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_forward, feed, dispatcher)
+                await nursery.start(dispatcher.run)
+                task_status.started()
+                await dispatcher.ended.wait()
+                nursery.cancel_scope.cancel()
+
+    def _make_channels(self) -> Mapping[str, Channel]:
+        options = self._settings.multi_tenant.notifications
+        if self._channels is None:
+            made: Mapping[str, Channel] = make_channels(options, clock=self._clock)
+        else:
+            made = self._channels(self._settings)
+        return {name: made[name] for name in enabled_channels(options) if name in made}
 
     def close(self) -> None:
         """Begin nothing new."""

@@ -58,7 +58,7 @@ class Runtime:
         clock: returns Unix seconds.
         client_factory: makes the client of a tenant out of settings with its access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
-        channels: opens the channels of notifications; None: those of the settings.
+        channels: makes the channels of notifications; None: those of the settings.
 
     Raises:
         NotInThisVersionError: the settings ask for a part that this version does not contain.
@@ -277,10 +277,9 @@ def _make_notifier(
     # Spec 2.9: while it is not enabled, nothing of notifications is looked at.
     if not (settings.multi_tenant.enabled and settings.multi_tenant.notifications.enabled):
         return None
-    from .notification_channels import open_channels
     from .notifier import Notifier
 
-    return Notifier(settings, channels=channels or open_channels, clock=clock)
+    return Notifier(settings, channels=channels, clock=clock)
 
 
 async def _call_after(event: trio.Event, call: Callable[[str], None], argument: str) -> None:
