@@ -16,6 +16,10 @@ REPLAYABLE_STATES = ("dead", "parked")
 #: The values of ``storage.tenant_records.TenantStatus``.
 TENANT_STATUSES = ("Active", "Suspended", "Deactivated", "Deleted")
 
+#: The values of ``storage.tenant_records.Transition``, and the channels of notifications.
+TRANSITIONS = ("Suspended", "Reactivated", "Deactivated", "Deleted")
+CHANNELS = ("email", "sms", "webhook")
+
 _REFERENCE = "MODULE:ATTR"
 _MOMENT_HELP = "ISO 8601, or a time ago such as 15m, 2h, 3d"
 
@@ -298,6 +302,26 @@ def _tenant_purge(parser: ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _notify_preview(parser: ArgumentParser) -> None:
+    parser.add_argument("--transition", choices=TRANSITIONS, required=True, help="which texts")
+    parser.add_argument(
+        "--tenant", metavar="T", help="a tenant, or its id, in place of made-up values"
+    )
+    parser.add_argument("--reason", metavar="R", help="the reason (default: a made-up one)")
+    _add_format(parser)
+
+
+def _notify_test(parser: ArgumentParser) -> None:
+    parser.add_argument("--channel", choices=CHANNELS, required=True, help="which channel")
+    parser.add_argument(
+        "--to",
+        metavar="ADDRESS",
+        help="an email address, a phone number as +15551234567, or a URL (of webhook; default: the "
+        "configured one)",
+    )
+    _add_format(parser)
+
+
 def _add_format(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("table", "json"), default="table", help="of standard output"
@@ -340,6 +364,13 @@ COMMANDS = (
         "tenant purge", "remove long deleted tenants", "tenant_purger:purge_tenants", _tenant_purge
     ),
     Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", _upgrade),
+    Command(
+        "notify preview",
+        "show what a message would say",
+        "notification_previewer:preview",
+        _notify_preview,
+    ),
+    Command("notify test", "send one real test message", "notification_tester:test", _notify_test),
 )
 
 #: What a group of commands is about.
@@ -347,5 +378,6 @@ GROUPS = {
     "config": "the settings: check them, show them, describe them",
     "events": "the inbox: what came, what became of it, what to run again",
     "secrets": "webhook secrets",
+    "notify": "messages to site managers: what they say, what became of them",
     "tenant": "tenants: who they are, where they stand, who changed that",
 }

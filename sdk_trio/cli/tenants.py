@@ -65,13 +65,22 @@ async def _all_tenants(
             return found
 
 
+def find_tenant(arguments: Namespace, identifier: str) -> Tenant:
+    """Return the tenant of an identifier or id, out of the configured store.
+
+    Raises:
+        UnknownTenantError: there is none.
+    """
+    return _run(arguments, lambda service: service.get(identifier))
+
+
 def show_tenant(arguments: Namespace) -> int:
     """Print one tenant.
 
     Raises:
         UnknownTenantError: there is none.
     """
-    tenant = _run(arguments, lambda service: service.get(arguments.identifier))
+    tenant = find_tenant(arguments, arguments.identifier)
     if arguments.format == "json":
         print_json(listed(tenant))
     else:

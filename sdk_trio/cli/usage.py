@@ -11,7 +11,6 @@ NOT_IN_THIS_VERSION = frozenset(
         "doctor",
         "listen",
         "replication",
-        "notify",
         "storage",
         "openapi",
     }

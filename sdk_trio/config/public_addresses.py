@@ -20,8 +20,28 @@ _WITHIN_GLOBAL = tuple(
     for block in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
 )
 
-#: Public by its number, and served by the host of a virtual machine to that machine alone.
-_CLOUD_HOST = ipaddress.IPv4Address("168.63.129.16")
+#: Of IANA's registry of special addresses. Python's own judgement differs between its versions.
+_SPECIAL_V4 = tuple(
+    ipaddress.IPv4Network(block)
+    for block in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/3",
+        # Public by its number; the host of a cloud's virtual machine answers there.
+        "168.63.129.16/32",
+    )
+)
 
 
 def is_public(address: str) -> bool:
@@ -60,4 +80,4 @@ def names_local_address(url: str) -> bool:
 
 
 def _is_public_v4(address: ipaddress.IPv4Address) -> bool:
-    return address.is_global and not address.is_multicast and address != _CLOUD_HOST
+    return not any(address in block for block in _SPECIAL_V4)

@@ -101,15 +101,19 @@ def _document(options: NotificationsOptions, record: OutboxRecord, recipient: st
     if name:
         sender["name"] = name
     document = {
-        "personalizations": [{"to": [{"email": recipient}]}],
+        "personalizations": [
+            {
+                "to": [{"email": recipient}],
+                # Comes back with the provider's events: a bounce can be laid to its transition.
+                "custom_args": {"delivery_id": record.delivery_id},
+            }
+        ],
         "from": sender,
         "subject": message.email_subject,
         "content": [
             {"type": "text/plain", "value": message.email_text},
             {"type": "text/html", "value": message.email_html},
         ],
-        # Comes back with the provider's events, so that a bounce can be laid to its transition.
-        "custom_args": {"delivery_id": record.delivery_id},
     }
     return json.dumps(document, separators=(",", ":")).encode("ascii")
 

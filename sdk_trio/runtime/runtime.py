@@ -95,7 +95,8 @@ class Runtime:
         self._notifier = _make_notifier(settings, channels, clock)
         self.receiver = WebhookReceiver(
             settings,
-            handlers or HandlerRegistry(),
+            # Not "or": a registry with nothing but a fallback is empty, and so is false.
+            HandlerRegistry() if handlers is None else handlers,
             client=self._client,
             clock=clock,
             client_factory=client_factory,

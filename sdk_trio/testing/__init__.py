@@ -20,6 +20,7 @@ from ..lazily import importing
 
 if TYPE_CHECKING:
     from .application import AppUnderTest, Delivered, running_app, settings_for_tests
+    from .notifications import verify_notification
     from .signing import SignedDelivery, sample, sample_body, sample_types, sign_delivery
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "sample_types",
     "settings_for_tests",
     "sign_delivery",
+    "verify_notification",
 ]
 
 # pytest loads the plugin in here for every project that has this package installed.
@@ -44,5 +46,6 @@ __getattr__ = importing(
         **dict.fromkeys(
             ("SignedDelivery", "sample", "sample_body", "sample_types", "sign_delivery"), "signing"
         ),
+        "verify_notification": "notifications",
     },
 )

@@ -1,0 +1,106 @@
+"""``notify test``: one real message on one channel, and what became of it."""
+
+from argparse import Namespace
+
+import attrs
+import trio
+
+from ..config import Settings
+from ..config.about import Form
+from ..config.forms import check_form
+from ..config.gates import NOTIFICATIONS
+from ..errors import EXIT_CONFIGURATION, EXIT_FAILURE, EXIT_UNAVAILABLE
+from ..notifications.outcome import Again, Ambiguous, Outcome, Refused, Sent, Skipped
+from ..storage.tenant_records import OutboxRecord, Transition
+from .commands import CHANNELS
+from .notification_previewer import sample_record
+from .printer import cell, print_json, print_text
+from .settings_reader import read
+from .usage import UsageError
+
+_SETTINGS = {"email": "Email", "sms": "Sms", "webhook": "Webhook"}
+_NEEDED = {"email": Form.EMAIL, "sms": Form.PHONE}
+
+#: The word for each outcome, the exit status, and what to do.
+_ENDINGS: dict[type, tuple[str, int, str]] = {
+    Sent: ("sent", 0, ""),
+    Again: ("again", EXIT_UNAVAILABLE, "a running daemon would try again; try it later"),
+    Refused: ("refused", EXIT_FAILURE, "it will be refused again until that is changed"),
+    Skipped: ("skipped", EXIT_CONFIGURATION, "nothing was sent: change that, then test again"),
+    Ambiguous: ("unknown", EXIT_FAILURE, "it may have been sent: look whether it has arrived"),
+}
+
+
+def test(arguments: Namespace) -> int:
+    """Send a test message through the real sender and say what became of it.
+
+    The channel counts as enabled for this one message, and the others as not. Status 0 when it
+    was sent, 1 refused or unknown, 69 to be tried again later, 78 not sent for want of a setting.
+
+    Raises:
+        UsageError: ``--to`` is missing, or not an address of the channel.
+        OptionsValidationError: the channel's settings are wrong.
+    """
+    settings = _settings(arguments)
+    record = _record(arguments, settings)
+    outcome = trio.run(_send, settings, arguments.channel, record)
+    word, status, advice = _ENDINGS[type(outcome)]
+    provider_id = outcome.provider_id if isinstance(outcome, Sent) else None
+    reason = None if isinstance(outcome, Sent) else outcome.reason
+    if arguments.format == "json":
+        print_json(
+            {
+                "channel": arguments.channel,
+                "outcome": word,
+                "provider_id": provider_id,
+                "reason": reason,
+                "after_seconds": outcome.after_seconds if isinstance(outcome, Again) else None,
+                "advice": advice or None,
+                "delivery_id": record.delivery_id,
+            }
+        )
+        return status
+    detail = f" as {provider_id}" if provider_id else ""
+    print_text(cell(f"{word}{detail}: {reason}" if reason else f"{word}{detail}"))
+    if isinstance(outcome, Again) and outcome.after_seconds is not None:
+        print_text(f"not before {outcome.after_seconds:.0f} s from now")
+    if advice:
+        print_text(f"what to do: {advice}")
+    return status
+
+
+def _settings(arguments: Namespace) -> Settings:
+    channel = arguments.channel
+    own = {f"{NOTIFICATIONS}:Enabled": "true"} | {
+        f"{NOTIFICATIONS}:EnabledChannels:{_SETTINGS[name]}": str(name == channel).lower()
+        for name in CHANNELS
+    }
+    if channel == "webhook" and arguments.to:
+        own[f"{NOTIFICATIONS}:Webhook:Url"] = arguments.to
+    return read(arguments, defaults=own).require()
+
+
+def _record(arguments: Namespace, settings: Settings) -> OutboxRecord:
+    form = _NEEDED.get(arguments.channel)
+    if form is not None:
+        if not arguments.to:
+            raise UsageError(f"notify test --channel {arguments.channel} needs --to: {form.value}")
+        wrong = check_form(form, arguments.to, development=settings.is_development)
+        if wrong is not None:
+            raise UsageError(f"--to {wrong}")
+    return attrs.evolve(
+        sample_record(Transition.SUSPENDED),
+        tenant_name="A test tenant that does not exist",
+        tenant_identifier="test",
+        reason="this is a test of notifications, and nothing has changed",
+        site_manager_email=arguments.to,
+        site_manager_email_verified=True,
+        site_manager_phone=arguments.to,
+    )
+
+
+async def _send(settings: Settings, channel: str, record: OutboxRecord) -> Outcome:
+    from ..runtime.channel_maker import make_channels
+
+    channels = make_channels(settings.multi_tenant.notifications)
+    return await channels[channel].send(record)

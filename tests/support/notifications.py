@@ -1,0 +1,164 @@
+"""Transitions to tell of, and the settings of channels that tell of them."""
+
+import socket
+import time
+from contextlib import asynccontextmanager
+
+import attrs
+import trio
+
+from sdk_trio.config.notification_options import (
+    EmailOptions,
+    EmailProviderAOptions,
+    EnabledChannelsOptions,
+    NotificationsOptions,
+    SmsOptions,
+    SmsProviderAOptions,
+    WebhookChannelOptions,
+)
+from sdk_trio.runtime.channel_maker import make_channels
+from sdk_trio.storage.tenant_records import OutboxRecord, TenantStatus, Transition
+
+#: Test values: a public vector of Standard Webhooks, and credentials that no provider issues.
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+VARIABLES = {
+    "EMAIL_API_KEY": "test-key-of-email",
+    "SMS_ACCOUNT_SID": "AC" + "0" * 32,
+    "SMS_AUTH_TOKEN": "test-token-of-sms",
+    "SDK_WEBHOOK_SECRET": SECRET,
+}
+EMAIL, PHONE = "manager@acme.example", "+15551234567"
+OCCURRED_AT = 1_800_000_000.25
+
+_STATUSES = {
+    Transition.SUSPENDED: (TenantStatus.ACTIVE, TenantStatus.SUSPENDED),
+    Transition.REACTIVATED: (TenantStatus.SUSPENDED, TenantStatus.ACTIVE),
+    Transition.DEACTIVATED: (TenantStatus.ACTIVE, TenantStatus.DEACTIVATED),
+    Transition.DELETED: (TenantStatus.ACTIVE, TenantStatus.DELETED),
+}
+
+
+def record(transition=Transition.SUSPENDED, **changes):
+    previous, new = _STATUSES[transition]
+    known = OutboxRecord(
+        sequence=7,
+        delivery_id="2b6c8a56-6a4f-4f0e-8f4e-0d9a3e1c7b11",
+        tenant_id="f2f7a6fe-52a5-4a0b-9d2b-6d1f6e0f3c55",
+        tenant_identifier="acme",
+        tenant_name="Acme Ltd",
+        transition=transition,
+        previous_status=previous,
+        new_status=new,
+        reason="invoice 7 is unpaid",
+        actor="kim",
+        occurred_at=OCCURRED_AT,
+        site_manager_email=EMAIL,
+        site_manager_email_verified=True,
+        site_manager_phone=PHONE,
+    )
+    return attrs.evolve(known, **changes)
+
+
+def options(base, *, webhook_url=None, timeout_seconds=10, **changes):
+    """Every channel enabled, all of them at ``base``."""
+    known = NotificationsOptions(
+        enabled=True,
+        enabled_channels=EnabledChannelsOptions(email=True, sms=True, webhook=True),
+        email=EmailOptions(
+            from_address="noreply@platform.example",
+            email_provider_a=EmailProviderAOptions(base_url=base),
+        ),
+        sms=SmsOptions(
+            sms_provider_a=SmsProviderAOptions(from_number="+15550000000", base_url=base)
+        ),
+        webhook=WebhookChannelOptions(
+            url=webhook_url or f"{base}/in", timeout_seconds=timeout_seconds
+        ),
+    )
+    return attrs.evolve(known, **changes)
+
+
+async def send(channel, chosen, *, variables=VARIABLES, poster=None, what=None):
+    """Send through the real sender, on real sockets unless a poster is given."""
+    channels = make_channels(chosen, poster=poster, read_variable=variables.get, clock=time.time)
+    with trio.fail_after(20):
+        return await channels[channel].send(what or record())
+
+
+@attrs.define
+class Request:
+    """One request as the fake provider read it."""
+
+    target: str
+    headers: dict
+    body: bytes
+
+
+@attrs.define
+class FakeProvider:
+    """Answers with ``answer`` when it has read a request; see :func:`fake_provider`."""
+
+    answer: bytes = b""
+    port: int = 0
+    requests: list = attrs.Factory(list)
+    connections: int = 0
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+
+def http_answer(status, body=b"", **headers):
+    lines = [f"HTTP/1.1 {status} Some", f"content-length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def read_request(stream):
+    buffer = b""
+    while b"\r\n\r\n" not in buffer:
+        received = await stream.receive_some(65_536)
+        if not received:
+            return None
+        buffer += received
+    head, _, body = buffer.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines[1:])}
+    while len(body) < int(headers["content-length"]):
+        body += await stream.receive_some(65_536)
+    return Request(lines[0].split(" ")[1], headers, body)
+
+
+@asynccontextmanager
+async def fake_provider(answer=b"", behave=None):
+    """Serve a provider on loopback; ``behave(provider, stream)`` replaces reading and answering."""
+    provider = FakeProvider(answer)
+
+    async def handle(stream):
+        provider.connections += 1
+        try:
+            if behave is not None:
+                await behave(provider, stream)
+                return
+            request = await read_request(stream)
+            if request is not None:
+                provider.requests.append(request)
+                await stream.send_all(provider.answer)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        finally:
+            with trio.move_on_after(1, shield=True):
+                await trio.aclose_forcefully(stream)
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, handle, 0)
+        provider.port = listeners[0].socket.getsockname()[1]
+        yield provider
+        nursery.cancel_scope.cancel()
+
+
+async def reset(stream):
+    """End a connection with a reset instead of an orderly close."""
+    linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
+    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    await trio.aclose_forcefully(stream)
