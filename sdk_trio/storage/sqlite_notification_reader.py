@@ -33,8 +33,8 @@ _COLUMNS = (
 )
 
 _SELECT = f"""
-SELECT notification.sequence, channel, {", ".join(_COLUMNS)},
-    {", ".join(f"outbox.{name} AS outbox_{name}" for name in OUTBOX_COLUMNS)}
+SELECT notification.sequence, channel, {", ".join(f"notification.{name}" for name in _COLUMNS)},
+    {", ".join(f"outbox.{name}" for name in OUTBOX_COLUMNS)}
 FROM notification CROSS JOIN outbox ON outbox.sequence = notification.sequence
 """  # noqa: S608 - names of the schema's
 
