@@ -15,7 +15,7 @@ from ..storage.tenant_records import OutboxRecord, Transition
 from .commands import CHANNELS
 from .notification_previewer import sample_record
 from .printer import cell, print_json, print_text
-from .settings_reader import read
+from .settings_reader import load
 from .usage import UsageError
 
 _SETTINGS = {"email": "Email", "sms": "Sms", "webhook": "Webhook"}
@@ -77,7 +77,9 @@ def _settings(arguments: Namespace) -> Settings:
     }
     if channel == "webhook" and arguments.to:
         own[f"{NOTIFICATIONS}:Webhook:Url"] = arguments.to
-    return read(arguments, defaults=own).require()
+    # As later --set arguments: what was asked for here counts more than those that were given.
+    arguments.set = [*arguments.set, *(f"{key}={value}" for key, value in own.items())]
+    return load(arguments)
 
 
 def _record(arguments: Namespace, settings: Settings) -> OutboxRecord:

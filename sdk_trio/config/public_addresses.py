@@ -69,7 +69,10 @@ def names_local_address(url: str) -> bool:
 
     Other names are known only when they are resolved.
     """
-    host = urlsplit(url).hostname or ""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False  # no URL at all
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

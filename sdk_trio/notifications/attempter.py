@@ -1,5 +1,6 @@
 """One attempt on one channel, whatever the channel: what can go wrong becomes an outcome."""
 
+import traceback
 from collections.abc import Callable, Mapping
 
 import attrs
@@ -37,7 +38,7 @@ async def attempt(poster: Poster, prepare: Callable[[], Request | Skipped]) -> O
     try:
         request = prepare()
     except Exception as error:  # a fault of ours must not end the other channels
-        _log.exception("notification.not_prepared")
+        _log_fault("notification.not_prepared", error)
         await trio.lowlevel.checkpoint()
         return Refused(f"unexpected {type(error).__name__} while the message was made")
     if isinstance(request, Skipped):
@@ -60,9 +61,16 @@ async def attempt(poster: Poster, prepare: Callable[[], Request | Skipped]) -> O
     except AnswerLostError as error:
         outcome = Ambiguous(str(error))
     except Exception as error:  # it may have been sent
-        _log.exception("notification.answer_not_understood")
+        _log_fault("notification.answer_not_understood", error)
         outcome = Ambiguous(f"unexpected {type(error).__name__} while it was sent")
     return outcome  # noqa: ASYNC910 - a post that raises has waited too
+
+
+def _log_fault(event: str, error: Exception) -> None:
+    """Log where a fault of ours is; not its words, which may quote a credential or an address."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{place.filename}:{place.lineno}"
+    _log.error(event, error=type(error).__name__, where=where)
 
 
 def credential(read_variable: ReadVariable, name: str, *, for_header: bool = True) -> str | Skipped:

@@ -157,7 +157,7 @@ def _html(subject: str, text: str) -> str:
         if paragraph.strip()
     )
     return (
-        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        '<!doctype html>\n<html>\n<head><meta charset="utf-8">'
         f"<title>{html.escape(subject)}</title></head>\n"
         f'<body style="font-family: sans-serif; line-height: 1.5">\n{paragraphs}</body>\n</html>\n'
     )

@@ -325,14 +325,14 @@ async def test_a_timeout_after_sending_leaves_it_unknown(behave):
         assert 0.9 < trio.current_time() - started < 5
 
 
-async def test_a_timeout_of_connecting_is_tried_again():
-    async def unreachable(host, port):
-        await trio.sleep_forever()
-
-    poster = HttpPoster(clock=time.time, dial=unreachable)
-    chosen = options("http://127.0.0.1:9", timeout_seconds=1)
-    outcome = await send("webhook", chosen, poster=poster)
-    assert isinstance(outcome, Again)
+async def test_a_timeout_before_sending_is_tried_again():
+    # The connection is taken, and the agreement on TLS, which comes before the request, is not.
+    async with fake_provider(behave=hang) as provider:
+        chosen = options(provider.url.replace("http:", "https:"), timeout_seconds=1)
+        webhook = attrs.evolve(chosen.webhook, allow_private_addresses=True)
+        outcome = await send("webhook", attrs.evolve(chosen, webhook=webhook))
+        assert outcome == Again("no whole answer within 1 s")
+        assert provider.connections == 1
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
@@ -379,7 +379,14 @@ async def test_whatever_a_poster_raises_becomes_an_outcome(channel, fault, caplo
 
     outcome = await send(channel, options("http://127.0.0.1:9"), poster=Faulty())
     assert isinstance(outcome, Again if isinstance(fault, NotSentError) else Ambiguous)
-    assert "secret" not in outcome.reason
+    assert "secret" not in outcome.reason + caplog.text
+    assert ("notification.answer_not_understood" in caplog.text) == isinstance(fault, ValueError)
+
+
+async def test_a_record_that_cannot_be_signed_is_refused_and_not_raised(caplog):
+    outcome = await send("webhook", options("http://127.0.0.1:9"), what=record(delivery_id="a.b"))
+    assert outcome == Refused("unexpected ValueError while the message was made")
+    assert "notification.not_prepared" in caplog.text
 
 
 async def test_certificates_are_verified():

@@ -111,6 +111,7 @@ def test_what_is_no_address_is_not_public(text):
         ("https://10.0.0.1/", True),
         ("https://example.com/", False),
         ("", False),
+        ("https://[::1", False),
     ],
 )
 def test_urls_that_are_local_as_they_are_written(url, local):

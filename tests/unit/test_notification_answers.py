@@ -1,0 +1,63 @@
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.notifications import SECRET, record
+
+from sdk_trio.config.notification_options import NotificationsOptions
+from sdk_trio.notifications.answers import MAX_WAIT_SECONDS, document_of, explained, judge
+from sdk_trio.notifications.outcome import Again, Ambiguous, Refused
+from sdk_trio.notifications.payload import body_signature, payload
+from sdk_trio.notifications.ports import Answer
+from sdk_trio.notifications.templates import render
+
+headers = st.fixed_dictionaries(
+    {}, optional={"x-ratelimit-reset": st.text(max_size=20) | st.integers().map(str)}
+)
+answers = st.builds(
+    Answer,
+    st.integers(200, 599),
+    headers,
+    st.binary(max_size=200) | st.text().map(str.encode),
+    st.none() | st.floats(min_value=0),
+)
+
+
+@given(answers, st.floats(0, 1e12))
+def test_any_answer_is_judged_by_its_status(answer, now):
+    outcome = judge(answer, explanation="x", advice="y", now=now)
+    assert isinstance(document_of(answer), dict)
+    status = answer.status
+    if status >= 500 or status in (408, 425, 429):
+        assert isinstance(outcome, Again)
+        wait = outcome.after_seconds
+        assert wait is None or 0 < wait <= MAX_WAIT_SECONDS
+        assert wait is None or math.isfinite(wait)
+    else:
+        assert isinstance(outcome, Ambiguous if status < 300 else Refused)
+    assert f"answered {status}: x" in outcome.reason
+
+
+@given(
+    st.text(st.characters()),
+    st.text(st.characters()),
+    st.none() | st.integers() | st.lists(st.text()),
+)
+def test_explanations_are_one_bounded_line_without_secrets(before, after, other):
+    shown = explained(f"{before}test-key{after}", ("test-key", ""))
+    assert len(shown) <= 300
+    assert shown.splitlines() in ([], [shown])
+    assert "test-key" not in shown
+    shown.encode()
+    assert explained(other, ("test-key",)) == ""
+
+
+def test_payload_and_signature_are_what_they_were():
+    """Receivers depend on both: a change here is a change of the contract."""
+    message = render(NotificationsOptions().templates.suspended, record())
+    body = payload(record(), message)
+    assert body.startswith(b'{"type":"tenant.suspended","timestamp":"2027-01-15T08:00:00.250Z"')
+    # Computed with: printf '{}' | openssl dgst -sha256 -hmac whsec_...
+    assert body_signature(SECRET, b"{}") == (
+        "sha256=6cbbcdf2c8016ca85b50543b19e8e121ef16137967bdfa3ce660972922bafaeb"
+    )
