@@ -27,7 +27,7 @@ from .schedule import RetrySchedule, ending_of, interrupted
 _log = get_logger("notifications")
 
 #: Messages of one channel that are sent at the same time: enough for its pace, and few, because all
-#: of them are `unknown` after a crash.
+#: of them are ``unknown`` after a crash.
 CONCURRENCY = 4
 
 #: The longest that one attempt may take, in seconds: a little above the longest timeout that can
