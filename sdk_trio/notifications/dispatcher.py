@@ -156,7 +156,7 @@ class Dispatcher:
 
     async def _watch(self) -> None:
         """Enlist new transitions and wake the runners, at once and whenever something changes."""
-        while not self._closing.is_set():
+        while True:
             self._wanted = trio.Event()
             pause = POLL_SECONDS
             try:

@@ -346,3 +346,44 @@ async def test_a_store_that_fails_for_a_while_delays_and_loses_nothing(
         await trio.sleep(60)
         assert set((await app.states()).values()) == {"sent"}
         assert len(channel.begun) == len(set(channel.begun)) == 2
+
+
+async def test_who_lost_its_lease_meanwhile_does_not_send(autojump_clock: MockClock) -> None:
+    inbox = new_store("a")
+    other_store = new_store("b", shares=inbox)
+    inbox.notifications = failing = Failing(inbox.notifications)
+    mine, others = FakeChannel(), FakeChannel()
+    async with running({"sms": mine}, inbox) as app:
+        failing.down = {"start", "renew"}
+        await app.happen()
+        await trio.sleep(10)
+        async with running({"sms": others}, other_store):
+            await trio.sleep(60)
+            assert others.begun == []
+            await trio.sleep(TERMS["lease_seconds"])
+            assert len(others.finished) == 1
+        failing.down = set()
+        await trio.sleep(10)
+        assert mine.begun == []
+        assert await app.states() == {"1-sms": "sent"}
+
+
+async def test_a_process_that_dies_while_sending_leaves_it_unknown_or_due(
+    autojump_clock: MockClock,
+) -> None:
+    store = new_store("dead")
+    await store.notifications.enlist({}, now=now(), oldest=0.0)
+    await transition(store, now=now())
+    both = {"sms": False, "webhook": True}
+    await store.notifications.enlist(both, now=now(), oldest=0.0)
+    for name in both:
+        (record,) = (await store.notifications.take_due(name, limit=1, now=now())).records
+        assert await store.notifications.start(record.id, now=now())
+    channels = {"sms": FakeChannel(), "webhook": FakeChannel(True)}
+    async with running(channels, new_store("b", shares=store)) as app:
+        await trio.sleep(60)
+        assert await app.states() == {"1-webhook": "sending", "1-sms": "sending"}
+        await trio.sleep(30)
+        assert await app.states() == {"1-webhook": "sent", "1-sms": "unknown"}
+        assert channels["sms"].begun == []
+        assert app.dispatcher.counts == {("sms", "unknown"): 1, ("webhook", "sent"): 1}
