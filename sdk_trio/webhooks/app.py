@@ -267,7 +267,6 @@ class WebhookReceiver:
                 self._running = running
                 task_status.started()
                 await running.queue.ended.wait()
-                self._close_companion()
             nursery.cancel_scope.cancel()
 
     async def drain(self) -> None:

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -66,6 +67,22 @@ class NotificationMachine(RuleBasedStateMachine):
             return self.owners.index(self.rows[id].owner), id
         ids = sorted(self.rows)
         return by, ids[stray % len(ids)] if ids else NotificationId(99, "email")
+
+    # What happens to messages is only interesting once there are some, whichever rules Hypothesis
+    # leaves out of an example.
+    @initialize(
+        happened=st.lists(tenants, min_size=1, max_size=3),
+        begun=st.lists(st.tuples(who, channels, st.integers(0, 2)), max_size=4),
+    )
+    def begin(self, happened: list[str], begun: list[tuple[int, str, int]]) -> None:
+        self.enlist(by=0, only=None, limit=500)
+        for tenant in happened:
+            self.happen(by=0, tenant=tenant)
+        self.enlist(by=0, only=None, limit=500)
+        for by, channel, steps in begun:
+            self.take_due(by=by, channel=channel, limit=1)
+            if steps:
+                self.start(by=by, stray=steps)
 
     @rule(seconds=st.sampled_from((1.0, 5.0, LEASE, 60.0)))
     def advance(self, seconds: float) -> None:
