@@ -26,6 +26,7 @@ from sdk_trio.notifications.dispatcher import Dispatcher
 from sdk_trio.notifications.outcome import Outcome, Sent
 from sdk_trio.notifications.schedule import RetrySchedule
 from sdk_trio.runtime.channel_maker import make_channels
+from sdk_trio.storage.notification_records import Ending, NotificationState
 
 CHANNELS = ("email", "sms", "webhook")
 ACCEPTED = {
@@ -333,3 +334,21 @@ async def test_cancelled_at_any_point_nothing_is_lost_or_stuck_or_sent_twice(
     assert len(records) == 45
     assert {str(r.state) for r in records} <= {"sent", "unknown"}
     assert {r.outbox.delivery_id for r in records if r.state == "sent"} <= set(sent)
+
+
+async def test_a_retry_is_handed_out_at_its_time_and_not_before(stores: Stores) -> None:
+    store = await stores.open("a")
+    notifications = store.notifications
+    await notifications.enlist({}, now=0.0, oldest=0.0)
+    await transition(store, now=1.0)
+    await notifications.enlist({"sms": False}, now=1.0, oldest=0.0)
+    (record,) = (await notifications.take_due("sms", limit=5, now=1.0)).records
+    await notifications.start(record.id, now=1.0)
+    again = Ending(NotificationState.RETRYING, "answered 503", next_attempt_at=9.0)
+    assert await notifications.finish(record.id, again, now=2.0)
+    early = await notifications.take_due("sms", limit=5, now=8.9)
+    assert (early.records, early.next_due_at) == ([], 9.0)
+    assert (await notifications.look({"sms": False}, now=8.9)).due == frozenset()
+    assert (await notifications.look({"sms": False}, now=9.0)).due == {"sms"}
+    (record,) = (await notifications.take_due("sms", limit=5, now=9.0)).records
+    assert (record.attempts, record.reason) == (1, "answered 503")
