@@ -13,6 +13,10 @@ import attrs
 STATES = ("received", "running", "retrying", "done", "dead", "parked")
 REPLAYABLE_STATES = ("dead", "parked")
 
+#: The states of ``storage.notification_records.NotificationState``.
+NOTIFICATION_STATES = ("pending", "sending", "retrying", "sent", "failed", "skipped", "unknown")
+RETRIABLE_STATES = ("failed", "skipped", "unknown")
+
 #: The values of ``storage.tenant_records.TenantStatus``.
 TENANT_STATUSES = ("Active", "Suspended", "Deactivated", "Deleted")
 
@@ -346,6 +350,32 @@ def _notify_test(parser: ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _notify_list(parser: ArgumentParser) -> None:
+    parser.add_argument("--state", choices=NOTIFICATION_STATES, help="only this state")
+    parser.add_argument("--channel", choices=CHANNELS, help="only this channel")
+    parser.add_argument("--tenant", metavar="T", help="only this tenant, or its id")
+    parser.add_argument(
+        "--limit", metavar="N", default="50", help="at most this many, newest first (default 50)"
+    )
+    _add_format(parser)
+
+
+def _notify_show(parser: ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", help="the message, such as 17-email")
+    _add_format(parser)
+
+
+def _notify_retry(parser: ArgumentParser) -> None:
+    parser.add_argument("ids", metavar="ID", nargs="*", help="messages, such as 17-email")
+    parser.add_argument(
+        "--state", choices=RETRIABLE_STATES, help="every message in this state, instead of ids"
+    )
+    parser.add_argument("--channel", choices=CHANNELS, help="with --state: only this channel")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be sent again")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    _add_format(parser)
+
+
 def _add_format(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("table", "json"), default="table", help="of standard output"
@@ -397,6 +427,14 @@ COMMANDS = (
         _notify_preview,
     ),
     Command("notify test", "send one real test message", "notification_tester:test", _notify_test),
+    Command("notify list", "list messages", "notifications:list_notifications", _notify_list),
+    Command("notify show", "show one message", "notifications:show_notification", _notify_show),
+    Command(
+        "notify retry",
+        "send messages again that did not arrive",
+        "notification_retrier:retry",
+        _notify_retry,
+    ),
     Command("openapi", "print the OpenAPI document", "openapi:openapi", _openapi),
 )
 

@@ -8,6 +8,8 @@ from email.utils import parsedate_to_datetime
 
 import attrs
 
+from ..jitter import longest_wait
+
 #: Methods that RFC 9110 (9.2.2) calls idempotent: a second execution changes nothing more.
 IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
 
@@ -74,9 +76,9 @@ def backoff(failures: int, policy: RetryPolicy, fraction: float) -> float:
     ``fraction`` is a random number from 0 to 1: full jitter spreads the callers that failed
     together over the whole interval.
     """
-    # 2**60 times any base is above any cap, and larger exponents overflow a float.
-    exponential = policy.base_seconds * 2.0 ** min(failures - 1, 60)
-    return fraction * min(policy.cap_seconds, exponential)
+    return fraction * longest_wait(
+        failures, base_seconds=policy.base_seconds, cap_seconds=policy.cap_seconds
+    )
 
 
 def parse_retry_after(value: str | None, *, date: str | None, now: float) -> float | None:

@@ -33,12 +33,6 @@ def missing_parts(settings: Settings) -> list[Problem]:
             "replication",
             "false",
         ),
-        (
-            settings.multi_tenant.notifications.enabled,
-            ("MultiTenant", "Notifications", "Enabled"),
-            "notifications",
-            "false",
-        ),
     ]
     return [
         Problem(full_key(path), f"not in this version: {part}; remove the key or set it to {value}")

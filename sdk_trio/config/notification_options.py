@@ -188,3 +188,10 @@ class NotificationsOptions:
     sms: SmsOptions = attrs.field(factory=SmsOptions)
     webhook: WebhookChannelOptions = attrs.field(factory=WebhookChannelOptions)
     templates: TemplatesOptions = attrs.field(factory=TemplatesOptions)
+
+
+def enabled_channels(options: NotificationsOptions) -> tuple[str, ...]:
+    """Return the names of the channels that dispatch: ``email``, ``sms``, ``webhook``."""
+    chosen = options.enabled_channels
+    wanted = {"email": chosen.email, "sms": chosen.sms, "webhook": chosen.webhook}
+    return tuple(name for name, enabled in wanted.items() if enabled)

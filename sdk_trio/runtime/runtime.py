@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..tenants.client_pool import ClientFactory
     from ..tenants.upgrade import HostUpgrade
     from .administrator import Administrator
+    from .notifier import ChannelFactory, Notifier
 
 _log = get_logger("runtime")
 
@@ -65,6 +66,7 @@ class Runtime:
         clock: returns Unix seconds.
         client_factory: makes the client of a tenant out of settings with its access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
+        channels: makes the channels of notifications; None: those of the settings.
 
     Raises:
         NotInThisVersionError: the settings ask for a part that this version does not contain.
@@ -84,6 +86,7 @@ class Runtime:
         clock: Callable[[], float] = time.time,
         client_factory: "ClientFactory | None" = None,
         host_upgrade: "HostUpgrade | None" = None,
+        channels: "ChannelFactory | None" = None,
     ) -> None:
         problems = missing_parts(settings)
         if problems:
@@ -97,6 +100,7 @@ class Runtime:
             raise OptionsValidationError([RECONCILIATION_NEEDS_CLIENT])
         if client_factory is None and not standalone:
             client_factory = _make_client
+        self._notifier = _make_notifier(settings, channels, clock)
         self.receiver = WebhookReceiver(
             settings,
             # Not "or": a registry with nothing but a fallback is empty, and so is false.
@@ -105,6 +109,7 @@ class Runtime:
             clock=clock,
             client_factory=client_factory,
             host_upgrade=host_upgrade,
+            companion=self._notifier,
         )
         self._clock = clock
         self._reloader = Reloader(settings, standalone=settings.access_token is None)
@@ -207,6 +212,11 @@ class Runtime:
         done = self._reloader.reload(settings)
         self.settings = self._reloader.settings
         return done
+
+    @property
+    def notification_samples(self) -> tuple[Sample, ...]:
+        """The metrics of notifications (contracts 10); none where they are not enabled."""
+        return () if self._notifier is None else self._notifier.samples
 
     def shut_down(self, reason: str) -> None:
         """Begin a graceful stop: accept nothing new, drain, end. A second call does nothing.
@@ -375,6 +385,17 @@ def _make_administrator(runtime: Runtime, clock: Callable[[], float]) -> "Admini
     from .administrator import Administrator
 
     return Administrator(runtime, clock=clock)
+
+
+def _make_notifier(
+    settings: Settings, channels: "ChannelFactory | None", clock: Callable[[], float]
+) -> "Notifier | None":
+    # Spec 2.9: while it is not enabled, nothing of notifications is looked at.
+    if not (settings.multi_tenant.enabled and settings.multi_tenant.notifications.enabled):
+        return None
+    from .notifier import Notifier
+
+    return Notifier(settings, channels=channels, clock=clock)
 
 
 async def _call_after(event: trio.Event, call: Callable[..., None], *arguments: str) -> None:

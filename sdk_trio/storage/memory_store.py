@@ -26,6 +26,7 @@ from .admission import (
     Terms,
     standing_of,
 )
+from .memory_notifications import MemoryNotifications
 from .memory_rows import Deliveries, Row, done_at
 from .memory_tenants import MemoryTenants
 from .memory_upgrade import MemoryUpgrade
@@ -80,6 +81,7 @@ class MemoryInbox:
         self.upgrade: MemoryUpgrade = (
             MemoryUpgrade(self._rows) if shares is None else shares.upgrade
         )
+        self.notifications = MemoryNotifications(self._terms, self.tenants)
         self._own_changes = 0
         self._foreign_changes = self._rows.changes
         self._closed = False

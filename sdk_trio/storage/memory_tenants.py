@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from ..errors import StoreUnavailableError
+from .memory_notification_rows import NotificationRows
 from .tenant_records import AuditRecord, OutboxRecord, Tenant, TenantPurged, TenantStatus
 from .tenant_rules import require_version, taken
 
@@ -28,6 +29,7 @@ class MemoryTenants:
         self._statuses: Counter[TenantStatus] = Counter()
         self._audit: list[AuditRecord] = []
         self._outbox: list[OutboxRecord] = []
+        self.notification_rows = NotificationRows()
         self._last_audit = 0
         self._last_outbox = 0
         self._closed = False
@@ -70,6 +72,7 @@ class MemoryTenants:
         self._identifiers.remove(stored.identifier)
         counts = len(self._outbox), len(self._audit)
         self._outbox = [record for record in self._outbox if record.tenant_id != tenant.id]
+        self.notification_rows.forget_tenant(tenant.id)
         if forget_audit:
             self._audit = [record for record in self._audit if record.tenant_id != tenant.id]
         purged = TenantPurged(counts[0] - len(self._outbox), counts[1] - len(self._audit))
@@ -154,8 +157,22 @@ class MemoryTenants:
     async def outbox(self, *, after_sequence: int = 0, limit: int = 100) -> Sequence[OutboxRecord]:
         """See :meth:`.ports.TenantStore.outbox`."""
         await self._begin()
-        start = bisect_right(self._outbox, after_sequence, key=lambda record: record.sequence)
+        return self.outbox_after(after_sequence, limit)
+
+    def outbox_after(self, sequence: int, limit: int) -> Sequence[OutboxRecord]:
+        """Return what :meth:`outbox` does, at once: for the messages about the transitions."""
+        start = bisect_right(self._outbox, sequence, key=lambda record: record.sequence)
         return self._outbox[start : start + limit]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the store was closed."""
+        return self._closed
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of the last transition, 0 if there was none."""
+        return self._last_outbox
 
     async def revision(self) -> int:
         """See :meth:`.ports.TenantStore.revision`."""

@@ -6,11 +6,21 @@ cancellation: the write is finished, then ``Cancelled`` is raised. Every method 
 :class:`~sdk_trio.errors.StoreUnavailableError` when the store cannot do it at present.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import attrs
 
+from .notification_records import (
+    DueNotifications,
+    Ending,
+    Enlisted,
+    Lookout,
+    NotificationId,
+    NotificationRecord,
+    NotificationState,
+    Recovered,
+)
 from .records import (
     Admitted,
     AttemptRecord,
@@ -283,10 +293,105 @@ class UpgradeStore(Protocol):
         ...
 
 
+class NotificationStore(Protocol):
+    """Messages to site managers: one record for each transition and channel (contracts 6).
+
+    Leases are as in :class:`Inbox`, of the same owner. A leased message is claimed; :meth:`start`
+    is the mark after which it may have been sent. Where it cannot be known whether a message was
+    sent, it is sent again if it is repeatable, and ``unknown`` otherwise.
+    """
+
+    async def enlist(
+        self, channels: Mapping[str, bool], *, now: float, oldest: float, limit: int = 500
+    ) -> Enlisted:
+        """Give the next ``limit`` transitions a message on each of ``channels``.
+
+        ``channels`` says for each whether its messages are repeatable. Next are the transitions
+        after the last one that had its turn; the first call ever draws the line, and no earlier
+        transition gets any. One of before ``oldest`` gets messages that are ``skipped``. Messages
+        that wait on any other channel become ``skipped`` too.
+        """
+        ...
+
+    async def look(self, channels: Mapping[str, bool], *, now: float) -> Lookout:
+        """Say whether ``enlist`` or ``take_due`` would find anything; changes nothing."""
+        ...
+
+    async def take_due(self, channel: str, *, limit: int, now: float) -> DueNotifications:
+        """Lease up to ``limit`` messages of one channel that nobody holds, oldest first.
+
+        Due are ``pending`` ones, ``retrying`` ones whose time has come, and any whose lease (of
+        another owner) has expired; one that was ``sending`` then is due if it is repeatable, and
+        becomes ``unknown`` if not.
+        """
+        ...
+
+    async def start(self, id: NotificationId, *, now: float) -> bool:
+        """Mark a message as ``sending``, one more attempt; False: it is not ours, do not send it.
+
+        Only what is leased by us, and waits, is ours.
+        """
+        ...
+
+    async def finish(self, id: NotificationId, ending: Ending, *, now: float) -> bool:
+        """Record how an attempt ended, and give up the lease.
+
+        False, and nothing is changed, when the lease is not ours any more.
+        """
+        ...
+
+    async def release(self) -> None:
+        """Give up all of our leases whose sending has not begun."""
+        ...
+
+    async def recover(self, *, now: float) -> Recovered:
+        """Take away the leases of all other owners, known to be dead.
+
+        What was ``sending`` is due again if it is repeatable, and ``unknown`` if not.
+        """
+        ...
+
+    async def renew(self, *, now: float) -> None:
+        """Extend all of our leases."""
+        ...
+
+    async def retry(self, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
+        """Put ``failed``, ``skipped`` and ``unknown`` messages back to ``pending``, attempts at 0.
+
+        Returns those that were put back.
+        """
+        ...
+
+    async def get(self, id: NotificationId) -> NotificationRecord | None:
+        """Return one message, or None."""
+        ...
+
+    async def find(
+        self,
+        *,
+        state: NotificationState | None = None,
+        channel: str | None = None,
+        tenant_id: str | None = None,
+        before: NotificationId | None = None,
+        limit: int = 50,
+    ) -> Sequence[NotificationRecord]:
+        """List messages, the newest transition first; those that come after ``before`` in that."""
+        ...
+
+    async def counts(self) -> dict[NotificationState, int]:
+        """Return how many messages are in each state; states without any are 0."""
+        ...
+
+    async def purge(self, *, before: float) -> int:
+        """Remove the messages that were finished before that time; return how many."""
+        ...
+
+
 @attrs.frozen
 class Store:
-    """An open store: what arrived, and who it belongs to. All of it has one writer."""
+    """An open store: what arrived, who it belongs to, who is told. All of it has one writer."""
 
     inbox: Inbox
     tenants: TenantStore
     upgrade: UpgradeStore
+    notifications: NotificationStore

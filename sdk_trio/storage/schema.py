@@ -165,6 +165,41 @@ CREATE TABLE upgrade (
 ) STRICT
 """
 
+# One message of one transition on one channel. `sending` is written before the first byte leaves.
+_NOTIFICATION = """
+CREATE TABLE notification (
+    sequence INTEGER NOT NULL,
+    channel TEXT NOT NULL,
+    state TEXT NOT NULL
+        CHECK (state IN ('pending', 'sending', 'retrying', 'sent', 'failed', 'skipped', 'unknown')),
+    repeatable INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    created_at REAL NOT NULL,
+    next_attempt_at REAL,
+    started_at REAL,
+    finished_at REAL,
+    provider_id TEXT,
+    reason TEXT,
+    lease_owner TEXT,
+    lease_until REAL,
+    PRIMARY KEY (sequence, channel)
+) STRICT, WITHOUT ROWID
+"""
+
+#: SQL of the states in which a message will still be sent by itself.
+NOTIFICATION_OPEN = "state IN ('pending', 'sending', 'retrying')"
+
+# As inbox_open: what is finished is not in it.
+_NOTIFICATION_OPEN = f"""
+CREATE INDEX notification_open
+ON notification (channel, state, lease_owner, next_attempt_at, sequence)
+WHERE {NOTIFICATION_OPEN}
+"""
+
+_NOTIFICATION_FINISHED = """
+CREATE INDEX notification_finished ON notification (finished_at) WHERE finished_at IS NOT NULL
+"""
+
 #: Statements that lead from version N to N + 1; ``PRAGMA user_version`` counts those applied.
 MIGRATIONS: Sequence[Sequence[str]] = (
     (_INBOX, _BODY, _ATTEMPT, _OPEN, _LINE, _ATTEMPT_OF),
@@ -183,6 +218,7 @@ MIGRATIONS: Sequence[Sequence[str]] = (
         _OUTBOX_OF,
         _UPGRADE,
     ),
+    (_NOTIFICATION, _NOTIFICATION_OPEN, _NOTIFICATION_FINISHED),
 )
 
 #: The version of the schema that this package reads and writes.

@@ -24,6 +24,7 @@ from .records import (
     Purged,
 )
 from .sqlite_connector import connect_writer, describe_failure
+from .sqlite_notifications import SqliteNotifications
 from .sqlite_tenants import SqliteTenants
 from .sqlite_upgrade import SqliteUpgrade
 
@@ -51,6 +52,7 @@ class SqliteInbox:
         self._data_version: int | None = None
         self.tenants = SqliteTenants(file, committer)
         self.upgrade = SqliteUpgrade(committer, self._queries)
+        self.notifications = SqliteNotifications(terms, committer, self._queries)
 
     @classmethod
     async def open(

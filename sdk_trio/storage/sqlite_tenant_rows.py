@@ -25,7 +25,7 @@ from .tenant_rules import require_version, taken
 
 _TENANT = tuple(field.name for field in attrs.fields(Tenant))
 _AUDIT = tuple(field.name for field in attrs.fields(AuditRecord))
-_OUTBOX = tuple(field.name for field in attrs.fields(OutboxRecord))
+OUTBOX_COLUMNS = tuple(field.name for field in attrs.fields(OutboxRecord))
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
@@ -35,14 +35,18 @@ def _insert(table: str, columns: Sequence[str]) -> str:
 
 _INSERT_TENANT = _insert("tenant", _TENANT)
 _INSERT_AUDIT = _insert("audit", _AUDIT[1:])
-_INSERT_OUTBOX = _insert("outbox", _OUTBOX[1:])
+_INSERT_OUTBOX = _insert("outbox", OUTBOX_COLUMNS[1:])
 _UPDATE_TENANT = (
     f"UPDATE tenant SET {', '.join(f'{name} = :{name}' for name in _TENANT[1:])} "  # noqa: S608 - names of the schema's
     "WHERE id = :id AND version = :version - 1"
 )
 _SELECT_TENANT = f"SELECT {', '.join(_TENANT)} FROM tenant"  # noqa: S608 - names of the schema's
 _SELECT_AUDIT = f"SELECT {', '.join(_AUDIT)} FROM audit"  # noqa: S608 - names of the schema's
-_SELECT_OUTBOX = f"SELECT {', '.join(_OUTBOX)} FROM outbox"  # noqa: S608 - names of the schema's
+_SELECT_OUTBOX = f"SELECT {', '.join(OUTBOX_COLUMNS)} FROM outbox"  # noqa: S608 - names of the schema's
+
+_DELETE_NOTIFICATIONS = """
+DELETE FROM notification WHERE sequence IN (SELECT sequence FROM outbox WHERE tenant_id = ?)
+"""
 
 
 # -- changes -----------------------------------------------------------------------------------
@@ -72,6 +76,7 @@ def purge(
 ) -> TenantPurged:
     """Delete what is kept of a tenant, and say so in the audit trail."""
     require_version(_version_of(connection, tenant.id), tenant, expected=tenant.version)
+    connection.execute(_DELETE_NOTIFICATIONS, (tenant.id,))
     connection.execute("DELETE FROM outbox WHERE tenant_id = ?", (tenant.id,))
     outbox_rows = connection.changes()
     audit_rows = 0
@@ -152,7 +157,7 @@ def outbox_rows(
     rows = connection.execute(
         f"{_SELECT_OUTBOX} WHERE sequence > ? ORDER BY sequence LIMIT ?", (after_sequence, limit)
     )
-    return [_outbox_of(row) for row in rows]
+    return [outbox_of(row) for row in rows]
 
 
 def revision(connection: apsw.Connection) -> int:
@@ -185,8 +190,9 @@ def _audit_of(row: tuple[Any, ...]) -> AuditRecord:
     return AuditRecord(**values)
 
 
-def _outbox_of(row: tuple[Any, ...]) -> OutboxRecord:
-    values = dict(zip(_OUTBOX, row, strict=True))
+def outbox_of(row: tuple[Any, ...]) -> OutboxRecord:
+    """Return the record of a row of :data:`OUTBOX_COLUMNS`."""
+    values = dict(zip(OUTBOX_COLUMNS, row, strict=True))
     values["transition"] = Transition(values["transition"])
     values["previous_status"] = TenantStatus(values["previous_status"])
     values["new_status"] = TenantStatus(values["new_status"])

@@ -21,6 +21,7 @@ from ..storage.records import UNFINISHED
 from ..tracing import Links, find_tracer
 from . import answers
 from .answers import Answer
+from .companion import Companion
 from .counters import Counters
 from .dispatcher import CLEANUP_SECONDS, Arrival, Dispatcher
 from .janitor import Janitor
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from ..tenants.tenancy import Tenancy
     from ..tenants.upgrade import HostUpgrade
     from .tenant_keys import TenantKeys
+
+    _Opened = tuple[Inbox, Tenancy | None, Store | None]
 
 _log = get_logger("webhooks")
 
@@ -70,6 +73,7 @@ class WebhookReceiver:
         client_factory: makes the client that ``services.client_for`` gives out for a tenant, out
             of settings with the tenant's access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
+        companion: what runs beside the queue on the same store and tenants, where there are any.
 
     Its queue needs a task of its own: the ASGI lifespan starts and drains it; where a server
     forwards no lifespan, start it with ``await nursery.start(receiver.run)``. Until it runs, and
@@ -90,6 +94,7 @@ class WebhookReceiver:
         clock: Callable[[], float] = time.time,
         client_factory: "ClientFactory | None" = None,
         host_upgrade: "HostUpgrade | None" = None,
+        companion: Companion | None = None,
     ) -> None:
         if settings.webhooks.fail_on_missing_handlers:
             handlers.require_complete()
@@ -101,6 +106,7 @@ class WebhookReceiver:
         self._clock = clock
         self._client_factory = client_factory
         self._host_upgrade = host_upgrade
+        self._companion = companion
         self._receiver: Receiver = Receiver(settings, self, self.counters, clock=clock)
         self._running: _Running | None = None
         self._draining = False
@@ -246,11 +252,12 @@ class WebhookReceiver:
         released; :attr:`report` says what is left.
         """
         async with AsyncExitStack() as stack:
-            inbox, tenancy = await self._open(stack)
+            inbox, tenancy, store = await self._open(stack)
             recovered = await inbox.recover()
             if recovered:
                 _log.warning("webhook.recovered", events=recovered)
             running = self._assemble(inbox, tenancy)
+            running.store = store
             self._warn_of_missing_handlers()
             try:
                 await self._run_queue(running, task_status=task_status)
@@ -260,15 +267,15 @@ class WebhookReceiver:
                     await self._write_report(inbox, running)
                 self._drained.set()
 
-    async def _open(self, stack: AsyncExitStack) -> "tuple[Inbox, Tenancy | None]":
+    async def _open(self, stack: AsyncExitStack) -> "_Opened":
         if self._given_inbox is not None:
             await trio.lowlevel.checkpoint()
-            return self._given_inbox, None
+            return self._given_inbox, None, None
         if self.settings.storage.backend is not StorageBackend.MEMORY:
             stack.enter_context(lock_data_directory(self.settings.storage.path))
         store = await stack.enter_async_context(open_store(self.settings, owner=str(uuid.uuid4())))
         if not self.settings.multi_tenant.enabled:
-            return store.inbox, None
+            return store.inbox, None, store
         # Imported here, so that SQLite is loaded only by those who use it.
         from ..tenants.tenancy import Tenancy
 
@@ -278,7 +285,7 @@ class WebhookReceiver:
         # A store in memory has nothing from before there were tenants.
         if self.settings.storage.backend is not StorageBackend.MEMORY:
             await self._upgrade(store, tenancy)
-        return store.inbox, tenancy
+        return store.inbox, tenancy, store
 
     async def _upgrade(self, store: Store, tenancy: "Tenancy") -> None:
         from ..tenants.upgrade import Quiescence
@@ -301,10 +308,13 @@ class WebhookReceiver:
             nursery.start_soon(running.janitor.run)
             if running.tenancy is not None:
                 await nursery.start(running.tenancy.run)
-            await nursery.start(running.queue.run)
-            self._running = running
-            task_status.started()
-            await running.queue.ended.wait()
+            async with trio.open_nursery() as beside:
+                if self._companion and running.store is not None and running.tenancy is not None:
+                    await beside.start(self._companion.run, running.store, running.tenancy)
+                await nursery.start(running.queue.run)
+                self._running = running
+                task_status.started()
+                await running.queue.ended.wait()
             nursery.cancel_scope.cancel()
 
     async def drain(self) -> None:
@@ -324,6 +334,11 @@ class WebhookReceiver:
         if not self._draining and self._running is not None:
             self._running.handled_before_drain = self.counters.values.get("handled", 0)
         self._draining = True
+        self._close_companion()
+
+    def _close_companion(self) -> None:
+        if self._companion is not None:
+            self._companion.close()
 
     def _assemble(self, inbox: Inbox, tenancy: "Tenancy | None") -> "_Running":
         services = Services(self.settings, inbox, self._client, tenancy=tenancy)
@@ -400,4 +415,5 @@ class _Running:
     queue: Queuer
     janitor: Janitor
     tenancy: "Tenancy | None" = None
+    store: Store | None = None
     handled_before_drain: int = 0

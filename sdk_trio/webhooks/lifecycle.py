@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import attrs
 
 from ..config.secret import MASK
+from ..jitter import longest_wait
 from ..storage.records import Dead, Retry
 
 #: The longest error text that is kept with a delivery, in characters.
@@ -37,8 +38,7 @@ class RetryPolicy:
 
     def longest_delay(self, attempts: int) -> float:
         """Return the upper end, in seconds, of the delay after ``attempts`` failed runs."""
-        # 2**60 times any base is above any cap, and larger exponents overflow a float.
-        return min(self.cap_seconds, self.base_seconds * 2.0 ** min(attempts - 1, 60))
+        return longest_wait(attempts, base_seconds=self.base_seconds, cap_seconds=self.cap_seconds)
 
 
 def after_queued_failure(

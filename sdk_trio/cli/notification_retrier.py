@@ -1,0 +1,161 @@
+"""``notify retry``: sends messages again that were not sent, or of which that is not known."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import trio
+
+from ..config import Settings
+from ..config.notification_options import enabled_channels
+from ..errors import EXIT_FAILURE
+from ..storage.notification_records import (
+    RETRIABLE,
+    NotificationId,
+    NotificationRecord,
+    NotificationState,
+)
+from ..storage.ports import NotificationStore
+from .commands import CHANNELS
+from .notifications import open_notifications, parse_id
+from .printer import Progress, print_rows, say
+from .settings_reader import load
+from .usage import UsageError
+
+#: Messages put back in one transaction.
+CHUNK = 200
+
+COLUMNS = ("id", "tenant", "transition", "state", "retried", "reason")
+
+
+@attrs.frozen
+class Candidate:
+    """A message that was asked for: ``reason`` says why it cannot be sent again, if so."""
+
+    id: NotificationId
+    tenant: str | None = None
+    transition: str | None = None
+    state: str | None = None
+    reason: str | None = None
+
+
+def retry(arguments: Namespace) -> int:
+    """Put the messages that were named or chosen back; 1 if one of those named could not be.
+
+    Raises:
+        UsageError: neither ids nor ``--state``, or both.
+    """
+    if bool(arguments.ids) == bool(arguments.state):
+        raise UsageError(
+            "give the ids of messages, or --state failed, skipped or unknown; not both"
+        )
+    if arguments.ids and arguments.channel:
+        raise UsageError("--channel chooses among a --state; leave it out with ids")
+    ids = [parse_id(text) for text in arguments.ids]
+    settings = load(arguments)
+    candidates = trio.run(_candidates, settings, arguments, ids)
+    possible = [candidate.id for candidate in candidates if candidate.reason is None]
+    retried: set[NotificationId] = set()
+    if not arguments.dry_run:
+        if len(possible) > 1 and not (arguments.yes or _confirmed(len(possible))):
+            say("nothing was changed")
+            return EXIT_FAILURE
+        retried = trio.run(_put_back, settings, possible)
+    _print(candidates, retried, arguments)
+    reached = set(possible) if arguments.dry_run else retried
+    return EXIT_FAILURE if set(ids) - reached else 0
+
+
+async def _candidates(
+    settings: Settings, arguments: Namespace, ids: Sequence[NotificationId]
+) -> list[Candidate]:
+    options = settings.multi_tenant.notifications
+    # Without notifications here, only the daemon's settings can tell.
+    enabled = enabled_channels(options) if options.enabled else CHANNELS
+    async with open_notifications(settings) as store:
+        if not arguments.ids:
+            return await _chosen(store.notifications, arguments, enabled)
+        found = []
+        for id in dict.fromkeys(ids):
+            record = await store.notifications.get(id)
+            missing = Candidate(id, reason="there is no such message")
+            found.append(missing if record is None else _candidate(record, enabled))
+        return found
+
+
+async def _chosen(
+    store: NotificationStore, arguments: Namespace, enabled: Sequence[str]
+) -> list[Candidate]:
+    found: list[Candidate] = []
+    last: NotificationId | None = None
+    while True:
+        page = await store.find(
+            state=NotificationState(arguments.state),
+            channel=arguments.channel,
+            before=last,
+            limit=CHUNK,
+        )
+        if not page:
+            return found
+        last = page[-1].id
+        found += [_candidate(record, enabled) for record in page]
+
+
+def _candidate(record: NotificationRecord, enabled: Sequence[str]) -> Candidate:
+    reason = None
+    if record.state not in RETRIABLE:
+        reason = f"is {record.state}: failed, skipped and unknown messages are sent again"
+    elif record.id.channel not in enabled:
+        reason = f"the channel {record.id.channel} is switched off in these settings"
+    outbox = record.outbox
+    return Candidate(
+        record.id, outbox.tenant_identifier, str(outbox.transition), str(record.state), reason
+    )
+
+
+def _confirmed(count: int) -> bool:
+    """Ask whether to send so many; where nobody can be asked, a script meant what it wrote."""
+    if not sys.stdin.isatty():
+        return True
+    sys.stderr.write(f"send {count} messages again? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().casefold() in ("y", "yes")
+
+
+async def _put_back(settings: Settings, ids: Sequence[NotificationId]) -> set[NotificationId]:
+    retried: set[NotificationId] = set()
+    progress = Progress("put back", len(ids))
+    async with open_notifications(settings) as store:
+        for start in range(0, len(ids), CHUNK):
+            chunk = ids[start : start + CHUNK]
+            retried.update(await store.notifications.retry(chunk))
+            progress.advance(len(chunk))
+    return retried
+
+
+def _print(
+    candidates: Sequence[Candidate], retried: set[NotificationId], arguments: Namespace
+) -> None:
+    rows: list[dict[str, Any]] = []
+    for candidate in candidates:
+        done = candidate.id in retried
+        reason = candidate.reason
+        if not (done or reason or arguments.dry_run):
+            reason = "it changed meanwhile; look at it with 'notify show'"
+        rows.append(
+            {
+                "id": str(candidate.id),
+                "tenant": candidate.tenant,
+                "transition": candidate.transition,
+                "state": str(NotificationState.PENDING) if done else candidate.state,
+                "retried": done,
+                "reason": reason,
+            }
+        )
+    print_rows(rows, COLUMNS, as_json=arguments.format == "json")
+    if arguments.dry_run:
+        say(f"{sum(candidate.reason is None for candidate in candidates)} would be sent again")
+    else:
+        say(f"{len(retried)} put back; a running daemon sends them by itself")

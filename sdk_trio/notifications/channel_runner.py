@@ -1,0 +1,264 @@
+"""Sends the messages of one channel: its own workers, pace and retries, and nobody else's.
+
+An attempt has two marks in the store. It is claimed: nothing has been sent, and whoever finds it so
+sends it. It is ``sending``: from here on a message that is not repeatable is never sent again by
+itself, unless the channel says that it was surely not taken.
+"""
+
+import random
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from ..errors import StoreUnavailableError
+from ..logs import get_logger
+from ..storage.notification_records import (
+    Ending,
+    NotificationRecord,
+    NotificationState,
+)
+from ..storage.ports import NotificationStore
+from .outcome import Again, Ambiguous, Outcome
+from .pace import Pace
+from .ports import Channel
+from .schedule import RetrySchedule, ending_of, interrupted
+
+_log = get_logger("notifications")
+
+#: Messages of one channel that are sent at the same time: enough for its pace, and few, because all
+#: of them are ``unknown`` after a crash.
+CONCURRENCY = 4
+
+#: The longest that one attempt may take, in seconds: a little above the longest timeout that can
+#: be configured (300), for a channel that forgets its own.
+ATTEMPT_SECONDS = 330.0
+
+#: How long a store that fails is left alone, in seconds.
+STORE_RETRY_SECONDS = 1.0
+
+#: How long the last word on an attempt may take to be written after a cancellation, in seconds.
+CLEANUP_SECONDS = 5.0
+
+#: How often a runner looks by itself, in seconds; mostly it is woken.
+LOOK_SECONDS = 5.0
+
+Count = Callable[[str, str], None]
+
+#: The word of each ending in log events and in ``sdk_notifications_total{channel,result}``.
+RESULTS = {
+    NotificationState.SENT: "sent",
+    NotificationState.RETRYING: "retried",
+    NotificationState.FAILED: "failed",
+    NotificationState.SKIPPED: "skipped",
+    NotificationState.UNKNOWN: "unknown",
+}
+
+_LEVELS = {"sent": _log.info, "skipped": _log.warning, "retried": _log.warning}
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """How much one channel may do at once, and how often."""
+
+    concurrency: int = CONCURRENCY
+    per_second: float = 10.0
+    burst: int = 20
+    schedule: RetrySchedule = attrs.field(factory=RetrySchedule)
+
+
+class ChannelRunner:
+    """Claims what is due on one channel, sends it, and records what came of it.
+
+    Args:
+        name: of the channel, as the store and people know it.
+        channel: what sends.
+        store: where the messages are.
+        limits: its own.
+        clock: returns Unix seconds.
+        count: is told the channel and the result of every attempt.
+        fraction: returns a random number from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        channel: Channel,
+        store: NotificationStore,
+        *,
+        limits: Limits,
+        clock: Callable[[], float],
+        count: Count,
+        fraction: Callable[[], float] = random.random,
+    ) -> None:
+        self.name = name
+        self._channel = channel
+        self._store = store
+        self._limits = limits
+        self._clock = clock
+        self._count = count
+        self._fraction = fraction
+        self._busy = 0
+        self._closed = False
+        self._wanted = trio.Event()
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether messages of this channel may be sent twice."""
+        return self._channel.repeatable
+
+    def wake(self) -> None:
+        """Look again: there may be something to send."""
+        self._wanted.set()
+
+    def close(self) -> None:
+        """Claim nothing more; :meth:`run` returns when what was begun is finished."""
+        self._closed = True
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Send until :meth:`close`; then finish what was begun.
+
+        Cancelled, an attempt whose sending had begun is recorded as cut off, in
+        ``CLEANUP_SECONDS`` at most; one that was only claimed is given back.
+        """
+        pace = Pace(
+            per_second=self._limits.per_second,
+            burst=self._limits.burst,
+            now=trio.current_time(),
+        )
+        async with trio.open_nursery() as attempts:
+            while not self._closed:
+                self._wanted = trio.Event()
+                now = trio.current_time()
+                free = min(self._limits.concurrency - self._busy, pace.allowed(now))
+                pause = LOOK_SECONDS if free else max(pace.wait(now), 0.001)
+                if free:
+                    pause = await self._claim(free, pace, attempts)
+                elif self._busy == self._limits.concurrency:
+                    pause = LOOK_SECONDS
+                with trio.move_on_after(pause):
+                    await self._wanted.wait()
+
+    async def _claim(self, free: int, pace: Pace, attempts: trio.Nursery) -> float:
+        """Begin up to ``free`` attempts; return the seconds until there may be more."""
+        try:
+            due = await self._store.take_due(self.name, limit=free, now=self._clock())
+        except StoreUnavailableError as error:
+            _log.error("store.unavailable", error=str(error), retry_in=STORE_RETRY_SECONDS)
+            await trio.lowlevel.checkpoint()
+            return STORE_RETRY_SECONDS
+        for record in due.lost:
+            lost = Ending(NotificationState.UNKNOWN, record.reason)
+            self._report(record, lost, attempt=record.attempts)
+        pace.take(len(due.records), trio.current_time())
+        for record in due.records:
+            self._busy += 1
+            attempts.start_soon(self._deliver, record, pace)
+        if due.more or (due.records and len(due.records) == free):
+            self._wanted.set()
+        if due.next_due_at is None:
+            return LOOK_SECONDS
+        return min(LOOK_SECONDS, max(0.001, due.next_due_at - self._clock()))
+
+    # -- one attempt -------------------------------------------------------------------------
+
+    async def _deliver(self, record: NotificationRecord, pace: Pace) -> None:
+        try:
+            if await self._begin(record):
+                await self._send(record, pace)
+        finally:
+            self._busy -= 1
+            self._wanted.set()
+
+    async def _begin(self, record: NotificationRecord) -> bool:
+        """Write the mark of sending; False when the message is to be left alone."""
+        try:
+            while not self._closed:
+                try:
+                    return await self._store.start(record.id, now=self._clock())
+                except StoreUnavailableError as error:
+                    _log.error("store.unavailable", error=str(error), id=str(record.id))
+                    await trio.sleep(STORE_RETRY_SECONDS)
+        except trio.Cancelled:
+            # The mark may have been written, and nothing was sent.
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                await self._record(record, Ending(NotificationState.PENDING))
+            raise
+        await trio.lowlevel.checkpoint()
+        return False
+
+    async def _send(self, record: NotificationRecord, pace: Pace) -> None:
+        ending: Ending | None = None
+        try:
+            outcome = await self._attempt(record)
+            if isinstance(outcome, Again) and outcome.after_seconds is not None:
+                pace.pause(trio.current_time() + outcome.after_seconds)
+            ending = ending_of(
+                outcome,
+                attempts=record.attempts + 1,
+                repeatable=record.repeatable,
+                schedule=self._limits.schedule,
+                now=self._clock(),
+                fraction=self._fraction(),
+            )
+            await self._record(record, ending)
+        except trio.Cancelled:
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                await self._record(record, ending or self._interrupted(record))
+            raise
+
+    async def _attempt(self, record: NotificationRecord) -> Outcome:
+        with trio.move_on_after(ATTEMPT_SECONDS):
+            try:
+                return await self._channel.send(record.outbox)
+            except Exception as error:
+                # A fault of ours in the middle of sending: nobody knows how far it came.
+                _log.exception("notification.crashed", id=str(record.id))
+                await trio.lowlevel.checkpoint()
+                return Ambiguous(f"the channel failed: {type(error).__name__}")
+        return Ambiguous(f"there was no answer within {ATTEMPT_SECONDS:g} s")
+
+    def _interrupted(self, record: NotificationRecord) -> Ending:
+        return interrupted(
+            repeatable=record.repeatable,
+            reason="cut off by a shutdown: whether it arrived is not known",
+            now=self._clock(),
+        )
+
+    async def _record(self, record: NotificationRecord, ending: Ending) -> None:
+        """Write how an attempt ended, however long the store takes to take it."""
+        while True:
+            # A cancelled write may have been made, so its answer is waited for.
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                try:
+                    if await self._store.finish(record.id, ending, now=self._clock()):
+                        self._report(record, ending, attempt=record.attempts + 1)
+                except StoreUnavailableError as error:
+                    _log.error("store.unavailable", error=str(error), id=str(record.id))
+                    await trio.lowlevel.checkpoint()
+                else:
+                    return
+            await trio.sleep(STORE_RETRY_SECONDS)
+
+    def _report(self, record: NotificationRecord, ending: Ending, *, attempt: int) -> None:
+        result = RESULTS.get(ending.state)
+        if result is None:
+            return
+        self._count(self.name, result)
+        log_result(record, result, attempt=attempt, ending=ending)
+
+
+def log_result(record: NotificationRecord, result: str, *, attempt: int, ending: Ending) -> None:
+    """Log what became of a message: no address and no text of it (contracts 10)."""
+    log = _LEVELS.get(result, _log.error)
+    log(
+        f"notification.{result}",
+        id=str(record.id),
+        delivery_id=record.outbox.delivery_id,
+        tenant=record.outbox.tenant_identifier,
+        transition=str(record.outbox.transition),
+        attempt=attempt,
+        reason=ending.reason,
+        provider_id=ending.provider_id,
+    )

@@ -1,0 +1,77 @@
+"""What becomes of a message after an attempt, and when it is tried again. Pure (contracts 6)."""
+
+import attrs
+
+from ..jitter import longest_wait
+from ..storage.notification_records import Ending, NotificationState
+from .outcome import Again, Ambiguous, Outcome, Refused, Sent, Skipped
+
+#: The longest reason that is kept, in characters.
+MAX_REASON_LENGTH = 500
+
+
+@attrs.frozen
+class RetrySchedule:
+    """How often and how late a message is tried again on its channel.
+
+    ``max_attempts`` counts all of them, the first included. After the n-th failed one the wait is
+    drawn from ``U(0, min(cap, base * 2**(n - 1)))``. With the defaults eight attempts last half an
+    hour on average: long enough for a provider to come back, and for a message that is still news.
+    """
+
+    max_attempts: int = 8
+    base_seconds: float = 30.0
+    cap_seconds: float = 3600.0
+
+
+def ending_of(
+    outcome: Outcome,
+    *,
+    attempts: int,
+    repeatable: bool,
+    schedule: RetrySchedule,
+    now: float,
+    fraction: float,
+) -> Ending:
+    """Decide what follows an attempt.
+
+    Args:
+        outcome: what the channel said.
+        attempts: the number of this attempt, from 1.
+        repeatable: whether the receiver can tell a repetition: only then is a message sent again
+            of which it is not known whether it arrived.
+        schedule: how often and how late.
+        now: Unix seconds.
+        fraction: the caller's randomness, from 0 to 1.
+    """
+    match outcome:
+        case Sent(provider_id):
+            return Ending(NotificationState.SENT, provider_id=provider_id)
+        case Skipped(reason):
+            return Ending(NotificationState.SKIPPED, _cut(reason))
+        case Refused(reason):
+            return Ending(NotificationState.FAILED, _cut(reason))
+        case Ambiguous(reason) if not repeatable:
+            return Ending(NotificationState.UNKNOWN, _cut(reason))
+        case Ambiguous(reason):
+            asked = 0.0
+        case Again(reason, after_seconds):
+            asked = after_seconds or 0.0
+    if attempts >= schedule.max_attempts:
+        return Ending(NotificationState.FAILED, _cut(reason))
+    wait = fraction * longest_wait(
+        attempts, base_seconds=schedule.base_seconds, cap_seconds=schedule.cap_seconds
+    )
+    # What the provider asked for is a lower bound; the jitter on top spreads those that it told.
+    return Ending(NotificationState.RETRYING, _cut(reason), next_attempt_at=now + asked + wait)
+
+
+def interrupted(*, repeatable: bool, reason: str, now: float) -> Ending:
+    """Return what is recorded of an attempt that was cut off after the sending had begun."""
+    if repeatable:
+        return Ending(NotificationState.RETRYING, reason, next_attempt_at=now)
+    return Ending(NotificationState.UNKNOWN, reason)
+
+
+def _cut(reason: str) -> str:
+    return reason if len(reason) <= MAX_REASON_LENGTH else reason[: MAX_REASON_LENGTH - 1] + "…"

@@ -1,0 +1,104 @@
+"""Connects tenants and notifications: channels, dispatcher, and the word that something changed."""
+
+import time
+from collections.abc import Callable, Mapping
+
+import trio
+
+from ..config import Settings
+from ..config.notification_options import enabled_channels
+from ..monitoring import Sample
+from ..notifications.channel_runner import Limits
+from ..notifications.dispatcher import Dispatcher
+from ..notifications.ports import Channel
+from ..notifications.schedule import RetrySchedule
+from ..storage.ports import Store
+from ..tenants.feed import TransitionFeed
+from ..tenants.tenancy import Tenancy
+from .channel_maker import make_channels
+from .notification_samples import sample_notifications
+
+#: Makes channels, by their names: ``email``, ``sms``, ``webhook``. Those that the settings do not
+#: enable are not used.
+ChannelFactory = Callable[[Settings], Mapping[str, Channel]]
+
+
+class Notifier:
+    """Site-manager notifications beside the receiver; a :class:`~..webhooks.companion.Companion`.
+
+    Args:
+        settings: validated settings with notifications enabled.
+        channels: makes the channels; None: those of the settings.
+        limits: of single channels; the others are limited by default.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        channels: ChannelFactory | None = None,
+        limits: Mapping[str, Limits] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._channels = channels
+        self._limits = limits
+        self._clock = clock
+        self._dispatcher: Dispatcher | None = None
+        self._closed = False
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The metrics of notifications so far; none before the start."""
+        return () if self._dispatcher is None else sample_notifications(self._dispatcher.counts)
+
+    async def run(
+        self,
+        store: Store,
+        tenancy: Tenancy,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Send until :meth:`close`, then finish what was begun; see :class:`Dispatcher`.
+
+        Raises:
+            StoreUnavailableError: at the start alone; later it is retried.
+        """
+        options = self._settings.multi_tenant.notifications
+        channels = self._make_channels()
+        schedule = RetrySchedule(options.max_attempts)
+        limits = self._limits or {name: Limits(schedule=schedule) for name in channels}
+        dispatcher = Dispatcher(channels, store.notifications, limits=limits, clock=self._clock)
+        # The data directory is locked, so whoever else has held a lease is dead.
+        await dispatcher.recover()
+        self._dispatcher = dispatcher
+        if self._closed:
+            dispatcher.close()
+        with tenancy.service.subscribe() as feed:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_forward, feed, dispatcher)
+                await nursery.start(dispatcher.run)
+                task_status.started()
+                await dispatcher.ended.wait()
+                nursery.cancel_scope.cancel()
+
+    def _make_channels(self) -> Mapping[str, Channel]:
+        options = self._settings.multi_tenant.notifications
+        if self._channels is None:
+            made: Mapping[str, Channel] = make_channels(options, clock=self._clock)
+        else:
+            made = self._channels(self._settings)
+        return {name: made[name] for name in enabled_channels(options) if name in made}
+
+    def close(self) -> None:
+        """Begin nothing new."""
+        self._closed = True
+        if self._dispatcher is not None:
+            self._dispatcher.close()
+
+
+async def _forward(feed: TransitionFeed, dispatcher: Dispatcher) -> None:
+    while True:
+        await feed.wait()
+        dispatcher.wake()

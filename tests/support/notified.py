@@ -1,0 +1,150 @@
+"""Transitions, channels and stores for tests of notifications."""
+
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from sdk_trio.notifications.outcome import Outcome, Sent
+from sdk_trio.storage.memory_store import MemoryInbox
+from sdk_trio.storage.notification_records import NotificationRecord
+from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.storage.tenant_records import (
+    AuditAction,
+    AuditRecord,
+    OutboxRecord,
+    Tenant,
+    TenantStatus,
+    Transition,
+)
+
+LEASE = 10.0
+TERMS = {"lease_seconds": LEASE, "dedup_seconds": 100.0, "payload_seconds": 40.0}
+
+
+@attrs.define
+class Stores:
+    """Several owners on one store, in memory or in a file."""
+
+    kind: str
+    file: Path
+    opened: list[Any] = attrs.Factory(list)
+
+    async def open(self, owner: str) -> Any:
+        if self.kind == "memory":
+            await trio.lowlevel.checkpoint()
+            shares = self.opened[0] if self.opened else None
+            self.opened.append(MemoryInbox(owner=owner, shares=shares, **TERMS))
+        else:
+            self.opened.append(await SqliteInbox.open(self.file, owner=owner, **TERMS))
+        return self.opened[-1]
+
+    async def close(self) -> None:
+        for store in self.opened:
+            await store.close()
+
+
+@asynccontextmanager
+async def stores_of(kind: str, directory: Path) -> AsyncIterator[Stores]:
+    stores = Stores(kind, directory / "inbox.db")
+    try:
+        yield stores
+    finally:
+        with trio.move_on_after(10, shield=True):
+            await stores.close()
+
+
+def tenant(identifier: str = "acme", **values: Any) -> Tenant:
+    id = str(uuid.uuid5(uuid.NAMESPACE_DNS, identifier))
+    return Tenant(id=id, identifier=identifier, name=identifier.title(), created_at=1.0, **values)
+
+
+async def add_tenant(store: Any, identifier: str = "acme") -> Tenant:
+    added = tenant(identifier)
+    await store.tenants.add(added, audit(added, AuditAction.CREATED, 1.0))
+    return added
+
+
+def audit(of: Tenant, action: AuditAction, now: float) -> AuditRecord:
+    return AuditRecord(
+        tenant_id=of.id, tenant_identifier=of.identifier, action=action, actor="t", occurred_at=now
+    )
+
+
+async def transition(store: Any, identifier: str = "acme", *, now: float) -> OutboxRecord:
+    """Commit one transition of a tenant, as the tenants' service would."""
+    before = await store.tenants.find(identifier) or await add_tenant(store, identifier)
+    active = before.status is TenantStatus.ACTIVE
+    status = TenantStatus.SUSPENDED if active else TenantStatus.ACTIVE
+    after = attrs.evolve(before, status=status, version=before.version + 1)
+    change = Transition.SUSPENDED if active else Transition.REACTIVATED
+    record = OutboxRecord(
+        delivery_id=str(uuid.uuid4()),
+        tenant_id=after.id,
+        tenant_identifier=identifier,
+        tenant_name=after.name,
+        transition=change,
+        previous_status=before.status,
+        new_status=status,
+        reason=None,
+        actor="t",
+        occurred_at=now,
+        site_manager_email="m@example.com",
+        site_manager_email_verified=True,
+        site_manager_phone="+15551234567",
+    )
+    await store.tenants.change(after, audit(after, AuditAction(str(change)), now), record)
+    return record
+
+
+@attrs.define
+class FakeChannel:
+    """Notes what it is asked to send, and answers as told; ``behave`` may wait or raise."""
+
+    repeatable: bool = False
+    behave: Callable[[int], Awaitable[Outcome]] | None = None
+    begun: list[str] = attrs.Factory(list)
+    finished: list[str] = attrs.Factory(list)
+    at: list[float] = attrs.Factory(list)
+
+    async def send(self, record: OutboxRecord) -> Outcome:
+        number = len(self.begun)
+        self.begun.append(record.delivery_id)
+        self.at.append(trio.current_time())
+        outcome: Outcome = Sent(f"id-{number}")
+        if self.behave is None:
+            await trio.lowlevel.checkpoint()
+        else:
+            outcome = await self.behave(number)
+        self.finished.append(record.delivery_id)
+        return outcome
+
+
+def answering(*outcomes: Outcome) -> Callable[[int], Awaitable[Outcome]]:
+    """Answer with these in turn, and with the last one from then on."""
+
+    async def behave(number: int) -> Outcome:
+        await trio.lowlevel.checkpoint()
+        return outcomes[min(number, len(outcomes) - 1)]
+
+    return behave
+
+
+async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Wait until a condition holds; its answer may be awaitable."""
+    with trio.fail_after(seconds):
+        while True:
+            found = condition()
+            if isinstance(found, Awaitable):
+                found = await found
+            if found:
+                return
+            await trio.sleep(0.01)
+
+
+def states(records: Iterable[NotificationRecord]) -> dict[str, str]:
+    return {str(record.id): str(record.state) for record in records}
