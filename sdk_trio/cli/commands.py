@@ -298,6 +298,27 @@ def _tenant_purge(parser: ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _replication_restore(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--tenant", metavar="T", required=True, help="the tenant, or its id if it is not known here"
+    )
+    parser.add_argument(
+        "--at",
+        metavar="TIME",
+        help=f"the last state before it (default: the newest); {_MOMENT_HELP}",
+    )
+    parser.add_argument("--output", metavar="F", required=True, help="the file to make")
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+    _add_format(parser)
+
+
+def _replication_verify(parser: ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--tenant", metavar="T", help="only this tenant, of any status")
+    which.add_argument("--all", action="store_true", help="every active tenant (the default)")
+    _add_format(parser)
+
+
 def _add_format(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("table", "json"), default="table", help="of standard output"
@@ -339,6 +360,18 @@ COMMANDS = (
     Command(
         "tenant purge", "remove long deleted tenants", "tenant_purger:purge_tenants", _tenant_purge
     ),
+    Command(
+        "replication restore",
+        "restore a tenant's database into a file",
+        "restorer:restore",
+        _replication_restore,
+    ),
+    Command(
+        "replication verify",
+        "prove that replicas can be restored",
+        "replica_verifier:verify",
+        _replication_verify,
+    ),
     Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", _upgrade),
 )
 
@@ -346,6 +379,7 @@ COMMANDS = (
 GROUPS = {
     "config": "the settings: check them, show them, describe them",
     "events": "the inbox: what came, what became of it, what to run again",
+    "replication": "the tenants' replicas: restore from them, and prove that it works",
     "secrets": "webhook secrets",
     "tenant": "tenants: who they are, where they stand, who changed that",
 }

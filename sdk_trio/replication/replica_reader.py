@@ -161,8 +161,7 @@ class TenantReplica:
         words = words[:_SHOWN_CHARACTERS]
         if "no space left on device" in said or "disk quota exceeded" in said:
             return RestoreError(
-                "the disk is full: free some space, or restore to another file system "
-                f"({words})"
+                f"the disk is full: free some space, or restore to another file system ({words})"
             )
         if "no matching backup files" in said:
             return RestoreError("the target holds nothing that could be restored")

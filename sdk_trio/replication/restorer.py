@@ -77,7 +77,7 @@ class Restorer:
         Cancelled, it ends the binary and leaves ``output`` as it was.
         """
         began = trio.current_time()
-        output = output.absolute()
+        output = Path(os.path.abspath(output))
         _refuse_existing(output, overwrite=overwrite)
         try:
             with scratch_directory(output.parent, f".{output.name}.restoring-") as scratch:
@@ -126,14 +126,16 @@ class Restorer:
     async def _watch(self, partial: Path) -> None:
         growing = partial.with_name(f"{partial.name}.tmp")
         while True:
-            step, size = "restoring", 0
-            with suppress(OSError):
-                size = growing.stat().st_size
-            with suppress(OSError):
-                size = partial.stat().st_size
-                step = "checking"
-            self._report(RestoreProgress(step, size))
+            self._report(_look(growing, partial))
             await trio.sleep(_LOOK_SECONDS)
+
+
+def _look(growing: Path, partial: Path) -> RestoreProgress:
+    """Say how far the replicator has come: it gives a file its name when it is whole."""
+    for step, file in (("checking", partial), ("restoring", growing)):
+        with suppress(OSError):
+            return RestoreProgress(step, file.stat().st_size)
+    return RestoreProgress("restoring")
 
 
 _ADVICE = (

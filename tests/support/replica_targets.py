@@ -16,7 +16,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -319,9 +318,3 @@ def _request(port: int, method: str, path: str, headers: Mapping[str, str]) -> N
         connection.close()
     if answer.status not in (200, 201):
         raise RuntimeError(f"{method} {path}: {answer.status} {body[:500]!r}")
-
-
-if __name__ == "__main__":  # pragma: no cover - to try the emulators by hand
-    with all_targets(Path(sys.argv[1])) as found:
-        for one in found.values():
-            print(one.kind, one.settings, sorted(one.environ))
