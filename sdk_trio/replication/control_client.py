@@ -1,5 +1,7 @@
 """Talks to a running replicator over its control socket."""
 
+from functools import partial
+
 import msgspec
 import trio
 
@@ -70,7 +72,7 @@ class ControlClient:
 
     async def _ask(self, target: str, question: dict[str, object] | None, seconds: float) -> bytes:
         answer = await ask_local(
-            lambda: trio.open_unix_socket(self.socket_path),
+            partial(trio.open_unix_socket, self.socket_path),
             target,
             body=None if question is None else msgspec.json.encode(question),
             seconds=seconds,

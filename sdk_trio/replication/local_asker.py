@@ -80,7 +80,7 @@ async def _ask(
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
-                connection.receive_data(await stream.receive_some(_PIECE_BYTES))
+                connection.receive_data(bytes(await stream.receive_some(_PIECE_BYTES)))
             elif isinstance(event, h11.Response):
                 status = event.status_code
             elif isinstance(event, h11.Data):
