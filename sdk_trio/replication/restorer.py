@@ -77,8 +77,7 @@ class Restorer:
         Cancelled, it ends the binary and leaves ``output`` as it was.
         """
         began = trio.current_time()
-        output = Path(os.path.abspath(output))
-        _refuse_existing(output, overwrite=overwrite)
+        output = _checked(output, overwrite=overwrite)
         try:
             with scratch_directory(output.parent, f".{output.name}.restoring-") as scratch:
                 source = self._reader.prepare(tenant_id, scratch)
@@ -142,6 +141,13 @@ _ADVICE = (
     "a replica keeps what Sdk:MultiTenant:FileDb:Replication:RetentionDays says; check that the "
     "tenant and the target are the right ones"
 )
+
+
+def _checked(output: Path, *, overwrite: bool) -> Path:
+    """Return the output as an absolute path, if it may be written."""
+    output = output.absolute()
+    _refuse_existing(output, overwrite=overwrite)
+    return output
 
 
 def _refuse_existing(output: Path, *, overwrite: bool) -> None:

@@ -109,11 +109,9 @@ class Verifier:
         A tenant that is not active is not replicated at present: it is compared with what its
         replica was left with.
 
-        Raises:
-            ReplicatorError: the binary cannot be run.
-
         Cancelled, it ends the binary, and nothing of the restored database is left.
         """
+        await trio.lowlevel.checkpoint()
         began = trio.current_time()
         live = database_path(self._directory, tenant.id)
         found = Verification(
