@@ -231,6 +231,9 @@ def write_rows(file: Path, rows: int, *, bytes_each: int = 200) -> None:
     database.set_busy_timeout(20_000)
     try:
         database.pragma("journal_mode", "wal")
+        # As the runtime's own connections: the log is the replicator's.
+        database.pragma("wal_autocheckpoint", 0)
+        database.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         database.execute(
             "CREATE TABLE IF NOT EXISTS grants (id INTEGER PRIMARY KEY, body TEXT, cost REAL);"
             "CREATE INDEX IF NOT EXISTS by_body ON grants (body)"
