@@ -137,9 +137,7 @@ class Watcher:
         before = self._applied or {}
         # A file in another one's place: the replicator has to let go of the old one, which still
         # is what it reads, before it is given the new one. That is the next look's change.
-        kept = {
-            entry: inode for entry, inode in seen.items() if before.get(entry, inode) == inode
-        }
+        kept = {entry: inode for entry, inode in seen.items() if before.get(entry, inode) == inode}
         databases = sorted(kept)
         written = await trio.to_thread.run_sync(self._write, databases, limiter=self._limiter)
         if written:
