@@ -277,6 +277,17 @@ def _add_who_and_why(parser: ArgumentParser) -> None:
     parser.add_argument("--actor", metavar="A", help="who asks (default: the user of the machine)")
 
 
+def _replication_render(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--output", metavar="F", help="write this file, whole, mode 0600 (default: print)"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; fail if the file (default: ConfigOutputPath) is not current",
+    )
+
+
 def _upgrade(parser: ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show what would be done")
     parser.add_argument(
@@ -339,6 +350,12 @@ COMMANDS = (
     Command(
         "tenant purge", "remove long deleted tenants", "tenant_purger:purge_tenants", _tenant_purge
     ),
+    Command(
+        "replication render",
+        "print the replicator's configuration",
+        "replication:render",
+        _replication_render,
+    ),
     Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", _upgrade),
 )
 
@@ -346,6 +363,7 @@ COMMANDS = (
 GROUPS = {
     "config": "the settings: check them, show them, describe them",
     "events": "the inbox: what came, what became of it, what to run again",
+    "replication": "the replication of the tenants' databases",
     "secrets": "webhook secrets",
     "tenant": "tenants: who they are, where they stand, who changed that",
 }

@@ -10,7 +10,6 @@ NOT_IN_THIS_VERSION = frozenset(
     {
         "doctor",
         "listen",
-        "replication",
         "notify",
         "storage",
         "openapi",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..config import Settings, missing_parts
+from ..config import Settings, missing_parts, unmet_needs
 from ..config.rules import RECONCILIATION_NEEDS_CLIENT
 from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError
 from ..logs import get_logger
@@ -60,7 +60,8 @@ class Runtime:
 
     Raises:
         NotInThisVersionError: the settings ask for a part that this version does not contain.
-        OptionsValidationError: they ask for what needs a client, or an extra, that is not there.
+        OptionsValidationError: they ask for what needs a client, an extra or tenants that are not
+            there.
         MissingHandlersError: ``FailOnMissingHandlers`` is true and a known type has no handler.
 
     It runs once; make another one to run again. No signal handler is installed.
@@ -80,6 +81,8 @@ class Runtime:
         problems = missing_parts(settings)
         if problems:
             raise NotInThisVersionError(problems)
+        if unmet_needs(settings):
+            raise OptionsValidationError(unmet_needs(settings))
         self.settings = settings
         if standalone is None:
             standalone = client is None and settings.access_token is None
@@ -216,6 +219,8 @@ class Runtime:
     ) -> None:
         async with trio.open_nursery() as parts:
             await parts.start(self.receiver.run)
+            if self.settings.multi_tenant.file_db.replication.use_replication:
+                await parts.start(self._replicate)
             started = Started(receiver=await parts.start(server.run))
             routes.started(started.receiver[0])
             _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
@@ -232,6 +237,13 @@ class Runtime:
             await server.ended.wait()
             await self.receiver.drain()
             parts.cancel_scope.cancel()
+
+    async def _replicate(  # noqa: ASYNC128 - run_replication calls it
+        self, *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        from .replication_runner import run_replication  # loaded by those who replicate
+
+        await run_replication(self.settings, self.receiver.tenancy.service, task_status=task_status)
 
     async def _reconcile(self) -> None:
         from .reconciler import Reconciler  # loads the client, which is optional
