@@ -8,6 +8,7 @@ import trio
 
 from .. import logs
 from ..config import Settings
+from ..config.gates import USE_REPLICATION
 from ..errors import OptionsValidationError, Problem
 from ..replication.binary_finder import find_replicator
 from ..replication.pid_file_writer import hold_pid_file
@@ -16,10 +17,9 @@ from ..storage.data_directory import create_data_directory
 from ..tenants.database_opener import databases_directory
 from .daemon import begin_logs
 from .settings_reader import read
+from .upgrade import require_tenants
 
 _log = logs.get_logger("cli")
-
-_SECTION = "Sdk:MultiTenant:FileDb:Replication"
 
 
 def run_replicator(arguments: Namespace) -> int:
@@ -46,15 +46,14 @@ def require_replication(settings: Settings) -> Settings:
     """Return the settings if they ask for replication.
 
     Raises:
-        OptionsValidationError: they do not.
+        OptionsValidationError: ``UseReplication`` is false.
+        TenantsDisabledError: there are no tenants.
     """
-    problems = []
-    if not settings.multi_tenant.enabled:
-        problems.append(Problem("Sdk:MultiTenant:Enabled", "is false: there are no tenants"))
-    elif not settings.multi_tenant.file_db.replication.use_replication:
-        problems.append(Problem(f"{_SECTION}:UseReplication", "is false: set it to true"))
-    if problems:
-        raise OptionsValidationError(problems)
+    if not settings.multi_tenant.file_db.replication.use_replication:
+        raise OptionsValidationError(
+            [Problem(USE_REPLICATION, "is false, so nothing is replicated: set it to true")]
+        )
+    require_tenants(settings)
     return settings
 
 

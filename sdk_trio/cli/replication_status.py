@@ -1,9 +1,9 @@
 """``replication status``: how replication of each tenant stands, worst first (contracts 9)."""
 
+import uuid
 from argparse import Namespace
 from collections.abc import Collection
 
-import attrs
 import trio
 
 from ..config import Settings
@@ -13,7 +13,7 @@ from ..replication.database_finder import find_databases
 from ..replication.health import DatabaseHealth, HealthState, ReplicationHealth
 from ..replication.health_checker import HealthChecker
 from ..storage import open_store
-from ..storage.tenant_records import Tenant
+from ..storage.tenant_records import TenantStatus
 from ..tenants import TenantService
 from ..tenants.database_opener import databases_directory
 from .moments import moment_text
@@ -34,9 +34,9 @@ def show_status(arguments: Namespace) -> int:
         SdkError: from the settings, or the store cannot be read.
     """
     settings = require_replication(load(arguments))
-    health, tenants = trio.run(_look, settings)
+    health, identifiers = trio.run(_look, settings)
     as_json = arguments.format == "json"
-    rows = [_row(each, tenants, as_json=as_json) for each in health.databases]
+    rows = [_row(each, identifiers[each.path], as_json=as_json) for each in health.databases]
     print_rows(rows, COLUMNS, as_json=as_json)
     if not settings.multi_tenant.file_db.replication.health_check_enabled:
         say("HealthCheckEnabled is false: nobody looks at this but you")
@@ -46,17 +46,18 @@ def show_status(arguments: Namespace) -> int:
     return EXIT_FAILURE if health.reachable else EXIT_UNAVAILABLE
 
 
-async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, Tenant]]:
+async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
     missing = why_unreachable(settings)
     if missing is not None:
         raise StoreUnavailableError(missing)
     directory = databases_directory(settings).absolute()
-    async with open_store(settings) as store:
-        service = TenantService(store, settings)
+    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        service = TenantService(settings, store.tenants)
         files = await find_databases(service, directory)
-        tenants = {each.id: each for each in await _all(service)}
+        identifiers = await _identifiers(service)
 
-    async def wanted() -> Collection[str]:  # noqa: ASYNC910 - the store has been asked already
+    async def wanted() -> Collection[str]:
+        await trio.lowlevel.checkpoint()
         return [file.path for file in files]
 
     checker = HealthChecker(
@@ -65,4 +66,29 @@ async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, Tenant
         wanted=wanted,
     )
     health = await checker.check(even_if_disabled=True)
-    return health, {file.path: tenants[file.tenant_id] for file in files}
+    return health, {file.path: identifiers[file.tenant_id] for file in files}
+
+
+async def _identifiers(tenants: TenantService) -> dict[str, str]:
+    """Return the identifier of each active tenant by its id."""
+    found: dict[str, str] = {}
+    after = ""
+    while True:
+        page = await tenants.list(status=TenantStatus.ACTIVE, after=after, limit=_PAGE)
+        found |= {tenant.id: tenant.identifier for tenant in page}
+        if len(page) < _PAGE:
+            return found
+        after = page[-1].identifier
+
+
+def _row(health: DatabaseHealth, identifier: str, *, as_json: bool) -> Row:
+    row = {"identifier": identifier, "state": health.state.value, "reason": health.reason or None}
+    if as_json:
+        return {
+            **row,
+            "path": health.path,
+            "lag_seconds": health.lag_seconds,
+            "last_sync_at": health.last_sync_at,
+        }
+    lag = None if health.lag_seconds is None else f"{health.lag_seconds:.1f} s"
+    return {**row, "lag": lag, "last_sync": moment_text(health.last_sync_at)}

@@ -28,6 +28,7 @@ class HealthState(enum.StrEnum):
     UNHEALTHY = "Unhealthy"
 
 
+_JUDGED: Final = (HealthState.HEALTHY, HealthState.DEGRADED, HealthState.UNHEALTHY)
 _RANK: Final = {state: rank for rank, state in enumerate(HealthState)}
 
 
@@ -72,9 +73,7 @@ class ReplicationHealth:
     @property
     def counts(self) -> dict[HealthState, int]:
         """How many databases are in which state."""
-        found = {
-            state: 0 for state in (HealthState.HEALTHY, HealthState.DEGRADED, HealthState.UNHEALTHY)
-        }
+        found = dict.fromkeys(_JUDGED, 0)
         for each in self.databases:
             found[each.state] += 1
         return found

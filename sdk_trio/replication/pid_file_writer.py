@@ -56,11 +56,12 @@ def _put_in_place(partial: Path, file: Path) -> None:
     while True:
         try:
             os.link(partial, file)  # fails where there is a file, so only one can succeed
-            return
         except FileExistsError:
             _remove_abandoned(file)
         except OSError as error:
             raise ReplicatorError(f"{file} cannot be written: {error.strerror}") from error
+        else:
+            return
 
 
 def _remove_abandoned(file: Path) -> None:

@@ -5,7 +5,6 @@ databases it finds. The running replicator has a copy of its own: the original m
 a broken one at any time, and a replicator that crashes then starts again from what worked.
 """
 
-import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,7 +115,7 @@ class PlanReader:
             found = msgspec.json.decode(answer.stdout or b"[]", type=list[_Entry] | None)
         except msgspec.MsgspecError as error:
             raise ReplicatorError(f"{binary} is no replicator that we know: {error}") from error
-        return frozenset(os.path.abspath(entry.path) for entry in found or ())
+        return frozenset(entry.path for entry in found or ())
 
 
 def _check(answer: "subprocess.CompletedProcess[bytes]") -> None:
