@@ -277,6 +277,29 @@ def _add_who_and_why(parser: ArgumentParser) -> None:
     parser.add_argument("--actor", metavar="A", help="who asks (default: the user of the machine)")
 
 
+def _replication_render(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--output", metavar="F", help="write this file, whole, mode 0600 (default: print)"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; fail if the file (default: ConfigOutputPath) is not current",
+    )
+
+
+def _replication_run(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--pid-file",
+        metavar="P",
+        help="where our process id goes, for who sends SIGHUP (default: ReplicatorPidFilePath)",
+    )
+
+
+def _replication_status(parser: ArgumentParser) -> None:
+    _add_format(parser)
+
+
 def _upgrade(parser: ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show what would be done")
     parser.add_argument(
@@ -372,6 +395,24 @@ COMMANDS = (
         "replica_verifier:verify",
         _replication_verify,
     ),
+    Command(
+        "replication run",
+        "run a replicator that reloads on SIGHUP",
+        "replication_run:run_replicator",
+        _replication_run,
+    ),
+    Command(
+        "replication status",
+        "show how far behind each tenant's replica is",
+        "replication_status:show_status",
+        _replication_status,
+    ),
+    Command(
+        "replication render",
+        "print the replicator's configuration",
+        "replication:render",
+        _replication_render,
+    ),
     Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", _upgrade),
 )
 
@@ -379,7 +420,7 @@ COMMANDS = (
 GROUPS = {
     "config": "the settings: check them, show them, describe them",
     "events": "the inbox: what came, what became of it, what to run again",
-    "replication": "the tenants' replicas: restore from them, and prove that it works",
+    "replication": "the replication of the tenants' databases",
     "secrets": "webhook secrets",
     "tenant": "tenants: who they are, where they stand, who changed that",
 }

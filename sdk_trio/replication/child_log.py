@@ -50,7 +50,7 @@ def read_line(line: bytes, secrets: Collection[str]) -> ChildLine:
         # As it stands in a JSON text and in an address.
         text = text.replace(json.dumps(secret)[1:-1], "***")
     try:
-        document: Any = json.loads(text)
+        document: Any = json.loads(text, object_pairs_hook=_first_of_each)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
@@ -64,6 +64,11 @@ def read_line(line: bytes, secrets: Collection[str]) -> ChildLine:
             if name not in _DROPPED
         },
     )
+
+
+def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Keep the first of fields with one name: some lines have a level of compaction, too."""
+    return dict(reversed(pairs))
 
 
 def _text(value: object) -> str:

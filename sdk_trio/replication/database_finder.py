@@ -78,10 +78,14 @@ async def find_databases(tenants: TenantList, directory: Path) -> list[TenantDat
         ReplicationError: the directory cannot be read.
     """
     active = await active_tenants(tenants)
-    files = await trio.to_thread.run_sync(database_files, directory)
-    return [database_of(directory, tenant_id) for tenant_id in sorted(active & files.keys())]
+    return await trio.to_thread.run_sync(_of_tenants, directory, active)
+
+
+def _of_tenants(directory: Path, active: frozenset[str]) -> list[TenantDatabaseFile]:
+    names = sorted(active & database_files(directory).keys())
+    return [database_of(directory.absolute(), name) for name in names]
 
 
 def database_of(directory: Path, tenant_id: str) -> TenantDatabaseFile:
-    """Return the entry of a tenant's database, with an absolute path."""
-    return TenantDatabaseFile(tenant_id, str(directory.absolute() / f"{tenant_id}{_SUFFIX}"))
+    """Return the entry of a tenant's database in an absolute ``directory``."""
+    return TenantDatabaseFile(tenant_id, os.path.join(directory, f"{tenant_id}{_SUFFIX}"))

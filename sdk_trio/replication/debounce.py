@@ -18,12 +18,14 @@ class Debounce:
         self.due_at = math.inf
 
     def note(self, now: float) -> None:
-        """Note a change; only the first one since the last :meth:`take` opens the window."""
-        if self.due_at == math.inf:
-            self.due_at = now + self.window
+        """Note a change: it is due with the first one since the last :meth:`take`.
+
+        What was postponed is not made to wait any longer than a window.
+        """
+        self.due_at = min(self.due_at, now + self.window)
 
     def postpone(self, now: float, seconds: float) -> None:
-        """Have what failed be due again, ``seconds`` after ``now``, whatever is noted meanwhile."""
+        """Have what failed be due again ``seconds`` after ``now``, or with the next change."""
         self.due_at = now + seconds
 
     def take(self, now: float) -> bool:

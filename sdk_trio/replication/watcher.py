@@ -12,7 +12,7 @@ from typing import Protocol
 
 import trio
 
-from ..errors import ReplicationError, StorageError
+from ..errors import SdkError
 from ..logs import get_logger
 from ..tenants.feed import TransitionFeed
 from .database_finder import TenantList, active_tenants, database_files, database_of
@@ -32,9 +32,6 @@ RETRY_SECONDS = 5.0
 
 #: When a replicator that could not be told is told again, in seconds.
 RETELL_SECONDS = 30.0
-
-#: How a database looked: its entry, and the file that the path led to.
-_Seen = Mapping[TenantDatabaseFile, int]
 
 
 class WatchedTenants(TenantList, Protocol):
@@ -75,7 +72,7 @@ class Watcher:
         retell_seconds: float = RETELL_SECONDS,
     ) -> None:
         self._tenants = tenants
-        self._directory = directory
+        self._directory = directory.absolute()
         self._render = render
         self._writer = writer
         self._reloader = reloader
@@ -85,8 +82,11 @@ class Watcher:
         self._retell_seconds = retell_seconds
         self._limiter = trio.CapacityLimiter(1)
         self._active: frozenset[str] | None = None
-        self._applied: _Seen | None = None
+        self._seen: Mapping[str, int] | None = None
+        self._applied: Mapping[str, int] | None = None
+        self._told = False
         self._complaint = ""
+        #: How often the manifest was written.
         self.regenerations = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -100,49 +100,52 @@ class Watcher:
             self._debounce.postpone(trio.current_time(), 0)
             await self._look()
             task_status.started()
+            looked = trio.current_time()
             while True:
-                wait = min(self._scan_seconds, self._debounce.due_at - trio.current_time())
-                with trio.move_on_after(max(0.0, wait)):
+                with trio.move_on_at(min(looked + self._scan_seconds, self._debounce.due_at)):
                     await feed.wait()
+                    # Only noted: a burst of changes is not a burst of looks.
                     self._active = None
+                    self._debounce.note(trio.current_time())
+                    continue
                 await self._look()
+                looked = trio.current_time()
 
-    async def _look(self) -> None:
+    async def _look(self) -> None:  # noqa: ASYNC910 - a failure was one of an await
         """See what is there, and apply it if that is due."""
         try:
             seen = await self._see()
-            if seen != self._applied:
+            if seen != self._seen:
+                self._seen = seen
                 self._debounce.note(trio.current_time())
             if self._debounce.take(trio.current_time()):
                 await self._apply(seen)
-        except (ReplicationError, StorageError, ValueError) as error:
+        except (SdkError, ValueError) as error:
             self._debounce.postpone(trio.current_time(), self._retry_seconds)
             self._complain(str(error))
         else:
             self._complaint = ""
 
-    async def _see(self) -> _Seen:
+    async def _see(self) -> Mapping[str, int]:
+        """Return the active tenants whose file is there, with its inode."""
         if self._active is None:
             self._active = await active_tenants(self._tenants)
         files = await trio.to_thread.run_sync(
             database_files, self._directory, limiter=self._limiter
         )
-        return {
-            database_of(self._directory, tenant_id): inode
-            for tenant_id, inode in files.items()
-            if tenant_id in self._active
-        }
+        return {tenant_id: files[tenant_id] for tenant_id in files if tenant_id in self._active}
 
-    async def _apply(self, seen: _Seen) -> None:
+    async def _apply(self, seen: Mapping[str, int]) -> None:
         before = self._applied or {}
         # A file in another one's place: the replicator has to let go of the old one, which still
-        # is what it reads, before it is given the new one. That is the next look's change.
-        kept = {
-            entry: inode for entry, inode in seen.items() if before.get(entry, inode) == inode
-        }
-        databases = sorted(kept)
-        written = await trio.to_thread.run_sync(self._write, databases, limiter=self._limiter)
-        if written:
+        # is what it reads, before it is given the new one.
+        kept = {name: inode for name, inode in seen.items() if before.get(name, inode) == inode}
+        if self._told and kept == self._applied:
+            await trio.lowlevel.checkpoint()
+            return
+        databases = [database_of(self._directory, name) for name in sorted(kept)]
+        self._told = False
+        if await trio.to_thread.run_sync(self._write, databases, limiter=self._limiter):
             self.regenerations += 1
             _log.info(
                 "replication.manifest_written",
@@ -151,10 +154,12 @@ class Watcher:
                 added=len(kept.keys() - before.keys()),
                 removed=len(before.keys() - kept.keys()),
             )
-        # What was written counts even if telling is cancelled: the next start tells.
         self._applied = kept
-        if not await self._reloader.reload(databases):
+        self._told = await self._reloader.reload(databases)
+        if not self._told:
             self._debounce.postpone(trio.current_time(), self._retell_seconds)
+        elif kept != seen:
+            self._debounce.note(trio.current_time())
 
     def _write(self, databases: Sequence[TenantDatabaseFile]) -> bool:
         return self._writer.write(self._render(databases))

@@ -1,0 +1,114 @@
+"""Puts the parts of replication together for a running program (spec 2.7, contracts 7)."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from ..config import Settings
+from ..logs import get_logger
+from ..replication.manifest import TenantDatabaseFile, is_large_fleet, render_manifest
+from ..replication.manifest_writer import ManifestWriter
+from ..replication.ports import Reloader
+from ..replication.signaler import Signaler
+from ..replication.watcher import WatchedTenants, Watcher
+from ..tenants.database_opener import databases_directory
+
+_log = get_logger("replication")
+
+#: A sync interval that is kinder to a large fleet's bill, in seconds.
+_FLEET_SYNC_SECONDS = 10
+
+
+class Supervisor(Reloader, Protocol):
+    """A reloader that runs the replicator itself."""
+
+    @property
+    def socket_path(self) -> str:
+        """Where the replicator's control socket is."""
+        ...
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the replicator until cancelled."""
+        ...
+
+
+async def run_replication(
+    settings: Settings,
+    tenants: WatchedTenants,
+    supervisor: Supervisor | None = None,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Keep the replicator at the active tenants' databases until cancelled.
+
+    Args:
+        settings: with ``UseReplication``; with ``AutoRegenerateOnTenantChange`` false and without a
+            supervisor nothing is done but to say so.
+        tenants: the tenants' service, which runs.
+        supervisor: runs the replicator; None: it is the operator's, and is signalled.
+
+    Cancelled, the watcher ends first, so that a supervised replicator is stopped with the databases
+    that it has.
+    """
+    options = settings.multi_tenant.file_db.replication
+    if supervisor is None and not options.auto_regenerate_on_tenant_change:
+        _log.info(
+            "replication.left_alone",
+            detail="AutoRegenerateOnTenantChange is false: after a change of the tenants run "
+            "'replication render --output FILE' and restart the replicator",
+        )
+        task_status.started()
+        await trio.sleep_forever()
+    watcher = build_watcher(settings, tenants, supervisor)
+    async with trio.open_nursery() as nursery:
+        if supervisor is not None:
+            await nursery.start(supervisor.run)
+        await nursery.start(watcher.run)
+        task_status.started()
+
+
+def build_watcher(
+    settings: Settings, tenants: WatchedTenants, supervisor: Supervisor | None = None
+) -> Watcher:
+    """Return the watcher of these settings; it tells ``supervisor``, or the process of a pid file.
+
+    Args:
+        settings: with ``UseReplication``.
+        tenants: the tenants' service.
+        supervisor: runs the replicator; None: it is the operator's, and is signalled.
+    """
+    options = settings.multi_tenant.file_db.replication
+    reloader: Reloader = supervisor or Signaler(Path(options.replicator_pid_file_path))
+    return Watcher(
+        tenants,
+        databases_directory(settings),
+        render=partial(
+            _render, settings, socket_path=None if supervisor is None else supervisor.socket_path
+        ),
+        writer=ManifestWriter(Path(options.config_output_path)),
+        reloader=reloader,
+        window=options.auto_regenerate_debounce_window.total_seconds(),
+    )
+
+
+def _render(
+    settings: Settings, databases: Sequence[TenantDatabaseFile], *, socket_path: str | None
+) -> str:
+    options = settings.multi_tenant.file_db.replication
+    if (
+        is_large_fleet(options, len(databases))
+        and options.sync_interval_seconds < _FLEET_SYNC_SECONDS
+    ):
+        _log.warning(
+            "replication.fleet_is_large",
+            databases=len(databases),
+            detail=f"each busy database makes a request every {options.sync_interval_seconds} s: "
+            f"SyncIntervalSeconds of {_FLEET_SYNC_SECONDS} or more costs less",
+        )
+    return render_manifest(
+        options, databases, working_directory=os.getcwd(), socket_path=socket_path
+    )
