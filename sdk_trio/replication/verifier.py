@@ -36,10 +36,7 @@ from .replica_reader import ReplicaReader, TenantReplica
 from .scratch_keeper import scratch_directory
 from .verification import Comparison, Verification
 
-#: How long the replicator may take to bring one database to the target, in seconds.
-SYNC_SECONDS = 30
-
-#: How often a moment without writes is looked for.
+#: How often a moment without writes is looked for, and a sync asked for.
 _ATTEMPTS = 3
 
 #: Room that is left on the disk beside the restored database, in bytes.
@@ -78,6 +75,9 @@ class Verifier:
         self._clock = clock
         self._options = settings.multi_tenant.file_db.replication
         self._directory = databases_directory(settings).absolute()
+        # A sync that takes longer than the lag that is allowed is one.
+        options = self._options
+        self._sync_seconds = options.sync_interval_seconds + options.health_check_max_lag_seconds
         self._data = Path(settings.storage.path).absolute()
 
     @contextmanager
@@ -181,8 +181,7 @@ class Verifier:
     ) -> None:
         """Raise if the difference cannot be what was written a moment ago."""
         behind = moment.written_at - (found.as_of or 0.0)
-        allowed = self._options.sync_interval_seconds + self._options.health_check_max_lag_seconds
-        if behind > allowed:
+        if behind > self._sync_seconds:
             who = "and no replicator answers" if active else "which was left so at its suspension"
             raise _Unproven(
                 f"the replica lags {behind:.0f} s behind the live database, {who}: it differs in "
@@ -219,12 +218,12 @@ class Verifier:
         control = await self._control() if active else None
         if control is None:
             return await self._open(live, None, exact=False)
-        first = await _synced(control, live)
+        first = await _synced(control, live, self._sync_seconds)
         before = first
         for _ in range(_ATTEMPTS):
             moment = await self._open(live, first.txid, exact=False)
             try:
-                after = await _synced(control, live)
+                after = await _synced(control, live, self._sync_seconds)
             except BaseException:
                 moment.snapshot.close()
                 raise
@@ -264,20 +263,23 @@ class _Unproven(Exception):  # noqa: N818 - a finding on its way to the result
     """The replica was not shown to be good, for this reason."""
 
 
-async def _synced(control: ControlClient, live: Path) -> SyncResult:
+async def _synced(control: ControlClient, live: Path, seconds: int) -> SyncResult:
     """Have everything that is written by now brought to the target."""
-    try:
-        result = await control.sync(os.fspath(live), seconds=SYNC_SECONDS)
-    except ReplicatorError as error:
-        raise _Unproven(
-            f"the replica lags: the replicator cannot bring it up to date: {error}"
-        ) from error
-    if result.txid is None or (result.replicated_txid or 0) < result.txid:
-        raise _Unproven(
-            f"the replica lags: the target has transaction {result.replicated_txid or 0} of "
-            f"{result.txid}"
-        )
-    return result
+    wanted = 0
+    for _ in range(_ATTEMPTS):
+        try:
+            result = await control.sync(os.fspath(live), seconds=seconds)
+        except ReplicatorError as error:
+            raise _Unproven(
+                f"the replica lags: the replicator cannot bring it up to date: {error}"
+            ) from error
+        wanted = wanted or result.txid or 0
+        # Under writes its two numbers differ: the first may be of a moment after the sync.
+        if (result.replicated_txid or 0) >= wanted > 0:
+            return attrs.evolve(result, txid=result.replicated_txid)
+    raise _Unproven(
+        f"the replica lags: the target has transaction {result.replicated_txid or 0} of {wanted}"
+    )
 
 
 def _check_position(found: Verification, moment: _Moment) -> None:

@@ -99,7 +99,10 @@ def test_an_emptied_target_is_found(host):
 def test_a_replica_that_lags_because_the_target_is_away_is_found(tmp_path):
     with object_store(tmp_path / "target") as target:
         target.wait_ready()
-        host = ReplicaHost(tmp_path / "host", target)
+        section = "MultiTenant:FileDb:Replication:"
+        host = ReplicaHost(
+            tmp_path / "host", target, {f"{section}HealthCheckMaxLagSeconds": 1}
+        )
         host.add("acme", ROWS)
         with host.replicating():
             target.stop()
