@@ -1,5 +1,6 @@
 """A host with tenants and a target, whose replicas are restored and verified by commands."""
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import attrs
 import trio
 
 from sdk_trio.config import Settings
+from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication.control_client import ControlClient
 from sdk_trio.replication.control_socket import control_socket_path
 from sdk_trio.replication.manifest import (
@@ -170,6 +172,37 @@ class ReplicaHost:
             yield
 
     @contextmanager
+    def supervised(self) -> Iterator[None]:
+        """Run ``replication run`` on the tenants that are active; see :meth:`tell`."""
+        assert self.run("replication", "render", "--output", str(self.manifest)).status == 0
+        with self._child(self.command("replication", "run"), self.environ):
+            self.wait_synced(*self.tenants)
+            yield
+
+    def tell(self, *synced: str) -> None:
+        """Write the configuration of the tenants of now, have it read, and wait for these."""
+        assert self.run("replication", "render", "--output", str(self.manifest)).status == 0
+        os.kill(int((self.root / "replicator.pid").read_text()), signal.SIGHUP)
+        expected = {str(self.database(name)) for name in synced}
+
+        async def wait() -> None:
+            control = ControlClient(control_socket_path(str(self.databases)))
+            with trio.fail_after(PATIENCE_SECONDS):
+                while True:
+                    with contextlib.suppress(ReplicatorError):
+                        listed = {each.path for each in await control.list_databases()}
+                        if listed == expected:
+                            return
+                    await trio.sleep(0.1)
+
+        trio.run(wait)
+        self.wait_synced(*synced)
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "replicator.yml"
+
+    @contextmanager
     def _child(self, command: Sequence[str], environ: Mapping[str, str]) -> Iterator[None]:
         with (self.root / "replicator.log").open("ab") as log:
             child = subprocess.Popen(
@@ -201,13 +234,11 @@ class ReplicaHost:
         return [
             path.name
             for path in self.root.rglob("*")
-            if "restor" in path.name and path.suffix != ".db" or ".verifying-" in path.name
+            if ("restor" in path.name and path.suffix != ".db") or ".verifying-" in path.name
         ]
 
 
 async def _until(action: Callable[[], Any]) -> None:
-    from sdk_trio.errors import ReplicatorError
-
     with trio.fail_after(PATIENCE_SECONDS):
         while True:
             try:

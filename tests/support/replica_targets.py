@@ -14,6 +14,7 @@ import http.client
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import time
@@ -77,6 +78,16 @@ class Target:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def pause(self) -> None:
+        """Let the server answer nobody, without an error, until :meth:`resume`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """End :meth:`pause`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def wait_ready(self) -> None:
         """Wait until the server answers, and prepare it."""
