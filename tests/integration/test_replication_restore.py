@@ -1,7 +1,9 @@
 """``replication restore`` with the real replicator: what it gives, refuses, and leaves behind."""
 
+import os
 import signal
 import subprocess
+import uuid
 from datetime import UTC, datetime
 
 import pytest
