@@ -78,8 +78,8 @@ def replication_warnings(settings: Settings) -> Iterator[Problem]:
     ):
         yield Problem(
             f"{REPLICATION}:ObjectStore:ForcePathStyle",
-            "is false, so the bucket's name is put before the host's, and a name without a dot such "
-            "as that of EndpointUrl seldom has names below it: set it to true",
+            "is false, so the bucket's name is put before the host's, and a name without a dot, as "
+            "in EndpointUrl, seldom has names below it: set it to true",
         )
     if options.replica_target_type is ReplicaTargetType.SFTP and not options.sftp.host_key:
         yield Problem(
