@@ -342,6 +342,9 @@ async def take_step(here: World, ids: list[str], step: str, number: int) -> None
         case "restart":
             assert here.scope is not None
             here.scope.cancel()
+            # A supervised replicator ends with its runtime; what was put in another file's place
+            # while nobody watched is not noticed by one that goes on.
+            here.replicator.opened.clear()
             await here.start()
         case "break output" if not broken.exists():
             here.output.parent.rename(broken)
