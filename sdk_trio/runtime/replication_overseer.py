@@ -41,7 +41,9 @@ class ReplicationOverseer:
             # The runtime's own bound of a shutdown, also of the replicator's last sync.
             stop = float(settings.webhooks.graceful_drain_timeout_seconds)
             patience = attrs.evolve(Patience(), stop=stop)
-            self.supervisor = Supervisor(options, self._directory, patience=patience)
+            self.supervisor = Supervisor(
+                options, self._directory, patience=patience, told_to_begin=True
+            )
         self._checker = HealthChecker(
             options,
             control_socket_path(str(self._directory)),
