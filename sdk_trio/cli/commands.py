@@ -288,6 +288,18 @@ def _replication_render(parser: ArgumentParser) -> None:
     )
 
 
+def _replication_run(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--pid-file",
+        metavar="P",
+        help="where our process id goes, for who sends SIGHUP (default: ReplicatorPidFilePath)",
+    )
+
+
+def _replication_status(parser: ArgumentParser) -> None:
+    _add_format(parser)
+
+
 def _upgrade(parser: ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show what would be done")
     parser.add_argument(
@@ -349,6 +361,18 @@ COMMANDS = (
     Command("tenant audit", "show who changed what, and why", "tenants:audit", _tenant_audit),
     Command(
         "tenant purge", "remove long deleted tenants", "tenant_purger:purge_tenants", _tenant_purge
+    ),
+    Command(
+        "replication run",
+        "run a replicator that reloads on SIGHUP",
+        "replication_run:run_replicator",
+        _replication_run,
+    ),
+    Command(
+        "replication status",
+        "show how far behind each tenant's replica is",
+        "replication_status:show_status",
+        _replication_status,
     ),
     Command(
         "replication render",

@@ -12,7 +12,6 @@ from .table import full_key
 
 def missing_parts(settings: Settings) -> list[Problem]:
     """Return one problem for each part that is asked for and missing; empty when all are there."""
-    replication = settings.multi_tenant.file_db.replication
     asked: list[tuple[bool, tuple[str, ...], str, str]] = [
         (
             settings.storage.backend is StorageBackend.POSTGRES,
@@ -27,12 +26,6 @@ def missing_parts(settings: Settings) -> list[Problem]:
             "1",
         ),
         (settings.relay.enabled, ("Relay", "Enabled"), "the relay", "false"),
-        (
-            replication.use_replication and replication.supervise,
-            ("MultiTenant", "FileDb", "Replication", "Supervise"),
-            "a supervised replicator",
-            "false",
-        ),
         (
             settings.multi_tenant.notifications.enabled,
             ("MultiTenant", "Notifications", "Enabled"),

@@ -27,6 +27,7 @@ from .server import Server
 
 if TYPE_CHECKING:
     from ..client.client import Client
+    from .replication_overseer import ReplicationOverseer
 
 _log = get_logger("runtime")
 
@@ -102,6 +103,8 @@ class Runtime:
         )
         self._clock = clock
         self.started: Started | None = None
+        #: How replication stands, and its metrics; None: there is none, or it has not begun.
+        self.replication: ReplicationOverseer | None = None
         self._reason = "the surrounding scope ended"
         self._stop_wanted = trio.Event()
         self._drain_begun = trio.Event()
@@ -149,6 +152,8 @@ class Runtime:
     def force(self) -> None:
         """Cut a drain short: handlers are cancelled now, their events stay in the store."""
         self._stop_wanted.set()
+        if self.replication is not None:
+            self.replication.force()
         self._scope.cancel()
 
     async def run(  # noqa: ASYNC910 - opening the nursery is a checkpoint, or it raises
@@ -241,9 +246,10 @@ class Runtime:
     async def _replicate(  # noqa: ASYNC128 - run_replication calls it
         self, *, task_status: trio.TaskStatus[None]
     ) -> None:
-        from .replication_runner import run_replication  # loaded by those who replicate
+        from .replication_overseer import ReplicationOverseer  # loaded by those who replicate
 
-        await run_replication(self.settings, self.receiver.tenancy.service, task_status=task_status)
+        self.replication = ReplicationOverseer(self.settings, self.receiver.tenancy.service)
+        await self.replication.run(task_status=task_status)
 
     async def _reconcile(self) -> None:
         from .reconciler import Reconciler  # loads the client, which is optional
