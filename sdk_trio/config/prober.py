@@ -14,6 +14,7 @@ from .choices import ReplicaTargetType, StorageBackend
 from .gates import REPLICATION, is_below, used_settings
 from .options import Settings
 from .private_key import KeyForm, key_form
+from .replication_rules import database_path_fault, databases_setting
 from .rules import Findings
 from .table import full_key
 
@@ -81,6 +82,11 @@ def _replication(settings: Settings) -> Iterator[Problem]:
                 f"cannot be written: {str(directory)!r} is not a writable directory; create it, "
                 "give this user the right to write, or choose another path",
             )
+    key, databases = databases_setting(settings)
+    # What a relative path starts with is known here alone; the rest has been checked.
+    fault = database_path_fault(os.getcwd()) if not os.path.isabs(databases) else None
+    if fault is not None:
+        yield Problem(key, f"is relative to the current directory and {fault}")
     if options.replica_target_type is ReplicaTargetType.LOCAL_DISK:
         yield from _replica_directory(options.local_disk.path)
 

@@ -16,6 +16,10 @@ from .table import full_key
 #: Full copies of one database that are kept; the defaults keep 720.
 MANY_SNAPSHOTS = 1000
 
+#: The replicator opens a database by a URL that it does not escape: what follows a # or ? is cut
+#: off, and it makes, replicates and reports an empty database of the shorter name.
+MISREAD_IN_PATHS = frozenset("#?%")
+
 _ANY_HOST = frozenset({"", "0.0.0.0", "127.0.0.1", "localhost", "::", "[::]"})
 
 
@@ -38,6 +42,10 @@ def replication_problems(settings: Settings) -> Iterator[Problem]:
                 f"{REPLICATION}:ReplicatorPidFilePath",
                 "is the same file as ConfigOutputPath: choose another path",
             )
+    key, directory = databases_setting(settings)
+    fault = database_path_fault(directory)
+    if fault is not None:
+        yield Problem(key, fault)
     for key, value in _written(settings):
         fault = _text_fault(value)
         if fault is not None:
@@ -78,8 +86,8 @@ def replication_warnings(settings: Settings) -> Iterator[Problem]:
     ):
         yield Problem(
             f"{REPLICATION}:ObjectStore:ForcePathStyle",
-            "is false, so the bucket's name is put before the host's, and a name without a dot such "
-            "as that of EndpointUrl seldom has names below it: set it to true",
+            "is false, so the bucket's name is put before the host's, and a name without a dot, as "
+            "in EndpointUrl, seldom has names below it: set it to true",
         )
     if options.replica_target_type is ReplicaTargetType.SFTP and not options.sftp.host_key:
         yield Problem(
@@ -89,14 +97,27 @@ def replication_warnings(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def databases_setting(settings: Settings) -> tuple[str, str]:
+    """Return the key and the value of the setting that says where the tenants' databases are."""
+    directory = settings.multi_tenant.file_db.directory
+    if directory is None:
+        return full_key(("Storage", "Path")), settings.storage.path
+    return full_key(("MultiTenant", "FileDb", "Directory")), directory
+
+
+def database_path_fault(path: str) -> str | None:
+    """Return why the replicator cannot open a database below this path, or None."""
+    if not MISREAD_IN_PATHS.isdisjoint(path):
+        return (
+            "leads to a path with a # ? or %, by which the replicator would take a database for "
+            "another file: choose another path"
+        )
+    return _text_fault(path)
+
+
 def _written(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield the texts that are written into the replicator's configuration."""
+    """Yield the target's texts that are written into the replicator's configuration."""
     options = settings.multi_tenant.file_db.replication
-    if settings.multi_tenant.file_db.directory is None:
-        yield full_key(("Storage", "Path")), settings.storage.path
-    else:
-        key = full_key(("MultiTenant", "FileDb", "Directory"))
-        yield key, settings.multi_tenant.file_db.directory
     values: dict[str, str | None]
     match options.replica_target_type:
         case ReplicaTargetType.OBJECT_STORE:
@@ -136,9 +157,7 @@ def _written(settings: Settings) -> Iterator[tuple[str, str]]:
 
 def _places(settings: Settings) -> Iterator[tuple[str, str]]:
     return (
-        (key, value)
-        for key, value in _written(settings)
-        if key.startswith(REPLICATION) and key.endswith((":Path", ":PathPrefix"))
+        (key, value) for key, value in _written(settings) if key.endswith((":Path", ":PathPrefix"))
     )
 
 

@@ -12,6 +12,7 @@ import attrs
 
 from ..config.choices import ReplicaTargetType
 from ..config.replication_options import ReplicationOptions
+from ..config.replication_rules import MISREAD_IN_PATHS
 from .yaml_text import from_variable, quoted
 
 #: Where the replicator's metrics are served: to this machine only.
@@ -62,7 +63,8 @@ def render_manifest(
         socket_path: where the replicator's control socket shall be; None: it has none.
 
     Raises:
-        ValueError: a value cannot be written down: it is no UTF-8.
+        ValueError: a value cannot be written down (it is no UTF-8), or the replicator would open
+            another file than the database (see :data:`MISREAD_IN_PATHS`).
     """
     entries = sorted(set(databases))
     lines = [*_HEADER, *_head(options, len(entries), socket_path)]
@@ -73,6 +75,11 @@ def render_manifest(
         target = list(_target(options))
         for entry in entries:
             path = replica_path(options, entry.tenant_id, working_directory=working_directory)
+            if not MISREAD_IN_PATHS.isdisjoint(entry.path):
+                raise ValueError(
+                    f"the path {entry.path!r} holds a character (# ? %) by which the replicator "
+                    "would take it for another file: move the tenants' databases to another path"
+                )
             lines += [
                 f"  - path: {quoted(entry.path)}",
                 "    replica:",

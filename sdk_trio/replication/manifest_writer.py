@@ -1,7 +1,9 @@
 """Writes the replicator's configuration whole or not at all (contracts 7)."""
 
+import glob
 import os
 import secrets
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,6 +11,9 @@ from ..errors import ReplicationError
 
 #: Only its owner reads it: it names hosts, accounts and tenants.
 MODE = 0o600
+
+#: A partial file as old as that is a killed process's, in seconds; no write takes as long.
+_ABANDONED_SECONDS = 3600.0
 
 
 class ManifestWriter:
@@ -54,6 +59,7 @@ class ManifestWriter:
                     partial.unlink()
                 raise
             _sync_directory(target.parent)
+            _sweep(target)
         except OSError as error:
             raise ReplicationError(
                 f"the replicator's configuration {self.path} cannot be written "
@@ -79,3 +85,11 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed processes have left beside the file."""
+    for partial in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+        with suppress(OSError):
+            if partial.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
+                partial.unlink()

@@ -138,13 +138,17 @@ def read_pid(pid_file: Path) -> int | Harm:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a path"
         return Harm("unreadable", f"the pid file cannot be read ({reason})")
-    with open(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return Harm("unreadable", "the pid file is no regular file")
         if status.st_mode & stat.S_IWOTH:
             return Harm("unsafe", "every user can write the pid file: take that right away")
-        content = file.read(_PID_FILE_BYTES + 1)
+        content = os.read(descriptor, _PID_FILE_BYTES + 1)
+    except OSError as error:
+        return Harm("unreadable", f"the pid file cannot be read ({error.strerror})")
+    finally:
+        os.close(descriptor)
     return parse_pid(content)
 
 

@@ -76,6 +76,8 @@ class Supervisor:
         config_path: the configuration; None: ``ConfigOutputPath``.
         environ: our own environment; None: this process's.
         patience: how long it waits for what.
+        told_to_begin: somebody writes the configuration and then calls :meth:`reload`: wait for
+            that, at most ``patience.tell``, so that the start is not one with what is outdated.
         fraction: returns a random number from 0 to 1.
 
     Raises:
@@ -93,6 +95,7 @@ class Supervisor:
         config_path: str | None = None,
         environ: Mapping[str, str] | None = None,
         patience: Patience | None = None,
+        told_to_begin: bool = False,
         fraction: Callable[[], float] = random.random,
     ) -> None:
         environ = os.environ if environ is None else environ
@@ -101,6 +104,7 @@ class Supervisor:
         self._directory = Path(directory).absolute()
         self._environment = child_environment(options, environ)
         self._patience = patience or Patience()
+        self._told_to_begin = told_to_begin
         self._fraction = fraction
         socket_path = control_socket_path(str(self._directory))
         self.client = ControlClient(socket_path)
@@ -223,6 +227,9 @@ class Supervisor:
     async def _supervise(self, lock: int) -> None:
         failures = 0
         reason: str | None = None
+        if self._told_to_begin:
+            with trio.move_on_after(self._patience.tell):
+                await self._ring()
         while not self._stopping:
             began = trio.current_time()
             try:
