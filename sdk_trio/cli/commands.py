@@ -384,18 +384,6 @@ COMMANDS = (
         "tenant purge", "remove long deleted tenants", "tenant_purger:purge_tenants", _tenant_purge
     ),
     Command(
-        "replication restore",
-        "restore a tenant's database into a file",
-        "restorer:restore",
-        _replication_restore,
-    ),
-    Command(
-        "replication verify",
-        "prove that replicas can be restored",
-        "replica_verifier:verify",
-        _replication_verify,
-    ),
-    Command(
         "replication run",
         "run a replicator that reloads on SIGHUP",
         "replication_run:run_replicator",
@@ -412,6 +400,18 @@ COMMANDS = (
         "print the replicator's configuration",
         "replication:render",
         _replication_render,
+    ),
+    Command(
+        "replication restore",
+        "restore a tenant's database into a file",
+        "restorer:restore",
+        _replication_restore,
+    ),
+    Command(
+        "replication verify",
+        "prove that replicas can be restored",
+        "replica_verifier:verify",
+        _replication_verify,
     ),
     Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", _upgrade),
 )

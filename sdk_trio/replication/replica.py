@@ -52,6 +52,9 @@ def parse_files(text: str) -> tuple[ReplicaFile, ...]:
         ValueError: this is no such listing.
     """
     rows = json.loads(text or "[]")
+    # A replica without files is no list at all.
+    if not isinstance(rows, list | type(None)):
+        raise ValueError("no listing of a replica")
     return tuple(_file(row) for row in rows or ())
 
 

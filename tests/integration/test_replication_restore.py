@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 import uuid
 from datetime import UTC, datetime
 
@@ -257,3 +258,36 @@ def test_a_full_disk_is_reported_and_left_as_it_was(host, tmp_path):
         pytest.skip(f"this machine lets nobody mount: {ended.stderr}")
     assert "the disk is full" in ended.stderr
     assert ended.stdout == "status 1\n"
+
+
+def test_a_restored_database_in_its_place_is_replicated_again(tmp_path):
+    """What docs/how-to/restore.md says about putting a database back."""
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target)
+        host.add("acme", 10)
+        host.add("bolt", 1)
+        with host.supervised():
+            good = host.rows("acme")
+            time.sleep(0.1)
+            at = datetime.now(UTC).isoformat()
+            time.sleep(0.1)
+            host.write("acme", 7)
+            host.wait_synced("acme")
+
+            host.suspend("acme")
+            host.tell("bolt")
+            place = host.database("acme")
+            ended = restore(host, place, "--at", at, "--force")
+            assert ended.status == 0, ended.err
+            assert host.rows("acme") == good
+
+            host.reactivate("acme")
+            host.tell("acme", "bolt")
+            host.write("acme", 3)
+            host.wait_synced("acme")
+            verified = host.verify("--tenant", "acme")
+            assert verified.document[0]["content"] == "identical", verified.out
+            assert host.restore("acme") == host.rows("acme")
+            assert len(host.rows("acme")) == 13
+            # What the bad moment had is still there, for as long as the retention lasts.
+            assert len(host.restore("acme", "--at", at)) == 10
