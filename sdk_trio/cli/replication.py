@@ -1,6 +1,5 @@
 """``replication render``: the replicator's configuration for the tenants of now (contracts 9)."""
 
-import os
 import sys
 import uuid
 from argparse import Namespace
@@ -12,8 +11,9 @@ from ..config import Settings
 from ..config.gates import USE_REPLICATION
 from ..errors import EXIT_FAILURE, OptionsValidationError, Problem, ReplicationError
 from ..replication.database_finder import find_databases
-from ..replication.manifest import TenantDatabaseFile, render_manifest
+from ..replication.manifest import TenantDatabaseFile
 from ..replication.manifest_writer import ManifestWriter
+from ..runtime.replication_runner import render_for
 from ..storage import open_store
 from ..tenants import TenantService
 from ..tenants.database_opener import databases_directory
@@ -29,7 +29,7 @@ def render(arguments: Namespace) -> int:
         OptionsValidationError: ``UseReplication`` is false, so the section was not checked.
         TenantsDisabledError: there are no tenants.
         StorageError: the store cannot be read.
-        ReplicationError: the file cannot be written, or a name is no UTF-8.
+        ReplicationError: the file cannot be written, or the replicator would misread a path.
     """
     settings = load(arguments)
     options = settings.multi_tenant.file_db.replication
@@ -40,7 +40,7 @@ def render(arguments: Namespace) -> int:
     require_tenants(settings)
     databases = trio.run(_databases, settings)
     try:
-        text = render_manifest(options, databases, working_directory=os.getcwd())
+        text = render_for(settings, databases)
     except ValueError as error:
         raise ReplicationError(str(error)) from error
     if arguments.check:

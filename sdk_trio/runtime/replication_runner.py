@@ -10,6 +10,7 @@ import trio
 
 from ..config import Settings
 from ..logs import get_logger
+from ..replication.control_socket import control_socket_path
 from ..replication.manifest import TenantDatabaseFile, is_large_fleet, render_manifest
 from ..replication.manifest_writer import ManifestWriter
 from ..replication.ports import Reloader
@@ -25,11 +26,6 @@ _FLEET_SYNC_SECONDS = 10
 
 class Supervisor(Reloader, Protocol):
     """A reloader that runs the replicator itself."""
-
-    @property
-    def socket_path(self) -> str:
-        """Where the replicator's control socket is."""
-        ...
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the replicator until cancelled."""
@@ -86,18 +82,24 @@ def build_watcher(
     return Watcher(
         tenants,
         databases_directory(settings),
-        render=partial(
-            _render, settings, socket_path=None if supervisor is None else supervisor.socket_path
-        ),
+        render=partial(render_for, settings),
         writer=ManifestWriter(Path(options.config_output_path)),
         reloader=reloader,
         window=options.auto_regenerate_debounce_window.total_seconds(),
     )
 
 
-def _render(
-    settings: Settings, databases: Sequence[TenantDatabaseFile], *, socket_path: str | None
-) -> str:
+def render_for(settings: Settings, databases: Sequence[TenantDatabaseFile]) -> str:
+    """Return the manifest of these databases, with the socket through which their lag is known.
+
+    Args:
+        settings: with ``UseReplication``; relative paths start in the current directory.
+        databases: those of the active tenants.
+
+    Raises:
+        ReplicatorError: the socket's path would be too long.
+        ValueError: as of :func:`~sdk_trio.replication.manifest.render_manifest`.
+    """
     options = settings.multi_tenant.file_db.replication
     if (
         is_large_fleet(options, len(databases))
@@ -109,6 +111,10 @@ def _render(
             detail=f"each busy database makes a request every {options.sync_interval_seconds} s: "
             f"SyncIntervalSeconds of {_FLEET_SYNC_SECONDS} or more costs less",
         )
+    directory = str(databases_directory(settings).absolute())
     return render_manifest(
-        options, databases, working_directory=os.getcwd(), socket_path=socket_path
+        options,
+        databases,
+        working_directory=os.getcwd(),
+        socket_path=control_socket_path(directory),
     )
