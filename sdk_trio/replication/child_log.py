@@ -99,8 +99,10 @@ class LineLimiter:
             held = {m: n - LINES_A_WINDOW for m, n in self._seen.items() if n > LINES_A_WINDOW}
             self._seen.clear()
             self._window_ends = now + WINDOW_SECONDS
-        key = f"{line.level}:{line.message}"
+        if line.level == "debug":
+            return True, held
+        key = line.message
         if key not in self._seen and len(self._seen) >= MAX_MESSAGES:
             key = "others"
         self._seen[key] = self._seen.get(key, 0) + 1
-        return line.level == "debug" or self._seen[key] <= LINES_A_WINDOW, held
+        return self._seen[key] <= LINES_A_WINDOW, held

@@ -12,11 +12,18 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import attrs
 import trio
 
 from ..errors import ReplicatorError
+from ..logs import get_logger
+
+_log = get_logger("replication")
+
+#: How long the kernel may take to bury what was killed.
+KILL_SECONDS: Final = 5.0
 
 _LAUNCHER = str(Path(__file__).resolve().with_name("launcher.py"))
 
@@ -93,6 +100,28 @@ async def run_child(
         os.close(reading)
         reason = launch.failure.strerror
         raise ReplicatorError(f"{command[0]} cannot be started: {reason}") from launch.failure
+
+
+async def end_child(child: Child, seconds: float) -> None:
+    """Have ``child`` end in its own way within ``seconds``, or kill it; 0 kills it at once.
+
+    Cancelled, it leaves the child as it is.
+    """
+    if seconds > 0:
+        child.send(signal.SIGTERM)
+    with trio.move_on_after(seconds):
+        await child.ended.wait()
+    if child.ended.is_set():
+        return
+    _log.warning(
+        "replication.killed",
+        pid=child.pid,
+        after=seconds,
+        hint="the next start syncs what was not synced",
+    )
+    child.send(signal.SIGKILL)
+    with trio.move_on_after(KILL_SECONDS):
+        await child.ended.wait()
 
 
 async def _start_and_wait(

@@ -91,7 +91,7 @@ class HealthChecker:
             self.latest = ReplicationHealth(
                 HealthState.UNHEALTHY, self._clock(), str(error), reachable=False
             )
-            return self.latest
+            return self.latest  # noqa: ASYNC910 - whoever raised has been waited for
         self.latest = await self._judge(wanted)
         return self.latest
 
@@ -136,7 +136,7 @@ class HealthChecker:
         try:
             known = await self._databases_of_metrics()
         except ReplicatorError:
-            return judge(
+            return judge(  # noqa: ASYNC910 - whoever raised has been waited for
                 wanted, None, self._history, self._rules, now=self._clock(), problem=problem
             )
         return judge_by_metrics(

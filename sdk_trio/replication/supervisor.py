@@ -18,53 +18,35 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import attrs
 import trio
 
 from ..config.replication_options import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError, StoreLockedError
 from ..logs import get_logger
 from .binary_finder import find_replicator
+from .child_confirmer import confirm
 from .child_log import LineLimiter
 from .child_output_reader import ChildOutputReader, secret_values
-from .child_runner import Child, run_child
+from .child_runner import KILL_SECONDS, Child, end_child, run_child
 from .control_client import ControlClient
 from .control_socket import control_socket_path
 from .locker import lock_databases
 from .manifest import TenantDatabaseFile, child_environment
 from .plan_reader import PlanReader
-from .restarts import STABLE_SECONDS, Plan, can_unregister, difference, restart_delay
+from .restarts import (
+    STABLE_SECONDS,
+    Patience,
+    Plan,
+    can_unregister,
+    difference,
+    restart_delay,
+)
 
 _log = get_logger("replication")
 
 
-@attrs.frozen
-class Patience:
-    """How long the supervisor waits for what, in seconds.
-
-    ``stop``: for the last sync of an orderly stop, of which the replicator itself takes up to 30;
-    ``reload_stop``: the same before a restart, after which a sync follows anyway; ``tell``: of
-    :meth:`Supervisor.reload` for the outcome; ``start``: until
-    it replicates what it should, and ``start_each`` more for every database; ``lock``: for the
-    child of a killed predecessor; ``watch``: between two looks at what it replicates, of which
-    ``silent_looks`` in a row without an answer mean that it hangs.
-    """
-
-    stop: float = 35.0
-    reload_stop: float = 10.0
-    tell: float = 10.0
-    start: float = 60.0
-    start_each: float = 0.5
-    lock: float = 10.0
-    watch: float = 15.0
-    silent_looks: int = 4
-
-
-#: Between two questions to a replicator that is starting.
-_POLL_SECONDS: Final = 0.1
-
-#: For the kernel to bury what was killed.
-_KILL_SECONDS: Final = 5.0
+#: Between two attempts to take the lock.
+_LOCK_POLL_SECONDS: Final = 0.1
 
 
 class Supervisor:
@@ -118,6 +100,8 @@ class Supervisor:
         self._limiter = LineLimiter()
         self._last_lines: deque[str] = deque(maxlen=5)
         self._plan: Plan | None = None
+        self._good: Plan | None = None
+        self._rejected: str | None = None
         self._child: Child | None = None
         self._scope = trio.CancelScope(shield=True)
         self._interruptible = trio.CancelScope()
@@ -169,7 +153,7 @@ class Supervisor:
                     self.stop()
                     self._scope.deadline = min(
                         self._scope.deadline,
-                        trio.current_time() + self._patience.stop + 2 * _KILL_SECONDS,
+                        trio.current_time() + self._patience.stop + 2 * KILL_SECONDS,
                     )
 
     def stop(self) -> None:
@@ -207,12 +191,13 @@ class Supervisor:
 
     async def _lock(self, stack: ExitStack) -> int:
         """Take the lock, after the child of a predecessor that was killed has ended."""
-        with trio.move_on_after(self._patience.lock):
-            while True:
-                try:
-                    return stack.enter_context(lock_databases(self._directory))
-                except StoreLockedError:
-                    await trio.sleep(_POLL_SECONDS)
+        await trio.lowlevel.checkpoint()
+        deadline = trio.current_time() + self._patience.lock
+        while trio.current_time() < deadline:
+            try:
+                return stack.enter_context(lock_databases(self._directory))
+            except StoreLockedError:
+                await trio.sleep(_LOCK_POLL_SECONDS)
         return stack.enter_context(lock_databases(self._directory))
 
     async def _supervise_shielded(self, lock: int, ended: trio.Event) -> None:
@@ -225,6 +210,7 @@ class Supervisor:
             ended.set()
 
     async def _supervise(self, lock: int) -> None:
+        await trio.lowlevel.checkpoint()
         failures = 0
         reason: str | None = None
         if self._told_to_begin:
@@ -261,6 +247,7 @@ class Supervisor:
 
     async def _ring(self) -> None:
         """Wait until somebody wants something: a reload, or the end."""
+        await trio.lowlevel.checkpoint()
         while not self._stopping and self._settled >= self._asked:
             self._bell = trio.Event()
             await self._bell.wait()
@@ -299,6 +286,8 @@ class Supervisor:
         # Here all of its output has been read.
         self.confirmed = False
         if failure is not None:
+            if self._good is not None and self._good is not self._plan and self._plan is not None:
+                self._rejected = self._plan.text
             raise failure
 
     async def _accept(self, binary: str) -> Plan:
@@ -310,6 +299,9 @@ class Supervisor:
                 raise
             self._complain_of_plan(error)
             plan = self._plan
+        if plan.text == self._rejected and self._good is not None:
+            # The one before worked; what is asked for is tried again when it is asked for again.
+            plan = self._good
         await self._reader.adopt(plan)
         return plan
 
@@ -326,7 +318,7 @@ class Supervisor:
     ) -> ReplicationError | None:
         """Obey until the child has to end, and end it; return what went wrong with it."""
         failure: ReplicationError | None = None
-        with trio.CancelScope() as self._interruptible:
+        with trio.CancelScope() as self._interruptible:  # noqa: ASYNC912 - it waits for the child
             if self._stopping:
                 self._interruptible.cancel()
             async with trio.open_nursery() as nursery:
@@ -341,7 +333,8 @@ class Supervisor:
                 nursery.cancel_scope.cancel()
         if child.ended.is_set() and not self._stopping:
             return ReplicatorError(f"the replicator ended by itself with {_ending(child.status)}")
-        await self._end(child)
+        patience = self._patience.stop if self._stopping else self._patience.reload_stop
+        await end_child(child, 0.0 if self._forced else patience)
         return failure
 
     def _report_start(self, child: Child, reason: str | None, accepted: Plan | None) -> None:
@@ -358,28 +351,10 @@ class Supervisor:
             _log.warning("replication.restarted", **fields, reason=reason)
 
     async def _confirm(self, child: Child) -> None:
-        """Wait until the child says that it replicates exactly what it should.
-
-        Raises:
-            ReplicatorError: it does not, after ``patience.start``.
-        """
         wanted = self.databases
         seconds = self._patience.start + self._patience.start_each * len(wanted)
-        problem = "it has not answered"
-        with trio.move_on_after(seconds):
-            while True:
-                try:
-                    if (await self.client.info()).pid == child.pid:
-                        found = {d.path for d in await self.client.list_databases()}
-                        if found == wanted:
-                            return
-                        problem = difference(wanted, found)
-                except ReplicatorError as error:
-                    problem = str(error)
-                await trio.sleep(_POLL_SECONDS)
-        raise ReplicatorError(
-            f"the replicator does not replicate what it should after {seconds:g} s: {problem}"
-        )
+        await confirm(self.client, child.pid, wanted, seconds=seconds)
+        self._good = self._plan
 
     async def _obey(self, child: Child, binary: str) -> None:
         """Apply reloads without a restart as long as that is possible; return for a restart.
@@ -410,6 +385,7 @@ class Supervisor:
 
     async def _apply(self, child: Child, binary: str) -> bool:
         """Take up the configuration as it is now; return whether that needs a restart."""
+        await trio.lowlevel.checkpoint()
         asked, before = self._asked, self._plan
         try:
             plan = await self._reader.read(binary, before)
@@ -417,6 +393,7 @@ class Supervisor:
             self._complain_of_plan(error)
             self._settle(applied=False, up_to=asked)
             return False
+        self._rejected = None
         if plan is before:
             self._settle(applied=True, up_to=asked)
             _log.debug("replication.reloaded", pid=child.pid, databases=len(self.databases))
@@ -442,24 +419,6 @@ class Supervisor:
         )
         self._settle(applied=True, up_to=asked)
         return False
-
-    async def _end(self, child: Child) -> None:
-        """Have the child sync a last time and end, or kill it."""
-        patience = self._patience.stop if self._stopping else self._patience.reload_stop
-        if not self._forced:
-            child.send(signal.SIGTERM)
-            with trio.move_on_after(patience):
-                await child.ended.wait()
-        if not child.ended.is_set():
-            _log.warning(
-                "replication.killed",
-                pid=child.pid,
-                after=0 if self._forced else patience,
-                hint="the next start syncs what was not synced",
-            )
-            child.send(signal.SIGKILL)
-            with trio.move_on_after(_KILL_SECONDS):
-                await child.ended.wait()
 
 
 async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:

@@ -10,7 +10,8 @@ from ..replication.control_socket import control_socket_path
 from ..replication.database_finder import find_databases
 from ..replication.health import ReplicationHealth
 from ..replication.health_checker import HealthChecker
-from ..replication.supervisor import Patience, Supervisor
+from ..replication.restarts import Patience
+from ..replication.supervisor import Supervisor
 from ..replication.watcher import WatchedTenants
 from ..storage.data_directory import create_data_directory
 from ..tenants.database_opener import databases_directory

@@ -19,6 +19,7 @@ from support.programs import program
 from support.replicating import free_port, replicators_of, rows, said, until, write
 
 from sdk_trio.replication.health import HealthState
+from sdk_trio.replication.manifest import child_environment
 from sdk_trio.testing import running_app, settings_for_tests
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -88,12 +89,14 @@ class Host:
 
     def restored(self, file: Path) -> list[int]:
         out = self.root / f"restored-{uuid.uuid4()}.db"
+        options = self.runtime.settings.multi_tenant.file_db.replication
         config = self.root / "db" / "replicator.running.yml"
-        subprocess.run(
+        done = subprocess.run(
             [program("litestream"), "restore", "-config", config, "-o", out, file],
-            check=True,
             capture_output=True,
+            env=child_environment(options, os.environ),
         )
+        assert done.returncode == 0, done.stderr
         return rows(str(out))
 
 

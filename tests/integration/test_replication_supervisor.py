@@ -22,7 +22,8 @@ from support.replicating import (
 )
 
 from sdk_trio.errors import ReplicatorError, StoreLockedError
-from sdk_trio.replication.supervisor import Patience, Supervisor
+from sdk_trio.replication.restarts import Patience
+from sdk_trio.replication.supervisor import Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
@@ -257,3 +258,25 @@ async def test_a_second_supervisor_of_the_same_databases_is_refused(fleet):
 def test_a_directory_whose_socket_would_have_too_long_a_path_is_refused(fleet):
     with pytest.raises(ReplicatorError, match="FileDb:Directory"):
         Supervisor(fleet.options, Path("/" + "x" * 120))
+
+
+async def test_a_configuration_that_ends_the_replicator_gives_way_to_the_one_before(fleet, caplog):
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            good = set(supervisor.databases)
+            new = fleet.add()
+            fleet.render()
+            text = fleet.config.read_text()
+            bad = "type: sftp\n      host: 127.0.0.1:1\n      user: u\n      key-path: /no/key"
+            fleet.config.write_text(text.replace("type: file", bad))
+            assert not await supervisor.reload(fleet.files)
+            await until(lambda: supervisor.confirmed)
+            assert supervisor.databases == good
+            assert "/no/key" in str(said(caplog, "replication.failed")[0]["last_lines"])
+            fleet.render()
+            assert await supervisor.reload(fleet.files)
+            assert new[0].path in supervisor.databases
+            supervisor.stop()
