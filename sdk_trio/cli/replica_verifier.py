@@ -38,10 +38,10 @@ def verify(arguments: Namespace) -> int:
     async def work() -> Sequence[Verification]:
         async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
             keeper = VerificationKeeper(Verifier(settings, reader), store.inbox)
+            tenants = TenantService(settings, store.tenants)
             if arguments.tenant is not None:
-                tenant = await TenantService(settings, store.tenants).get(arguments.tenant)
-                return [await keeper.verify_one(tenant)]
-            return await keeper.verify_active(store.tenants, report=_progress())
+                return [await keeper.verify_one(await tenants.get(arguments.tenant))]
+            return await keeper.verify_active(tenants, report=_progress())
 
     status, results = run_until_signal(work)
     if results is None:

@@ -17,6 +17,7 @@ from ..config import Settings
 from ..errors import ReplicationError, ReplicatorError, RestoreError
 from ..tenants.database_opener import database_path, databases_directory
 from . import replica
+from .binary_finder import find_replicator
 from .manifest import TenantDatabaseFile, child_environment, render_manifest
 from .replica import ReplicaFile, RestorePoint
 
@@ -36,16 +37,20 @@ _DAMAGE = re.compile(
 
 
 class ReplicaReader:
-    """Reads replicas; ``binary`` is the path of the replicator.
+    """Reads replicas.
 
     Args:
         settings: validated settings; the section Replication and its target are used.
-        binary: the replicator's binary.
+        binary: the path of the replicator's binary; None: it is looked for each time.
         environ: where the credentials' variables are.
     """
 
     def __init__(
-        self, settings: Settings, *, binary: str, environ: Mapping[str, str] = os.environ
+        self,
+        settings: Settings,
+        *,
+        binary: str | None = None,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._options = settings.multi_tenant.file_db.replication
         self._directory = databases_directory(settings).absolute()
@@ -57,7 +62,9 @@ class ReplicaReader:
 
         Raises:
             RestoreError: the configuration cannot be written.
+            ReplicatorError: there is no binary.
         """
+        binary = self._binary or find_replicator(self._options, environ=self._environ)
         database = os.fspath(database_path(self._directory, tenant_id))
         try:
             text = render_manifest(
@@ -73,7 +80,7 @@ class ReplicaReader:
                 f"the replicator's configuration cannot be written in {scratch}: {error}"
             ) from error
         environ = child_environment(self._options, self._environ)
-        return TenantReplica(self._binary, manifest, database, environ)
+        return TenantReplica(binary, manifest, database, environ)
 
 
 class TenantReplica:

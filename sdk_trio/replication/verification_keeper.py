@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable
 
-from ..storage.ports import Inbox, TenantStore
+from ..storage.ports import Inbox
 from ..storage.tenant_records import Tenant, TenantStatus
+from .database_finder import TenantList
 from .verification import CHECKPOINT, Verification, VerificationState, state_from_text
 from .verifier import Verifier
 
@@ -39,7 +40,7 @@ class VerificationKeeper:
         return state_from_text(await self._inbox.read_checkpoint(CHECKPOINT))
 
     async def verify_active(
-        self, tenants: TenantStore, *, report: Report = lambda _result, _done, _total: None
+        self, tenants: TenantList, *, report: Report = lambda _result, _done, _total: None
     ) -> list[Verification]:
         """Verify every active tenant, one after the other, and remember the outcome.
 
@@ -78,11 +79,11 @@ class VerificationKeeper:
             return result
 
 
-async def _active(tenants: TenantStore) -> list[Tenant]:
+async def _active(tenants: TenantList) -> list[Tenant]:
     found: list[Tenant] = []
     while True:
         after = found[-1].identifier if found else ""
-        page = await tenants.page(status=TenantStatus.ACTIVE, after=after, limit=_PAGE)
+        page = await tenants.list(status=TenantStatus.ACTIVE, after=after, limit=_PAGE)
         found += page
         if len(page) < _PAGE:
             return found

@@ -8,7 +8,7 @@ import trio
 from ..config import Settings
 from ..errors import SdkError, StoreLockedError
 from ..logs import get_logger
-from ..storage.ports import Store
+from .database_finder import TenantList
 from .verification import Verification, VerificationState
 from .verification_keeper import VerificationKeeper
 
@@ -25,7 +25,7 @@ class VerificationScheduler:
 
     Args:
         settings: validated settings.
-        store: the open store.
+        tenants: knows the active ones.
         keeper: runs the verifications.
         clock: returns Unix seconds.
 
@@ -35,14 +35,14 @@ class VerificationScheduler:
     def __init__(
         self,
         settings: Settings,
-        store: Store,
+        tenants: TenantList,
         keeper: VerificationKeeper,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         hours = settings.multi_tenant.file_db.replication.verify_interval_hours
         self._interval = None if hours is None else hours * _HOUR_SECONDS
-        self._tenants = store.tenants
+        self._tenants = tenants
         self._keeper = keeper
         self._clock = clock
         self._state = VerificationState()

@@ -27,6 +27,7 @@ from .server import Server
 
 if TYPE_CHECKING:
     from ..client.client import Client
+    from ..replication.verification_scheduler import VerificationScheduler
     from .replication_overseer import ReplicationOverseer
 
 _log = get_logger("runtime")
@@ -105,6 +106,8 @@ class Runtime:
         self.started: Started | None = None
         #: How replication stands, and its metrics; None: there is none, or it has not begun.
         self.replication: ReplicationOverseer | None = None
+        #: What is known of the replicas' verification; None as above.
+        self.verification: VerificationScheduler | None = None
         self._reason = "the surrounding scope ended"
         self._stop_wanted = trio.Event()
         self._drain_begun = trio.Event()
@@ -247,9 +250,15 @@ class Runtime:
         self, *, task_status: trio.TaskStatus[None]
     ) -> None:
         from .replication_overseer import ReplicationOverseer  # loaded by those who replicate
+        from .verification_runner import make_scheduler
 
         self.replication = ReplicationOverseer(self.settings, self.receiver.tenancy.service)
-        await self.replication.run(task_status=task_status)
+        self.verification = make_scheduler(
+            self.settings, self.receiver.tenancy.service, self.receiver.store, clock=self._clock
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.verification.run)
+            await self.replication.run(task_status=task_status)
 
     async def _reconcile(self) -> None:
         from .reconciler import Reconciler  # loads the client, which is optional

@@ -291,3 +291,21 @@ def test_a_restored_database_in_its_place_is_replicated_again(tmp_path):
             assert len(host.rows("acme")) == 13
             # What the bad moment had is still there, for as long as the retention lasts.
             assert len(host.restore("acme", "--at", at)) == 10
+
+
+def test_a_moment_after_a_missing_file_is_refused_instead_of_an_older_one_given(tmp_path):
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target)
+        host.add("acme", 1)
+        with host.replicating():
+            wait_for(lambda: list(target.directory.rglob("9/*.ltx")))
+            for _ in range(2):
+                host.write("acme", 1)
+                host.wait_synced()
+            time.sleep(1.1)
+            at = datetime.now(UTC).isoformat()
+        for file in target.directory.rglob("0000000000000002-*.ltx"):
+            file.unlink()
+        ended = restore(host, tmp_path / "out" / "acme.db", "--at", at)
+    assert ended.status == 1
+    assert "a file is missing" in ended.err

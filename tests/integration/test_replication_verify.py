@@ -1,11 +1,19 @@
 """``replication verify`` on real replicas: what it finds, and what it lets pass."""
 
+import os
 import shutil
 import threading
 
+import filelock
 import pytest
+import trio
 from support.replica_host import ReplicaHost
 from support.replica_targets import local_disk, object_store
+
+from sdk_trio.replication.verification import CHECKPOINT, state_from_text
+from sdk_trio.replication.verifier import LOCK_NAME
+from sdk_trio.storage import open_store
+from sdk_trio.tenants.database_opener import TenantDatabases
 
 ROWS = 60
 
@@ -108,3 +116,108 @@ def test_a_replica_that_lags_because_the_target_is_away_is_found(tmp_path):
             ended = host.verify()
     assert ended.status == 1
     assert "lags" in only(ended)["problem"]
+
+
+def test_without_a_replicator_the_content_decides_and_then_the_age(host):
+    with host.replicating():
+        pass
+    assert only(host.verify())["content"] == "identical"
+    host.write("acme", 1)
+    # A moment ago: it may be on its way, by a replicator that cannot be asked.
+    recent = only(host.verify())
+    assert (recent["ok"], recent["content"]) == (True, "not compared: busy")
+    log = host.database("acme").with_name(f"{host.database('acme').name}-wal")
+    later = log.stat().st_mtime + 600
+    os.utime(log, (later, later))
+    lagging = host.verify()
+    assert lagging.status == 1
+    assert "lags" in only(lagging)["problem"]
+
+
+def test_a_suspended_tenant_is_verified_when_it_is_named(host):
+    host.add("bolt", 10)
+    with host.replicating():
+        host.suspend("bolt")
+        (active,) = host.verify("--all").document
+        assert active["tenant"] == "acme"
+        suspended = only(host.verify("--tenant", "bolt"))
+    assert (suspended["ok"], suspended["content"]) == (True, "identical")
+
+
+def test_a_tenant_without_a_database_is_skipped(host):
+    host.add("bolt", 1)
+    host.database("bolt").unlink()
+    with host.replicating("acme"):
+        ended = host.verify()
+    assert ended.status == 0
+    assert [(row["tenant"], row["skipped"] is not None) for row in ended.document] == [
+        ("acme", False),
+        ("bolt", True),
+    ]
+
+
+def test_a_lost_database_is_verified_by_its_replica_alone(host):
+    with host.replicating():
+        pass
+    for suffix in ("", "-wal", "-shm"):
+        host.database("acme").with_name(f"{host.database('acme').name}{suffix}").unlink(True)
+    result = only(host.verify())
+    assert (result["ok"], result["content"]) == (True, "not compared: no database")
+
+
+def test_two_verifications_do_not_fill_the_disk_together(host):
+    lock = filelock.FileLock(host.root / "data" / LOCK_NAME)
+    with lock:
+        ended = host.verify()
+    assert ended.status == 69
+    assert "another verification runs" in ended.err
+
+
+def test_the_outcome_is_remembered_in_the_store(host):
+    async def remembered():
+        async with open_store(host.settings, owner="test") as store:
+            return state_from_text(await store.inbox.read_checkpoint(CHECKPOINT))
+
+    with host.replicating():
+        assert host.verify().status == 0
+        good = trio.run(remembered)
+        shutil.rmtree(host.target.directory / "replica")
+        assert host.verify().status == 1
+    bad = trio.run(remembered)
+    assert good.failed == {}
+    assert good.ran_at == good.verified_at
+    assert list(bad.failed) == [host.tenants["acme"].id]
+    assert bad.verified_at == good.verified_at < bad.ran_at
+
+
+def test_the_runtimes_own_connections_leave_the_log_to_the_replicator(host):
+    """See docs/adr/0017: with SQLite's own checkpoints this replica is damaged."""
+    ended = threading.Event()
+
+    def insert(connection):
+        # As many pages as make SQLite checkpoint by itself, many times.
+        connection.execute(
+            "INSERT INTO grants (body) WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL "
+            "SELECT i + 1 FROM n WHERE i < 20) SELECT hex(randomblob(500)) FROM n"
+        )
+
+    async def write():
+        databases = TenantDatabases(host.databases, replicated=True)
+        async with databases.open(host.tenants["acme"].id) as database:
+            while not ended.is_set():
+                await database.run(insert)
+                await trio.sleep(0.005)
+        await databases.close()
+
+    writer = threading.Thread(target=trio.run, args=(write,))
+    with host.replicating():
+        writer.start()
+        try:
+            results = [only(host.verify()) for _ in range(2)]
+        finally:
+            ended.set()
+            writer.join()
+        results.append(only(host.verify()))
+    assert all(result["ok"] for result in results), results
+    assert results[-1]["content"] == "identical"
+    assert len(host.rows("acme")) > 1000
