@@ -19,6 +19,9 @@ LOOK_SECONDS = 60.0
 
 _HOUR_SECONDS = 3600.0
 
+#: After a run with failures the next one comes sooner, in seconds.
+RETRY_SECONDS = 3600.0
+
 
 class VerificationScheduler:
     """Runs a verification ``VerifyIntervalHours`` after the last one, by whomever that was.
@@ -29,7 +32,8 @@ class VerificationScheduler:
         keeper: runs the verifications.
         clock: returns Unix seconds.
 
-    The first one begins at the start if there was none within the interval.
+    The first one begins a minute after the start, when replication should be up, if there was none
+    within the interval. After a failure the next one comes within the hour.
     """
 
     def __init__(
@@ -65,10 +69,11 @@ class VerificationScheduler:
 
         Without ``VerifyIntervalHours`` it only keeps :attr:`state` up to date.
         """
+        began = trio.current_time()
         while True:
             try:
                 self._state = await self._keeper.read()
-                if self._is_due():
+                if trio.current_time() - began >= LOOK_SECONDS and self._is_due():
                     await self._keeper.verify_active(self._tenants, report=_log_result)
                     self._state = await self._keeper.read()
             except StoreLockedError:
@@ -82,9 +87,10 @@ class VerificationScheduler:
     def _is_due(self) -> bool:
         if self._interval is None:
             return False
+        wait = min(self._interval, RETRY_SECONDS) if self._state.failed else self._interval
         ran_at = self._state.ran_at
         # A clock that was set back must not put it off for long.
-        return ran_at is None or not 0 <= self._clock() - ran_at < self._interval
+        return ran_at is None or not 0 <= self._clock() - ran_at < wait
 
 
 def _log_result(result: Verification, _done: int, _total: int) -> None:
