@@ -268,6 +268,7 @@ class Supervisor:
         asked = self._asked
         binary = find_replicator(self._options, environ=self._environ)
         self._last_lines.clear()
+        await self._refuse_another()
         accepted, self._plan = self._plan, await self._accept(binary)
         command = [binary, "replicate", "-config", str(self._reader.running_path)]
         failure: ReplicationError | None = None
@@ -289,6 +290,17 @@ class Supervisor:
             if self._good is not None and self._good is not self._plan and self._plan is not None:
                 self._rejected = self._plan.text
             raise failure
+
+    async def _refuse_another(self) -> None:
+        """Raise if a replicator that is not ours works here: it knows nothing of our lock."""
+        try:
+            other = await self.client.info()
+        except ReplicatorError:
+            return
+        raise ReplicatorError(
+            f"process {other.pid} replicates these databases already, and is no child of ours: "
+            "stop it, because two replicators of one database spoil its replica"
+        )
 
     async def _accept(self, binary: str) -> Plan:
         """Return the configuration to start from: the new one, else the last that was good."""

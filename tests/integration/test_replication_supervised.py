@@ -128,7 +128,7 @@ async def test_tenants_come_and_go_and_the_metrics_follow(tmp_path, caplog):
 
 
 async def test_a_burst_of_databases_is_replicated_within_ten_seconds(tmp_path):
-    count = 500 if FULL else 60
+    count = 500 if FULL else 40
     with trio.fail_after(120):
         async with hosted(tmp_path) as host:
             await host.add(1)
@@ -210,7 +210,7 @@ async def object_store():
 
 
 async def test_an_outage_of_the_target_shows_as_lag_and_loses_no_row(tmp_path, monkeypatch):
-    outage, threshold = (60, 30) if FULL else (5, 2)
+    outage, threshold = (60, 30) if FULL else (4, 1)
     monkeypatch.setenv("OBJECT_STORE_ACCESS_KEY_ID", "test-value-no-key")
     monkeypatch.setenv("OBJECT_STORE_SECRET_ACCESS_KEY", "test-value-no-secret")
     with trio.fail_after(200):
