@@ -118,6 +118,15 @@ async def test_tenants_come_and_go_and_the_metrics_follow(tmp_path, caplog):
             await until(lambda: host.health.state is HealthState.HEALTHY)
             samples = {s.name: s.value for s in host.runtime.replication.samples if not s.labels}
             assert samples["sdk_replication_lag_seconds"] < 30
+            seen = set()
+            async with trio.open_nursery() as looking:
+                looking.start_soon(watch_health, host, seen)
+                [third] = await host.add()
+                await until(lambda: host.synced([third]))
+                looking.cancel_scope.cancel()
+            assert HealthState.UNHEALTHY not in seen, "a reload is no failure"
+            await host.runtime.receiver.tenancy.service.deactivate(third.stem)
+            await until(lambda: len(host.supervisor.databases) == 2)
             pid = host.supervisor.pid
             await host.runtime.receiver.tenancy.service.deactivate(first.stem)
             await until(lambda: host.supervisor.databases == {str(second)})
@@ -125,6 +134,12 @@ async def test_tenants_come_and_go_and_the_metrics_follow(tmp_path, caplog):
             write(str(second), 4)
     assert host.restored(second) == [1, 2, 3, 4, 5]
     assert said(caplog, "replication.stopped")
+
+
+async def watch_health(host, seen: set[HealthState]) -> None:
+    while True:
+        seen.add((await host.runtime.replication._checker.check()).state)
+        await trio.sleep(0.02)
 
 
 async def test_a_burst_of_databases_is_replicated_within_ten_seconds(tmp_path):
