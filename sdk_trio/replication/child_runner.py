@@ -49,6 +49,14 @@ class Child:
         """Its exit status, or minus the number of the signal that ended it; None: it runs."""
         return self._process.returncode
 
+    @property
+    def ending(self) -> str:
+        """How it ended, for people."""
+        status = self.status
+        if status is not None and status < 0:
+            return f"signal {signal.Signals(-status).name}"
+        return f"status {status}"
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal; nothing happens when the child has ended."""
         self._process.send_signal(number)

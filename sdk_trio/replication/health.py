@@ -93,6 +93,7 @@ class SyncHistory:
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
+        self._wanted_since: dict[str, float] | None = None
 
     def note(self, listed: Iterable[ReplicatedDatabase]) -> None:
         """Remember what the replicator reported."""
@@ -100,9 +101,17 @@ class SyncHistory:
             if each.last_sync_at is not None:
                 self._last[each.path] = max(each.last_sync_at, self._last.get(each.path, 0.0))
 
-    def keep(self, wanted: Collection[str]) -> None:
+    def keep(self, wanted: Collection[str], now: float) -> None:
         """Forget all databases but these: one that comes back later starts anew."""
         self._last = {path: at for path, at in self._last.items() if path in wanted}
+        # Of those that were there when nobody had looked before, nobody knows since when.
+        since = float("-inf") if self._wanted_since is None else now
+        before = self._wanted_since or {}
+        self._wanted_since = {path: before.get(path, since) for path in wanted}
+
+    def wanted_since(self, path: str) -> float:
+        """Return when ``path`` appeared among the wanted, in Unix seconds."""
+        return (self._wanted_since or {}).get(path, float("-inf"))
 
     def last_sync_at(self, path: str) -> float | None:
         """Return when ``path`` was last seen in step, in Unix seconds; None: never."""
@@ -140,7 +149,7 @@ def judge(
         problem: why it does not answer, or what else is wrong with it as a whole.
     """
     wanted = frozenset(wanted)
-    history.keep(wanted)
+    history.keep(wanted, now)
     history.note(each for each in listed or () if each.path in wanted)
     reported = None if listed is None else {each.path: each for each in listed}
     databases = sorted(
@@ -208,6 +217,9 @@ def _judge_one(
         reason = problem or "the replicator does not answer"
     elif path not in reported:
         reason = "the replicator does not have it"
+        if now - history.wanted_since(path) <= rules.max_lag:
+            # The configuration is written, and the replicator told, a few seconds later.
+            state, reason = HealthState.DEGRADED, "new, the replicator does not have it yet"
     elif reported[path].status not in _WORKING:
         reason = f"its replication is {reported[path].status or 'in an unknown state'}"
     elif lag is None:

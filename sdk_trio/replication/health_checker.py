@@ -11,6 +11,7 @@ from ..config.replication_options import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError, StorageError
 from ..logs import get_logger
 from .control_client import ControlClient
+from .control_socket import ReplicatedDatabase
 from .health import (
     HealthRules,
     HealthState,
@@ -52,6 +53,8 @@ class HealthChecker:
         socket_path: the replicator's control socket.
         wanted: returns the paths of the databases that should be replicated.
         failure: returns what the supervisor has to say, None when all is well.
+        reloading: returns whether it restarts the replicator for a reload; meanwhile what the
+            replicator said last counts, and the lag grows.
         clock: returns Unix seconds.
     """
 
@@ -62,12 +65,15 @@ class HealthChecker:
         *,
         wanted: Callable[[], Awaitable[Collection[str]]],
         failure: Callable[[], str | None] = lambda: None,
+        reloading: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._options = options
         self._client = ControlClient(socket_path)
         self._wanted = wanted
         self._failure = failure
+        self._reloading = reloading
+        self._listed: tuple[ReplicatedDatabase, ...] | None = None
         self._clock = clock
         self._history = SyncHistory()
         self._rules = HealthRules(
@@ -116,12 +122,13 @@ class HealthChecker:
 
     async def _judge(self, wanted: Collection[str]) -> ReplicationHealth:
         try:
-            listed = await self._client.list_databases()
+            self._listed = await self._client.list_databases()
         except ReplicatorError as error:
-            return await self._judge_without_socket(wanted, error)
+            if self._listed is None or not self._reloading():
+                return await self._judge_without_socket(wanted, error)
         return judge(
             wanted,
-            listed,
+            self._listed,
             self._history,
             self._rules,
             now=self._clock(),

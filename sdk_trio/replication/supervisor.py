@@ -45,6 +45,9 @@ from .restarts import (
 _log = get_logger("replication")
 
 
+#: For the last sync of a database that goes; a restart then lets go of it in any case.
+_UNREGISTER_SECONDS: Final = 5
+
 #: Between two attempts to take the lock.
 _LOCK_POLL_SECONDS: Final = 0.1
 
@@ -113,6 +116,8 @@ class Supervisor:
         self.restarts = 0
         self.failure: str | None = None
         self.confirmed = False
+        #: A restart for a reload is under way: no answer now says nothing about the replicator.
+        self.reloading = False
 
     @property
     def socket_path(self) -> str:
@@ -232,7 +237,7 @@ class Supervisor:
 
     async def _back_off(self, reason: str, failures: int) -> None:
         """Say what failed and wait, less long if there is something new to try."""
-        self.failure = reason
+        self.failure, self.reloading = reason, False
         delay = restart_delay(failures, self._fraction())
         _log.error(
             "replication.failed",
@@ -268,7 +273,10 @@ class Supervisor:
         asked = self._asked
         binary = find_replicator(self._options, environ=self._environ)
         self._last_lines.clear()
+        await self._refuse_another()
         accepted, self._plan = self._plan, await self._accept(binary)
+        if self._stopping:
+            return
         command = [binary, "replicate", "-config", str(self._reader.running_path)]
         failure: ReplicationError | None = None
         async with trio.open_nursery() as nursery:
@@ -289,6 +297,17 @@ class Supervisor:
             if self._good is not None and self._good is not self._plan and self._plan is not None:
                 self._rejected = self._plan.text
             raise failure
+
+    async def _refuse_another(self) -> None:
+        """Raise if a replicator that is not ours works here: it knows nothing of our lock."""
+        try:
+            other = await self.client.info()
+        except ReplicatorError:
+            return
+        raise ReplicatorError(
+            f"process {other.pid} replicates these databases already, and is no child of ours: "
+            "stop it, because two replicators of one database spoil its replica"
+        )
 
     async def _accept(self, binary: str) -> Plan:
         """Return the configuration to start from: the new one, else the last that was good."""
@@ -332,13 +351,13 @@ class Supervisor:
                     failure = error
                 nursery.cancel_scope.cancel()
         if child.ended.is_set() and not self._stopping:
-            return ReplicatorError(f"the replicator ended by itself with {_ending(child.status)}")
+            return ReplicatorError(f"the replicator ended by itself with {child.ending}")
         patience = self._patience.stop if self._stopping else self._patience.reload_stop
         await end_child(child, 0.0 if self._forced else patience)
         return failure
 
     def _report_start(self, child: Child, reason: str | None, accepted: Plan | None) -> None:
-        self.confirmed, self.failure = True, None
+        self.confirmed, self.failure, self.reloading = True, None, False
         fields = {"pid": child.pid, "databases": len(self.databases)}
         if reason is None:
             _log.info("replication.started", **fields)
@@ -399,10 +418,11 @@ class Supervisor:
             _log.debug("replication.reloaded", pid=child.pid, databases=len(self.databases))
             return False
         if before is None or not can_unregister(before, plan):
+            self.reloading = True
             return True
         try:
             for path in sorted(before.databases - plan.databases):
-                await self.client.unregister(path)
+                await self.client.unregister(path, seconds=_UNREGISTER_SECONDS)
             await self._reader.adopt(plan)
         except ReplicationError as error:
             _log.warning("replication.unregister_failed", error=str(error), hint="restarting it")
@@ -424,9 +444,3 @@ class Supervisor:
 async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
-
-
-def _ending(status: int | None) -> str:
-    if status is not None and status < 0:
-        return f"signal {signal.Signals(-status).name}"
-    return f"status {status}"

@@ -50,6 +50,7 @@ class ReplicationOverseer:
             control_socket_path(str(self._directory)),
             wanted=self._wanted,
             failure=self._failure,
+            reloading=self._reloading,
         )
 
     @property
@@ -79,3 +80,6 @@ class ReplicationOverseer:
 
     def _failure(self) -> str | None:
         return None if self.supervisor is None else self.supervisor.failure
+
+    def _reloading(self) -> bool:
+        return self.supervisor is not None and self.supervisor.reloading

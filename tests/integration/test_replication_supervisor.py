@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -253,6 +254,30 @@ async def test_a_second_supervisor_of_the_same_databases_is_refused(fleet):
             await nursery.start(second.run)
             await until(lambda: second.confirmed)
             second.stop()
+
+
+async def test_a_replicator_that_is_not_ours_keeps_ours_away_until_it_ends(fleet, caplog):
+    theirs = subprocess.Popen(
+        [program("litestream"), "replicate", "-config", fleet.config],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    supervisor = supervisor_of(fleet)
+    try:
+        with trio.fail_after(30):
+            await until((fleet.directory / "replicator.sock").exists)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(supervisor.run)
+                await until(lambda: said(caplog, "replication.failed"))
+                assert f"process {theirs.pid}" in supervisor.failure
+                assert replicators_of(fleet.root) == [theirs.pid]
+                theirs.terminate()
+                await until(lambda: supervisor.confirmed)
+                assert theirs.poll() is not None
+                supervisor.stop()
+    finally:
+        theirs.kill()
+        theirs.wait()
 
 
 def test_a_directory_whose_socket_would_have_too_long_a_path_is_refused(fleet):

@@ -87,6 +87,13 @@ def test_a_restarted_replicator_s_silence_is_no_lag_from_nowhere():
     assert again.state is HealthState.DEGRADED, "a database that came back starts anew"
 
 
+def test_a_new_tenant_is_given_time_and_is_not_healthy():
+    history = SyncHistory()
+    judge((), [], history, RULES, now=1000.0)
+    states = [judge(PATHS[:1], [], history, RULES, now=now).state for now in (1001, 1031, 1031.5)]
+    assert states == [HealthState.DEGRADED, HealthState.DEGRADED, HealthState.UNHEALTHY]
+
+
 def test_metrics_alone_never_make_it_healthy():
     found = judge_by_metrics(
         PATHS[:2], PATHS[:1], SyncHistory(), RULES, now=1.0, problem="no socket"
@@ -136,6 +143,7 @@ class Fleet(RuleBasedStateMachine):
         self.listed = dict.fromkeys(PATHS)
         self.up = True
         self.known = {}
+        self.since = None
         self.history = SyncHistory()
         self.health = None
 
@@ -170,6 +178,8 @@ class Fleet(RuleBasedStateMachine):
         listed = [reported(p, at) for p, at in self.listed.items()] if self.up else None
         self.health = judge(self.wanted, listed, self.history, RULES, now=self.now)
         self.known = {p: at for p, at in self.known.items() if p in self.wanted}
+        new = float("-inf") if self.since is None else self.now
+        self.since = {p: (self.since or {}).get(p, new) for p in self.wanted}
         if self.up:
             for path, at in self.listed.items():
                 if at is not None and path in self.wanted:
@@ -185,7 +195,8 @@ class Fleet(RuleBasedStateMachine):
             there = self.up and each.path in self.listed
             fresh = last is not None and self.now - last - 1 <= 30
             if not there:
-                assert each.state is HealthState.UNHEALTHY
+                new = self.up and self.now - self.since[each.path] <= 30
+                assert each.state is (HealthState.DEGRADED if new else HealthState.UNHEALTHY)
             else:
                 assert each.state is (HealthState.HEALTHY if fresh else HealthState.DEGRADED)
             assert bool(each.reason) == (each.state is not HealthState.HEALTHY)
