@@ -1,5 +1,6 @@
 """``replication verify`` on real replicas: what it finds, and what it lets pass."""
 
+import logging
 import os
 import shutil
 import threading
@@ -9,9 +10,13 @@ import pytest
 import trio
 from support.replica_host import ReplicaHost
 from support.replica_targets import local_disk, object_store
+from support.replicating import said, until
 
+from sdk_trio import Runtime
+from sdk_trio.replication import verification_scheduler
 from sdk_trio.replication.verification import CHECKPOINT, state_from_text
 from sdk_trio.replication.verifier import LOCK_NAME
+from sdk_trio.runtime.verification_runner import sample_verification
 from sdk_trio.storage import open_store
 from sdk_trio.tenants.database_opener import TenantDatabases
 
@@ -221,3 +226,39 @@ def test_the_runtimes_own_connections_leave_the_log_to_the_replicator(host):
     assert all(result["ok"] for result in results), results
     assert results[-1]["content"] == "identical"
     assert len(host.rows("acme")) > 1000
+
+
+async def test_the_runtime_verifies_by_itself(tmp_path, monkeypatch, caplog):
+    """Settings, tenants, watcher, supervised replicator, target, and the schedule: all of it."""
+    monkeypatch.setattr(verification_scheduler, "LOOK_SECONDS", 1.0)
+    caplog.set_level(logging.INFO, "sdk_trio.replication")
+    section = "MultiTenant:FileDb:Replication:"
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(
+            tmp_path / "host",
+            target,
+            {
+                f"{section}AutoRegenerateOnTenantChange": True,
+                f"{section}Supervise": True,
+                f"{section}VerifyIntervalHours": 1,
+                "Server:Bind": ["127.0.0.1:0"],
+                "Webhooks:RequireHttps": False,
+            },
+        )
+        runtime = Runtime(host.settings, standalone=True)
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(runtime.run)
+                tenants = runtime.receiver.tenancy.service
+                host.tenants["acme"] = await tenants.add("acme", name="Acme")
+                await trio.to_thread.run_sync(host.write, "acme", 10)
+                while not said(caplog, "replication.verified"):
+                    await trio.sleep(0.1)
+                (verified, *_) = said(caplog, "replication.verified")
+                assert verified["tenant"] == "acme"
+                await until(lambda: runtime.verification.verified_age_seconds is not None)
+                assert runtime.verification.state.failed == {}
+                (sample,) = sample_verification(runtime.verification)
+                assert sample.name == "sdk_replication_verified_age_seconds"
+                assert 0 <= sample.value < 30
+                runtime.shut_down("the test has seen it")
