@@ -65,15 +65,13 @@ class Snapshot:
         Raises:
             apsw.Error: it cannot be read.
         """
-        log = file.with_name(f"{file.name}-wal")
-        keeps_log = log.exists()
         # Not read-only: SQLite could then not make the index of a write-ahead log.
         self._connection = apsw.Connection(os.fspath(file), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             self._connection.set_busy_timeout(int(_BUSY_SECONDS * 1000))
-            if keeps_log:
-                # The log is the replicator's to copy into the database.
-                self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            # The log is the replicator's to copy into the database, also one that a writer
+            # begins while we look: then the last to close is us.
+            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             self._connection.execute("BEGIN")
             # A transaction begins with its first look.
             self._connection.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018

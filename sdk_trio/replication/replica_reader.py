@@ -7,7 +7,7 @@ as the block of :func:`ReplicaReader.open`. No database and no running replicato
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from ..errors import ReplicationError, ReplicatorError, RestoreError
 from ..tenants.database_opener import database_path, databases_directory
 from . import replica
 from .binary_finder import find_replicator
+from .child_output_reader import secret_values
 from .manifest import TenantDatabaseFile, child_environment, render_manifest
 from .replica import ReplicaFile, RestorePoint
 
@@ -80,19 +81,26 @@ class ReplicaReader:
                 f"the replicator's configuration cannot be written in {scratch}: {error}"
             ) from error
         environ = child_environment(self._options, self._environ)
-        return TenantReplica(binary, manifest, database, environ)
+        secrets = secret_values(self._options, environ)
+        return TenantReplica(binary, manifest, database, environ, secrets)
 
 
 class TenantReplica:
     """The replica of one tenant. Every method runs the binary; cancelled, it ends it."""
 
     def __init__(
-        self, binary: str, manifest: Path, database: str, environ: Mapping[str, str]
+        self,
+        binary: str,
+        manifest: Path,
+        database: str,
+        environ: Mapping[str, str],
+        secrets: Sequence[str] = (),
     ) -> None:
         self._binary = binary
         self._manifest = os.fspath(manifest)
         self._database = database
         self._environ = environ
+        self._secrets = secrets
 
     async def list_files(self) -> tuple[ReplicaFile, ...]:
         """Return all files of the replica; none when the target does not know the tenant.
@@ -166,6 +174,8 @@ class TenantReplica:
         told = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
         words = " ".join((told or lines or [f"exit status {ended.returncode}"])[-1].split())
         words = words[:_SHOWN_CHARACTERS]
+        for secret in self._secrets:
+            words = words.replace(secret, "***")
         if "no space left on device" in said or "disk quota exceeded" in said:
             return RestoreError(
                 f"the disk is full: free some space, or restore to another file system ({words})"

@@ -89,6 +89,21 @@ def test_a_flipped_byte_is_found(host):
     assert host.left_behind() == []
 
 
+def test_a_whole_replica_of_something_else_is_found(host):
+    """Position and integrity are as they should be: only the content tells."""
+    host.add("bolt", ROWS)
+    with host.replicating():
+        base = host.target.directory / "replica"
+        acme, bolt = (base / host.tenants[name].id for name in ("acme", "bolt"))
+        acme.rename(base / "aside")
+        bolt.rename(acme)
+        (base / "aside").rename(bolt)
+        ended = host.verify()
+    assert ended.status == 1
+    for row in ended.document:
+        assert "differs from the live one in the content of table grants" in row["problem"]
+
+
 def test_a_removed_file_is_found(host):
     with host.replicating():
         host.write("acme", 5)
