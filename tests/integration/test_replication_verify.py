@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 
 import filelock
 import pytest
@@ -61,6 +62,7 @@ def test_a_good_replica_under_concurrent_writes(host):
     def write():
         while not stop.is_set():
             host.write("acme", 1)
+            time.sleep(0.002)
 
     writer = threading.Thread(target=write)
     with host.replicating():

@@ -156,19 +156,30 @@ class ReplicaHost:
 
     @contextmanager
     def replicating(self, *names: str) -> Iterator[None]:
-        """Run the bare replicator on the databases of these tenants, or of all."""
+        """Run the bare replicator on the databases of these tenants, or of all.
+
+        It neither merges files at its own times nor heals a target that was emptied, so that what
+        a test does to the replica stays as it is.
+        """
         options = self.settings.multi_tenant.file_db.replication
         files = [
             TenantDatabaseFile(self.tenants[name].id, str(self.database(name)))
             for name in names or self.tenants
         ]
         manifest = self.root / "by-hand.yml"
-        manifest.write_text(
-            render_manifest(options, files, socket_path=control_socket_path(str(self.databases)))
-        )
+        text = render_manifest(options, files, socket_path=control_socket_path(str(self.databases)))
+        assert "auto-recover: true\n" in text
+        text = text.replace("auto-recover: true\n", "levels: [{interval: 12h}]\n")
+        manifest.write_text(text)
         command = [program("litestream"), "replicate", "-config", str(manifest)]
         with self._child(command, child_environment(options, self.environ)):
             self.wait_synced(*names)
+            if self.target.kind == "LocalDisk":
+                # The first snapshot comes a moment after the first sync.
+                base = self.target.directory / "replica"
+                for name in names or self.tenants:
+                    replica = base / self.tenants[name].id
+                    wait_for(lambda replica=replica: list(replica.glob("ltx/9/*.ltx")))
             yield
 
     @contextmanager
