@@ -68,7 +68,7 @@ def _replication(settings: Settings) -> Iterator[Problem]:
     options = settings.multi_tenant.file_db.replication
     if not options.use_replication:
         return
-    if options.auto_regenerate_on_tenant_change:
+    if options.auto_regenerate_on_tenant_change or options.supervise:
         file = Path(options.config_output_path)
         directory = file.parent
         if _is_directory(file):

@@ -42,6 +42,11 @@ def replication_problems(settings: Settings) -> Iterator[Problem]:
                 f"{REPLICATION}:ReplicatorPidFilePath",
                 "is the same file as ConfigOutputPath: choose another path",
             )
+    elif options.supervise and not options.config_output_path.strip():
+        yield Problem(
+            f"{REPLICATION}:ConfigOutputPath",
+            "is required when Supervise is true: set a path",
+        )
     key, directory = databases_setting(settings)
     fault = database_path_fault(directory)
     if fault is not None:

@@ -76,10 +76,11 @@ def test_a_replica_directory_that_cannot_be_created_is_a_problem(tmp_path: Path)
         assert problem_keys(probed(tmp_path, overrides)) == [f"{REPLICATION}:LocalDisk:Path"]
 
 
-def test_the_configuration_of_the_replicator_must_be_writable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("switch", ["AutoRegenerateOnTenantChange", "Supervise"])
+def test_the_configuration_of_the_replicator_must_be_writable(tmp_path: Path, switch: str) -> None:
     overrides = {
         **target("LocalDisk", Path=str(tmp_path / "replica")),
-        f"{REPLICATION}:AutoRegenerateOnTenantChange": True,
+        f"{REPLICATION}:{switch}": True,
         f"{REPLICATION}:ConfigOutputPath": str(tmp_path / "none" / "replicator.yml"),
     }
     assert problem_keys(probed(tmp_path, overrides)) == [f"{REPLICATION}:ConfigOutputPath"]

@@ -124,6 +124,8 @@ def test_the_two_files_are_needed_and_not_the_same() -> None:
     ]
     assert keys(found(**auto, **{config: "/x", pid: "/x"}))[0] == ["ReplicatorPidFilePath"]
     assert found(**{config: "", pid: ""}) == Findings()
+    supervised = found(**{key("Supervise"): True, config: "", pid: ""})
+    assert keys(supervised)[0] == ["ConfigOutputPath"]
 
 
 def test_the_port_of_the_metrics_is_not_one_of_ours() -> None:
