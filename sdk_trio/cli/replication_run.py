@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import trio
 
 from .. import logs
-from ..config import Settings
+from ..config import Settings, unmet_needs
 from ..config.gates import USE_REPLICATION
 from ..errors import OptionsValidationError, Problem
 from ..replication.binary_finder import find_replicator
@@ -17,7 +17,6 @@ from ..storage.data_directory import create_data_directory
 from ..tenants.database_opener import databases_directory
 from .daemon import begin_logs
 from .settings_reader import read
-from .upgrade import require_tenants
 
 _log = logs.get_logger("cli")
 
@@ -46,14 +45,14 @@ def require_replication(settings: Settings) -> Settings:
     """Return the settings if they ask for replication.
 
     Raises:
-        OptionsValidationError: ``UseReplication`` is false.
-        TenantsDisabledError: there are no tenants.
+        OptionsValidationError: ``UseReplication`` is false, or there are no tenants.
     """
     if not settings.multi_tenant.file_db.replication.use_replication:
         raise OptionsValidationError(
             [Problem(USE_REPLICATION, "is false, so nothing is replicated: set it to true")]
         )
-    require_tenants(settings)
+    if unmet_needs(settings):
+        raise OptionsValidationError(unmet_needs(settings))
     return settings
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import trio
 
 from ..config import Settings
-from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, StoreUnavailableError
+from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE
 from ..replication.control_socket import control_socket_path
 from ..replication.database_finder import find_databases
 from ..replication.health import DatabaseHealth, HealthState, ReplicationHealth
@@ -20,7 +20,7 @@ from .moments import moment_text
 from .printer import Row, print_rows, say
 from .replication_run import require_replication
 from .settings_reader import load
-from .store_opener import why_unreachable
+from .upgrade import require_tenants
 
 COLUMNS = ("identifier", "state", "lag", "last_sync", "reason")
 
@@ -34,6 +34,7 @@ def show_status(arguments: Namespace) -> int:
         SdkError: from the settings, or the store cannot be read.
     """
     settings = require_replication(load(arguments))
+    require_tenants(settings)
     health, identifiers = trio.run(_look, settings)
     as_json = arguments.format == "json"
     rows = [_row(each, identifiers[each.path], as_json=as_json) for each in health.databases]
@@ -47,9 +48,6 @@ def show_status(arguments: Namespace) -> int:
 
 
 async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
-    missing = why_unreachable(settings)
-    if missing is not None:
-        raise StoreUnavailableError(missing)
     directory = databases_directory(settings).absolute()
     async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
         service = TenantService(settings, store.tenants)

@@ -126,7 +126,7 @@ class HealthChecker:
         except ReplicatorError as error:
             if self._listed is None or not self._reloading():
                 return await self._judge_without_socket(wanted, error)
-        return judge(
+        return judge(  # noqa: ASYNC910 - whoever raised has been waited for
             wanted,
             self._listed,
             self._history,

@@ -125,11 +125,21 @@ def child_environment(options: ReplicationOptions, environ: Mapping[str, str]) -
     # LITESTREAM_CONFIG would be another file, LOG_LEVEL an application's.
     for name in ("LITESTREAM_CONFIG", "LOG_LEVEL"):
         found.pop(name, None)
-    # Off a cloud machine the question for its credentials hangs for seconds.
-    found["AWS_EC2_METADATA_DISABLED"] = "true"
+    # Off a cloud machine the question for its credentials hangs for seconds; on one, who sets no
+    # keys means its role.
+    if options.replica_target_type is not ReplicaTargetType.OBJECT_STORE or _has_keys(
+        options, environ
+    ):
+        found.setdefault("AWS_EC2_METADATA_DISABLED", "true")
     if options.replica_target_type is ReplicaTargetType.CLOUD_STORAGE:
         found["GOOGLE_APPLICATION_CREDENTIALS"] = options.cloud_storage.credentials_json_path
     return found
+
+
+def _has_keys(options: ReplicationOptions, environ: Mapping[str, str]) -> bool:
+    store = options.object_store
+    names = (store.access_key_id_env_var, store.secret_access_key_env_var)
+    return all(environ.get(name) for name in names)
 
 
 def _head(options: ReplicationOptions, count: int, socket_path: str | None) -> Iterator[str]:

@@ -303,7 +303,7 @@ class Supervisor:
         try:
             other = await self.client.info()
         except ReplicatorError:
-            return
+            return  # noqa: ASYNC910 - nobody's answer has been waited for
         raise ReplicatorError(
             f"process {other.pid} replicates these databases already, and is no child of ours: "
             "stop it, because two replicators of one database spoil its replica"

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -82,11 +81,33 @@ def build_watcher(
     return Watcher(
         tenants,
         databases_directory(settings),
-        render=partial(render_for, settings),
+        render=_Renderer(settings),
         writer=ManifestWriter(Path(options.config_output_path)),
         reloader=reloader,
         window=options.auto_regenerate_debounce_window.total_seconds(),
     )
+
+
+class _Renderer:
+    """Renders manifests, and warns once of a fleet that is large for its sync interval."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._warned = False
+
+    def __call__(self, databases: Sequence[TenantDatabaseFile]) -> str:
+        options = self._settings.multi_tenant.file_db.replication
+        sync = options.sync_interval_seconds
+        costly = is_large_fleet(options, len(databases)) and sync < _FLEET_SYNC_SECONDS
+        if costly and not self._warned:
+            self._warned = True
+            _log.warning(
+                "replication.fleet_is_large",
+                databases=len(databases),
+                detail=f"each busy database makes a request every {sync} s: SyncIntervalSeconds of "
+                f"{_FLEET_SYNC_SECONDS} or more costs less",
+            )
+        return render_for(self._settings, databases)
 
 
 def render_for(settings: Settings, databases: Sequence[TenantDatabaseFile]) -> str:
@@ -101,16 +122,6 @@ def render_for(settings: Settings, databases: Sequence[TenantDatabaseFile]) -> s
         ValueError: as of :func:`~sdk_trio.replication.manifest.render_manifest`.
     """
     options = settings.multi_tenant.file_db.replication
-    if (
-        is_large_fleet(options, len(databases))
-        and options.sync_interval_seconds < _FLEET_SYNC_SECONDS
-    ):
-        _log.warning(
-            "replication.fleet_is_large",
-            databases=len(databases),
-            detail=f"each busy database makes a request every {options.sync_interval_seconds} s: "
-            f"SyncIntervalSeconds of {_FLEET_SYNC_SECONDS} or more costs less",
-        )
     directory = str(databases_directory(settings).absolute())
     return render_manifest(
         options,

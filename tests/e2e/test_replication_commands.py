@@ -1,5 +1,6 @@
 """``replication run`` and ``replication status`` as processes, with the real replicator."""
 
+import base64
 import json
 import os
 import signal
@@ -30,6 +31,7 @@ class Workplace:
     root: Path
     port: int = attrs.field(factory=free_port)
     started: list = attrs.field(factory=list)
+    secret: str = "whsec_" + base64.b64encode(b"a fixed secret of these tests").decode()
 
     @property
     def pid_file(self) -> Path:
@@ -56,7 +58,9 @@ class Workplace:
     def start(self, *words: str) -> subprocess.Popen:
         with open(self.root / f"log-{len(self.started)}", "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "sdk_trio", *words, *self.settings], stderr=log
+                [sys.executable, "-m", "sdk_trio", *words, *self.settings],
+                stderr=log,
+                env={**os.environ, "SDK__WEBHOOKS__SECRET": self.secret},
             )
         self.started.append(process)
         return process
@@ -164,6 +168,32 @@ def test_it_reloads_on_a_hangup_shows_its_status_and_ends_on_term(workplace):
     assert workplace("replication", "render", "--output", str(workplace.config)).returncode == 0
     assert workplace.restored(first) == [1, 2, 3, 4, 5]
     assert workplace.restored(second) == [1]
+
+
+def test_a_daemon_and_a_replicator_beside_it_need_nobody(workplace):
+    daemon = (
+        "--standalone",
+        "--set=Sdk:Server:Bind:0=127.0.0.1:0",
+        f"--set={REPLICATION}:AutoRegenerateOnTenantChange=true",
+        f"--set={REPLICATION}:AutoRegenerateDebounceWindow=00:00:00.2",
+        "--set=Sdk:Webhooks:RequireHttps=false",
+    )
+    replicator = workplace.start("replication", "run")
+    wait_for(workplace.pid_file.exists)
+    workplace.start("run", *daemon)
+    wait_for(lambda: "runtime.started" in workplace.log(), 30)
+    wait_for(lambda: replicated(workplace, 0))
+    added = workplace("tenant", "add", "acme", "--name", "Acme", "--format", "json")
+    (workplace.root / "data" / "tenants").mkdir(exist_ok=True)
+    write(str(workplace.root / "data" / "tenants" / f"{json.loads(added.stdout)['id']}.db"), 1)
+    wait_for(lambda: replicated(workplace, 1))
+    workplace("tenant", "deactivate", "acme")
+    wait_for(lambda: replicated(workplace, 0))
+    for process in reversed(workplace.started):
+        process.terminate()
+        assert process.wait(40) == 0
+    assert "replication.reloaded" in workplace.log(0)
+    assert replicator.returncode == 0
 
 
 def test_killed_with_9_its_child_ends_too_and_the_next_start_runs_one(workplace):

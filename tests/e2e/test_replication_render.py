@@ -1,5 +1,6 @@
 """``replication render``, and a runtime that keeps the file current and tells the replicator."""
 
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import yaml
 from support.command_line import CommandLine
 from support.deliveries import SECRET
 from support.deliveries import settings as settings_of
+from support.programs import program
 
 from sdk_trio import Runtime
 from sdk_trio.errors import EXIT_CONFIGURATION, EXIT_UNAVAILABLE, OptionsValidationError
@@ -140,7 +142,9 @@ async def wait_until(condition: Any) -> None:
         await trio.sleep(0.01)
 
 
-async def test_a_runtime_keeps_the_file_current_and_tells_the_replicator(tmp_path: Path) -> None:
+async def test_a_runtime_keeps_the_file_current_and_tells_the_replicator(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     out, output = tmp_path / "out", tmp_path / "replicator.yml"
     replicator = subprocess.Popen([sys.executable, "-c", OBEDIENT, str(out), str(tmp_path / "pid")])
     try:
@@ -160,10 +164,46 @@ async def test_a_runtime_keeps_the_file_current_and_tells_the_replicator(tmp_pat
                 await wait_until(lambda: paths(output.read_text()) == [])
                 runtime.shut_down("test")
             assert runtime.report is not None
+        assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
         assert replicator.poll() is None
     finally:
         replicator.kill()
         replicator.wait()
+
+
+async def test_a_new_tenant_is_replicated_by_a_replicator_of_another_process(
+    tmp_path: Path,
+) -> None:
+    program("litestream")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    values = {"MultiTenant__FileDb__Replication__MetricsPort": port}
+    pid_file, replica = tmp_path / "pid", tmp_path / "replica"
+    replicator: subprocess.Popen[bytes] | None = None
+    runtime = Runtime(settings_of(**keys(tmp_path, **values)))
+    try:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(runtime.run)
+                command = [sys.executable, "-m", "sdk_trio", "replication", "run"]
+                replicator = subprocess.Popen(
+                    [*command, "--pid-file", str(pid_file), *words(tmp_path, **values)],
+                    stderr=subprocess.DEVNULL,
+                )
+                await wait_until(lambda: pid_file.exists() and pid_file.read_text().strip())
+                tenancy = runtime.receiver.tenancy
+                for name in ("a", "b"):
+                    tenant = await tenancy.service.add(name, name=name)
+                    async with tenancy.tenant_db(tenant) as opened:
+                        await opened.run(lambda database: database.execute("CREATE TABLE t (x)"))
+                    copies = replica / tenant.id
+                    await wait_until(lambda copies=copies: list(copies.rglob("*.ltx")))
+                runtime.shut_down("test")
+    finally:
+        if replicator is not None:
+            replicator.terminate()
+            assert replicator.wait(40) == 0
 
 
 async def test_without_the_switch_nothing_is_regenerated_and_that_is_said(
@@ -178,3 +218,26 @@ async def test_without_the_switch_nothing_is_regenerated_and_that_is_said(
             runtime.shut_down("test")
     assert not (tmp_path / "replicator.yml").exists()
     assert "replication.left_alone" in [r.sdk[0] for r in caplog.records if hasattr(r, "sdk")]
+
+
+async def test_a_fleet_that_is_large_for_its_sync_interval_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = keys(
+        tmp_path,
+        MultiTenant__FileDb__Replication__ReplicaTargetType="ObjectStore",
+        MultiTenant__FileDb__Replication__ObjectStore__Bucket="b",
+    )
+    ids = await trio.to_thread.run_sync(add_tenants, tmp_path, [f"t{i}" for i in range(24)])
+    for tenant_id in ids:
+        database(tmp_path, tenant_id)
+    with trio.fail_after(30):
+        runtime = Runtime(settings_of(**values))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            await runtime.receiver.tenancy.service.deactivate(ids[0])
+            await wait_until(lambda: len(paths((tmp_path / "replicator.yml").read_text())) == 22)
+            runtime.shut_down("test")
+    warned = [r.sdk for r in caplog.records if r.name.endswith("replication") and r.levelno == 30]
+    large = [fields["databases"] for event, fields in warned if event.endswith("fleet_is_large")]
+    assert large == [23]

@@ -105,7 +105,8 @@ class Running:
     log: Path
 
     def messages(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines(keepends=False)]
+        # What follows the last line end is still being written.
+        return [json.loads(line) for line in self.log.read_text().split("\n")[:-1]]
 
     def message(self, text: str, **fields: Any) -> dict[str, Any]:
         """Wait for a line of its log with that message and these fields."""

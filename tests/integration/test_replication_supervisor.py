@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -23,6 +24,9 @@ from support.replicating import (
 )
 
 from sdk_trio.errors import ReplicatorError, StoreLockedError
+from sdk_trio.replication.child_confirmer import confirm
+from sdk_trio.replication.child_runner import run_child
+from sdk_trio.replication.locker import lock_databases
 from sdk_trio.replication.restarts import Patience
 from sdk_trio.replication.supervisor import Supervisor
 
@@ -305,3 +309,62 @@ async def test_a_configuration_that_ends_the_replicator_gives_way_to_the_one_bef
             assert await supervisor.reload(fleet.files)
             assert new[0].path in supervisor.databases
             supervisor.stop()
+
+
+async def test_a_database_that_the_replicator_lost_comes_back(fleet, caplog):
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: all_synced(supervisor, fleet))
+            await supervisor.client.unregister(fleet.files[0].path)
+            await until(lambda: said(caplog, "replication.failed"))
+            assert fleet.files[0].path in supervisor.failure
+            await until(lambda: all_synced(supervisor, fleet))
+            supervisor.stop()
+
+
+async def test_only_the_right_databases_of_the_right_process_are_a_confirmation(fleet):
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            client, pid, paths = supervisor.client, supervisor.pid, supervisor.databases
+            await confirm(client, pid, paths, seconds=5)
+            with pytest.raises(ReplicatorError, match="1 missing, such as /none"):
+                await confirm(client, pid, {*paths, "/none"}, seconds=0.3)
+            with pytest.raises(ReplicatorError, match="not wanted"):
+                await confirm(client, pid, list(paths)[:1], seconds=0.3)
+            with pytest.raises(ReplicatorError, match="not answered"):
+                await confirm(client, pid + 1, paths, seconds=0.3)
+            supervisor.stop()
+
+
+async def test_the_lock_lasts_as_long_as_the_child(tmp_path):
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            with lock_databases(tmp_path) as lock:
+                run = partial(run_child, ["/bin/sleep", "60"], environment={}, inherited=(lock,))
+                child = await nursery.start(run)
+                # It is a launcher at first, which a signal ends all the same.
+                nursery.start_soon(drain, child.output)
+            with pytest.raises(StoreLockedError, match="or its child"), lock_databases(tmp_path):
+                pass
+            child.send(signal.SIGKILL)
+            await child.ended.wait()
+            with lock_databases(tmp_path):
+                pass
+    assert child.ending == "signal SIGKILL"
+
+
+async def drain(output):
+    async with output:
+        async for _ in output:
+            pass
+
+
+async def test_a_program_that_cannot_be_started_is_an_error_of_ours(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(ReplicatorError, match="cannot be started"):
+        await run_child(["/bin/true"], environment={})

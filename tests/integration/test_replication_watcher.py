@@ -35,7 +35,7 @@ OPTIONS = ReplicationOptions(
 )
 
 #: How many random interleavings run; the suite runs a sample.
-EXAMPLES = int(os.environ.get("SDK_TEST_INTERLEAVINGS", "25"))
+EXAMPLES = int(os.environ.get("SDK_TEST_INTERLEAVINGS", "15"))
 
 
 @attrs.define

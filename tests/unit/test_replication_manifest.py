@@ -117,6 +117,15 @@ def test_cloud_storage() -> None:
     }
 
 
+def test_an_instances_role_is_asked_for_where_no_keys_are_set() -> None:
+    name = "AWS_EC2_METADATA_DISABLED"
+    keys = {"OBJECT_STORE_ACCESS_KEY_ID": "i", "OBJECT_STORE_SECRET_ACCESS_KEY": "k"}
+    options = ReplicationOptions()
+    assert child_environment(options, keys)[name] == "true"
+    assert child_environment(options, {**keys, name: "false"})[name] == "false"
+    assert name not in child_environment(options, {"OBJECT_STORE_ACCESS_KEY_ID": "i"})
+
+
 @pytest.mark.parametrize(
     ("host", "address"),
     [("h", "h:22"), ("2001:db8::1", "[2001:db8::1]:22"), ("[::1]", "[::1]:22")],
@@ -178,7 +187,7 @@ TEXTS = st.text(
     ),
     min_size=1,
 )
-VARIABLES = {"HOME": "/root'\n", "a": '"', "x": "y"}
+VARIABLES = {"HOME": "/home/x'\n", "a": '"', "x": "y"}
 
 
 #: The replicator misreads these in a database's path, so they are refused.
