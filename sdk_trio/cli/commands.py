@@ -309,6 +309,29 @@ def _add_who_and_why(parser: ArgumentParser) -> None:
     parser.add_argument("--actor", metavar="A", help="who asks (default: the user of the machine)")
 
 
+def _replication_render(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--output", metavar="F", help="write this file, whole, mode 0600 (default: print)"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; fail if the file (default: ConfigOutputPath) is not current",
+    )
+
+
+def _replication_run(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--pid-file",
+        metavar="P",
+        help="where our process id goes, for who sends SIGHUP (default: ReplicatorPidFilePath)",
+    )
+
+
+def _replication_status(parser: ArgumentParser) -> None:
+    _add_format(parser)
+
+
 def _upgrade(parser: ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show what would be done")
     parser.add_argument(
@@ -327,6 +350,27 @@ def _tenant_purge(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--forget-audit", action="store_true", help="remove the tenants' earlier audit rows too"
     )
+    _add_format(parser)
+
+
+def _replication_restore(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--tenant", metavar="T", required=True, help="the tenant, or its id if it is not known here"
+    )
+    parser.add_argument(
+        "--at",
+        metavar="TIME",
+        help=f"the last state before it (default: the newest); {_MOMENT_HELP}",
+    )
+    parser.add_argument("--output", metavar="F", required=True, help="the file to make")
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+    _add_format(parser)
+
+
+def _replication_verify(parser: ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--tenant", metavar="T", help="only this tenant, of any status")
+    which.add_argument("--all", action="store_true", help="every active tenant (the default)")
     _add_format(parser)
 
 
@@ -419,6 +463,36 @@ COMMANDS = (
     Command(
         "tenant purge", "remove long deleted tenants", "tenant_purger:purge_tenants", _tenant_purge
     ),
+    Command(
+        "replication run",
+        "run a replicator that reloads on SIGHUP",
+        "replication_run:run_replicator",
+        _replication_run,
+    ),
+    Command(
+        "replication status",
+        "show how far behind each tenant's replica is",
+        "replication_status:show_status",
+        _replication_status,
+    ),
+    Command(
+        "replication render",
+        "print the replicator's configuration",
+        "replication:render",
+        _replication_render,
+    ),
+    Command(
+        "replication restore",
+        "restore a tenant's database into a file",
+        "restorer:restore",
+        _replication_restore,
+    ),
+    Command(
+        "replication verify",
+        "prove that replicas can be restored",
+        "replica_verifier:verify",
+        _replication_verify,
+    ),
     Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", _upgrade),
     Command(
         "notify preview",
@@ -442,6 +516,7 @@ COMMANDS = (
 GROUPS = {
     "config": "the settings: check them, show them, describe them",
     "events": "the inbox: what came, what became of it, what to run again",
+    "replication": "the replication of the tenants' databases",
     "secrets": "webhook secrets",
     "notify": "messages to site managers: what they say, what became of them",
     "tenant": "tenants: who they are, where they stand, who changed that",

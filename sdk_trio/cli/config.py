@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from ..config import describe, json_schema, missing_parts
+from ..config import describe, json_schema, missing_parts, unmet_needs
 from ..config.describe import DEFAULT_ORIGIN
 from ..errors import EXIT_CONFIGURATION
 from .printer import print_json, print_rows, print_text, say
@@ -17,7 +17,7 @@ def check(arguments: Namespace) -> int:
     loaded = read(arguments, standalone=arguments.standalone, receiver=True)
     problems = list(loaded.problems)
     if loaded.settings is not None:
-        problems += missing_parts(loaded.settings)
+        problems += [*missing_parts(loaded.settings), *unmet_needs(loaded.settings)]
     rows: list[dict[str, Any]] = [
         {"level": level, **attrs.asdict(problem)}
         for level, found in (("error", problems), ("warning", loaded.warnings))

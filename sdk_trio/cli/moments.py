@@ -10,11 +10,11 @@ _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _UNIX_SECONDS = re.compile(r"[0-9]{1,12}")
 
 
-def parse_since(text: str, *, now: float) -> float:
+def parse_since(text: str, *, now: float, option: str = "--since") -> float:
     """Return Unix seconds of a time in ISO 8601 or of a time ago: ``15m``, ``2h``, ``3d``.
 
     A time without an offset from UTC is one of this machine's time zone; a date alone is its
-    first moment.
+    first moment. ``option`` is for the message.
 
     Raises:
         UsageError: it is neither.
@@ -25,7 +25,7 @@ def parse_since(text: str, *, now: float) -> float:
     moment = _iso(text)
     if moment is None:
         raise UsageError(
-            f"--since takes a time such as 2026-01-31T12:00Z, or 15m, 2h, 3d ago; not {text!r}"
+            f"{option} takes a time such as 2026-01-31T12:00Z, or 15m, 2h, 3d ago; not {text!r}"
         )
     return moment
 

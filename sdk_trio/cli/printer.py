@@ -93,6 +93,28 @@ class Progress:
             sys.stderr.flush()
 
 
+class ByteProgress:
+    """Shows what is being done and how many bytes are there, as :class:`Progress` does."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+        self._width = 0
+
+    def show(self, step: str, size: int) -> None:
+        """Replace the line by this one."""
+        if self._shown:
+            text = f"{step}: {size / 1_000_000:.1f} MB" if size else step
+            sys.stderr.write(f"\r{text.ljust(self._width)}")
+            sys.stderr.flush()
+            self._width = len(text)
+
+    def end(self) -> None:
+        """Remove the line."""
+        if self._width:
+            sys.stderr.write(f"\r{' ' * self._width}\r")
+            sys.stderr.flush()
+
+
 #: Columns of texts of any length, and how much of each is always shown.
 _SHORTENED = frozenset({"subject", "last_error", "error", "reason", "value", "origin"})
 _LEAST_WIDTH = 12

@@ -9,7 +9,6 @@ from ..errors import EXIT_USAGE, SdkError
 NOT_IN_THIS_VERSION = frozenset(
     {
         "listen",
-        "replication",
         "storage",
     }
 )

@@ -4,7 +4,7 @@
 ``read_settings`` returns problems, warnings and origins as data.
 """
 
-from .availability import missing_parts
+from .availability import missing_parts, unmet_needs
 from .describe import Row, describe
 from .loader import Loaded, load_settings, read_settings
 from .options import BUNDLED_API_VERSION, KeyDerivation, Mode, Secret, Settings, StorageBackend
@@ -27,6 +27,7 @@ __all__ = [
     "Row",
     "json_schema",
     "missing_parts",
+    "unmet_needs",
     "parse_secret",
     "ParsedSecret",
 ]

@@ -1,4 +1,4 @@
-"""Documented parts that this version does not contain. Pure.
+"""What keeps the runtime from starting with valid settings: parts that are missing. Pure.
 
 Apart from ``rules.py``, so that a file which conforms to the specification can always be loaded;
 the runtime refuses to start instead, with :class:`~sdk_trio.errors.NotInThisVersionError`.
@@ -12,7 +12,6 @@ from .table import full_key
 
 def missing_parts(settings: Settings) -> list[Problem]:
     """Return one problem for each part that is asked for and missing; empty when all are there."""
-    replication = settings.multi_tenant.file_db.replication
     asked: list[tuple[bool, tuple[str, ...], str, str]] = [
         (
             settings.storage.backend is StorageBackend.POSTGRES,
@@ -27,15 +26,23 @@ def missing_parts(settings: Settings) -> list[Problem]:
             "1",
         ),
         (settings.relay.enabled, ("Relay", "Enabled"), "the relay", "false"),
-        (
-            replication.use_replication,
-            ("MultiTenant", "FileDb", "Replication", "UseReplication"),
-            "replication",
-            "false",
-        ),
     ]
     return [
         Problem(full_key(path), f"not in this version: {part}; remove the key or set it to {value}")
         for wanted, path, part, value in asked
         if wanted
     ]
+
+
+def unmet_needs(settings: Settings) -> list[Problem]:
+    """Return one problem for each part that is asked for without what it works on."""
+    multi_tenant = settings.multi_tenant
+    if multi_tenant.file_db.replication.use_replication and not multi_tenant.enabled:
+        return [
+            Problem(
+                full_key(("MultiTenant", "FileDb", "Replication", "UseReplication")),
+                "needs tenants, whose databases are replicated: set Sdk:MultiTenant:Enabled to "
+                "true, or remove the key",
+            )
+        ]
+    return []

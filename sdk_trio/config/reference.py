@@ -155,7 +155,9 @@ def _missing() -> str:
             file_db=attrs.evolve(
                 settings.multi_tenant.file_db,
                 replication=attrs.evolve(
-                    settings.multi_tenant.file_db.replication, use_replication=True
+                    settings.multi_tenant.file_db.replication,
+                    use_replication=True,
+                    supervise=True,
                 ),
             ),
         ),

@@ -216,6 +216,18 @@ class ReplicationOptions:
             default_note="beside the interpreter, then PATH",
         ),
     )
+    verify_interval_hours: int | None = attrs.field(
+        default=None,
+        metadata=about(
+            "How often the runtime restores every active tenant's replica and compares it: all of "
+            "it is downloaded each time.",
+            "ours",
+            minimum=1,
+            maximum=8760,
+            unit="hours",
+            default_note="never; 'replication verify' does it once",
+        ),
+    )
     object_store: ObjectStoreOptions = attrs.field(factory=ObjectStoreOptions)
     blob_store: BlobStoreOptions = attrs.field(factory=BlobStoreOptions)
     cloud_storage: CloudStorageOptions = attrs.field(factory=CloudStorageOptions)

@@ -13,9 +13,10 @@ import attrs
 from ..errors import Problem
 from .choices import ApiVersionStrictness, Mode
 from .forms import check_form
-from .gates import NOTIFICATIONS, REPLICATION, is_below, used_settings
+from .gates import NOTIFICATIONS, is_below, used_settings
 from .notification_rules import notification_warnings
 from .options import BUNDLED_API_VERSION, Settings
+from .replication_rules import replication_problems, replication_warnings
 from .secret import Secret
 from .secrets import parse_secret
 from .table import Setting, full_key
@@ -64,14 +65,17 @@ def check(
     problems += secret_findings.problems
     problems += _queue_and_servers(settings)
     problems += _reconciliation(settings, standalone=standalone)
-    problems += _replication(settings)
     problems += _notifications(settings)
     warnings = [*_version(settings, ApiVersionStrictness.WARN), *secret_findings.warnings]
     warnings += _environment(settings)
     warnings += notification_warnings(settings.multi_tenant.notifications)
+    if settings.multi_tenant.file_db.replication.use_replication:
+        problems += replication_problems(settings)
+        warnings += replication_warnings(settings)
     problems += _version(settings, ApiVersionStrictness.STRICT)
     told = [p for p in problems if not any(is_below(key, p.key) for key in invalid)]
-    return Findings(tuple(told), tuple(warnings))
+    odd = [p for p in warnings if not any(is_below(key, p.key) for key in invalid)]
+    return Findings(tuple(told), tuple(odd))
 
 
 def _check_value(setting: Setting, settings: Settings) -> Iterator[Problem]:
@@ -256,21 +260,6 @@ def _reconciliation(settings: Settings, *, standalone: bool) -> Iterator[Problem
             "must be at most PayloadRetentionDays, after which parked events are forgotten "
             f"({settings.webhooks.payload_retention_days * 24} hours)",
         )
-
-
-def _replication(settings: Settings) -> Iterator[Problem]:
-    options = settings.multi_tenant.file_db.replication
-    if not (options.use_replication and options.auto_regenerate_on_tenant_change):
-        return
-    for name, value in (
-        ("ConfigOutputPath", options.config_output_path),
-        ("ReplicatorPidFilePath", options.replicator_pid_file_path),
-    ):
-        if _is_blank(value):
-            yield Problem(
-                f"{REPLICATION}:{name}",
-                "is required when AutoRegenerateOnTenantChange is true: set a path",
-            )
 
 
 def _notifications(settings: Settings) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..config import Settings, missing_parts
+from ..config import Settings, missing_parts, unmet_needs
 from ..config.rules import RECONCILIATION_NEEDS_CLIENT
 from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError
 from ..logs import get_logger
@@ -29,10 +29,12 @@ from .server import Server
 
 if TYPE_CHECKING:
     from ..client.client import Client
+    from ..replication.verification_scheduler import VerificationScheduler
     from ..tenants.client_pool import ClientFactory
     from ..tenants.upgrade import HostUpgrade
     from .administrator import Administrator
     from .notifier import ChannelFactory, Notifier
+    from .replication_overseer import ReplicationOverseer
 
 _log = get_logger("runtime")
 
@@ -70,7 +72,8 @@ class Runtime:
 
     Raises:
         NotInThisVersionError: the settings ask for a part that this version does not contain.
-        OptionsValidationError: they ask for what needs a client, or an extra, that is not there.
+        OptionsValidationError: they ask for what needs a client, an extra or tenants that are not
+            there.
         MissingHandlersError: ``FailOnMissingHandlers`` is true and a known type has no handler.
 
     It runs once; make another one to run again. No signal handler is installed.
@@ -91,6 +94,8 @@ class Runtime:
         problems = missing_parts(settings)
         if problems:
             raise NotInThisVersionError(problems)
+        if unmet_needs(settings):
+            raise OptionsValidationError(unmet_needs(settings))
         self.settings = settings
         if standalone is None:
             standalone = client is None and settings.access_token is None
@@ -119,6 +124,10 @@ class Runtime:
         if self._client is not None and client is None:
             self._reloader.subscribe(self._client.prepare_reload, ("Sdk:AccessToken",))
         self.started: Started | None = None
+        #: How replication stands, and its metrics; None: there is none, or it has not begun.
+        self.replication: ReplicationOverseer | None = None
+        #: What is known of the replicas' verification; None as above.
+        self.verification: VerificationScheduler | None = None
         self._reason = "the surrounding scope ended"
         self._stop_wanted = trio.Event()
         self._drain_begun = trio.Event()
@@ -236,6 +245,8 @@ class Runtime:
         """Cut a drain short: handlers are cancelled now, their events stay in the store."""
         self._stop_wanted.set()
         self._leaving.cancel()
+        if self.replication is not None:
+            self.replication.force()
         self._scope.cancel()
 
     async def run(  # noqa: ASYNC910 - opening the nursery is a checkpoint, or it raises
@@ -321,6 +332,8 @@ class Runtime:
                 # the drain.
                 admin = await parts.start(self._administrator.run)
             await parts.start(self.receiver.run)
+            if self.settings.multi_tenant.file_db.replication.use_replication:
+                await parts.start(self._replicate)
             started = Started(receiver=await parts.start(server.run), admin=admin)
             routes.started(started.receiver[0])
             _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
@@ -338,6 +351,20 @@ class Runtime:
             await server.ended.wait()
             await self.receiver.drain()
             parts.cancel_scope.cancel()
+
+    async def _replicate(  # noqa: ASYNC128 - run_replication calls it
+        self, *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        from .replication_overseer import ReplicationOverseer  # loaded by those who replicate
+        from .verification_runner import make_scheduler
+
+        self.replication = ReplicationOverseer(self.settings, self.receiver.tenancy.service)
+        self.verification = make_scheduler(
+            self.settings, self.receiver.tenancy.service, self.receiver.store, clock=self._clock
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.verification.run)
+            await self.replication.run(task_status=task_status)
 
     async def _reconcile(self) -> None:
         from .reconciler import Reconciler  # loads the client, which is optional

@@ -156,6 +156,8 @@ class TenantDatabases:
         directory: the FileDb directory; it is created at the first use, for this user alone.
         max_open: how many databases are open at most; at least ``max_threads``.
         max_threads: how many functions run at a time; 1 or more.
+        replicated: leave the write-ahead logs to a replicator, which copies them into the
+            databases; while none runs, they grow.
     """
 
     def __init__(
@@ -164,12 +166,14 @@ class TenantDatabases:
         *,
         max_open: int = MAX_OPEN,
         max_threads: int = MAX_THREADS,
+        replicated: bool = False,
     ) -> None:
         if not 1 <= max_threads <= max_open:
             raise ValueError("max_threads must be 1 or more, and max_open at least as many")
         self.directory = Path(directory)
         self._max_open = max_open
         self._max_threads = max_threads
+        self._replicated = replicated
         self._threads = trio.Semaphore(max_threads)
         self._turns: dict[str, _Turns] = {}
         # Open and not in use, the least recently used first. What runs is not in here, so with
@@ -204,7 +208,8 @@ class TenantDatabases:
     async def run(self, tenant_id: str, function: Callable[[apsw.Connection], T]) -> T:
         """Run ``function`` as :meth:`TenantDatabase.run` does, outside of any block."""
         file = database_path(self.directory, tenant_id)
-        return await self._take_turn(tenant_id, partial(_transact, file, function), opens=True)
+        work = partial(_transact, file, function, replicated=self._replicated)
+        return await self._take_turn(tenant_id, work, opens=True)
 
     async def forget(self, tenant_id: str) -> None:
         """Close the database of a tenant if it is open, after the calls that wait for it."""
@@ -325,12 +330,14 @@ class TenantDatabases:
 # -- in the thread -------------------------------------------------------------------------------
 
 
-def _transact(file: Path, function: Callable[[apsw.Connection], T], call: _Call) -> T:
+def _transact(
+    file: Path, function: Callable[[apsw.Connection], T], call: _Call, *, replicated: bool
+) -> T:
     if call.evicted is not None:
         _close_quietly(call.evicted)
     try:
         if call.connection is None:
-            call.connection = _connect(file)
+            call.connection = _connect(file, replicated=replicated)
         connection = call.connection
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -344,7 +351,7 @@ def _transact(file: Path, function: Callable[[apsw.Connection], T], call: _Call)
     return result
 
 
-def _connect(file: Path) -> apsw.Connection:
+def _connect(file: Path, *, replicated: bool) -> apsw.Connection:
     directory = create_data_directory(file.parent)
     if file.resolve().parent != directory.resolve():
         raise StoreUnavailableError(
@@ -364,6 +371,11 @@ def _connect(file: Path) -> apsw.Connection:
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
         for statement in _SETTINGS:
             connection.execute(statement)
+        if replicated:
+            # The log is the replicator's alone to copy into the database: a replica of what
+            # others checkpoint under it was seen to be damaged for good (docs/adr/0017).
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     except BaseException:
         connection.close()
         raise

@@ -39,7 +39,10 @@ class Tenancy:
     ) -> None:
         self.service = TenantService(settings, store, clock=clock)
         self.credentials = CredentialReader()
-        self.databases = TenantDatabases(databases_directory(settings))
+        self.databases = TenantDatabases(
+            databases_directory(settings),
+            replicated=settings.multi_tenant.file_db.replication.use_replication,
+        )
         self.clients = ClientPool(settings, self.credentials, client_factory)
 
     @asynccontextmanager

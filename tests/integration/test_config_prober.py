@@ -1,9 +1,11 @@
 """What settings refer to on the machine: files, directories, variables."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.programs import program
 
 from sdk_trio.config import Loaded, read_settings
 
@@ -74,10 +76,11 @@ def test_a_replica_directory_that_cannot_be_created_is_a_problem(tmp_path: Path)
         assert problem_keys(probed(tmp_path, overrides)) == [f"{REPLICATION}:LocalDisk:Path"]
 
 
-def test_the_configuration_of_the_replicator_must_be_writable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("switch", ["AutoRegenerateOnTenantChange", "Supervise"])
+def test_the_configuration_of_the_replicator_must_be_writable(tmp_path: Path, switch: str) -> None:
     overrides = {
         **target("LocalDisk", Path=str(tmp_path / "replica")),
-        f"{REPLICATION}:AutoRegenerateOnTenantChange": True,
+        f"{REPLICATION}:{switch}": True,
         f"{REPLICATION}:ConfigOutputPath": str(tmp_path / "none" / "replicator.yml"),
     }
     assert problem_keys(probed(tmp_path, overrides)) == [f"{REPLICATION}:ConfigOutputPath"]
@@ -105,3 +108,64 @@ def test_the_dsn_is_asked_for_by_its_backend_alone(tmp_path: Path) -> None:
     assert probed(tmp_path, {}).warnings == ()
     (warning,) = probed(tmp_path, {"Sdk:Storage:Backend": "Postgres"}).warnings
     assert warning.key == "Sdk:Storage:PostgresDsnEnvVar"
+
+
+def made_key(path: Path, kind: str, form: str, passphrase: str) -> Path:
+    made = subprocess.run(
+        [program("ssh-keygen"), "-q", "-t", kind, "-N", passphrase, "-f", path, *form.split()],
+        capture_output=True,
+        text=True,
+    )
+    if made.returncode:
+        pytest.skip(f"this ssh-keygen makes no such key: {made.stderr}")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [("ed25519", ""), ("rsa", ""), ("rsa", "-m PEM"), ("ecdsa", "-m PEM"), ("rsa", "-m PKCS8")],
+)
+def test_a_private_key_with_a_passphrase_is_refused(tmp_path: Path, kind: str, form: str) -> None:
+    host = {"Host": "h", "User": "u", "HostKey": "ssh-ed25519 AAAA"}
+    plain = made_key(tmp_path / "plain", kind, form, "")
+    loaded = probed(tmp_path, target("Sftp", **host, PrivateKeyPath=str(plain)))
+    assert (loaded.problems, loaded.warnings) == ((), ())
+    locked = made_key(tmp_path / "locked", kind, form, "a passphrase")
+    overrides = target("Sftp", **host, PrivateKeyPath=str(locked))
+    (problem,) = probed(tmp_path, overrides).problems
+    assert problem.key == f"{REPLICATION}:Sftp:PrivateKeyPath"
+    assert "passphrase" in problem.message
+    off = {**overrides, f"{REPLICATION}:UseReplication": False}
+    assert problem_keys(probed(tmp_path, off)) == []
+    public = target("Sftp", **host, PrivateKeyPath=f"{plain}.pub")
+    assert [w.key for w in probed(tmp_path, public).warnings] == [problem.key]
+
+
+def test_the_configuration_of_the_replicator_is_a_file(tmp_path: Path) -> None:
+    overrides = {
+        **target("LocalDisk", Path=str(tmp_path / "replica")),
+        f"{REPLICATION}:AutoRegenerateOnTenantChange": True,
+        f"{REPLICATION}:ConfigOutputPath": str(tmp_path),
+    }
+    assert problem_keys(probed(tmp_path, overrides)) == [f"{REPLICATION}:ConfigOutputPath"]
+
+
+@pytest.mark.parametrize("value", ["it's", "key\n", "two\nlines", "\u2028", "k\x00"])
+def test_a_key_that_the_replicator_would_misread_is_a_warning(tmp_path: Path, value: str) -> None:
+    overrides = target("BlobStore", AccountName="a")
+    (warning,) = probed(tmp_path, overrides, BLOB_STORE_KEY=value).warnings
+    assert warning.key == f"{REPLICATION}:BlobStore:AccessKeyEnvVar"
+    assert value not in str(warning)
+    assert probed(tmp_path, overrides, BLOB_STORE_KEY='a#b: "c"\\{}==').warnings == ()
+
+
+def test_a_relative_directory_counts_from_where_the_program_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / "odd#name"
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    overrides = target("LocalDisk", Path=str(tmp_path / "replica"))
+    assert problem_keys(probed(tmp_path, overrides)) == ["Sdk:Storage:Path"]
+    absolute = {**overrides, "Sdk:Storage:Path": str(tmp_path / "data")}
+    assert problem_keys(probed(tmp_path, absolute)) == []

@@ -90,8 +90,8 @@ GOOD: list[dict[str, Any]] = [
     {**EMAIL, f"{NOTIFICATIONS}:Webhook:Url": "nonsense"},
     target("BlobStore", AccountName="a"),
     target("CloudStorage", Bucket="b", CredentialsJsonPath="/key.json"),
-    target("Sftp", Host="h", User="u", PrivateKeyPath="/key"),
-    target("Sftp", Host="h", User="u", PrivateKeyPath="C:\\key"),
+    target("Sftp", Host="h", User="u", PrivateKeyPath="/key", HostKey="ssh-ed25519 AAAA"),
+    target("Sftp", Host="h", User="u", PrivateKeyPath="C:\\key", HostKey="ssh-rsa AAAA"),
     target("LocalDisk"),
     EMAIL, SMS, WEBHOOK,
     {**WEBHOOK, f"{NOTIFICATIONS}:Webhook:Url": "http://localhost/in", **DEVELOPMENT},
@@ -331,7 +331,6 @@ def test_any_text_in_any_setting_is_allowed_or_a_problem(setting: Any, text: str
         ("Storage:Backend", "Postgres"),
         ("Server:Processes", 2),
         ("Relay:Enabled", True),
-        (f"{REPLICATION}:UseReplication", True),
     ],
 )
 def test_parts_that_are_missing_are_named(key: str, value: Any) -> None:

@@ -1,0 +1,255 @@
+"""How replication stands: each database, and all of them together (contracts 7). Pure.
+
+No metric of the replicator shows a lag: with its target away for minutes, every error counter
+stays at 0. What shows it is when a database was last in step with its replica.
+"""
+
+import enum
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+import attrs
+
+from .control_socket import ReplicatedDatabase
+
+#: How many databases a summary names.
+NAMED: Final = 5
+
+#: Statuses in which the replicator works on a database.
+_WORKING: Final = frozenset({"replicating", "open"})
+
+
+class HealthState(enum.StrEnum):
+    """From best to worst; ``Disabled`` is ``HealthCheckEnabled: false``, so nobody looked."""
+
+    DISABLED = "Disabled"
+    HEALTHY = "Healthy"
+    DEGRADED = "Degraded"
+    UNHEALTHY = "Unhealthy"
+
+
+_JUDGED: Final = (HealthState.HEALTHY, HealthState.DEGRADED, HealthState.UNHEALTHY)
+_RANK: Final = {state: rank for rank, state in enumerate(HealthState)}
+
+
+@attrs.frozen
+class DatabaseHealth:
+    """One database: ``lag_seconds`` and ``last_sync_at`` (Unix seconds) are None if unknown."""
+
+    path: str
+    state: HealthState
+    lag_seconds: float | None
+    last_sync_at: float | None
+    reason: str
+
+
+@attrs.frozen
+class ReplicationHealth:
+    """All databases, worst first, and the state of the whole: that of the worst.
+
+    ``reachable`` says whether the replicator answered; ``reason`` is one line for people.
+    """
+
+    state: HealthState
+    checked_at: float
+    reason: str
+    reachable: bool
+    databases: tuple[DatabaseHealth, ...] = ()
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """The largest lag: infinite when a database was never in step, None if nobody looked."""
+        if self.state is HealthState.DISABLED:
+            return None
+        lags = (each.lag_seconds for each in self.databases)
+        return max((float("inf") if lag is None else lag for lag in lags), default=0.0)
+
+    @property
+    def worst(self) -> tuple[DatabaseHealth, ...]:
+        """The databases to look at first: those that are not healthy, at most :data:`NAMED`."""
+        bad = (each for each in self.databases if each.state is not HealthState.HEALTHY)
+        return tuple(each for _, each in zip(range(NAMED), bad, strict=False))
+
+    @property
+    def counts(self) -> dict[HealthState, int]:
+        """How many databases are in which state."""
+        found = dict.fromkeys(_JUDGED, 0)
+        for each in self.databases:
+            found[each.state] += 1
+        return found
+
+
+def disabled(now: float) -> ReplicationHealth:
+    """Return what is known when ``HealthCheckEnabled`` is false: nothing."""
+    return ReplicationHealth(HealthState.DISABLED, now, "HealthCheckEnabled is false", False)
+
+
+class SyncHistory:
+    """When each database was last in step, as far as anybody has seen.
+
+    A replicator that was restarted has forgotten it; what its predecessor brought to the target is
+    there all the same.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+        self._wanted_since: dict[str, float] | None = None
+
+    def note(self, listed: Iterable[ReplicatedDatabase]) -> None:
+        """Remember what the replicator reported."""
+        for each in listed:
+            if each.last_sync_at is not None:
+                self._last[each.path] = max(each.last_sync_at, self._last.get(each.path, 0.0))
+
+    def keep(self, wanted: Collection[str], now: float) -> None:
+        """Forget all databases but these: one that comes back later starts anew."""
+        self._last = {path: at for path, at in self._last.items() if path in wanted}
+        # Of those that were there when nobody had looked before, nobody knows since when.
+        since = float("-inf") if self._wanted_since is None else now
+        before = self._wanted_since or {}
+        self._wanted_since = {path: before.get(path, since) for path in wanted}
+
+    def wanted_since(self, path: str) -> float:
+        """Return when ``path`` appeared among the wanted, in Unix seconds."""
+        return (self._wanted_since or {}).get(path, float("-inf"))
+
+    def last_sync_at(self, path: str) -> float | None:
+        """Return when ``path`` was last seen in step, in Unix seconds; None: never."""
+        return self._last.get(path)
+
+
+@attrs.frozen
+class HealthRules:
+    """``SyncIntervalSeconds`` and ``HealthCheckMaxLagSeconds``."""
+
+    sync_interval: float
+    max_lag: float
+
+
+def judge(
+    wanted: Collection[str],
+    listed: Collection[ReplicatedDatabase] | None,
+    history: SyncHistory,
+    rules: HealthRules,
+    *,
+    now: float,
+    problem: str = "",
+) -> ReplicationHealth:
+    """Judge what the replicator reported against what should be replicated.
+
+    The history is brought up to date. Healthy needs a sample: a database that was never in step,
+    and one whose replicator does not answer, are never healthy.
+
+    Args:
+        wanted: the databases' paths.
+        listed: what the replicator reported; None: it does not answer.
+        history: of earlier calls.
+        rules: the thresholds.
+        now: Unix seconds.
+        problem: why it does not answer, or what else is wrong with it as a whole.
+    """
+    wanted = frozenset(wanted)
+    history.keep(wanted, now)
+    history.note(each for each in listed or () if each.path in wanted)
+    reported = None if listed is None else {each.path: each for each in listed}
+    databases = sorted(
+        (_judge_one(path, reported, history, rules, now, problem) for path in wanted), key=_badness
+    )
+    state = databases[0].state if databases else HealthState.HEALTHY
+    if listed is None:
+        state = HealthState.UNHEALTHY
+    elif problem and _RANK[state] < _RANK[HealthState.DEGRADED]:
+        state = HealthState.DEGRADED
+    bad = sum(each.state is not HealthState.HEALTHY for each in databases)
+    if problem:
+        reason = problem
+    elif bad:
+        reason = f"{bad} of {len(databases)} databases, {databases[0].path}: {databases[0].reason}"
+    else:
+        reason = f"{len(databases)} databases are in step"
+    return ReplicationHealth(state, now, reason, listed is not None, tuple(databases))
+
+
+def judge_by_metrics(
+    wanted: Collection[str],
+    known: Collection[str],
+    history: SyncHistory,
+    rules: HealthRules,
+    *,
+    now: float,
+    problem: str,
+) -> ReplicationHealth:
+    """Judge a replicator of which only the metrics can be read: never Healthy.
+
+    Args:
+        wanted: the databases' paths.
+        known: those that its metrics name.
+        history: of the calls of :func:`judge`.
+        rules: the thresholds.
+        now: Unix seconds.
+        problem: why there is no better source.
+    """
+    # The worst of all judgements, made milder for what the process has.
+    worst = judge(wanted, None, history, rules, now=now, problem=problem)
+    databases = tuple(
+        attrs.evolve(each, state=HealthState.DEGRADED)
+        if each.path in known
+        else attrs.evolve(each, reason="the replicator does not have it")
+        for each in worst.databases
+    )
+    databases = tuple(sorted(databases, key=_badness))
+    state = databases[0].state if databases else HealthState.DEGRADED
+    return ReplicationHealth(state, now, problem, True, databases)
+
+
+def _judge_one(
+    path: str,
+    reported: Mapping[str, ReplicatedDatabase] | None,
+    history: SyncHistory,
+    rules: HealthRules,
+    now: float,
+    problem: str,
+) -> DatabaseHealth:
+    last = history.last_sync_at(path)
+    lag = None if last is None else max(0.0, now - last - rules.sync_interval)
+    state = HealthState.UNHEALTHY
+    if reported is None:
+        reason = problem or "the replicator does not answer"
+    elif path not in reported:
+        reason = "the replicator does not have it"
+        if now - history.wanted_since(path) <= rules.max_lag:
+            # The configuration is written, and the replicator told, a few seconds later.
+            state, reason = HealthState.DEGRADED, "new, the replicator does not have it yet"
+    elif reported[path].status not in _WORKING:
+        reason = f"its replication is {reported[path].status or 'in an unknown state'}"
+    elif lag is None:
+        state, reason = HealthState.DEGRADED, "never synced since the replicator started"
+    elif lag > rules.max_lag:
+        state = HealthState.DEGRADED
+        reason = f"{lag:.0f} s behind, more than HealthCheckMaxLagSeconds ({rules.max_lag:g})"
+    else:
+        state, reason = HealthState.HEALTHY, ""
+    return DatabaseHealth(path, state, lag, last, reason)
+
+
+def _badness(health: DatabaseHealth) -> tuple[int, float, str]:
+    lag = float("inf") if health.lag_seconds is None else health.lag_seconds
+    return (-_RANK[health.state], -lag, health.path)
+
+
+def databases_of_metrics(text: str) -> frozenset[str]:
+    """Return the databases that the replicator's metrics name, out of the text of its endpoint."""
+    found = set()
+    for line in text.splitlines():
+        name, _, rest = line.partition('{db="')
+        if name == "litestream_txid":
+            path, quote, _ = rest.rpartition('"}')
+            if quote:
+                found.add(_unescaped(path))
+    return frozenset(found)
+
+
+def _unescaped(label: str) -> str:
+    """Undo the escapes of the exposition format: backslash, quotation mark, line break."""
+    parts = label.split("\\\\")
+    return "\\".join(part.replace('\\"', '"').replace("\\n", "\n") for part in parts)

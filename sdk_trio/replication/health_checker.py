@@ -1,0 +1,167 @@
+"""Asks the replicator how replication stands, now or again and again (spec 2.7, contracts 7)."""
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+
+import trio
+
+from ..config.replication_options import ReplicationOptions
+from ..errors import ReplicationError, ReplicatorError, StorageError
+from ..logs import get_logger
+from .control_client import ControlClient
+from .control_socket import ReplicatedDatabase
+from .health import (
+    HealthRules,
+    HealthState,
+    ReplicationHealth,
+    SyncHistory,
+    databases_of_metrics,
+    disabled,
+    judge,
+    judge_by_metrics,
+)
+from .local_asker import ask_local
+from .manifest import METRICS_HOST
+
+_log = get_logger("replication")
+
+#: Between two checks, in seconds.
+CHECK_SECONDS = 5.0
+
+#: How long the metrics endpoint may take, and how long its answer may be.
+_METRICS_SECONDS = 5.0
+_METRICS_BYTES = 64 * 1024 * 1024
+
+_OK = 200
+
+_NO_SOCKET = (
+    "its control socket does not answer, so the lag cannot be known; start the replicator with the "
+    "configuration that sdk_trio wrote"
+)
+
+
+class HealthChecker:
+    """Compares the databases that should be replicated with what the replicator says.
+
+    The control socket gives the lag. Where it does not answer but the metrics endpoint does, the
+    process is there, and nothing can be said about the lag: Degraded, never Healthy.
+
+    Args:
+        options: the replication's.
+        socket_path: the replicator's control socket.
+        wanted: returns the paths of the databases that should be replicated.
+        failure: returns what the supervisor has to say, None when all is well.
+        reloading: returns whether it restarts the replicator for a reload; meanwhile what the
+            replicator said last counts, and the lag grows.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(
+        self,
+        options: ReplicationOptions,
+        socket_path: str,
+        *,
+        wanted: Callable[[], Awaitable[Collection[str]]],
+        failure: Callable[[], str | None] = lambda: None,
+        reloading: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._options = options
+        self._client = ControlClient(socket_path)
+        self._wanted = wanted
+        self._failure = failure
+        self._reloading = reloading
+        self._listed: tuple[ReplicatedDatabase, ...] | None = None
+        self._clock = clock
+        self._history = SyncHistory()
+        self._rules = HealthRules(
+            options.sync_interval_seconds, options.health_check_max_lag_seconds
+        )
+        self.latest: ReplicationHealth | None = None
+
+    async def check(self, *, even_if_disabled: bool = False) -> ReplicationHealth:
+        """Look once, and return and keep the result; it is data, whatever is wrong.
+
+        Args:
+            even_if_disabled: also with ``HealthCheckEnabled: false``, because somebody asks.
+        """
+        if not (self._options.health_check_enabled or even_if_disabled):
+            await trio.lowlevel.checkpoint()
+            self.latest = disabled(self._clock())
+            return self.latest
+        try:
+            wanted = await self._wanted()
+        except (ReplicationError, StorageError) as error:
+            self.latest = ReplicationHealth(
+                HealthState.UNHEALTHY, self._clock(), str(error), reachable=False
+            )
+            return self.latest  # noqa: ASYNC910 - whoever raised has been waited for
+        self.latest = await self._judge(wanted)
+        return self.latest
+
+    async def run(self, *, seconds: float = CHECK_SECONDS) -> None:
+        """Check every ``seconds`` until cancelled, and log each change of the state."""
+        before: HealthState | None = None
+        while True:
+            health = await self.check()
+            if health.state is not before:
+                log = _log.warning if health.worst or not health.reachable else _log.info
+                log(
+                    "replication.health_changed",
+                    state=health.state.value,
+                    before=None if before is None else before.value,
+                    reason=health.reason,
+                    worst=[each.path for each in health.worst],
+                )
+                before = health.state
+            if health.state is HealthState.DISABLED:
+                return
+            await trio.sleep(seconds)
+
+    async def _judge(self, wanted: Collection[str]) -> ReplicationHealth:
+        try:
+            self._listed = await self._client.list_databases()
+        except ReplicatorError as error:
+            if self._listed is None or not self._reloading():
+                return await self._judge_without_socket(wanted, error)
+        return judge(  # noqa: ASYNC910 - whoever raised has been waited for
+            wanted,
+            self._listed,
+            self._history,
+            self._rules,
+            now=self._clock(),
+            problem=self._failure() or "",
+        )
+
+    async def _judge_without_socket(
+        self, wanted: Collection[str], error: ReplicatorError
+    ) -> ReplicationHealth:
+        """Ask the metrics endpoint, which names the databases and no lag."""
+        problem = self._failure() or str(error)
+        try:
+            known = await self._databases_of_metrics()
+        except ReplicatorError:
+            return judge(  # noqa: ASYNC910 - whoever raised has been waited for
+                wanted, None, self._history, self._rules, now=self._clock(), problem=problem
+            )
+        return judge_by_metrics(
+            wanted, known, self._history, self._rules, now=self._clock(), problem=_NO_SOCKET
+        )
+
+    async def _databases_of_metrics(self) -> frozenset[str]:
+        port = self._options.metrics_port
+        answer = await ask_local(
+            partial(trio.open_tcp_stream, METRICS_HOST, port, happy_eyeballs_delay=math.inf),
+            "/metrics",
+            seconds=_METRICS_SECONDS,
+            max_bytes=_METRICS_BYTES,
+            where=f"{METRICS_HOST}:{port}",
+        )
+        if answer.status != _OK:
+            raise ReplicatorError(f"port {port} answers with status {answer.status}")
+        found = databases_of_metrics(answer.body.decode("utf-8", "replace"))
+        if not found and b"litestream_" not in answer.body:
+            raise ReplicatorError(f"what answers on port {port} is no replicator")
+        return found

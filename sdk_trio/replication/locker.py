@@ -1,0 +1,63 @@
+"""The lock of the databases' directory: one replicator at a time, also after a crash.
+
+Two replicators of one database raise no error and spoil its replica. The lock belongs to an open
+file that the child inherits, so it is held for as long as either of us lives: whoever starts
+after we were killed waits until our child is gone too.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from ..errors import ReplicatorError, StoreLockedError
+
+try:
+    import fcntl
+except ImportError:  # Windows, for which there is no replicator
+    fcntl = None  # type: ignore[assignment]
+
+#: The file whose lock is held; it says who took it.
+LOCK_NAME: Final = "replicator.lock"
+
+
+@contextmanager
+def lock_databases(directory: str | os.PathLike[str]) -> Iterator[int]:
+    """Hold the lock for a block, which gets the file descriptor that the child has to inherit.
+
+    Raises:
+        StoreLockedError: another process holds it.
+        ReplicatorError: the file cannot be made, or this system has no such locks.
+    """
+    if fcntl is None:
+        raise ReplicatorError("a replicator cannot be supervised on this system: there is none")
+    path = Path(directory) / LOCK_NAME
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ReplicatorError(
+            f"the replicator's lock {path} cannot be made ({error.strerror}): make the directory "
+            "writable for this user"
+        ) from error
+    # Closed and never unlocked: unlocking would take the lock from a child that lives on.
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StoreLockedError(
+                f"the databases in {path.parent} are replicated by {_holder(descriptor)} already: "
+                "stop that process first"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        return f"process {int(os.pread(descriptor, 32, 0))} or its child"
+    except (OSError, ValueError):
+        return "another process"

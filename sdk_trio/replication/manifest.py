@@ -1,0 +1,206 @@
+"""The replicator's configuration file, from options and databases (spec 2.7, contracts 7). Pure.
+
+The schema is that of Litestream 0.5. It ignores keys that it does not know, so a slip here is no
+error there: tests ask the real binary what it replicates.
+"""
+
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from ..config.choices import ReplicaTargetType
+from ..config.replication_options import ReplicationOptions
+from ..config.replication_rules import MISREAD_IN_PATHS
+from .yaml_text import from_variable, quoted
+
+#: Where the replicator's metrics are served: to this machine only.
+METRICS_HOST: Final = "127.0.0.1"
+
+#: Above this many databases the replicator looks at its store less often.
+LARGE_FLEET: Final = 20
+
+# Of one idle database, the defaults make 13 requests a minute for ever, these make one. The price:
+# what is older than the last five minutes can be restored to every fifth minute, not to every
+# thirtieth second.
+_LARGE_FLEET_LINES: Final = (
+    "levels: [{interval: 5m}, {interval: 1h}]",
+    "l0-retention-check-interval: 10m",
+)
+
+# Comments are expanded too, so there is no dollar in them.
+_HEADER: Final = (
+    "# Written by sdk_trio and replaced at every change of the tenants: edit its settings instead.",
+    "# It holds no key, only the names of the variables that do.",
+)
+
+
+@attrs.frozen(order=True)
+class TenantDatabaseFile:
+    """The database file of one tenant: its tenant's id, and its absolute path."""
+
+    tenant_id: str
+    path: str
+
+
+def render_manifest(
+    options: ReplicationOptions,
+    databases: Iterable[TenantDatabaseFile],
+    *,
+    working_directory: str = "/",
+    socket_path: str | None = None,
+) -> str:
+    """Return the configuration of a replicator of exactly these databases.
+
+    The same databases in any order give the same text. Keys are referred to by the names of their
+    variables; the file is the same for a replicator of the operator's and for a supervised one.
+
+    Args:
+        options: valid options; ``use_replication`` is not looked at.
+        databases: those of the active tenants, with absolute paths.
+        working_directory: where a relative ``LocalDisk:Path`` starts.
+        socket_path: where the replicator's control socket shall be; None: it has none.
+
+    Raises:
+        ValueError: a value cannot be written down (it is no UTF-8), or the replicator would open
+            another file than the database (see :data:`MISREAD_IN_PATHS`).
+    """
+    entries = sorted(set(databases))
+    lines = [*_HEADER, *_head(options, len(entries), socket_path)]
+    if not entries:
+        lines.append("dbs: []")
+    else:
+        lines.append("dbs:")
+        target = list(_target(options))
+        for entry in entries:
+            path = replica_path(options, entry.tenant_id, working_directory=working_directory)
+            if not MISREAD_IN_PATHS.isdisjoint(entry.path):
+                raise ValueError(
+                    f"the path {entry.path!r} holds a character (# ? %) by which the replicator "
+                    "would take it for another file: move the tenants' databases to another path"
+                )
+            lines += [
+                f"  - path: {quoted(entry.path)}",
+                "    replica:",
+                *(f"      {line}" for line in target),
+                f"      path: {quoted(path)}",
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def replica_path(
+    options: ReplicationOptions, tenant_id: str, *, working_directory: str = "/"
+) -> str:
+    """Return where in the target a tenant's replica is: a directory of its own, named by its id.
+
+    Args:
+        options: valid options.
+        tenant_id: the tenant's id.
+        working_directory: where a relative ``LocalDisk:Path`` starts.
+    """
+    match options.replica_target_type:
+        case ReplicaTargetType.LOCAL_DISK:
+            parent = posixpath.normpath(posixpath.join(working_directory, options.local_disk.path))
+        case ReplicaTargetType.SFTP:
+            parent = options.sftp.path
+        case ReplicaTargetType.OBJECT_STORE:
+            parent = options.object_store.path_prefix.strip("/")
+        case ReplicaTargetType.BLOB_STORE:
+            parent = options.blob_store.path_prefix.strip("/")
+        case ReplicaTargetType.CLOUD_STORAGE:
+            parent = options.cloud_storage.path_prefix.strip("/")
+    return posixpath.join(parent, tenant_id)
+
+
+def child_environment(options: ReplicationOptions, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a replicator that this program starts.
+
+    Args:
+        options: valid options.
+        environ: the program's own environment, whose variables the manifest refers to.
+    """
+    # Its own client would take a bundle for Python's, and refuse what is not in it.
+    found = {name: value for name, value in environ.items() if name != "AWS_CA_BUNDLE"}
+    # LITESTREAM_CONFIG would be another file, LOG_LEVEL an application's.
+    for name in ("LITESTREAM_CONFIG", "LOG_LEVEL"):
+        found.pop(name, None)
+    # Off a cloud machine the question for its credentials hangs for seconds; on one, who sets no
+    # keys means its role.
+    if options.replica_target_type is not ReplicaTargetType.OBJECT_STORE or _has_keys(
+        options, environ
+    ):
+        found.setdefault("AWS_EC2_METADATA_DISABLED", "true")
+    if options.replica_target_type is ReplicaTargetType.CLOUD_STORAGE:
+        found["GOOGLE_APPLICATION_CREDENTIALS"] = options.cloud_storage.credentials_json_path
+    return found
+
+
+def _has_keys(options: ReplicationOptions, environ: Mapping[str, str]) -> bool:
+    store = options.object_store
+    names = (store.access_key_id_env_var, store.secret_access_key_env_var)
+    return all(environ.get(name) for name in names)
+
+
+def _head(options: ReplicationOptions, count: int, socket_path: str | None) -> Iterator[str]:
+    yield f"addr: {quoted(f'{METRICS_HOST}:{options.metrics_port}')}"
+    if socket_path is not None:
+        yield "socket:"
+        yield "  enabled: true"
+        yield f"  path: {quoted(socket_path)}"
+        yield "  permissions: 0600"
+    yield "logging: {type: json, stderr: true}"
+    yield f"sync-interval: {options.sync_interval_seconds}s"
+    # Without it, a store that was emptied is never replicated to again.
+    yield "auto-recover: true"
+    yield "snapshot:"
+    yield f"  interval: {options.snapshot_interval_minutes}m"
+    yield f"  retention: {options.retention_days * 24}h"
+    if is_large_fleet(options, count):
+        yield from _LARGE_FLEET_LINES
+
+
+def is_large_fleet(options: ReplicationOptions, count: int) -> bool:
+    """Return whether so many databases are compacted less often: where each look is a request."""
+    return count > LARGE_FLEET and options.replica_target_type is not ReplicaTargetType.LOCAL_DISK
+
+
+def _target(options: ReplicationOptions) -> Iterator[str]:
+    """Yield the lines of a replica that are the same for each database."""
+    match options.replica_target_type:
+        case ReplicaTargetType.OBJECT_STORE:
+            store = options.object_store
+            yield "type: s3"
+            yield f"bucket: {quoted(store.bucket)}"
+            yield f"region: {quoted(store.region)}"
+            if store.endpoint_url:
+                yield f"endpoint: {quoted(store.endpoint_url)}"
+            # Written out, because with an endpoint the replicator's own default is true.
+            yield f"force-path-style: {'true' if store.force_path_style else 'false'}"
+            yield f"access-key-id: {from_variable(store.access_key_id_env_var)}"
+            yield f"secret-access-key: {from_variable(store.secret_access_key_env_var)}"
+        case ReplicaTargetType.BLOB_STORE:
+            blobs = options.blob_store
+            yield "type: abs"
+            yield f"account-name: {quoted(blobs.account_name)}"
+            yield f"account-key: {from_variable(blobs.access_key_env_var)}"
+            yield f"bucket: {quoted(blobs.container)}"
+            if blobs.endpoint_url:
+                yield f"endpoint: {quoted(blobs.endpoint_url)}"
+        case ReplicaTargetType.CLOUD_STORAGE:
+            yield "type: gs"
+            yield f"bucket: {quoted(options.cloud_storage.bucket)}"
+        case ReplicaTargetType.SFTP:
+            sftp = options.sftp
+            yield "type: sftp"
+            yield f"host: {quoted(_address(sftp.host, sftp.port))}"
+            yield f"user: {quoted(sftp.user)}"
+            yield f"key-path: {quoted(sftp.private_key_path)}"
+            if sftp.host_key:
+                yield f"host-key: {quoted(sftp.host_key)}"
+        case ReplicaTargetType.LOCAL_DISK:
+            yield "type: file"
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

@@ -1,0 +1,88 @@
+"""The pid file of ``replication run``: whole from the first moment, locked, and gone at the end."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..errors import ReplicatorError, StoreLockedError
+
+try:
+    import fcntl
+except ImportError:  # Windows, for which there is no replicator
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def hold_pid_file(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Keep our process id in ``path`` for the length of a block.
+
+    A reader sees a whole number or no file. The lock on it ends with us, so a file that was left
+    by a process that was killed is replaced, and that of one that lives is not.
+
+    Raises:
+        StoreLockedError: another process holds the file.
+        ReplicatorError: it cannot be written, or this system has no such locks.
+    """
+    if fcntl is None:
+        raise ReplicatorError("a replicator cannot be supervised on this system: there is none")
+    file = Path(path).absolute()
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ReplicatorError(
+            f"the pid file {file} cannot be written ({error.strerror}): make its directory "
+            "writable for this user, or choose another place with --pid-file"
+        ) from error
+    try:
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _put_in_place(partial, file)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                if os.path.samestat(os.stat(file), os.fstat(descriptor)):
+                    file.unlink()
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+        os.close(descriptor)
+
+
+def _put_in_place(partial: Path, file: Path) -> None:
+    """Give ``partial`` the name ``file``, unless a living process holds that."""
+    while True:
+        try:
+            os.link(partial, file)  # fails where there is a file, so only one can succeed
+        except FileExistsError:
+            _remove_abandoned(file)
+        except OSError as error:
+            raise ReplicatorError(f"{file} cannot be written: {error.strerror}") from error
+        else:
+            return
+
+
+def _remove_abandoned(file: Path) -> None:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ReplicatorError(f"the pid file {file} cannot be read: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Locked and still in place, it is the file of nobody.
+        if os.path.samestat(os.stat(file), os.fstat(descriptor)):
+            file.unlink()
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        raise StoreLockedError(
+            f"the pid file {file} belongs to process {holder}, which runs: stop it first, or "
+            "choose another file with --pid-file"
+        ) from error
+    except FileNotFoundError:
+        return
+    finally:
+        os.close(descriptor)

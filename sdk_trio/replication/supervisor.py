@@ -1,0 +1,446 @@
+"""Runs the replicator as a child, and makes it replicate what the configuration says.
+
+The binary cannot reload: a hangup kills it. A changed configuration is therefore a restart, which
+takes 500 databases two seconds and loses nothing, because what was not synced is in their logs;
+databases that only go away are let go of over the control socket. Either way, what counts is what
+the child then says that it replicates (docs/adr/0016).
+
+One task runs everything, shielded: the caller's cancellation becomes an orderly stop with a bound.
+"""
+
+import os
+import random
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from ..config.replication_options import ReplicationOptions
+from ..errors import ReplicationError, ReplicatorError, StoreLockedError
+from ..logs import get_logger
+from .binary_finder import find_replicator
+from .child_confirmer import confirm
+from .child_log import LineLimiter
+from .child_output_reader import ChildOutputReader, secret_values
+from .child_runner import KILL_SECONDS, Child, end_child, run_child
+from .control_client import ControlClient
+from .control_socket import control_socket_path
+from .locker import lock_databases
+from .manifest import TenantDatabaseFile, child_environment
+from .plan_reader import PlanReader
+from .restarts import (
+    STABLE_SECONDS,
+    Patience,
+    Plan,
+    can_unregister,
+    difference,
+    restart_delay,
+)
+
+_log = get_logger("replication")
+
+
+#: For the last sync of a database that goes; a restart then lets go of it in any case.
+_UNREGISTER_SECONDS: Final = 5
+
+#: Between two attempts to take the lock.
+_LOCK_POLL_SECONDS: Final = 0.1
+
+
+class Supervisor:
+    """One replicator as our child; a :class:`~.ports.Reloader` for the watcher (contracts 7).
+
+    Args:
+        options: the replication's.
+        directory: of the tenants' databases; made absolute.
+        config_path: the configuration; None: ``ConfigOutputPath``.
+        environ: our own environment; None: this process's.
+        patience: how long it waits for what.
+        told_to_begin: somebody writes the configuration and then calls :meth:`reload`: wait for
+            that, at most ``patience.tell``, so that the start is not one with what is outdated.
+        fraction: returns a random number from 0 to 1.
+
+    Raises:
+        ReplicatorError: the control socket's path would be too long.
+
+    It runs once. What goes wrong with the child is logged, retried and kept in ``failure``; it
+    never ends :meth:`run`.
+    """
+
+    def __init__(
+        self,
+        options: ReplicationOptions,
+        directory: str | os.PathLike[str],
+        *,
+        config_path: str | None = None,
+        environ: Mapping[str, str] | None = None,
+        patience: Patience | None = None,
+        told_to_begin: bool = False,
+        fraction: Callable[[], float] = random.random,
+    ) -> None:
+        environ = os.environ if environ is None else environ
+        self._options = options
+        self._environ = environ
+        self._directory = Path(directory).absolute()
+        self._environment = child_environment(options, environ)
+        self._patience = patience or Patience()
+        self._told_to_begin = told_to_begin
+        self._fraction = fraction
+        socket_path = control_socket_path(str(self._directory))
+        self.client = ControlClient(socket_path)
+        self._reader = PlanReader(
+            os.path.abspath(config_path or options.config_output_path),
+            self._directory,
+            socket_path=socket_path,
+            environment=self._environment,
+        )
+        self._secrets = secret_values(options, environ)
+        self._limiter = LineLimiter()
+        self._last_lines: deque[str] = deque(maxlen=5)
+        self._plan: Plan | None = None
+        self._good: Plan | None = None
+        self._rejected: str | None = None
+        self._child: Child | None = None
+        self._scope = trio.CancelScope(shield=True)
+        self._interruptible = trio.CancelScope()
+        self._bell = trio.Event()
+        self._stopping = self._forced = self._running = False
+        self._asked = self._settled = 0
+        self._applied = False
+        self._outcome = trio.Event()
+        self.restarts = 0
+        self.failure: str | None = None
+        self.confirmed = False
+        #: A restart for a reload is under way: no answer now says nothing about the replicator.
+        self.reloading = False
+
+    @property
+    def socket_path(self) -> str:
+        """Where the replicator's control socket is."""
+        return self.client.socket_path
+
+    @property
+    def pid(self) -> int | None:
+        """The replicator's process id; None: there is none at present."""
+        child = self._child
+        return None if child is None or child.ended.is_set() else child.pid
+
+    @property
+    def databases(self) -> frozenset[str]:
+        """The paths of the databases that the accepted configuration names."""
+        return frozenset() if self._plan is None else self._plan.databases
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Supervise until :meth:`stop`; started once the databases are locked.
+
+        Cancelled, it stops the replicator in an orderly way, within ``patience.stop`` and a few
+        seconds, then raises ``Cancelled``.
+
+        Raises:
+            StoreLockedError: another process replicates these databases.
+            ReplicatorError: they cannot be locked.
+        """
+        with ExitStack() as stack:
+            lock = await self._lock(stack)
+            self._running = True
+            task_status.started()
+            ended = trio.Event()
+            async with trio.open_nursery() as nursery:
+                try:
+                    nursery.start_soon(self._supervise_shielded, lock, ended)
+                    await ended.wait()
+                finally:
+                    self.stop()
+                    self._scope.deadline = min(
+                        self._scope.deadline,
+                        trio.current_time() + self._patience.stop + 2 * KILL_SECONDS,
+                    )
+
+    def stop(self) -> None:
+        """Begin an orderly stop: the child syncs a last time. A second call does nothing."""
+        self._stopping = True
+        self._interruptible.cancel()
+        self._bell.set()
+
+    def force(self) -> None:
+        """Cut a stop short: the child is killed at once; its databases lose nothing."""
+        self._forced = True
+        self.stop()
+        if self._child is not None:
+            self._child.send(signal.SIGKILL)
+
+    def request_reload(self) -> None:
+        """Ask for the configuration to be read again; many requests at a time become one."""
+        self._asked += 1
+        self._bell.set()
+
+    async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
+        """Reload and wait until the child replicates it, or the attempt has failed.
+
+        The configuration, not the argument, says what is replicated. Returns False also before
+        :meth:`run` has begun and after its end.
+        """
+        await trio.lowlevel.checkpoint()
+        self.request_reload()
+        mine = self._asked
+        while self._running and not self._stopping:
+            if self._settled >= mine:
+                return self._applied and {d.path for d in databases} <= self.databases
+            await self._outcome.wait()
+        return False
+
+    async def _lock(self, stack: ExitStack) -> int:
+        """Take the lock, after the child of a predecessor that was killed has ended."""
+        await trio.lowlevel.checkpoint()
+        deadline = trio.current_time() + self._patience.lock
+        while trio.current_time() < deadline:
+            try:
+                return stack.enter_context(lock_databases(self._directory))
+            except StoreLockedError:
+                await trio.sleep(_LOCK_POLL_SECONDS)
+        return stack.enter_context(lock_databases(self._directory))
+
+    async def _supervise_shielded(self, lock: int, ended: trio.Event) -> None:
+        try:
+            with self._scope:
+                await self._supervise(lock)
+        finally:
+            self._running = False
+            self._settle(applied=False)
+            ended.set()
+
+    async def _supervise(self, lock: int) -> None:
+        await trio.lowlevel.checkpoint()
+        failures = 0
+        reason: str | None = None
+        if self._told_to_begin:
+            with trio.move_on_after(self._patience.tell):
+                await self._ring()
+        while not self._stopping:
+            began = trio.current_time()
+            try:
+                await self._run_once(lock, reason)
+                failures, reason = 0, "reload"
+            except ReplicationError as error:
+                if self._stopping:
+                    break
+                stable = trio.current_time() - began >= STABLE_SECONDS
+                failures = 1 if stable else failures + 1
+                reason = str(error)
+                await self._back_off(reason, failures)
+        _log.info("replication.stopped", forced=self._forced)
+
+    async def _back_off(self, reason: str, failures: int) -> None:
+        """Say what failed and wait, less long if there is something new to try."""
+        self.failure, self.reloading = reason, False
+        delay = restart_delay(failures, self._fraction())
+        _log.error(
+            "replication.failed",
+            error=reason,
+            last_lines=list(self._last_lines),
+            failures=failures,
+            retry_in=round(delay, 2),
+        )
+        self._settle(applied=False)
+        with trio.move_on_after(delay):
+            await self._ring()
+
+    async def _ring(self) -> None:
+        """Wait until somebody wants something: a reload, or the end."""
+        await trio.lowlevel.checkpoint()
+        while not self._stopping and self._settled >= self._asked:
+            self._bell = trio.Event()
+            await self._bell.wait()
+
+    def _settle(self, *, applied: bool, up_to: int | None = None) -> None:
+        """Tell whoever asked for a reload how it ended."""
+        self._settled = self._asked if up_to is None else up_to
+        self._applied = applied
+        self._outcome.set()
+        self._outcome = trio.Event()
+
+    async def _run_once(self, lock: int, reason: str | None) -> None:
+        """Run one child until it has to be replaced or the end is wanted.
+
+        Raises:
+            ReplicationError: it could not be started, ended, hangs, or does not do its work.
+        """
+        asked = self._asked
+        binary = find_replicator(self._options, environ=self._environ)
+        self._last_lines.clear()
+        await self._refuse_another()
+        accepted, self._plan = self._plan, await self._accept(binary)
+        if self._stopping:
+            return
+        command = [binary, "replicate", "-config", str(self._reader.running_path)]
+        failure: ReplicationError | None = None
+        async with trio.open_nursery() as nursery:
+            try:
+                child = await nursery.start(
+                    partial(run_child, command, environment=self._environment, inherited=(lock,))
+                )
+            except ReplicatorError as error:
+                failure = error
+            else:
+                self._child = child
+                reader = ChildOutputReader(self._secrets, self._limiter, self._last_lines)
+                nursery.start_soon(reader.run, child.output)
+                failure = await self._look_after(child, binary, reason, asked, accepted)
+        # Here all of its output has been read.
+        self.confirmed = False
+        if failure is not None:
+            if self._good is not None and self._good is not self._plan and self._plan is not None:
+                self._rejected = self._plan.text
+            raise failure
+
+    async def _refuse_another(self) -> None:
+        """Raise if a replicator that is not ours works here: it knows nothing of our lock."""
+        try:
+            other = await self.client.info()
+        except ReplicatorError:
+            return  # noqa: ASYNC910 - nobody's answer has been waited for
+        raise ReplicatorError(
+            f"process {other.pid} replicates these databases already, and is no child of ours: "
+            "stop it, because two replicators of one database spoil its replica"
+        )
+
+    async def _accept(self, binary: str) -> Plan:
+        """Return the configuration to start from: the new one, else the last that was good."""
+        try:
+            plan = await self._reader.read(binary, self._plan)
+        except ReplicationError as error:
+            if self._plan is None:
+                raise
+            self._complain_of_plan(error)
+            plan = self._plan
+        if plan.text == self._rejected and self._good is not None:
+            # The one before worked; what is asked for is tried again when it is asked for again.
+            plan = self._good
+        await self._reader.adopt(plan)
+        return plan
+
+    def _complain_of_plan(self, error: ReplicationError) -> None:
+        _log.error(
+            "replication.failed",
+            error=str(error),
+            kept=len(self.databases),
+            hint="the configuration before it stays in force",
+        )
+
+    async def _look_after(
+        self, child: Child, binary: str, reason: str | None, asked: int, accepted: Plan | None
+    ) -> ReplicationError | None:
+        """Obey until the child has to end, and end it; return what went wrong with it."""
+        failure: ReplicationError | None = None
+        with trio.CancelScope() as self._interruptible:  # noqa: ASYNC912 - it waits for the child
+            if self._stopping:
+                self._interruptible.cancel()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_after, child.ended, self._interruptible)
+                try:
+                    await self._confirm(child)
+                    self._report_start(child, reason, accepted)
+                    self._settle(applied=True, up_to=asked)
+                    await self._obey(child, binary)
+                except ReplicationError as error:
+                    failure = error
+                nursery.cancel_scope.cancel()
+        if child.ended.is_set() and not self._stopping:
+            return ReplicatorError(f"the replicator ended by itself with {child.ending}")
+        patience = self._patience.stop if self._stopping else self._patience.reload_stop
+        await end_child(child, 0.0 if self._forced else patience)
+        return failure
+
+    def _report_start(self, child: Child, reason: str | None, accepted: Plan | None) -> None:
+        self.confirmed, self.failure, self.reloading = True, None, False
+        fields = {"pid": child.pid, "databases": len(self.databases)}
+        if reason is None:
+            _log.info("replication.started", **fields)
+        elif reason == "reload":
+            before = frozenset() if accepted is None else accepted.databases
+            added, removed = len(self.databases - before), len(before - self.databases)
+            _log.info("replication.reloaded", **fields, added=added, removed=removed)
+        else:
+            self.restarts += 1
+            _log.warning("replication.restarted", **fields, reason=reason)
+
+    async def _confirm(self, child: Child) -> None:
+        wanted = self.databases
+        seconds = self._patience.start + self._patience.start_each * len(wanted)
+        await confirm(self.client, child.pid, wanted, seconds=seconds)
+        self._good = self._plan
+
+    async def _obey(self, child: Child, binary: str) -> None:
+        """Apply reloads without a restart as long as that is possible; return for a restart.
+
+        Raises:
+            ReplicatorError: the child hangs, or lost a database.
+        """
+        silent = 0
+        while True:
+            with trio.move_on_after(self._patience.watch) as waiting:
+                await self._ring()
+            if not waiting.cancelled_caught:
+                if await self._apply(child, binary):
+                    return
+                continue
+            try:
+                found = {d.path for d in await self.client.list_databases()}
+                silent = 0
+            except ReplicatorError as error:
+                silent += 1
+                if silent >= self._patience.silent_looks:
+                    raise ReplicatorError(f"the replicator hangs: {error}") from error
+                continue
+            if found != self.databases:
+                raise ReplicatorError(
+                    f"the replicator lost databases: {difference(self.databases, found)}"
+                )
+
+    async def _apply(self, child: Child, binary: str) -> bool:
+        """Take up the configuration as it is now; return whether that needs a restart."""
+        await trio.lowlevel.checkpoint()
+        asked, before = self._asked, self._plan
+        try:
+            plan = await self._reader.read(binary, before)
+        except ReplicationError as error:
+            self._complain_of_plan(error)
+            self._settle(applied=False, up_to=asked)
+            return False
+        self._rejected = None
+        if plan is before:
+            self._settle(applied=True, up_to=asked)
+            _log.debug("replication.reloaded", pid=child.pid, databases=len(self.databases))
+            return False
+        if before is None or not can_unregister(before, plan):
+            self.reloading = True
+            return True
+        try:
+            for path in sorted(before.databases - plan.databases):
+                await self.client.unregister(path, seconds=_UNREGISTER_SECONDS)
+            await self._reader.adopt(plan)
+        except ReplicationError as error:
+            _log.warning("replication.unregister_failed", error=str(error), hint="restarting it")
+            return True
+        self._plan = plan
+        await self._confirm(child)
+        removed = len(before.databases - plan.databases)
+        _log.info(
+            "replication.reloaded",
+            pid=child.pid,
+            databases=len(plan.databases),
+            added=0,
+            removed=removed,
+        )
+        self._settle(applied=True, up_to=asked)
+        return False
+
+
+async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()

@@ -1,0 +1,131 @@
+"""Puts the parts of replication together for a running program (spec 2.7, contracts 7)."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from ..config import Settings
+from ..logs import get_logger
+from ..replication.control_socket import control_socket_path
+from ..replication.manifest import TenantDatabaseFile, is_large_fleet, render_manifest
+from ..replication.manifest_writer import ManifestWriter
+from ..replication.ports import Reloader
+from ..replication.signaler import Signaler
+from ..replication.watcher import WatchedTenants, Watcher
+from ..tenants.database_opener import databases_directory
+
+_log = get_logger("replication")
+
+#: A sync interval that is kinder to a large fleet's bill, in seconds.
+_FLEET_SYNC_SECONDS = 10
+
+
+class Supervisor(Reloader, Protocol):
+    """A reloader that runs the replicator itself."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the replicator until cancelled."""
+        ...
+
+
+async def run_replication(
+    settings: Settings,
+    tenants: WatchedTenants,
+    supervisor: Supervisor | None = None,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Keep the replicator at the active tenants' databases until cancelled.
+
+    Args:
+        settings: with ``UseReplication``; with ``AutoRegenerateOnTenantChange`` false and without a
+            supervisor nothing is done but to say so.
+        tenants: the tenants' service, which runs.
+        supervisor: runs the replicator; None: it is the operator's, and is signalled.
+
+    Cancelled, the watcher ends first, so that a supervised replicator is stopped with the databases
+    that it has.
+    """
+    options = settings.multi_tenant.file_db.replication
+    if supervisor is None and not options.auto_regenerate_on_tenant_change:
+        _log.info(
+            "replication.left_alone",
+            detail="AutoRegenerateOnTenantChange is false: after a change of the tenants run "
+            "'replication render --output FILE' and restart the replicator",
+        )
+        task_status.started()
+        await trio.sleep_forever()
+    watcher = build_watcher(settings, tenants, supervisor)
+    async with trio.open_nursery() as nursery:
+        if supervisor is not None:
+            await nursery.start(supervisor.run)
+        await nursery.start(watcher.run)
+        task_status.started()
+
+
+def build_watcher(
+    settings: Settings, tenants: WatchedTenants, supervisor: Supervisor | None = None
+) -> Watcher:
+    """Return the watcher of these settings; it tells ``supervisor``, or the process of a pid file.
+
+    Args:
+        settings: with ``UseReplication``.
+        tenants: the tenants' service.
+        supervisor: runs the replicator; None: it is the operator's, and is signalled.
+    """
+    options = settings.multi_tenant.file_db.replication
+    reloader: Reloader = supervisor or Signaler(Path(options.replicator_pid_file_path))
+    return Watcher(
+        tenants,
+        databases_directory(settings),
+        render=_Renderer(settings),
+        writer=ManifestWriter(Path(options.config_output_path)),
+        reloader=reloader,
+        window=options.auto_regenerate_debounce_window.total_seconds(),
+    )
+
+
+class _Renderer:
+    """Renders manifests, and warns once of a fleet that is large for its sync interval."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._warned = False
+
+    def __call__(self, databases: Sequence[TenantDatabaseFile]) -> str:
+        options = self._settings.multi_tenant.file_db.replication
+        sync = options.sync_interval_seconds
+        costly = is_large_fleet(options, len(databases)) and sync < _FLEET_SYNC_SECONDS
+        if costly and not self._warned:
+            self._warned = True
+            _log.warning(
+                "replication.fleet_is_large",
+                databases=len(databases),
+                detail=f"each busy database makes a request every {sync} s: SyncIntervalSeconds of "
+                f"{_FLEET_SYNC_SECONDS} or more costs less",
+            )
+        return render_for(self._settings, databases)
+
+
+def render_for(settings: Settings, databases: Sequence[TenantDatabaseFile]) -> str:
+    """Return the manifest of these databases, with the socket through which their lag is known.
+
+    Args:
+        settings: with ``UseReplication``; relative paths start in the current directory.
+        databases: those of the active tenants.
+
+    Raises:
+        ReplicatorError: the socket's path would be too long.
+        ValueError: as of :func:`~sdk_trio.replication.manifest.render_manifest`.
+    """
+    options = settings.multi_tenant.file_db.replication
+    directory = str(databases_directory(settings).absolute())
+    return render_manifest(
+        options,
+        databases,
+        working_directory=os.getcwd(),
+        socket_path=control_socket_path(directory),
+    )

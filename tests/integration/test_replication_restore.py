@@ -1,0 +1,310 @@
+"""``replication restore`` with the real replicator: what it gives, refuses, and leaves behind."""
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from datetime import UTC, datetime
+
+import pytest
+import trio
+from support.programs import program
+from support.replica_host import ReplicaHost, rows_of, wait_for, write_rows
+from support.replica_targets import Target, local_disk, object_store, sftp
+
+from sdk_trio.errors import ReplicatorError
+from sdk_trio.replication import replica_reader
+from sdk_trio.replication.binary_finder import find_replicator
+from sdk_trio.replication.replica_reader import ReplicaReader
+from sdk_trio.replication.restorer import Restorer
+
+SECTION = "Sdk:MultiTenant:FileDb:Replication"
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    """A host whose tenant has a replica; nothing replicates any more."""
+    root = tmp_path_factory.mktemp("restore")
+    with local_disk(root / "target") as target:
+        made = ReplicaHost(root / "host", target)
+        made.add("acme", 3000, bytes_each=2000)
+        made.add("bolt", 10)
+        with made.replicating("acme"):
+            made.write("acme", 5)
+            made.wait_synced("acme")
+        yield made
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "out" / "acme.db"
+
+
+def restore(host, output, *options, tenant="acme", at_set=()):
+    output.parent.mkdir(exist_ok=True)
+    words = ("replication", "restore", "--tenant", tenant, "--output", str(output), *options)
+    return host.run(*words, *(word for key in at_set for word in ("--set", key)))
+
+
+def test_what_is_restored_and_said(host, output):
+    ended = restore(host, output, "--format", "json")
+    assert ended.status == 0, ended.err
+    assert rows_of(output) == host.rows("acme")
+    assert ended.document["tenant_id"] == host.tenants["acme"].id
+    assert ended.document["output"] == str(output)
+    assert ended.document["bytes"] == output.stat().st_size
+    assert abs(ended.document["as_of"] - datetime.now(UTC).timestamp()) < 300
+    assert output.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in output.parent.iterdir()] == ["acme.db"]
+
+
+def test_an_existing_file_is_only_replaced_when_that_is_said(host, output):
+    output.parent.mkdir()
+    write_rows(output, 3)
+    log = output.with_name("acme.db-wal")
+    assert log.exists()
+    before = output.read_bytes()
+    refused = restore(host, output)
+    assert refused.status == 1
+    assert "--force" in refused.err
+    assert output.read_bytes() == before
+    assert log.exists()
+    # The log of the old database would be taken for the new one's.
+    assert restore(host, output, "--force").status == 0
+    assert not log.exists()
+    assert rows_of(output) == host.rows("acme")
+
+
+def test_a_stray_log_is_not_put_beside_the_restored_database(host, output):
+    output.parent.mkdir()
+    log = output.with_name("acme.db-wal")
+    log.write_bytes(b"of another database")
+    assert restore(host, output).status == 1
+    assert log.exists()
+    assert not output.exists()
+
+
+def test_the_database_of_an_active_tenant_is_never_the_output(host):
+    ended = restore(host, host.database("acme"), "--force")
+    assert ended.status == 1
+    assert "tenant suspend acme" in ended.err
+    other = restore(host, host.databases / "restored.db")
+    assert other.status == 1
+    assert "among the tenants' databases" in other.err
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (("--at", "2020-01-01T00:00Z"), 1, "the replica begins at"),
+        (("--at", "2990-01-01T00:00Z"), 2, "is in the future"),
+        (("--at", "yesterday"), 2, "--at takes a time"),
+        (("--set", f"{SECTION}:UseReplication=false"), 78, f"{SECTION}:UseReplication"),
+        (("--set", f"{SECTION}:ReplicatorPath=/nowhere/litestream"), 69, "/nowhere/litestream"),
+    ],
+)
+def test_what_cannot_be_done_says_so(host, output, options, status, words):
+    ended = restore(host, output, *options)
+    assert ended.status == status, ended.err
+    assert words in ended.err
+    assert "Traceback" not in ended.err
+    assert list(output.parent.iterdir()) == []
+
+
+def test_a_tenant_without_a_replica(host, output):
+    ended = restore(host, output, tenant="bolt")
+    assert ended.status == 1
+    assert "no replica" in ended.err
+
+
+def test_an_unknown_tenant(host, output):
+    assert restore(host, output, tenant="nobody").status == 1
+
+
+def test_an_id_is_enough_where_the_store_is_lost(host, output, tmp_path):
+    lost = f"Sdk:Storage:Path={tmp_path / 'new'}"
+    by_name = restore(host, output, at_set=[lost])
+    assert by_name.status == 69
+    assert "by its id" in by_name.err
+    by_id = restore(host, output, tenant=host.tenants["acme"].id, at_set=[lost])
+    assert by_id.status == 0, by_id.err
+    assert rows_of(output) == host.rows("acme")
+
+
+def test_a_damaged_replica_gives_no_file(host, output, tmp_path):
+    replica = host.target.directory / "replica" / host.tenants["acme"].id
+    files = {file: file.read_bytes() for file in replica.rglob("*.ltx")}
+    try:
+        for file, content in files.items():
+            damaged = bytearray(content)
+            damaged[len(damaged) // 2] ^= 0xFF
+            file.write_bytes(damaged)
+        ended = restore(host, output)
+    finally:
+        for file, content in files.items():
+            file.write_bytes(content)
+    assert ended.status == 1
+    assert "damaged" in ended.err
+    assert list(output.parent.iterdir()) == []
+
+
+def test_cancelled_anywhere_nothing_is_left(host, output):
+    output.parent.mkdir()
+    reader = ReplicaReader(
+        host.settings, binary=find_replicator(host.settings.multi_tenant.file_db.replication)
+    )
+    steps = []
+
+    async def cut_short(after):
+        """Cancel at a report; return whether it came to that."""
+        with trio.CancelScope() as scope:
+            left = after
+
+            def report(progress):
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    steps.append(progress.step)
+                    scope.cancel()
+
+            await Restorer(reader, report=report).restore(host.tenants["acme"].id, output)
+        return scope.cancelled_caught
+
+    cut = 1
+    while trio.run(cut_short, cut):
+        assert list(output.parent.iterdir()) == []
+        cut += 1
+    assert rows_of(output) == host.rows("acme")
+    assert {"looking at the replica", "restoring"} <= set(steps)
+
+
+def test_a_signal_cleans_up_and_what_a_kill_leaves_is_removed_by_the_next(tmp_path):
+    with object_store(tmp_path / "target") as target:
+        target.wait_ready()
+        host = ReplicaHost(tmp_path / "host", target)
+        host.add("acme", 10)
+        with host.replicating():
+            pass
+        out = tmp_path / "out"
+        out.mkdir()
+        words = ("replication", "restore", "--tenant", "acme", "--output", str(out / "acme.db"))
+        for number, left in ((signal.SIGTERM, 0), (signal.SIGKILL, 1)):
+            target.pause()
+            try:
+                process = subprocess.Popen(
+                    host.command(*words),
+                    env=host.environ,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                wait_for(lambda: list(out.glob(".acme.db.restoring-*/replicator.yml")))
+                process.send_signal(number)
+                assert process.wait(20) in (128 + number, -number)
+            finally:
+                target.resume()
+            assert len(list(out.iterdir())) == left
+        assert host.run(*words).status == 0
+        assert [path.name for path in out.iterdir()] == ["acme.db"]
+        assert rows_of(out / "acme.db") == host.rows("acme")
+
+
+def test_a_target_that_is_away_is_named(tmp_path):
+    with sftp(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target)
+        host.add("acme", 1)
+        target.wait_ready()
+        target.stop()
+        ended = restore(host, tmp_path / "out" / "acme.db")
+    assert ended.status == 69
+    assert "the replication target cannot be read" in ended.err
+    assert "connection refused" in ended.err
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+async def test_a_target_that_does_not_answer_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(replica_reader, "LIST_SECONDS", 0.5)
+    silent = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = silent[0].socket.getsockname()[1]
+    target = Target("ObjectStore", tmp_path / "target")
+    target.keys = {"Bucket": "tenants", "EndpointUrl": f"http://127.0.0.1:{port}"}
+    target.environ = {"OBJECT_STORE_ACCESS_KEY_ID": "a", "OBJECT_STORE_SECRET_ACCESS_KEY": "b"}
+    host = ReplicaHost(tmp_path / "host", target)
+    reader = ReplicaReader(
+        host.settings, binary=program("litestream"), environ={**os.environ, **target.environ}
+    )
+    with trio.fail_after(20), pytest.raises(ReplicatorError, match="did not answer within"):
+        await Restorer(reader).restore(str(uuid.uuid4()), tmp_path / "acme.db")
+    assert not (tmp_path / "acme.db").exists()
+    await silent[0].aclose()
+
+
+def test_a_full_disk_is_reported_and_left_as_it_was(host, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    script = (
+        'mount -t tmpfs -o size=2m tmpfs "$0" || exit 99; cd "$0"; "$@"; echo "status $?"; ls -A'
+    )
+    words = ("replication", "restore", "--tenant", "acme", "--output", "acme.db")
+    ended = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", script, small, *host.command(*words)],
+        env=host.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if ended.returncode == 99 or "unshare" in ended.stderr:
+        pytest.skip(f"this machine lets nobody mount: {ended.stderr}")
+    assert "the disk is full" in ended.stderr
+    assert ended.stdout == "status 1\n"
+
+
+def test_a_restored_database_in_its_place_is_replicated_again(tmp_path):
+    """What docs/how-to/restore.md says about putting a database back."""
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target)
+        host.add("acme", 10)
+        host.add("bolt", 1)
+        with host.supervised():
+            good = host.rows("acme")
+            time.sleep(0.1)
+            at = datetime.now(UTC).isoformat()
+            time.sleep(0.1)
+            host.write("acme", 7)
+            host.wait_synced("acme")
+
+            host.suspend("acme")
+            host.tell("bolt")
+            place = host.database("acme")
+            ended = restore(host, place, "--at", at, "--force")
+            assert ended.status == 0, ended.err
+            assert host.rows("acme") == good
+
+            host.reactivate("acme")
+            host.tell("acme", "bolt")
+            host.write("acme", 3)
+            host.wait_synced("acme")
+            verified = host.verify("--tenant", "acme")
+            assert verified.document[0]["content"] == "identical", verified.out
+            assert host.restore("acme") == host.rows("acme")
+            assert len(host.rows("acme")) == 13
+            # What the bad moment had is still there, for as long as the retention lasts.
+            assert len(host.restore("acme", "--at", at)) == 10
+
+
+def test_a_moment_after_a_missing_file_is_refused_instead_of_an_older_one_given(tmp_path):
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target)
+        host.add("acme", 1)
+        with host.replicating():
+            for _ in range(2):
+                host.write("acme", 1)
+                host.wait_synced()
+            time.sleep(1.1)
+            at = datetime.now(UTC).isoformat()
+        for file in target.directory.rglob("0000000000000002-*.ltx"):
+            file.unlink()
+        ended = restore(host, tmp_path / "out" / "acme.db", "--at", at)
+    assert ended.status == 1
+    assert "a file is missing" in ended.err

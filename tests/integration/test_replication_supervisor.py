@@ -1,0 +1,370 @@
+"""The supervisor with the real replicator: starts, reloads, crashes, and ends."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+from support.programs import program
+from support.replicating import (
+    local_fleet,
+    replicators_of,
+    rows,
+    running,
+    said,
+    until,
+    write,
+)
+
+from sdk_trio.errors import ReplicatorError, StoreLockedError
+from sdk_trio.replication.child_confirmer import confirm
+from sdk_trio.replication.child_runner import run_child
+from sdk_trio.replication.locker import lock_databases
+from sdk_trio.replication.restarts import Patience
+from sdk_trio.replication.supervisor import Supervisor
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+
+QUICK = Patience(
+    stop=5, reload_stop=5, start=10, start_each=0.02, lock=5, watch=0.3, silent_looks=2
+)
+
+
+@pytest.fixture
+def fleet(tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="sdk_trio")
+    fleet = local_fleet(tmp_path)
+    fleet.add(2)
+    fleet.render()
+    yield fleet
+    assert replicators_of(tmp_path) == [], "a replicator was left behind"
+
+
+def supervisor_of(fleet, patience=QUICK, **changes):
+    options = attrs.evolve(fleet.options, **changes)
+    return Supervisor(options, fleet.directory, patience=patience, fraction=lambda: 0.1)
+
+
+async def synced(supervisor, paths):
+    listed = {d.path: d.last_sync_at for d in await supervisor.client.list_databases()}
+    return all(listed.get(path) for path in paths)
+
+
+async def all_synced(supervisor, fleet):
+    return supervisor.confirmed and await synced(supervisor, [f.path for f in fleet.files])
+
+
+async def test_it_replicates_and_its_end_brings_the_last_rows(fleet, caplog):
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: all_synced(supervisor, fleet))
+            write(fleet.files[0].path, 5)
+            supervisor.stop()
+    assert fleet.restored(fleet.files[0]) == rows(fleet.files[0].path)
+    assert said(caplog, "replication.started")[0]["databases"] == 2
+    assert said(caplog, "replication.stopped")
+    assert supervisor.pid is None
+
+
+async def test_a_cancelled_caller_stops_it_in_an_orderly_way(fleet, caplog):
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: all_synced(supervisor, fleet))
+            write(fleet.files[1].path, 5)
+            nursery.cancel_scope.cancel()
+    assert fleet.restored(fleet.files[1]) == rows(fleet.files[1].path)
+    assert not said(caplog, "replication.killed")
+
+
+async def test_a_new_tenant_is_replicated_after_a_reload(fleet, caplog):
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            new = fleet.add()
+            fleet.render()
+            assert await supervisor.reload(fleet.files)
+            await until(lambda: synced(supervisor, [new[0].path]))
+            assert said(caplog, "replication.reloaded")[-1]["added"] == 1
+            supervisor.stop()
+    assert fleet.restored(new[0]) == [1]
+
+
+async def test_a_database_that_goes_is_let_go_of_without_a_restart(fleet, caplog):
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: all_synced(supervisor, fleet))
+            pid, gone = supervisor.pid, fleet.files.pop()
+            fleet.render()
+            assert await supervisor.reload(fleet.files)
+            assert supervisor.pid == pid
+            open_files = [os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd")]
+            assert gone.path not in open_files
+            assert fleet.files[0].path in open_files
+            assert said(caplog, "replication.reloaded")[-1]["removed"] == 1
+            supervisor.stop()
+
+
+async def test_a_broken_configuration_keeps_the_old_one_running(fleet, caplog):
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            pid = supervisor.pid
+            fleet.config.write_text("dbs: [oops")
+            assert not await supervisor.reload(fleet.files)
+            assert supervisor.pid == pid
+            assert said(caplog, "replication.failed")[-1]["kept"] == 2
+            # A crash afterwards comes back with what worked, not with the broken file.
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: supervisor.confirmed and supervisor.pid != pid)
+            assert len(supervisor.databases) == 2
+            supervisor.stop()
+
+
+async def test_a_killed_child_is_started_again_and_no_row_is_lost(fleet, caplog):
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            pid = supervisor.pid
+            write(fleet.files[0].path, 3)
+            os.kill(pid, signal.SIGKILL)
+            write(fleet.files[0].path, 3)
+            await until(lambda: supervisor.pid not in (pid, None))
+            await until(lambda: all_synced(supervisor, fleet))
+            assert replicators_of(fleet.root) == [supervisor.pid]
+            assert "SIGKILL" in said(caplog, "replication.restarted")[0]["reason"]
+            supervisor.stop()
+    assert fleet.restored(fleet.files[0]) == rows(fleet.files[0].path)
+
+
+async def test_a_child_that_hangs_is_replaced(fleet, caplog):
+    supervisor = supervisor_of(fleet, attrs.evolve(QUICK, reload_stop=0.3))
+    supervisor.client._seconds = 0.3
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            pid = supervisor.pid
+            os.kill(pid, signal.SIGSTOP)
+            await until(lambda: supervisor.confirmed and supervisor.pid not in (pid, None))
+            assert not running(pid)
+            assert "hangs" in said(caplog, "replication.failed")[0]["error"]
+            supervisor.stop()
+
+
+async def test_a_stop_that_hangs_is_cut_short_and_said(fleet, caplog):
+    supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=0.5, watch=60))
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            os.kill(supervisor.pid, signal.SIGSTOP)
+            supervisor.stop()
+    assert said(caplog, "replication.killed")[0]["after"] == 0.5
+
+
+async def test_force_ends_it_at_once(fleet):
+    supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=60, watch=60))
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            os.kill(supervisor.pid, signal.SIGSTOP)
+            supervisor.stop()
+            await trio.sleep(0.1)
+            supervisor.force()
+
+
+async def test_a_missing_binary_is_reported_until_it_is_there(fleet, caplog, tmp_path):
+    path = tmp_path / "later"
+    supervisor = supervisor_of(fleet, replicator_path=str(path))
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            assert not await supervisor.reload([])
+            assert "ReplicatorPath" in said(caplog, "replication.failed")[0]["error"]
+            path.symlink_to(program("litestream"))
+            await until(lambda: supervisor.confirmed)
+            supervisor.stop()
+
+
+async def test_a_target_that_ends_it_at_the_start_is_reported_with_its_last_words(
+    fleet, caplog, tmp_path
+):
+    bad = fleet.config.read_text().replace("type: file", "type: sftp\n      host: 127.0.0.1:1")
+    fleet.config.write_text(
+        bad.replace("type: sftp", "type: sftp\n      user: u\n      key-path: /no/key")
+    )
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: len(said(caplog, "replication.failed")) >= 2)
+            failed = said(caplog, "replication.failed")
+            assert "/no/key" in str(failed[0]["last_lines"])
+            assert failed[1]["failures"] == 2
+            assert "status 1" in supervisor.failure
+            fleet.render()
+            supervisor.request_reload()
+            await until(lambda: supervisor.confirmed)
+            assert supervisor.failure is None
+            supervisor.stop()
+
+
+async def test_a_busy_metrics_port_is_reported_and_stops_no_replication(fleet, caplog):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", fleet.options.metrics_port))
+        taken.listen()
+        supervisor = supervisor_of(fleet)
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(supervisor.run)
+                await until(lambda: all_synced(supervisor, fleet))
+                await until(lambda: "metrics" in str(said(caplog, "replication.replicator_said")))
+                supervisor.stop()
+
+
+async def test_a_second_supervisor_of_the_same_databases_is_refused(fleet):
+    first = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(first.run)
+            await until(lambda: first.confirmed)
+            with pytest.raises(StoreLockedError, match=f"process {os.getpid()}"):
+                await supervisor_of(fleet, attrs.evolve(QUICK, lock=0.2)).run()
+            assert replicators_of(fleet.root) == [first.pid]
+            first.stop()
+    second = supervisor_of(fleet)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(second.run)
+            await until(lambda: second.confirmed)
+            second.stop()
+
+
+async def test_a_replicator_that_is_not_ours_keeps_ours_away_until_it_ends(fleet, caplog):
+    theirs = subprocess.Popen(
+        [program("litestream"), "replicate", "-config", fleet.config],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    supervisor = supervisor_of(fleet)
+    try:
+        with trio.fail_after(30):
+            await until((fleet.directory / "replicator.sock").exists)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(supervisor.run)
+                await until(lambda: said(caplog, "replication.failed"))
+                assert f"process {theirs.pid}" in supervisor.failure
+                assert replicators_of(fleet.root) == [theirs.pid]
+                theirs.terminate()
+                await until(lambda: supervisor.confirmed)
+                assert theirs.poll() is not None
+                supervisor.stop()
+    finally:
+        theirs.kill()
+        theirs.wait()
+
+
+def test_a_directory_whose_socket_would_have_too_long_a_path_is_refused(fleet):
+    with pytest.raises(ReplicatorError, match="FileDb:Directory"):
+        Supervisor(fleet.options, Path("/" + "x" * 120))
+
+
+async def test_a_configuration_that_ends_the_replicator_gives_way_to_the_one_before(fleet, caplog):
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            good = set(supervisor.databases)
+            new = fleet.add()
+            fleet.render()
+            text = fleet.config.read_text()
+            bad = "type: sftp\n      host: 127.0.0.1:1\n      user: u\n      key-path: /no/key"
+            fleet.config.write_text(text.replace("type: file", bad))
+            assert not await supervisor.reload(fleet.files)
+            await until(lambda: supervisor.confirmed)
+            assert supervisor.databases == good
+            assert "/no/key" in str(said(caplog, "replication.failed")[0]["last_lines"])
+            fleet.render()
+            assert await supervisor.reload(fleet.files)
+            assert new[0].path in supervisor.databases
+            supervisor.stop()
+
+
+async def test_a_database_that_the_replicator_lost_comes_back(fleet, caplog):
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: all_synced(supervisor, fleet))
+            await supervisor.client.unregister(fleet.files[0].path)
+            await until(lambda: said(caplog, "replication.failed"))
+            assert fleet.files[0].path in supervisor.failure
+            await until(lambda: all_synced(supervisor, fleet))
+            supervisor.stop()
+
+
+async def test_only_the_right_databases_of_the_right_process_are_a_confirmation(fleet):
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            client, pid, paths = supervisor.client, supervisor.pid, supervisor.databases
+            await confirm(client, pid, paths, seconds=5)
+            with pytest.raises(ReplicatorError, match="1 missing, such as /none"):
+                await confirm(client, pid, {*paths, "/none"}, seconds=0.3)
+            with pytest.raises(ReplicatorError, match="not wanted"):
+                await confirm(client, pid, list(paths)[:1], seconds=0.3)
+            with pytest.raises(ReplicatorError, match="not answered"):
+                await confirm(client, pid + 1, paths, seconds=0.3)
+            supervisor.stop()
+
+
+async def test_the_lock_lasts_as_long_as_the_child(tmp_path):
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            with lock_databases(tmp_path) as lock:
+                run = partial(run_child, ["/bin/sleep", "60"], environment={}, inherited=(lock,))
+                child = await nursery.start(run)
+                # It is a launcher at first, which a signal ends all the same.
+                nursery.start_soon(drain, child.output)
+            with pytest.raises(StoreLockedError, match="or its child"), lock_databases(tmp_path):
+                pass
+            child.send(signal.SIGKILL)
+            await child.ended.wait()
+            with lock_databases(tmp_path):
+                pass
+    assert child.ending == "signal SIGKILL"
+
+
+async def drain(output):
+    async with output:
+        async for _ in output:
+            pass
+
+
+async def test_a_program_that_cannot_be_started_is_an_error_of_ours(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(ReplicatorError, match="cannot be started"):
+        await run_child(["/bin/true"], environment={})

@@ -1,0 +1,382 @@
+"""The manifest follows the tenants and their files: a real store, real files, real time."""
+
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.lowlevel
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.deliveries import settings as settings_of
+
+from sdk_trio.config.choices import ReplicaTargetType
+from sdk_trio.config.replication_options import LocalDiskOptions, ReplicationOptions
+from sdk_trio.errors import IllegalTransitionError
+from sdk_trio.replication.database_finder import database_files, find_databases
+from sdk_trio.replication.manifest import TenantDatabaseFile, render_manifest
+from sdk_trio.replication.manifest_writer import ManifestWriter
+from sdk_trio.replication.watcher import Watcher
+from sdk_trio.storage import open_store
+from sdk_trio.tenants import TenantService
+from sdk_trio.tenants import service as service_module
+
+OPTIONS = ReplicationOptions(
+    replica_target_type=ReplicaTargetType.LOCAL_DISK, local_disk=LocalDiskOptions(path="/replica")
+)
+
+#: How many random interleavings run; the suite runs a sample.
+EXAMPLES = int(os.environ.get("SDK_TEST_INTERLEAVINGS", "15"))
+
+
+@attrs.define
+class Replicator:
+    """A reloader that keeps, as a replicator does, the file that it opened for each path."""
+
+    refusals: int = 0
+    opened: dict[str, int] = attrs.Factory(dict)
+    reloads: list[tuple[float, int]] = attrs.Factory(list)
+
+    async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
+        await trio.lowlevel.checkpoint()
+        if self.refusals:
+            self.refusals -= 1
+            return False
+        paths = [database.path for database in databases]
+        self.reloads.append((time.monotonic(), len(paths)))
+        self.opened = {path: self.opened[path] for path in paths if path in self.opened}
+        for path in paths:
+            if path not in self.opened and os.path.exists(path):
+                self.opened[path] = os.stat(path).st_ino
+        return True
+
+
+class World:
+    """A store with tenants, a directory with their files, and a watcher that can be restarted."""
+
+    def __init__(self, root: Path, tenants: TenantService, window: float) -> None:
+        self.tenants = tenants
+        self.window = window
+        self.directory = root / "tenants"
+        self.directory.mkdir()
+        self.output = root / "out" / "replicator.yml"
+        self.output.parent.mkdir()
+        self.replicator = Replicator()
+        self.watchers: list[Watcher] = []
+        self.scope: trio.CancelScope | None = None
+        self.nursery: trio.Nursery
+
+    async def start(self) -> Watcher:
+        watcher = Watcher(
+            self.tenants,
+            self.directory,
+            render=partial(render_manifest, OPTIONS),
+            writer=ManifestWriter(self.output),
+            reloader=self.replicator,
+            window=self.window,
+            scan_seconds=min(0.2, self.window),
+            retry_seconds=self.window,
+            retell_seconds=self.window,
+        )
+        self.watchers.append(watcher)
+        self.scope = await self.nursery.start(self._run, watcher)
+        return watcher
+
+    async def _run(self, watcher: Watcher, *, task_status: Any) -> None:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(watcher.run)
+                task_status.started(scope)
+
+    def file(self, tenant_id: str) -> Path:
+        return self.directory / f"{tenant_id}.db"
+
+    async def expected(self) -> list[str]:
+        active = {tenant.id for tenant in await self.tenants.list(limit=1000) if tenant.is_active}
+        there = {
+            path for path in map(self.file, active) if path.is_file() and not path.is_symlink()
+        }
+        return sorted(map(str, there))
+
+    def manifest(self) -> list[str]:
+        try:
+            text = self.output.read_text()
+        except FileNotFoundError:
+            return ["no manifest"]
+        return [entry["path"] for entry in yaml.safe_load(text)["dbs"]]
+
+    async def settle(self, seconds: float = 10) -> None:
+        """Wait until the manifest, and the replicator, are at what the store and files say."""
+        expected = await self.expected()
+        deadline = trio.current_time() + seconds
+        while self.manifest() != expected or self._inodes() != self.replicator.opened:
+            assert trio.current_time() < deadline, (self.manifest(), expected)
+            await trio.sleep(0.002)
+
+    def _inodes(self) -> dict[str, int]:
+        return {path: os.stat(path).st_ino for path in self.manifest() if os.path.exists(path)}
+
+
+@asynccontextmanager
+async def world(root: Path, *, window: float = 0.05) -> AsyncIterator[World]:
+    values = settings_of(
+        MultiTenant__Enabled=True,
+        MultiTenant__TenantStatus__RequireVerifiedEmailForSuspension=False,
+        Storage__Backend="Sqlite",
+        Storage__Path=str(root / "data"),
+    )
+    async with open_store(values, owner=str(uuid.uuid4())) as store:
+        tenants = TenantService(values, store.tenants)
+        found = World(root, tenants, window)
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                found.nursery = nursery
+                await nursery.start(tenants.run)
+                yield found
+                nursery.cancel_scope.cancel()
+
+
+async def test_it_follows_files_and_transitions_and_takes_nothing_else(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        a, b = [await here.tenants.add(name, name=name) for name in ("a", "b")]
+        for name in (
+            "default.db",
+            "upgrade.lock",
+            "single-tenant.partial",
+            f"{a.id}.db-wal",
+            f"{a.id}.db-shm",
+            f"{uuid.uuid4()}.db",
+        ):
+            (here.directory / name).touch()
+        (here.directory / f"{b.id}.db").symlink_to(here.directory / "default.db")
+        await here.start()
+        assert here.manifest() == []
+        here.file(a.id).touch()
+        await here.settle()
+        assert here.manifest() == [str(here.file(a.id))]
+        here.file(b.id).unlink()
+        here.file(b.id).touch()
+        await here.settle()
+        assert len(here.manifest()) == 2
+        await here.tenants.deactivate(a.id)
+        await here.settle()
+        assert here.manifest() == [str(here.file(b.id))]
+        await here.tenants.reactivate(a.id)
+        here.file(b.id).rename(here.directory / "moved")
+        await here.settle()
+        assert here.manifest() == [str(here.file(a.id))]
+
+
+async def test_a_restart_catches_up_and_tells_once_more(tmp_path: Path) -> None:
+    async with world(tmp_path, window=30) as here:
+        tenant = await here.tenants.add("a", name="a")
+        first = await here.start()
+        assert here.scope is not None
+        here.scope.cancel()
+        here.file(tenant.id).touch()
+        second = await here.start()
+        assert here.manifest() == [str(here.file(tenant.id))]
+        assert (first.regenerations, second.regenerations) == (1, 1)
+        here.scope.cancel()
+        third = await here.start()
+        assert third.regenerations == 0
+        assert [count for _, count in here.replicator.reloads] == [0, 1, 1]
+
+
+async def test_changes_that_undo_each_other_in_a_window_are_none(tmp_path: Path) -> None:
+    async with world(tmp_path, window=0.4) as here:
+        tenant = await here.tenants.add("a", name="a")
+        here.file(tenant.id).touch()
+        watcher = await here.start()
+        await here.tenants.deactivate(tenant.id)
+        await here.tenants.reactivate(tenant.id)
+        here.file(tenant.id).rename(here.directory / "away")
+        await trio.sleep(0.25)
+        (here.directory / "away").rename(here.file(tenant.id))
+        await trio.sleep(0.6)
+        assert watcher.regenerations == 1
+        assert len(here.replicator.reloads) == 1
+
+
+async def test_a_replicator_that_could_not_be_told_is_told_later(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        here.replicator.refusals = 3
+        tenant = await here.tenants.add("a", name="a")
+        here.file(tenant.id).touch()
+        watcher = await here.start()
+        await here.settle()
+        assert watcher.regenerations == 1
+        assert [count for _, count in here.replicator.reloads] == [1]
+
+
+async def test_what_cannot_be_written_is_said_once_and_tried_until_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as here:
+        tenant = await here.tenants.add("a", name="a")
+        here.file(tenant.id).touch()
+        here.output.parent.rmdir()
+        await here.start()
+        await trio.sleep(0.3)
+        here.output.parent.mkdir()
+        await here.settle()
+    failures = [r.sdk for r in caplog.records if r.levelname == "ERROR"]
+    assert [name for name, _ in failures] == ["replication.regeneration_failed"]
+    assert "ConfigOutputPath" in failures[0][1]["error"]
+
+
+async def test_a_file_in_another_ones_place_is_let_go_before_it_is_taken(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        tenant = await here.tenants.add("a", name="a")
+        here.file(tenant.id).touch()
+        await here.start()
+        (here.directory / "new").write_bytes(b"another")
+        (here.directory / "new").rename(here.file(tenant.id))
+        await here.settle()
+        assert [count for _, count in here.replicator.reloads] == [1, 0, 1]
+
+
+async def test_a_burst_of_databases_is_one_regeneration_a_window(tmp_path: Path) -> None:
+    count = 500
+    async with world(tmp_path, window=2.0) as here:
+        ids = [(await here.tenants.add(f"t{i}", name="t")).id for i in range(count)]
+        watcher = await here.start()
+        before, descriptors = watcher.regenerations, len(os.listdir("/proc/self/fd"))
+        began = time.monotonic()
+        for tenant_id in ids:
+            here.file(tenant_id).touch()
+            await trio.lowlevel.checkpoint()
+        created = time.monotonic() - began
+        await here.settle()
+        last, known = here.replicator.reloads[-1]
+        windows = 1 + int(created / 2.0)
+        assert known == count
+        assert watcher.regenerations - before <= windows + (created > 0.1)
+        # The window from the first of them, and the scan that saw it.
+        assert last - began < created + 2.0 + 0.2 + 1.0
+        assert len(os.listdir("/proc/self/fd")) <= descriptors + 3
+
+
+async def test_changes_without_end_are_regenerated_all_the_same(tmp_path: Path) -> None:
+    async with world(tmp_path, window=0.3) as here:
+        ids = [(await here.tenants.add(f"t{i}", name="t")).id for i in range(60)]
+        watcher = await here.start()
+        for tenant_id in ids:
+            here.file(tenant_id).touch()
+            await trio.sleep(0.02)
+        assert watcher.regenerations >= 3
+        await here.settle()
+        assert watcher.regenerations <= 8
+
+
+async def test_the_command_and_the_watcher_find_the_same(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        ids = [(await here.tenants.add(f"t{i}", name="t")).id for i in range(3)]
+        for tenant_id in ids[:2]:
+            here.file(tenant_id).touch()
+        await here.start()
+        found = await find_databases(here.tenants, here.directory)
+        assert [database.path for database in found] == here.manifest()
+        assert database_files(here.directory / "none") == {}
+
+
+#: One step of an interleaving: what is done, to which tenant.
+STEPS = st.tuples(
+    st.sampled_from(
+        [
+            "create",
+            "create",
+            "remove",
+            "replace",
+            "move away",
+            "move back",
+            "suspend",
+            "reactivate",
+            "deactivate",
+            "delete",
+            "add",
+            "restart",
+            "break output",
+            "mend output",
+            "refuse",
+            "pause",
+            "pause",
+        ]
+    ),
+    st.integers(0, 3),
+)
+
+
+async def take_step(here: World, ids: list[str], step: str, number: int) -> None:
+    tenant_id = ids[number % len(ids)]
+    file = here.file(tenant_id)
+    away = file.with_suffix(".away")
+    broken = here.output.parent.with_name("broken")
+    match step:
+        case "create":
+            file.touch()
+        case "remove":
+            file.unlink(missing_ok=True)
+        case "replace":
+            (here.directory / "new").touch()
+            (here.directory / "new").rename(file)
+        case "move away" if file.exists():
+            file.rename(away)
+        case "move back" if away.exists():
+            away.rename(file)
+        case "suspend" | "reactivate" | "deactivate" | "delete":
+            with suppress(IllegalTransitionError):
+                await getattr(here.tenants, step)(tenant_id)
+        case "add":
+            ids.append((await here.tenants.add(f"x{len(ids)}", name="x")).id)
+            here.file(ids[-1]).touch()
+        case "restart":
+            assert here.scope is not None
+            here.scope.cancel()
+            # A supervised replicator ends with its runtime; what was put in another file's place
+            # while nobody watched is not noticed by one that goes on.
+            here.replicator.opened.clear()
+            await here.start()
+        case "break output" if not broken.exists():
+            here.output.parent.rename(broken)
+        case "mend output" if broken.exists():
+            broken.rename(here.output.parent)
+        case "refuse":
+            here.replicator.refusals += number
+        case "pause":
+            await trio.sleep(here.window * number / 2)
+
+
+async def interleave(steps: list[tuple[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        async with world(Path(root), window=0.01) as here:
+            ids = [(await here.tenants.add(name, name=name)).id for name in "abc"]
+            await here.start()
+            for step, number in steps:
+                await take_step(here, ids, step, number)
+            await take_step(here, ids, "mend output", 0)
+            await here.settle()
+            await trio.sleep(here.window * 3)
+            await here.settle(0.0)
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(steps=st.lists(STEPS, min_size=5, max_size=40))
+def test_any_interleaving_ends_with_exactly_the_active_tenants_that_have_a_file(
+    steps: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "POLL_SECONDS", 0.02)
+    trio.run(interleave, steps)

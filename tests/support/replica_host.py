@@ -1,0 +1,316 @@
+"""A host with tenants and a target, whose replicas are restored and verified by commands."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import attrs
+import trio
+
+from sdk_trio.config import Settings
+from sdk_trio.errors import ReplicatorError
+from sdk_trio.replication.control_client import ControlClient
+from sdk_trio.replication.control_socket import control_socket_path
+from sdk_trio.replication.manifest import (
+    TenantDatabaseFile,
+    child_environment,
+    render_manifest,
+)
+from sdk_trio.storage import open_store
+from sdk_trio.storage.tenant_records import Tenant
+from sdk_trio.tenants.service import TenantService
+
+from .programs import program
+from .replica_targets import Target
+
+#: No single step takes as long, unless something hangs.
+PATIENCE_SECONDS = 40
+
+
+@attrs.define
+class Ended:
+    """How a command ended, and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+@attrs.define
+class ReplicaHost:
+    """A data directory, its settings in a file, and the target's variables."""
+
+    root: Path
+    target: Target
+    extra: Mapping[str, Any] = attrs.field(factory=dict)
+    tenants: dict[str, Tenant] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        prefix = "Sdk:MultiTenant:FileDb:Replication:"
+        keys = {
+            "Sdk:Storage:Path": str(self.root / "data"),
+            "Sdk:MultiTenant:Enabled": True,
+            "Sdk:MultiTenant:TenantStatus:RequireVerifiedEmailForSuspension": False,
+            f"{prefix}UseReplication": True,
+            f"{prefix}MetricsPort": _free_port(),
+            f"{prefix}ConfigOutputPath": str(self.root / "replicator.yml"),
+            f"{prefix}ReplicatorPidFilePath": str(self.root / "replicator.pid"),
+            f"{prefix}AutoRegenerateDebounceWindow": "00:00:00.1",
+            **{f"{prefix}{key}": value for key, value in self.target.settings.items()},
+            **{f"Sdk:{key}": value for key, value in self.extra.items()},
+        }
+        self.config.write_text(json.dumps(_nested(keys)))
+
+    @property
+    def config(self) -> Path:
+        return self.root / "settings.json"
+
+    @property
+    def databases(self) -> Path:
+        return self.root / "data" / "tenants"
+
+    @property
+    def settings(self) -> Settings:
+        document = json.loads(self.config.read_text())
+        return Settings.from_mapping(document["Sdk"], standalone=True, receiver=False)
+
+    def database(self, name: str) -> Path:
+        return self.databases / f"{self.tenants[name].id}.db"
+
+    # -- tenants ---------------------------------------------------------------------------------
+
+    def add(self, name: str, rows: int = 50, *, bytes_each: int = 200) -> None:
+        """Add a tenant, and write its database."""
+
+        async def create() -> Tenant:
+            async with open_store(self.settings, owner=f"test-{uuid.uuid4()}") as store:
+                return await TenantService(self.settings, store.tenants).add(name, name=name)
+
+        self.tenants[name] = trio.run(create)
+        self.databases.mkdir(exist_ok=True, mode=0o700)
+        self.write(name, rows, bytes_each=bytes_each)
+
+    def suspend(self, name: str) -> None:
+        assert self.run("tenant", "suspend", name).status == 0
+
+    def reactivate(self, name: str) -> None:
+        assert self.run("tenant", "reactivate", name).status == 0
+
+    def write(self, name: str, rows: int, *, bytes_each: int = 200) -> None:
+        """Insert rows as an application would, each value different."""
+        write_rows(self.database(name), rows, bytes_each=bytes_each)
+
+    def rows(self, name: str) -> list[Any]:
+        return rows_of(self.database(name))
+
+    # -- commands --------------------------------------------------------------------------------
+
+    @property
+    def environ(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.upper().startswith("SDK")}
+        return kept | self.target.environ
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "sdk_trio", *words, "--config", str(self.config)]
+
+    def run(self, *words: str, seconds: float = PATIENCE_SECONDS) -> Ended:
+        ended = subprocess.run(
+            self.command(*words),
+            env=self.environ,
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+        return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+    def restore(self, name: str, *options: str, output: Path | None = None) -> list[Any]:
+        """Restore a tenant into a new file, and return its rows."""
+        output = output or self.root / f"restored-{uuid.uuid4()}.db"
+        ended = self.run(
+            "replication", "restore", "--tenant", name, "--output", str(output), *options
+        )
+        assert ended.status == 0, ended.err
+        return rows_of(output)
+
+    def verify(self, *words: str) -> Ended:
+        return self.run("replication", "verify", *words, "--format", "json")
+
+    # -- the replicator --------------------------------------------------------------------------
+
+    @contextmanager
+    def replicating(self, *names: str) -> Iterator[None]:
+        """Run the bare replicator on the databases of these tenants, or of all.
+
+        It neither merges files at its own times nor heals a target that was emptied, so that what
+        a test does to the replica stays as it is.
+        """
+        options = self.settings.multi_tenant.file_db.replication
+        files = [
+            TenantDatabaseFile(self.tenants[name].id, str(self.database(name)))
+            for name in names or self.tenants
+        ]
+        manifest = self.root / "by-hand.yml"
+        text = render_manifest(options, files, socket_path=control_socket_path(str(self.databases)))
+        assert "auto-recover: true\n" in text
+        text = text.replace("auto-recover: true\n", "levels: [{interval: 12h}]\n")
+        manifest.write_text(text)
+        command = [program("litestream"), "replicate", "-config", str(manifest)]
+        with self._child(command, child_environment(options, self.environ)):
+            self.wait_synced(*names)
+            if self.target.kind == "LocalDisk":
+                # The first snapshot comes a moment after the first sync.
+                base = self.target.directory / "replica"
+                for name in names or self.tenants:
+                    replica = base / self.tenants[name].id
+                    wait_for(lambda replica=replica: list(replica.glob("ltx/9/*.ltx")))
+            yield
+
+    @contextmanager
+    def supervised(self) -> Iterator[None]:
+        """Run ``replication run`` on the tenants that are active; see :meth:`tell`."""
+        assert self.run("replication", "render", "--output", str(self.manifest)).status == 0
+        with self._child(self.command("replication", "run"), self.environ):
+            self.wait_synced(*self.tenants)
+            yield
+
+    def tell(self, *synced: str) -> None:
+        """Write the configuration of the tenants of now, have it read, and wait for these."""
+        assert self.run("replication", "render", "--output", str(self.manifest)).status == 0
+        os.kill(int((self.root / "replicator.pid").read_text()), signal.SIGHUP)
+        expected = {str(self.database(name)) for name in synced}
+
+        async def wait() -> None:
+            control = ControlClient(control_socket_path(str(self.databases)))
+            with trio.fail_after(PATIENCE_SECONDS):
+                while True:
+                    with contextlib.suppress(ReplicatorError):
+                        listed = {each.path for each in await control.list_databases()}
+                        if listed == expected:
+                            return
+                    await trio.sleep(0.1)
+
+        trio.run(wait)
+        self.wait_synced(*synced)
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "replicator.yml"
+
+    @contextmanager
+    def _child(self, command: Sequence[str], environ: Mapping[str, str]) -> Iterator[None]:
+        with (self.root / "replicator.log").open("ab") as log:
+            child = subprocess.Popen(
+                command, env=dict(environ), cwd=self.root, stdout=log, stderr=log
+            )
+        try:
+            yield
+        finally:
+            child.send_signal(signal.SIGTERM)
+            try:
+                child.wait(5)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+    def wait_synced(self, *names: str) -> None:
+        """Wait until the target has all that these tenants, or all, have written."""
+
+        async def wait() -> None:
+            control = ControlClient(control_socket_path(str(self.databases)))
+            for name in names or self.tenants:
+                path = str(self.database(name))
+                await _until(lambda path=path: control.sync(path))
+
+        trio.run(wait)
+
+    def left_behind(self) -> list[str]:
+        """Names of all that a restore or a verification should have removed again."""
+        return [
+            path.name
+            for path in self.root.rglob("*")
+            if ("restor" in path.name and path.suffix != ".db") or ".verifying-" in path.name
+        ]
+
+
+async def _until(action: Callable[[], Any]) -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        while True:
+            try:
+                await action()
+            except ReplicatorError:
+                await trio.sleep(0.1)
+            else:
+                return
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> None:
+    """Wait for a condition outside of Trio."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def write_rows(file: Path, rows: int, *, bytes_each: int = 200) -> None:
+    database = apsw.Connection(os.fspath(file))
+    database.set_busy_timeout(20_000)
+    try:
+        database.pragma("journal_mode", "wal")
+        # As the runtime's own connections: the log is the replicator's.
+        database.pragma("wal_autocheckpoint", 0)
+        database.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS grants (id INTEGER PRIMARY KEY, body TEXT, cost REAL);"
+            "CREATE INDEX IF NOT EXISTS by_body ON grants (body)"
+        )
+        database.execute(
+            "INSERT INTO grants (body, cost) WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL "
+            "SELECT i + 1 FROM n WHERE i < ?) SELECT hex(randomblob(?)), i / 3.0 FROM n",
+            (rows, bytes_each // 2),
+        )
+    finally:
+        database.close()
+
+
+def rows_of(file: Path) -> list[Any]:
+    database = apsw.Connection(os.fspath(file))
+    try:
+        assert database.execute("PRAGMA integrity_check").get == "ok"
+        return list(database.execute("SELECT * FROM grants ORDER BY id"))
+    finally:
+        database.close()
+
+
+def _nested(keys: Mapping[str, Any]) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for key, value in keys.items():
+        *parents, last = key.split(":")
+        place = document
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return document
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,154 @@
+"""Databases of tenants, and the real replicator on them."""
+
+import os
+import socket
+import sqlite3
+import subprocess
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
+import trio
+
+from sdk_trio.config.choices import ReplicaTargetType
+from sdk_trio.config.replication_options import LocalDiskOptions, ReplicationOptions
+from sdk_trio.replication.control_socket import control_socket_path
+from sdk_trio.replication.manifest import TenantDatabaseFile, render_manifest
+
+from .programs import program
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@attrs.define
+class Fleet:
+    """Databases in a directory, and a configuration of them in a file."""
+
+    root: Path
+    options: ReplicationOptions
+    files: list[TenantDatabaseFile] = attrs.field(factory=list)
+
+    @property
+    def directory(self) -> Path:
+        return self.root / "db"
+
+    @property
+    def config(self) -> Path:
+        return Path(self.options.config_output_path)
+
+    def add(self, count: int = 1) -> list[TenantDatabaseFile]:
+        """Make databases with one row each."""
+        made = []
+        for _ in range(count):
+            tenant_id = str(uuid.uuid4())
+            made.append(TenantDatabaseFile(tenant_id, str(self.directory / f"{tenant_id}.db")))
+            write(made[-1].path, 1)
+        self.files += made
+        return made
+
+    def render(self, files: Iterable[TenantDatabaseFile] | None = None) -> None:
+        """Write the configuration of these databases, or of all."""
+        self.config.write_text(
+            render_manifest(
+                self.options,
+                self.files if files is None else files,
+                socket_path=control_socket_path(str(self.directory)),
+            )
+        )
+
+    def restored(self, file: TenantDatabaseFile) -> list[int]:
+        """Restore a database from its replica with the binary, and return its rows."""
+        out = self.root / f"restored-{uuid.uuid4()}.db"
+        subprocess.run(
+            [program("litestream"), "restore", "-config", self.config, "-o", out, file.path],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        return rows(str(out))
+
+
+def local_fleet(root: Path, **changes: object) -> Fleet:
+    """A fleet whose target is a directory."""
+    program("litestream")
+    (root / "db").mkdir(parents=True)
+    settings: dict[str, object] = {
+        "use_replication": True,
+        "replica_target_type": ReplicaTargetType.LOCAL_DISK,
+        "local_disk": LocalDiskOptions(path=str(root / "replica")),
+        "config_output_path": str(root / "replicator.yml"),
+        "replicator_pid_file_path": str(root / "replicator.pid"),
+        "metrics_port": free_port(),
+        **changes,
+    }
+    return Fleet(root, ReplicationOptions(**settings))
+
+
+def write(path: str, count: int) -> None:
+    """Insert rows, as an application would."""
+    connection = sqlite3.connect(path, timeout=20)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE IF NOT EXISTS t (x INTEGER PRIMARY KEY)")
+        for _ in range(count):
+            connection.execute("INSERT INTO t DEFAULT VALUES")
+        connection.commit()
+    finally:
+        connection.close()
+
+
+def rows(path: str) -> list[int]:
+    connection = sqlite3.connect(path)
+    try:
+        return [row[0] for row in connection.execute("SELECT x FROM t ORDER BY x")]
+    finally:
+        connection.close()
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def replicators_of(directory: Path) -> list[int]:
+    """The replicators that run with a configuration in ``directory``."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            command = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        of_ours = str(directory).encode()
+        ours = b"replicate" in command and any(word.startswith(of_ours) for word in command)
+        # For a moment it is our launcher, which is not one yet.
+        if ours and b"-I" not in command and running(int(entry)):
+            found.append(int(entry))
+    return found
+
+
+async def until(condition, seconds: float = 20.0) -> None:
+    """Wait for a condition, which may be asynchronous."""
+    with trio.fail_after(seconds):
+        while True:
+            answer = condition()
+            if hasattr(answer, "__await__"):
+                answer = await answer
+            if answer:
+                return
+            await trio.sleep(0.05)
+
+
+def said(caplog, event: str) -> list[dict]:
+    """The fields of every log event of this name."""
+    return [record.sdk[1] for record in caplog.records if getattr(record, "sdk", ("",))[0] == event]

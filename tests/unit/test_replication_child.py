@@ -1,0 +1,169 @@
+"""What is decided about the replicator's process: restarts, its log lines, what its socket says."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdk_trio.config.choices import ReplicaTargetType
+from sdk_trio.config.replication_options import LocalDiskOptions, ReplicationOptions
+from sdk_trio.errors import ReplicatorError
+from sdk_trio.replication.binary_finder import find_replicator
+from sdk_trio.replication.child_log import LINES_A_WINDOW, WINDOW_SECONDS, LineLimiter, read_line
+from sdk_trio.replication.child_output_reader import secret_values
+from sdk_trio.replication.control_socket import (
+    LONGEST_SOCKET_PATH,
+    control_socket_path,
+    read_error,
+    read_info,
+    read_list,
+    read_sync,
+)
+from sdk_trio.replication.manifest import TenantDatabaseFile, render_manifest
+from sdk_trio.replication.restarts import (
+    CAP_SECONDS,
+    Plan,
+    can_unregister,
+    completed,
+    difference,
+    restart_delay,
+)
+
+OPTIONS = ReplicationOptions(
+    replica_target_type=ReplicaTargetType.LOCAL_DISK, local_disk=LocalDiskOptions(path="/replica")
+)
+FILES = [TenantDatabaseFile(name, f"/t/{name}.db") for name in "abc"]
+
+
+def plan(files=FILES, options=OPTIONS):
+    text = render_manifest(options, files, socket_path="/t/s")
+    return Plan(completed(text, "/t/s"), frozenset(file.path for file in files))
+
+
+def test_restarts_wait_longer_and_longer_up_to_a_bound():
+    assert [restart_delay(n, 1.0) for n in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    assert restart_delay(10**9, 1.0) == CAP_SECONDS
+    assert restart_delay(5, 0.0) == 0
+
+
+@given(st.sets(st.sampled_from(FILES)), st.sets(st.sampled_from(FILES)))
+def test_only_databases_that_go_need_no_restart(old, new):
+    assert can_unregister(plan(sorted(old)), plan(sorted(new))) == (new < old)
+
+
+def test_another_setting_or_target_needs_a_restart():
+    other = ReplicationOptions(
+        replica_target_type=ReplicaTargetType.LOCAL_DISK,
+        local_disk=LocalDiskOptions(path="/elsewhere"),
+    )
+    slower = ReplicationOptions(
+        replica_target_type=ReplicaTargetType.LOCAL_DISK,
+        local_disk=LocalDiskOptions(path="/replica"),
+        sync_interval_seconds=9,
+    )
+    for changed in (other, slower):
+        assert not can_unregister(plan(), plan(FILES[:1], changed))
+
+
+def test_an_operator_s_configuration_gets_a_socket_and_json_logs():
+    text = completed("dbs: []", '/t/"s"')
+    assert 'socket: {enabled: true, path: "/t/\\x22s\\x22"' in text
+    assert "logging: {type: json" in text
+    assert completed(text, "/elsewhere") == text
+
+
+@given(st.sets(st.text(min_size=1)), st.sets(st.text(min_size=1)))
+def test_a_difference_counts_both_ways(wanted, found):
+    said = difference(wanted, found)
+    assert (f"{len(wanted - found)} missing" in said) == bool(wanted - found)
+    assert (f"{len(found - wanted)} not wanted" in said) == bool(found - wanted)
+
+
+@given(st.binary())
+def test_any_output_of_the_replicator_is_one_line_without_secrets(raw):
+    line = read_line(raw, ())
+    assert line.level in {"debug", "warning", "error"}
+    assert len(line.message) <= 500
+
+
+@pytest.mark.parametrize("secret", ["test value/no+key=", 'qu"ote', "back\\slash", "ümläut"])
+def test_no_secret_is_taken_over(secret):
+    options = ReplicationOptions()
+    secrets = secret_values(options, {"OBJECT_STORE_SECRET_ACCESS_KEY": secret})
+    spoken = {"level": "ERROR", "msg": f"bad {secret}", "error": {"key": secret}}
+    for raw in (json.dumps(spoken), json.dumps(spoken, ensure_ascii=False), f"Error: {secret}"):
+        line = read_line(raw.encode(), secrets)
+        assert secret not in json.dumps([line.message, line.fields], ensure_ascii=False)
+        assert json.dumps(secret)[1:-1] not in json.dumps([line.message, line.fields])
+        assert "***" in line.message
+
+
+def test_a_level_of_compaction_is_no_level_of_the_log():
+    raw = b'{"level":"INFO","msg":"starting compaction monitor","level":2,"interval":30}'
+    assert read_line(raw, ()).level == "debug"
+    assert read_line(b'{"level":"WARN","msg":"m"}', ()).level == "warning"
+    assert read_line(b"Error: cannot open", ()).plain
+
+
+def test_what_repeats_itself_is_counted_instead():
+    limiter = LineLimiter()
+    line = read_line(b'{"level":"ERROR","msg":"sync error"}', ())
+    admitted = [limiter.admit(line, 10.0)[0] for _ in range(10)]
+    assert admitted.count(True) == LINES_A_WINDOW
+    assert limiter.admit(line, 10.0 + WINDOW_SECONDS) == (True, {"sync error": 7})
+
+
+def test_the_answers_of_the_socket_are_read_leniently():
+    body = (
+        b'{"databases":[{"path":"/a","status":"replicating","new":[1],'
+        b'"last_sync_at":"2026-11-21T14:53:24.556681066Z"},{"path":"/b"}],"later":1}'
+    )
+    first, second = read_list(body)
+    assert first.last_sync_at == pytest.approx(1795272804.556681)
+    assert (second.status, second.last_sync_at) == ("", None)
+    assert read_info(b'{"pid":7}').pid == 7
+    assert read_sync(b'{"status":"synced","txid":3}').txid == 3
+    assert read_error(b'{"error":"no"}') == "no"
+    assert read_error(b"<html>") == "without a reason"
+
+
+@given(
+    st.binary()
+    | st.builds(
+        lambda d: json.dumps(d).encode(),
+        st.recursive(st.none() | st.text() | st.integers(), st.lists),
+    )
+)
+def test_an_answer_that_makes_no_sense_is_an_error_of_ours(body):
+    for read in (read_list, read_info):
+        with pytest.raises(ReplicatorError):
+            read(body)
+
+
+def test_the_socket_s_path_has_a_bound():
+    name = "/" + "x" * (LONGEST_SOCKET_PATH - len("//replicator.sock"))
+    assert len(control_socket_path(name)) == LONGEST_SOCKET_PATH
+    with pytest.raises(ReplicatorError, match="shorter"):
+        control_socket_path(name + "y")
+
+
+def test_the_binary_is_looked_for_beside_the_interpreter_then_on_the_path(tmp_path):
+    beside, on_path = tmp_path / "venv", tmp_path / "bin"
+    beside.mkdir()
+    on_path.mkdir()
+    found = lambda **keys: find_replicator(  # noqa: E731
+        ReplicationOptions(**keys),
+        environ={"PATH": str(on_path)},
+        interpreter=str(beside / "python"),
+    )
+    with pytest.raises(ReplicatorError, match=r"sdk-trio\[replication\]"):
+        found()
+    for directory in (on_path, beside):
+        program = directory / "litestream"
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        assert found() == str(program)
+    (tmp_path / "none").touch()
+    with pytest.raises(ReplicatorError, match="ReplicatorPath"):
+        found(replicator_path=str(tmp_path / "none"))
