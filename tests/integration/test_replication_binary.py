@@ -105,8 +105,9 @@ class Running:
     log: Path
 
     def messages(self) -> list[dict[str, Any]]:
-        # What follows the last line end is still being written.
-        return [json.loads(line) for line in self.log.read_text().split("\n")[:-1]]
+        # The stores' own libraries write other lines; what follows the last is still being written.
+        lines = self.log.read_text().split("\n")[:-1]
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
     def message(self, text: str, **fields: Any) -> dict[str, Any]:
         """Wait for a line of its log with that message and these fields."""
