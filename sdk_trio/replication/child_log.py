@@ -57,7 +57,9 @@ def read_line(line: bytes, secrets: Collection[str]) -> ChildLine:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        return ChildLine("error", text[:MAX_FIELD], plain=True)
+        # Its own last word begins so; the stores' libraries warn in a form of their own.
+        level = "error" if text.startswith(("Error", "panic")) else "warning"
+        return ChildLine(level, text[:MAX_FIELD], plain=True)
     message = str(document.get("msg", ""))[:MAX_FIELD]
     level = LEVELS.get(str(document.get("level")), "warning")
     return ChildLine(
@@ -101,7 +103,8 @@ class LineLimiter:
             self._window_ends = now + WINDOW_SECONDS
         if line.level == "debug":
             return True, held
-        key = line.message
+        # Those lines begin with the time, so no two are the same.
+        key = "lines of libraries" if line.plain else line.message
         if key not in self._seen and len(self._seen) >= MAX_MESSAGES:
             key = "others"
         self._seen[key] = self._seen.get(key, 0) + 1

@@ -103,7 +103,9 @@ def test_a_level_of_compaction_is_no_level_of_the_log():
     raw = b'{"level":"INFO","msg":"starting compaction monitor","level":2,"interval":30}'
     assert read_line(raw, ()).level == "debug"
     assert read_line(b'{"level":"WARN","msg":"m"}', ()).level == "warning"
-    assert read_line(b"Error: cannot open", ()).plain
+    last = read_line(b"Error: cannot open", ())
+    library = read_line(b"SDK 2026/11/21 15:00:00 WARN Response has no supported checksum.", ())
+    assert (last.plain, last.level, library.level) == (True, "error", "warning")
 
 
 def test_what_repeats_itself_is_counted_instead():
@@ -112,6 +114,12 @@ def test_what_repeats_itself_is_counted_instead():
     admitted = [limiter.admit(line, 10.0)[0] for _ in range(10)]
     assert admitted.count(True) == LINES_A_WINDOW
     assert limiter.admit(line, 10.0 + WINDOW_SECONDS) == (True, {"sync error": 7})
+
+
+def test_lines_of_libraries_that_differ_by_their_time_are_counted_together():
+    limiter = LineLimiter()
+    lines = [read_line(f"SDK 15:00:{n:02} WARN no checksum".encode(), ()) for n in range(50)]
+    assert sum(limiter.admit(line, 1.0)[0] for line in lines) == LINES_A_WINDOW
 
 
 def test_the_answers_of_the_socket_are_read_leniently():
