@@ -82,7 +82,19 @@ METRICS: Final = (
     Metric(
         "sdk_replication_lag_seconds",
         "gauge",
-        "How far the replica of a tenant's database that lags most is behind.",
+        "How far the replica of a tenant's database that lags most is behind; +Inf while one was "
+        "never in step.",
+    ),
+    Metric(
+        "sdk_replication_databases",
+        "gauge",
+        "Tenants' databases by the health of their replicas.",
+        ("state",),
+    ),
+    Metric(
+        "sdk_replication_verified_age_seconds",
+        "gauge",
+        "How long ago every active tenant's replica was restored and found good.",
     ),
 )
 

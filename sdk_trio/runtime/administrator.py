@@ -14,6 +14,7 @@ from ..logs import get_logger
 from ..monitoring import Check
 from ..storage.ports import Inbox
 from .limits import Limits
+from .replication_checks import check_replication, check_verification
 from .server import Server
 
 if TYPE_CHECKING:
@@ -42,7 +43,21 @@ class Administrator:
         self._clock = clock
         self._addresses: tuple[str, ...] = ()
         self.sources.checks.extend((self._check_drain, self._check_receiver, self._check_queue))
-        self.sources.samples.extend((runtime.receiver.samples, lambda: runtime.client_samples))
+        self.sources.samples.extend(
+            (
+                runtime.receiver.samples,
+                lambda: runtime.client_samples,
+                lambda: runtime.notification_samples,
+                lambda: runtime.replication_samples,
+            )
+        )
+        if runtime.settings.multi_tenant.file_db.replication.use_replication:
+            self.sources.checks.extend(
+                (
+                    lambda: check_replication(runtime.replication),
+                    lambda: check_verification(runtime.verification),
+                )
+            )
 
     async def run(
         self, *, task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 
+import attrs
 import trio
 
 from ..config import Settings
@@ -10,9 +11,11 @@ from ..config.notification_options import enabled_channels
 from ..monitoring import Sample
 from ..notifications.channel_runner import Limits
 from ..notifications.dispatcher import Dispatcher
+from ..notifications.outcome import Outcome
 from ..notifications.ports import Channel
 from ..notifications.schedule import RetrySchedule
 from ..storage.ports import Store
+from ..storage.tenant_records import OutboxRecord
 from ..tenants.feed import TransitionFeed
 from ..tenants.tenancy import Tenancy
 from .channel_maker import make_channels
@@ -21,6 +24,20 @@ from .notification_samples import sample_notifications
 #: Makes channels, by their names: ``email``, ``sms``, ``webhook``. Those that the settings do not
 #: enable are not used.
 ChannelFactory = Callable[[Settings], Mapping[str, Channel]]
+
+
+@attrs.define
+class _Changeable:
+    """A channel that another one takes the place of when settings are reloaded."""
+
+    channel: Channel
+
+    @property
+    def repeatable(self) -> bool:
+        return self.channel.repeatable
+
+    async def send(self, record: OutboxRecord) -> Outcome:
+        return await self.channel.send(record)
 
 
 class Notifier:
@@ -46,6 +63,7 @@ class Notifier:
         self._limits = limits
         self._clock = clock
         self._dispatcher: Dispatcher | None = None
+        self._running: dict[str, _Changeable] = {}
         self._closed = False
 
     @property
@@ -66,7 +84,8 @@ class Notifier:
             StoreUnavailableError: at the start alone; later it is retried.
         """
         options = self._settings.multi_tenant.notifications
-        channels = self._make_channels()
+        made = self._make_channels(self._settings)
+        channels = self._running = {name: _Changeable(channel) for name, channel in made.items()}
         schedule = RetrySchedule(options.max_attempts)
         limits = self._limits or {name: Limits(schedule=schedule) for name in channels}
         dispatcher = Dispatcher(channels, store.notifications, limits=limits, clock=self._clock)
@@ -83,12 +102,26 @@ class Notifier:
                 await dispatcher.ended.wait()
                 nursery.cancel_scope.cancel()
 
-    def _make_channels(self) -> Mapping[str, Channel]:
-        options = self._settings.multi_tenant.notifications
+    def prepare_reload(self, settings: Settings) -> Callable[[], None]:
+        """Return what lets messages from then on be made with ``settings``.
+
+        A message that is being sent goes on as it is.
+        """
+        made = self._make_channels(settings)
+
+        def commit() -> None:
+            self._settings = settings
+            for name, running in self._running.items():
+                running.channel = made.get(name, running.channel)
+
+        return commit
+
+    def _make_channels(self, settings: Settings) -> Mapping[str, Channel]:
+        options = settings.multi_tenant.notifications
         if self._channels is None:
             made: Mapping[str, Channel] = make_channels(options, clock=self._clock)
         else:
-            made = self._channels(self._settings)
+            made = self._channels(settings)
         return {name: made[name] for name in enabled_channels(options) if name in made}
 
     def close(self) -> None:

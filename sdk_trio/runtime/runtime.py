@@ -23,6 +23,7 @@ from ..monitoring import Sample
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from ..webhooks.receiver import LIVE_KEYS
 from .client_samples import sample_client
+from .part_maker import make_administrator, make_client, make_notifier
 from .reloader import Prepare, Reloaded, Reloader
 from .routes import Routes
 from .server import Server
@@ -33,12 +34,13 @@ if TYPE_CHECKING:
     from ..tenants.client_pool import ClientFactory
     from ..tenants.upgrade import HostUpgrade
     from .administrator import Administrator
-    from .notifier import ChannelFactory, Notifier
+    from .notifier import ChannelFactory
     from .replication_overseer import ReplicationOverseer
 
 _log = get_logger("runtime")
 
 _READ_AT_USE = ("Sdk:Server:ShutdownDelaySeconds", "Sdk:Server:KeyFilePollSeconds")
+_TEMPLATE_KEYS = ("Sdk:MultiTenant:Notifications:Templates",)
 _TLS_KEYS = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
 
 
@@ -99,13 +101,13 @@ class Runtime:
         self.settings = settings
         if standalone is None:
             standalone = client is None and settings.access_token is None
-        self._client = None if standalone else client or _make_client(settings)
+        self._client = None if standalone else client or make_client(settings)
         self._reconciles = settings.webhooks.reconciliation.enabled
         if self._reconciles and self._client is None:
             raise OptionsValidationError([RECONCILIATION_NEEDS_CLIENT])
         if client_factory is None and not standalone:
-            client_factory = _make_client
-        self._notifier = _make_notifier(settings, channels, clock)
+            client_factory = make_client
+        self._notifier = make_notifier(settings, channels, clock)
         self.receiver = WebhookReceiver(
             settings,
             # Not "or": a registry with nothing but a fallback is empty, and so is false.
@@ -119,6 +121,8 @@ class Runtime:
         self._clock = clock
         self._reloader = Reloader(settings, standalone=settings.access_token is None)
         self._reloader.subscribe(self.receiver.prepare_reload, LIVE_KEYS)
+        if self._notifier is not None:
+            self._reloader.subscribe(self._notifier.prepare_reload, _TEMPLATE_KEYS)
         # Read whenever they are needed, so nobody has to be told.
         self._reloader.subscribe(lambda _: lambda: None, _READ_AT_USE)
         if self._client is not None and client is None:
@@ -136,7 +140,7 @@ class Runtime:
         self._reconciling = trio.CancelScope()
         self._used = False
         self._served = False
-        self._administrator = _make_administrator(self, clock) if settings.admin.enabled else None
+        self._administrator = make_administrator(self, clock) if settings.admin.enabled else None
 
     @property
     def report(self) -> DrainReport | None:
@@ -191,6 +195,15 @@ class Runtime:
         if self._client is None or self.started is None:
             return ()
         return sample_client(self._client.counters, self._client.breaker.state)
+
+    @property
+    def replication_samples(self) -> tuple[Sample, ...]:
+        """The metrics of replication and its verification; none where there is none."""
+        if self.replication is None:
+            return ()
+        from .verification_runner import sample_verification  # loaded by those who replicate
+
+        return (*self.replication.samples, *sample_verification(self.verification))
 
     def on_reload(self, prepare: Prepare, keys: Collection[str]) -> None:
         """Let a part take part in every :meth:`reload`.
@@ -387,13 +400,6 @@ class Runtime:
         )
 
 
-def _make_client(settings: Settings) -> "Client":
-    # Imported here, so that a standalone receiver does not load httpx and the client.
-    from ..client.client import Client
-
-    return Client(settings)
-
-
 def _prepare_addresses(server: Server, routes: Routes, settings: Settings) -> Callable[[], None]:
     cert_file, key_file = settings.server.cert_file, settings.server.key_file
     if cert_file is None or key_file is None:
@@ -405,24 +411,6 @@ def _prepare_addresses(server: Server, routes: Routes, settings: Settings) -> Ca
         routes.reload(settings)
 
     return commit
-
-
-def _make_administrator(runtime: Runtime, clock: Callable[[], float]) -> "Administrator":
-    # Imported here: who switches it off does not load it.
-    from .administrator import Administrator
-
-    return Administrator(runtime, clock=clock)
-
-
-def _make_notifier(
-    settings: Settings, channels: "ChannelFactory | None", clock: Callable[[], float]
-) -> "Notifier | None":
-    # Spec 2.9: while it is not enabled, nothing of notifications is looked at.
-    if not (settings.multi_tenant.enabled and settings.multi_tenant.notifications.enabled):
-        return None
-    from .notifier import Notifier
-
-    return Notifier(settings, channels=channels, clock=clock)
 
 
 async def _call_after(event: trio.Event, call: Callable[..., None], *arguments: str) -> None:

@@ -1,0 +1,40 @@
+"""Makes the parts that only some runtimes have; who has none of them does not load them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..config import Settings
+
+if TYPE_CHECKING:
+    from ..client.client import Client
+    from .administrator import Administrator
+    from .notifier import ChannelFactory, Notifier
+    from .runtime import Runtime
+
+
+def make_client(settings: Settings) -> "Client":
+    """Return a client of the upstream API, not open yet."""
+    from ..client.client import Client
+
+    return Client(settings)
+
+
+def make_administrator(runtime: "Runtime", clock: Callable[[], float]) -> "Administrator":
+    """Return what serves the admin address of ``runtime``."""
+    from .administrator import Administrator
+
+    return Administrator(runtime, clock=clock)
+
+
+def make_notifier(
+    settings: Settings, channels: "ChannelFactory | None", clock: Callable[[], float]
+) -> "Notifier | None":
+    """Return what sends notifications; None where they are not enabled.
+
+    While they are not, nothing of them is looked at (spec 2.9).
+    """
+    if not (settings.multi_tenant.enabled and settings.multi_tenant.notifications.enabled):
+        return None
+    from .notifier import Notifier
+
+    return Notifier(settings, channels=channels, clock=clock)
