@@ -8,6 +8,7 @@ import time
 import uuid
 
 import filelock
+import httpx
 import pytest
 import trio
 from support.replica_host import ReplicaHost
@@ -242,6 +243,17 @@ async def test_connections_leave_the_log_of_a_replicated_database_alone(tmp_path
         assert not log.exists()
 
 
+async def _seen_at_the_admin_address(url):
+    async with httpx.AsyncClient(base_url=url) as client:
+        metrics = (await client.get("/metrics")).text
+        assert 'sdk_replication_databases{state="Healthy"} 1\n' in metrics
+        assert "\nsdk_replication_lag_seconds " in metrics
+        assert "\nsdk_replication_verified_age_seconds " in metrics
+        checks = {check["name"]: check for check in (await client.get("/readyz")).json()["checks"]}
+    assert (checks["replication"]["ok"], checks["replication"]["degraded"]) == (True, False)
+    assert (checks["replicas"]["ok"], checks["replicas"]["degraded"]) == (True, False)
+
+
 async def test_the_runtime_verifies_by_itself(tmp_path, monkeypatch, caplog):
     """Settings, tenants, watcher, supervised replicator, target, and the schedule: all of it."""
     monkeypatch.setattr(verification_scheduler, "LOOK_SECONDS", 1.0)
@@ -256,6 +268,7 @@ async def test_the_runtime_verifies_by_itself(tmp_path, monkeypatch, caplog):
                 f"{section}Supervise": True,
                 f"{section}VerifyIntervalHours": 1,
                 "Server:Bind": ["127.0.0.1:0"],
+                "Admin:Bind": "127.0.0.1:0",
                 "Webhooks:RequireHttps": False,
             },
         )
@@ -275,4 +288,5 @@ async def test_the_runtime_verifies_by_itself(tmp_path, monkeypatch, caplog):
                 (sample,) = sample_verification(runtime.verification)
                 assert sample.name == "sdk_replication_verified_age_seconds"
                 assert 0 <= sample.value < 30
+                await _seen_at_the_admin_address(runtime.started.admin[0])
                 runtime.shut_down("the test has seen it")
