@@ -29,6 +29,8 @@ PAGE = ROOT / "docs" / "reference" / "metrics.md"
 OF_PARTS = {
     "sdk_notifications_total": (("channel", "email"), ("result", "sent")),
     "sdk_replication_lag_seconds": (),
+    "sdk_replication_databases": (("state", "Healthy"),),
+    "sdk_replication_verified_age_seconds": (),
 }
 OF_CLIENT = {"sdk_client_requests_total", "sdk_client_circuit_state", "sdk_client_attempts"}
 OF_TENANTS = {"sdk_tenants"}
