@@ -18,7 +18,7 @@ from ..storage.notification_records import (
     NotificationState,
 )
 from ..storage.ports import NotificationStore
-from .commands import CHANNELS
+from .command_arguments import CHANNELS
 from .notifications import open_notifications, parse_id
 from .printer import Progress, print_rows, say
 from .settings_reader import load
