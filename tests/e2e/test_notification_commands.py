@@ -150,6 +150,7 @@ def settings_of(directory: Path, **keys: Any) -> Settings:
             "Environment": "Development",
             "Storage:Path": str(directory),
             "Server:Bind": ["127.0.0.1:0"],
+            "Admin:Bind": "127.0.0.1:0",
             "Webhooks:RequireHttps": False,
             "Webhooks:Secret": SECRET,
             "Webhooks:GracefulDrainTimeoutSeconds": 3,
