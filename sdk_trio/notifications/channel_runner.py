@@ -19,6 +19,7 @@ from ..storage.notification_records import (
     NotificationState,
 )
 from ..storage.ports import NotificationStore
+from .fault_logger import log_fault
 from .outcome import Again, Ambiguous, Outcome
 from .pace import Pace
 from .ports import Channel
@@ -214,7 +215,7 @@ class ChannelRunner:
                 return await self._channel.send(record.outbox)
             except Exception as error:
                 # A fault of ours in the middle of sending: nobody knows how far it came.
-                _log.exception("notification.crashed", id=str(record.id))
+                log_fault("notification.crashed", error, id=str(record.id))
                 await trio.lowlevel.checkpoint()
                 return Ambiguous(f"the channel failed: {type(error).__name__}")
         return Ambiguous(f"there was no answer within {ATTEMPT_SECONDS:g} s")
@@ -246,12 +247,16 @@ class ChannelRunner:
         if result is None:
             return
         self._count(self.name, result)
-        log_result(record, result, attempt=attempt, ending=ending)
+        log_result(record, result, attempt=attempt, ending=ending, now=self._clock())
 
 
-def log_result(record: NotificationRecord, result: str, *, attempt: int, ending: Ending) -> None:
+def log_result(
+    record: NotificationRecord, result: str, *, attempt: int, ending: Ending, now: float
+) -> None:
     """Log what became of a message: no address and no text of it (contracts 10)."""
     log = _LEVELS.get(result, _log.error)
+    due = ending.next_attempt_at
+    later = {} if due is None else {"retry_in": round(max(0.0, due - now), 1)}
     log(
         f"notification.{result}",
         id=str(record.id),
@@ -261,4 +266,5 @@ def log_result(record: NotificationRecord, result: str, *, attempt: int, ending:
         attempt=attempt,
         reason=ending.reason,
         provider_id=ending.provider_id,
+        **later,
     )

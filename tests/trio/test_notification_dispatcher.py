@@ -188,7 +188,8 @@ async def test_a_channel_that_raises_is_recorded_and_goes_on(
         await app.happen("b")
         await trio.sleep(1)
         assert await app.states() == {"1-sms": "unknown", "2-sms": "sent"}
-    assert "notification.crashed" in caplog.text
+    assert "notification.crashed error='ValueError' where='" in caplog.text
+    assert "a fault of ours" not in caplog.text
 
 
 async def test_closed_it_finishes_what_was_begun_and_leaves_the_rest(
