@@ -169,8 +169,6 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
      [f"{NOTIFICATIONS}:Email:FromDisplayName"]),
     ({**EMAIL, f"{NOTIFICATIONS}:Templates:Deleted:EmailSubject": "\n"},
      [f"{NOTIFICATIONS}:Templates:Deleted:EmailSubject"]),
-    ({**EMAIL, f"{NOTIFICATIONS}:EnabledChannels:Email": False},
-     [f"{NOTIFICATIONS}:EnabledChannels"]),
     ({**WEBHOOK, f"{NOTIFICATIONS}:Webhook:Url": ""}, [f"{NOTIFICATIONS}:Webhook:Url"]),
     ({**WEBHOOK, f"{NOTIFICATIONS}:Webhook:Url": "http://example.com/in"},
      [f"{NOTIFICATIONS}:Webhook:Url"]),

@@ -49,6 +49,11 @@ def test_the_defaults_are_beyond_remark():
         assert unknown_placeholders(template.email_body) == ()
 
 
+def test_no_channel_at_all_is_a_way_to_tell_nobody_and_is_remarked_on():
+    (warning,) = warnings(EnabledChannels__Email=False, EnabledChannels__Webhook=False)
+    assert warning.startswith(f"Sdk:{KEY}:EnabledChannels: has no channel, so nobody is told")
+
+
 @pytest.mark.parametrize("field", ["EmailSubject", "EmailBody", "SmsBody"])
 @pytest.mark.parametrize("word", ["Tenant", "tenantname", "reason", "Name2", "Occurred_At"])
 def test_an_unknown_placeholder_is_a_warning_with_the_known_ones(field, word):
