@@ -13,7 +13,7 @@ import attrs
 from ..errors import Problem
 from .choices import ApiVersionStrictness, Mode
 from .forms import check_form
-from .gates import NOTIFICATIONS, is_below, used_settings
+from .gates import is_below, used_settings
 from .notification_rules import notification_warnings
 from .options import BUNDLED_API_VERSION, Settings
 from .replication_rules import replication_problems, replication_warnings

@@ -79,7 +79,7 @@ class SmsSender:
             body=urlencode(fields).encode("ascii"),
             timeout_seconds=TIMEOUT_SECONDS,
             judge=lambda answer: self._judge(
-                answer, hidden=(token, account, recipient.lstrip("+"))
+                answer, hidden=(pair, token, account, recipient.lstrip("+"))
             ),
         )
 
