@@ -235,6 +235,14 @@ class ChannelRunner:
                 try:
                     if await self._store.finish(record.id, ending, now=self._clock()):
                         self._report(record, ending, attempt=record.attempts + 1)
+                    elif ending.state in RESULTS:
+                        # Whoever took it over tells of it; that we have sent it, nobody else knows.
+                        _log.warning(
+                            "notification.not_recorded",
+                            id=str(record.id),
+                            result=RESULTS[ending.state],
+                            provider_id=ending.provider_id,
+                        )
                 except StoreUnavailableError as error:
                     _log.error("store.unavailable", error=str(error), id=str(record.id))
                     await trio.lowlevel.checkpoint()
