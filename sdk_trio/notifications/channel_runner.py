@@ -204,7 +204,7 @@ class ChannelRunner:
                 fraction=self._fraction(),
             )
             await self._record(record, ending)
-        except trio.Cancelled:
+        except BaseException:  # Cancelled, or a group of them from a nursery of the channel's
             with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                 await self._record(record, ending or self._interrupted(record))
             raise

@@ -412,3 +412,20 @@ async def test_an_attempt_whose_message_was_taken_over_is_logged_and_changes_not
         assert await app.states() == {"1-sms": "unknown"}
         assert dict(app.dispatcher.counts) == {}
     assert "notification.not_recorded id='1-sms' result='sent' provider_id='SM1'" in caplog.text
+
+
+@pytest.mark.parametrize(("repeatable", "state"), [(False, "unknown"), (True, "retrying")])
+async def test_a_channel_with_tasks_of_its_own_is_cut_off_and_recorded(
+    autojump_clock: MockClock, repeatable: bool, state: str
+) -> None:
+    async def with_tasks(number: int) -> Outcome:
+        async with trio.open_nursery() as nursery:  # raises a group when it is cancelled
+            nursery.start_soon(trio.sleep_forever)
+            await trio.sleep_forever()
+
+    async with running({"sms": FakeChannel(repeatable, with_tasks)}) as app:
+        await app.happen()
+        await trio.sleep(1)
+        app.nursery.cancel_scope.cancel()
+    record = await app.get("1-sms")
+    assert (record.state, "cut off by a shutdown" in record.reason) == (state, True)

@@ -100,10 +100,14 @@ def test_a_url_that_is_none_is_a_problem_and_no_more():
 
 def test_the_documented_settings_are_valid():
     page = Path(__file__).parents[2] / "docs" / "how-to" / "notify-site-managers.md"
-    (block,) = re.findall(r"```json\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-    bound = bind([read_section(json.loads(block)["Sdk"], None)])
-    assert (bound.problems, bound.warnings) == ((), ())
-    assert check(bound.settings, standalone=True, receiver=False) == Findings()
+    blocks = re.findall(r"```json\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    layers = [read_section(json.loads(block)["Sdk"], None) for block in blocks]
+    # The second one stands for the providers, in addition to the first.
+    for used in (layers[:1], layers):
+        bound = bind(used)
+        assert (bound.problems, bound.warnings) == ((), ())
+        assert check(bound.settings, standalone=True, receiver=False) == Findings()
+    assert len(layers) == 2
 
 
 def test_nothing_is_remarked_on_while_notifications_are_off():
