@@ -134,7 +134,7 @@ class Transport(httpx.AsyncBaseTransport):
             nursery.start_soon(self._http3.reap)
         return self
 
-    async def __aexit__(
+    async def __aexit__(  # noqa: ASYNC910 - it ends with what was raised, or after a checkpoint
         self,
         exc_type: type[BaseException] | None = None,
         exc_value: BaseException | None = None,
