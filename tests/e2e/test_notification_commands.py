@@ -277,3 +277,28 @@ async def test_without_its_variable_a_message_waits_for_it_and_a_retry(
             await until(lambda: provider.requests)
         (row,) = await notify(shell, "list")
         assert (row["state"], row["provider_id"]) == ("sent", "m1")
+
+
+async def test_what_hangs_at_a_provider_is_unknown_when_the_shutdown_ends(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMAIL_API_KEY", VARIABLES["EMAIL_API_KEY"])
+
+    async def hang(provider: Any, stream: Any) -> None:
+        provider.requests.append(await read_request(stream))
+        await trio.sleep_forever()
+
+    async with fake_provider(behave=hang) as provider:
+        keys = {
+            f"{NOTIFICATIONS}:Email:EmailProviderA:BaseUrl": provider.url,
+            "Webhooks:GracefulDrainTimeoutSeconds": 1,
+        }
+        async with running(settings_of(shell.directory, **keys)) as runtime:
+            tenants = runtime.receiver.tenancy.service
+            verified = {"site_manager_email": "m@example.com", "site_manager_email_verified": True}
+            await tenants.add("acme", name="Acme", **verified)
+            await tenants.suspend("acme")
+            await until(lambda: provider.requests)
+    (row,) = await notify(shell, "list")
+    assert row["state"] == "unknown"
+    assert "cut off by a shutdown" in row["reason"]
