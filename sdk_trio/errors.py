@@ -30,6 +30,7 @@
     │   └── SourceDatabaseError         the single-tenant database cannot be copied
     ├── NotificationError               base of what stops one attempt to send a message
     │   ├── NotSentError                nothing of the request left: it may be tried again
+    │   │   ├── AddressInvalidError     the URL can be sent to by nobody, now or later
     │   │   └── AddressRefusedError     only private addresses, where public ones are asked for
     │   └── AnswerLostError             it may have arrived: no whole answer came
     ├── ReplicationError                base of what concerns replication and restore
@@ -231,6 +232,10 @@ class NotificationError(SdkError):
 
 class NotSentError(NotificationError):
     """Nothing of the request left this machine: it may be tried again."""
+
+
+class AddressInvalidError(NotSentError):
+    """The URL cannot be read, or its host is no name: trying again is no use."""
 
 
 class AddressRefusedError(NotSentError):

@@ -21,6 +21,7 @@ from .doctor_machine import (
     check_permissions,
     check_replication,
 )
+from .doctor_notifications import check_notifications
 from .doctor_settings import (
     check_handlers,
     check_https,
@@ -105,6 +106,9 @@ async def _examine(
     async def look_at_tenants(report: Report) -> None:
         await check_tenants(settings, found[0] if found else None, report)
 
+    async def look_at_notifications(report: Report) -> None:
+        await check_notifications(settings, found[0] if found else None, os.environ, report)
+
     # The application is the user's code: it is imported here, before anything runs beside it.
     await _run("handlers", _plain(partial(handled.check, settings)), reports)
     one_by_one: list[tuple[str, Check]] = [
@@ -117,6 +121,7 @@ async def _examine(
         ("store", look_at_store),
         ("disk", _threaded(look_at_disk)),
         ("tenants", look_at_tenants),
+        ("notifications", look_at_notifications),
         ("replication", _threaded(partial(check_replication, settings, os.environ))),
     ]
     with trio.move_on_after(TOTAL_SECONDS) as scope:
@@ -136,7 +141,7 @@ async def _examine(
 
 _ORDER = (
     *("secrets", "https", "sources", "permissions", "disk", "descriptors", "clock", "store"),
-    *("receiver", "upstream", "handlers", "tenants", "replication"),
+    *("receiver", "upstream", "handlers", "tenants", "notifications", "replication"),
 )
 
 

@@ -260,14 +260,19 @@ def check_replication(settings: Settings, environ: Mapping[str, str], report: Re
         return
     binary = options.replicator_path or _find_binary(environ)
     if binary is None or not os.access(binary, os.X_OK):
-        report.problem(
-            f"{REPLICATION}:ReplicatorPath",
-            "the replicator's binary is not there, or this user cannot run it",
-            "pip install 'sdk-trio[replication]', or set the path of the binary",
-        )
+        where = f"{REPLICATION}:ReplicatorPath"
+        what = "the replicator's binary is not there, or this user cannot run it"
+        remedy = "pip install 'sdk-trio[replication]', or set the path of the binary"
+        if options.supervise:
+            report.problem(where, f"{what}: nothing is replicated", remedy)
+        else:
+            # The process that replicates may be another user's, with a binary of its own.
+            report.warning(where, f"{what}: 'replication verify' and 'restore' need it", remedy)
     else:
         report.ok(f"{REPLICATION}:ReplicatorPath", f"{binary}, version {_version_of(binary)}")
-    if options.auto_regenerate_on_tenant_change and not options.supervise:
+    if options.supervise:
+        report.ok(f"{REPLICATION}:Supervise", "true: the daemon runs the replicator as its child")
+    elif options.auto_regenerate_on_tenant_change:
         _check_pid_file(Path(options.replicator_pid_file_path), report)
 
 

@@ -4,7 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_address, ip_network
 from typing import Any
 
-from ..config import KeyDerivation, Loaded, Secret, Settings, missing_parts, parse_secret
+from ..config import (
+    KeyDerivation,
+    Loaded,
+    Secret,
+    Settings,
+    missing_parts,
+    parse_secret,
+    unmet_needs,
+)
 from ..config.choices import Mode
 from ..config.secrets import HMAC_PREFIX, PRIVATE_KEY_PREFIX, PUBLIC_KEY_PREFIX
 from ..errors import Problem
@@ -32,7 +40,7 @@ def check_settings(loaded: Loaded, report: Report) -> None:
     """Report every problem and warning of the settings, with their origins."""
     problems = list(loaded.problems)
     if loaded.settings is not None:
-        problems += missing_parts(loaded.settings)
+        problems += missing_parts(loaded.settings) + unmet_needs(loaded.settings)
     for problem in problems:
         report.problem(_place(problem), problem.message, _advice(problem))
     for warning in loaded.warnings:

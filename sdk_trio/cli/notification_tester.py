@@ -24,10 +24,10 @@ _NEEDED = {"email": Form.EMAIL, "sms": Form.PHONE}
 #: The word for each outcome, the exit status, and what to do.
 _ENDINGS: dict[type, tuple[str, int, str]] = {
     Sent: ("sent", 0, ""),
-    Again: ("again", EXIT_UNAVAILABLE, "a running daemon would try again; try it later"),
-    Refused: ("refused", EXIT_FAILURE, "it will be refused again until that is changed"),
-    Skipped: ("skipped", EXIT_CONFIGURATION, "nothing was sent: change that, then test again"),
-    Ambiguous: ("unknown", EXIT_FAILURE, "it may have been sent: look whether it has arrived"),
+    Again: ("again", EXIT_UNAVAILABLE, "test again later; a daemon tries again by itself"),
+    Refused: ("refused", EXIT_FAILURE, "change that, then test again"),
+    Skipped: ("skipped", EXIT_CONFIGURATION, "change that, then test again; nothing was sent"),
+    Ambiguous: ("unknown", EXIT_FAILURE, "look whether it has arrived: it may have been sent"),
 }
 
 

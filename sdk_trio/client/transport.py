@@ -134,7 +134,7 @@ class Transport(httpx.AsyncBaseTransport):
             nursery.start_soon(self._http3.reap)
         return self
 
-    async def __aexit__(
+    async def __aexit__(  # noqa: ASYNC910 - it ends with what was raised, or after a checkpoint
         self,
         exc_type: type[BaseException] | None = None,
         exc_value: BaseException | None = None,
@@ -155,7 +155,14 @@ class Transport(httpx.AsyncBaseTransport):
             return
         self._nursery.cancel_scope.cancel()
         # Not passed on: what was raised inside must leave as it is, not in a group of one.
-        await self._manager.__aexit__(None, None, None)  # noqa: ASYNC102 - the nursery is cancelled, its tasks end at once
+        try:
+            await self._manager.__aexit__(None, None, None)  # noqa: ASYNC102 - the nursery is cancelled, its tasks end at once
+        except BaseExceptionGroup as group:
+            if group.split(trio.Cancelled)[1] is not None:
+                raise
+            # Cancelled from outside: it leaves as itself too, here or at the next checkpoint.
+            if exc_value is None:
+                await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - raises at once
 
     async def aclose(self) -> None:
         """Close every connection now; what is under way fails. The context may stay open."""

@@ -15,6 +15,9 @@ from .about import Form
 #: The kernel's limit of a Unix socket's address, without the closing NUL.
 UNIX_PATH_BYTES = 107
 
+#: The longest name that can be looked up, its last dot included (RFC 1035).
+HOST_BYTES = 254
+
 _ROUTE = re.compile(r"/[!-~]*")
 _HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -24,6 +27,7 @@ _PHONE = re.compile(r"\+[1-9]\d{1,14}", re.ASCII)
 _EMAIL = re.compile(r"[^\s@<>,;\"\x00-\x1f\x7f]+@[^\s@<>,;\"\x00-\x1f\x7f]+")
 _API_VERSION = re.compile(r"([0-9]{4})-([0-9]{2})(?:-([0-9]{2}))?")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
+_URL_HOST = re.compile(r"[\w.-]+")
 _LOOPBACK = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
 _DESCRIPTOR = re.compile(r"[0-9]{1,6}|[A-Za-z_][A-Za-z0-9_.@-]{0,254}")
 _WINDOWS_ROOT = re.compile(r"[A-Za-z]:[\\/]")
@@ -79,13 +83,23 @@ def _split_url(text: str) -> SplitResult | str:
         complete = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:
         complete = False
-    if not complete:
+    if not complete or not _is_host(url.hostname or ""):
         return "must be an absolute URL with a host, such as https://api.example.com"
     if "@" in url.netloc:
         return "holds a user or password: remove it, credentials have settings of their own"
     if "?" in text or "#" in text:
         return "holds a query or fragment: remove it"
     return url
+
+
+def _is_host(text: str) -> bool:
+    """Say whether this is an address of IPv6, or can be looked up as a name."""
+    if ":" in text:  # urlsplit has read it between brackets
+        return True
+    try:
+        return bool(_URL_HOST.fullmatch(text)) and len(text.encode("idna")) <= HOST_BYTES
+    except UnicodeError:  # a label is empty or too long
+        return False
 
 
 def _api_version(text: str) -> str | None:

@@ -6,7 +6,7 @@ from ..errors import Problem
 from .choices import KeyDerivation
 from .forms import is_plain_loopback
 from .gates import NOTIFICATIONS
-from .notification_options import NotificationsOptions
+from .notification_options import NotificationsOptions, enabled_channels
 from .placeholders import PLACEHOLDERS, substitute, unknown_placeholders
 from .public_addresses import names_local_address
 from .secrets import parse_secret
@@ -39,6 +39,12 @@ def notification_warnings(options: NotificationsOptions) -> Iterator[Problem]:
         yield from _unknown_words(texts)
         yield from _lengths(key, template.email_subject, template.sms_body)
     webhook = options.webhook
+    if not enabled_channels(options):
+        yield Problem(
+            f"{NOTIFICATIONS}:EnabledChannels",
+            "has no channel, so nobody is told of what happens now, not even later: enable Email, "
+            "Sms or Webhook",
+        )
     if (
         options.enabled_channels.webhook
         and must_be_public(options)

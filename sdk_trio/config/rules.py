@@ -13,7 +13,7 @@ import attrs
 from ..errors import Problem
 from .choices import ApiVersionStrictness, Mode
 from .forms import check_form
-from .gates import NOTIFICATIONS, is_below, used_settings
+from .gates import is_below, used_settings
 from .notification_rules import notification_warnings
 from .options import BUNDLED_API_VERSION, Settings
 from .replication_rules import replication_problems, replication_warnings
@@ -65,7 +65,6 @@ def check(
     problems += secret_findings.problems
     problems += _queue_and_servers(settings)
     problems += _reconciliation(settings, standalone=standalone)
-    problems += _notifications(settings)
     warnings = [*_version(settings, ApiVersionStrictness.WARN), *secret_findings.warnings]
     warnings += _environment(settings)
     warnings += notification_warnings(settings.multi_tenant.notifications)
@@ -259,14 +258,4 @@ def _reconciliation(settings: Settings, *, standalone: bool) -> Iterator[Problem
             full_key(("Webhooks", "Reconciliation", "MaxLookbackHours")),
             "must be at most PayloadRetentionDays, after which parked events are forgotten "
             f"({settings.webhooks.payload_retention_days * 24} hours)",
-        )
-
-
-def _notifications(settings: Settings) -> Iterator[Problem]:
-    options = settings.multi_tenant.notifications
-    channels = options.enabled_channels
-    if options.enabled and not (channels.email or channels.sms or channels.webhook):
-        yield Problem(
-            f"{NOTIFICATIONS}:EnabledChannels",
-            "has no channel: enable one, or set Notifications:Enabled to false",
         )

@@ -1,6 +1,7 @@
 """What an answer means for the message: taken, to be tried again, refused. Pure (contracts 6)."""
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,12 +18,25 @@ MAX_WAIT_SECONDS = 86_400.0
 #: Beside the 5xx: the request did not arrive whole, came too early, or was one too many.
 _TRY_AGAIN = frozenset({408, 425, 429})
 
+#: Said by something between us and the provider, which has passed the request on or not and does
+#: not know what became of it: 502, 504, and the numbers that content networks have made up.
+_SAID_BY_A_GATEWAY = frozenset({502, 504, 598, 599, *range(520, 531)})
 
-def judge(answer: Answer, *, explanation: str = "", advice: str = "", now: float = 0) -> Outcome:
+
+def judge(
+    answer: Answer,
+    *,
+    repeatable: bool,
+    explanation: str = "",
+    advice: str = "",
+    now: float = 0,
+) -> Outcome:
     """Return what became of a message whose answer is no success.
 
     Args:
         answer: of any status but those that the channel takes for success.
+        repeatable: whether the receiver can tell a repetition. Where it cannot, a gateway's answer
+            leaves the outcome open as a silence does (ADR 0014).
         explanation: what the provider says, already bounded and without secrets.
         advice: what to do about 401 and 403.
         now: Unix seconds, for ``X-RateLimit-Reset``.
@@ -31,6 +45,8 @@ def judge(answer: Answer, *, explanation: str = "", advice: str = "", now: float
     reason = f"answered {status}"
     if explanation:
         reason += f": {explanation}"
+    if status in _SAID_BY_A_GATEWAY and not repeatable:
+        return Ambiguous(f"{reason}: a gateway's answer, look there whether it was sent")
     if status in _TRY_AGAIN or status >= 500:
         return Again(reason, _wait(answer, now))
     if 300 <= status < 400:
@@ -58,13 +74,13 @@ def document_of(answer: Answer) -> dict[str, Any]:
 
 
 def explained(text: Any, hidden: Iterable[str]) -> str:
-    """Return a provider's words as one bounded line, without the ``hidden`` texts in it."""
+    """Return a provider's words as one bounded line, without the ``hidden`` texts in any case."""
     if not isinstance(text, str):
         return ""
     shown = one_line(text)
     for secret in hidden:
         if secret:
-            shown = shown.replace(secret, "***")
+            shown = re.sub(re.escape(secret), "***", shown, flags=re.IGNORECASE)
     return cut(shown, MAX_EXPLANATION_CHARACTERS)
 
 

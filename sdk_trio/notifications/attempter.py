@@ -1,21 +1,18 @@
 """One attempt on one channel, whatever the channel: what can go wrong becomes an outcome."""
 
-import traceback
 from collections.abc import Callable, Mapping
 
 import attrs
 import trio
 
 from ..config.notification_rules import ALLOW_PRIVATE_ADDRESSES
-from ..errors import AddressRefusedError, AnswerLostError, NotSentError
-from ..logs import get_logger
+from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
+from .fault_logger import log_fault
 from .outcome import Again, Ambiguous, Outcome, Refused, Skipped
 from .ports import Answer, Poster
 
 #: Reads an environment variable; None when it is not set.
 ReadVariable = Callable[[str], str | None]
-
-_log = get_logger("notifications")
 
 
 @attrs.frozen(kw_only=True)
@@ -38,7 +35,7 @@ async def attempt(poster: Poster, prepare: Callable[[], Request | Skipped]) -> O
     try:
         request = prepare()
     except Exception as error:  # a fault of ours must not end the other channels
-        _log_fault("notification.not_prepared", error)
+        log_fault("notification.not_prepared", error)
         await trio.lowlevel.checkpoint()
         return Refused(f"unexpected {type(error).__name__} while the message was made")
     if isinstance(request, Skipped):
@@ -56,21 +53,16 @@ async def attempt(poster: Poster, prepare: Callable[[], Request | Skipped]) -> O
         outcome = request.judge(answer)
     except AddressRefusedError as error:
         outcome = Refused(f"{error}: set {ALLOW_PRIVATE_ADDRESSES} to true if this is meant")
+    except AddressInvalidError as error:
+        outcome = Refused(f"{error}: no message can be sent to this address")
     except NotSentError as error:
         outcome = Again(str(error))
     except AnswerLostError as error:
         outcome = Ambiguous(str(error))
     except Exception as error:  # it may have been sent
-        _log_fault("notification.answer_not_understood", error)
+        log_fault("notification.answer_not_understood", error)
         outcome = Ambiguous(f"unexpected {type(error).__name__} while it was sent")
     return outcome  # noqa: ASYNC910 - a post that raises has waited too
-
-
-def _log_fault(event: str, error: Exception) -> None:
-    """Log where a fault of ours is; not its words, which may quote a credential or an address."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{place.filename}:{place.lineno}"
-    _log.error(event, error=type(error).__name__, where=where)
 
 
 def credential(read_variable: ReadVariable, name: str, *, for_header: bool = True) -> str | Skipped:

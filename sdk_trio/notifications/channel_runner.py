@@ -19,6 +19,7 @@ from ..storage.notification_records import (
     NotificationState,
 )
 from ..storage.ports import NotificationStore
+from .fault_logger import log_fault
 from .outcome import Again, Ambiguous, Outcome
 from .pace import Pace
 from .ports import Channel
@@ -203,7 +204,7 @@ class ChannelRunner:
                 fraction=self._fraction(),
             )
             await self._record(record, ending)
-        except trio.Cancelled:
+        except BaseException:  # Cancelled, or a group of them from a nursery of the channel's
             with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                 await self._record(record, ending or self._interrupted(record))
             raise
@@ -214,7 +215,7 @@ class ChannelRunner:
                 return await self._channel.send(record.outbox)
             except Exception as error:
                 # A fault of ours in the middle of sending: nobody knows how far it came.
-                _log.exception("notification.crashed", id=str(record.id))
+                log_fault("notification.crashed", error, id=str(record.id))
                 await trio.lowlevel.checkpoint()
                 return Ambiguous(f"the channel failed: {type(error).__name__}")
         return Ambiguous(f"there was no answer within {ATTEMPT_SECONDS:g} s")
@@ -234,6 +235,14 @@ class ChannelRunner:
                 try:
                     if await self._store.finish(record.id, ending, now=self._clock()):
                         self._report(record, ending, attempt=record.attempts + 1)
+                    elif ending.state in RESULTS:
+                        # Whoever took it over tells of it; that we have sent it, nobody else knows.
+                        _log.warning(
+                            "notification.not_recorded",
+                            id=str(record.id),
+                            result=RESULTS[ending.state],
+                            provider_id=ending.provider_id,
+                        )
                 except StoreUnavailableError as error:
                     _log.error("store.unavailable", error=str(error), id=str(record.id))
                     await trio.lowlevel.checkpoint()
@@ -246,12 +255,16 @@ class ChannelRunner:
         if result is None:
             return
         self._count(self.name, result)
-        log_result(record, result, attempt=attempt, ending=ending)
+        log_result(record, result, attempt=attempt, ending=ending, now=self._clock())
 
 
-def log_result(record: NotificationRecord, result: str, *, attempt: int, ending: Ending) -> None:
+def log_result(
+    record: NotificationRecord, result: str, *, attempt: int, ending: Ending, now: float
+) -> None:
     """Log what became of a message: no address and no text of it (contracts 10)."""
     log = _LEVELS.get(result, _log.error)
+    due = ending.next_attempt_at
+    later = {} if due is None else {"retry_in": round(max(0.0, due - now), 1)}
     log(
         f"notification.{result}",
         id=str(record.id),
@@ -261,4 +274,5 @@ def log_result(record: NotificationRecord, result: str, *, attempt: int, ending:
         attempt=attempt,
         reason=ending.reason,
         provider_id=ending.provider_id,
+        **later,
     )

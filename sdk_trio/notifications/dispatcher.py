@@ -116,11 +116,12 @@ class Dispatcher:
         Raises:
             StoreUnavailableError: the store cannot do it at present.
         """
-        recovered = await self._store.recover(now=self._clock())
+        now = self._clock()
+        recovered = await self._store.recover(now=now)
         for record in recovered.lost:
             self._count(record.id.channel, RESULTS[NotificationState.UNKNOWN])
             ending = Ending(NotificationState.UNKNOWN, record.reason)
-            log_result(record, "unknown", attempt=record.attempts, ending=ending)
+            log_result(record, "unknown", attempt=record.attempts, ending=ending, now=now)
         if recovered.resumed:
             _log.info("notification.recovered", messages=recovered.resumed)
 

@@ -87,6 +87,7 @@ class EmailSender:
         variable = self._options.email.email_provider_a.api_key_env_var
         return judge(
             answer,
+            repeatable=self.repeatable,
             explanation=_explanation(answer, hidden),
             advice=f"check the key in the variable {variable}, its permission to send mail, and "
             f"that {NOTIFICATIONS}:Email:FromAddress is a verified sender",

@@ -64,6 +64,7 @@ class Poster(Protocol):
             public_only: refuse to connect to a private, loopback or link-local address.
 
         Raises:
+            AddressInvalidError: nothing can ever be sent to this URL.
             AddressRefusedError: ``public_only``, and the host has no public address.
             NotSentError: nothing of the request was sent: it may be tried again.
             AnswerLostError: it was sent, or may have been, and no whole answer came.

@@ -78,7 +78,9 @@ class SmsSender:
             },
             body=urlencode(fields).encode("ascii"),
             timeout_seconds=TIMEOUT_SECONDS,
-            judge=lambda answer: self._judge(answer, hidden=(token, account, recipient)),
+            judge=lambda answer: self._judge(
+                answer, hidden=(pair, token, account, recipient.lstrip("+"))
+            ),
         )
 
     def _judge(self, answer: Answer, *, hidden: tuple[str, ...]) -> Outcome:
@@ -88,6 +90,7 @@ class SmsSender:
         provider = self._options.sms.sms_provider_a
         return judge(
             answer,
+            repeatable=self.repeatable,
             explanation=explained(document.get("message"), hidden),
             advice=f"check the variables {provider.account_sid_env_var} and "
             f"{provider.auth_token_env_var}",

@@ -92,5 +92,8 @@ class WebhookSender:
         if 200 <= answer.status < 300:
             return accepted(answer)
         return judge(
-            answer, advice="check that the receiver has the same secret", now=self._clock()
+            answer,
+            repeatable=self.repeatable,
+            advice="check that the receiver has the same secret",
+            now=self._clock(),
         )

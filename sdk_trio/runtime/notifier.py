@@ -69,7 +69,9 @@ class Notifier:
     @property
     def samples(self) -> tuple[Sample, ...]:
         """The metrics of notifications so far; none before the start."""
-        return () if self._dispatcher is None else sample_notifications(self._dispatcher.counts)
+        if self._dispatcher is None:
+            return ()
+        return sample_notifications(self._dispatcher.counts, self._running)
 
     async def run(
         self,

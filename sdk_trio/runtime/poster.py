@@ -11,12 +11,15 @@ from ..client.retry import parse_retry_after
 from ..client.transport import BEFORE_SEND, Transport
 from ..client.wire import Dial
 from ..config.client_options import ConnectionOptions
-from ..errors import AddressRefusedError, AnswerLostError, NotSentError
+from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
 from ..notifications.ports import Answer
 from .public_dialer import NoPublicAddressError, dial_public
 
 #: What is kept of an answer; providers' are a few hundred bytes.
 MAX_ANSWER_BYTES = 64 * 1024
+
+#: What a URL fails with that nothing can be sent to; the last is a host's that is no name.
+_NO_ADDRESS = (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError)
 
 #: HTTP/1.1: one exchange a connection, as below, and nothing to gain from streams.
 _CONNECTION = ConnectionOptions(enable_http2=False)
@@ -83,6 +86,8 @@ class HttpPoster:
             raise AnswerLostError(text) from failure
         if _has_cause(failure, NoPublicAddressError):
             raise AddressRefusedError(text) from failure
+        if _has_cause(failure, _NO_ADDRESS):
+            raise AddressInvalidError(text) from failure
         raise NotSentError(text) from failure
 
     def _transport(self, url: str, *, public_only: bool) -> Transport:
@@ -131,7 +136,9 @@ def _request(
     return httpx.Request("POST", url, headers=sent, content=body, extensions={BEFORE_SEND: depart})
 
 
-def _has_cause(error: BaseException | None, kind: type[BaseException]) -> bool:
+def _has_cause(
+    error: BaseException | None, kind: type[BaseException] | tuple[type[BaseException], ...]
+) -> bool:
     while error is not None:
         if isinstance(error, kind):
             return True

@@ -11,7 +11,7 @@ import trio
 
 from ..errors import StoreUnavailableError
 from .admission import Terms
-from .memory_notification_rows import NotificationRow
+from .memory_notification_rows import NotificationRow, NotificationRows
 from .notification_records import (
     CUT_OFF,
     OPEN,
@@ -48,8 +48,12 @@ class MemoryNotifications:
             raise StoreUnavailableError("the store is closed")
 
     @property
-    def _rows(self) -> dict[NotificationId, NotificationRow]:
-        return self._tenants.notification_rows.by_id
+    def _rows(self) -> NotificationRows:
+        return self._tenants.notification_rows
+
+    @property
+    def _open(self) -> dict[NotificationId, NotificationRow]:
+        return self._rows.open
 
     # -- new messages ----------------------------------------------------------------------------
 
@@ -59,12 +63,12 @@ class MemoryNotifications:
         """See :meth:`.ports.NotificationStore.enlist`."""
         await self._begin()
         skipped = 0
-        for id, row in self._rows.items():
+        for id, row in list(self._open.items()):
             waits = row.record.state in _WAITING and row.owner is None
             if waits and id.channel not in channels:
                 self._end(row, NotificationState.SKIPPED, SWITCHED_OFF, now)
                 skipped += 1
-        rows = self._tenants.notification_rows
+        rows = self._rows
         if rows.position is None:
             rows.position = self._tenants.last_sequence
             return Enlisted(0, skipped, more=False)
@@ -99,23 +103,25 @@ class MemoryNotifications:
             reason=None,
             outbox=outbox,
         )
-        return self._rows.setdefault(record.id, NotificationRow(record))
+        row = NotificationRow(record)
+        self._rows.keep(row, record)
+        return row
 
     def _end(self, row: NotificationRow, state: NotificationState, reason: str, now: float) -> None:
         row.owner, row.until = None, 0.0
-        row.record = attrs.evolve(
+        ended = attrs.evolve(
             row.record, state=state, reason=reason, finished_at=now, next_attempt_at=None
         )
+        self._rows.keep(row, ended)
 
     async def look(self, channels: Mapping[str, bool], *, now: float) -> Lookout:
         """See :meth:`.ports.NotificationStore.look`."""
         await self._begin()
-        position = self._tenants.notification_rows.position
+        position = self._rows.position
         due = {
             id.channel
-            for id, row in self._rows.items()
-            if row.record.state in OPEN
-            and (row.until <= now if row.owner else (row.record.next_attempt_at or 0.0) <= now)
+            for id, row in self._open.items()
+            if (row.until if row.owner else row.record.next_attempt_at or 0.0) <= now
         }
         return Lookout(
             position is None or self._tenants.outbox_after(position, 1) != [],
@@ -128,7 +134,7 @@ class MemoryNotifications:
         """See :meth:`.ports.NotificationStore.take_due`."""
         await self._begin()
         mine = self._terms.owner
-        here = [row for id, row in sorted(self._rows.items()) if id.channel == channel]
+        here = [row for id, row in sorted(self._open.items()) if id.channel == channel]
         expired = [row for row in here if row.owner not in (None, mine) and row.until <= now]
         lost = self._free(expired, now).lost
         waiting = [row for row in here if row.record.state in _WAITING and row.owner is None]
@@ -141,7 +147,7 @@ class MemoryNotifications:
                 next_due_at = at if next_due_at is None else min(at, next_due_at)
         for row in due[:limit]:
             row.owner, row.until = mine, now + self._terms.lease_seconds
-            row.record = attrs.evolve(row.record, next_attempt_at=None)
+            self._rows.keep(row, attrs.evolve(row.record, next_attempt_at=None))
         records = [row.record for row in due[:limit]]
         return DueNotifications(records, lost, len(due) > limit, next_due_at)
 
@@ -149,8 +155,6 @@ class MemoryNotifications:
         resumed = 0
         lost = []
         for row in rows:
-            if row.record.state not in OPEN:
-                continue
             if row.record.state is NotificationState.SENDING and not row.record.repeatable:
                 self._end(row, NotificationState.UNKNOWN, CUT_OFF, now)
                 lost.append(row.record)
@@ -161,17 +165,18 @@ class MemoryNotifications:
 
     def _put_back(self, row: NotificationRow, *, attempts: int | None = None) -> None:
         row.owner, row.until = None, 0.0
-        row.record = attrs.evolve(
+        waiting = attrs.evolve(
             row.record,
             state=NotificationState.PENDING,
             next_attempt_at=None,
             attempts=row.record.attempts if attempts is None else attempts,
         )
+        self._rows.keep(row, waiting)
 
     async def release(self) -> None:
         """See :meth:`.ports.NotificationStore.release`."""
         await self._begin()
-        for row in self._rows.values():
+        for row in self._open.values():
             if row.owner == self._terms.owner and row.record.state in _WAITING:
                 self._put_back(row)
 
@@ -179,12 +184,12 @@ class MemoryNotifications:
         """See :meth:`.ports.NotificationStore.recover`."""
         await self._begin()
         others = (None, self._terms.owner)
-        return self._free([r for _, r in sorted(self._rows.items()) if r.owner not in others], now)
+        return self._free([r for _, r in sorted(self._open.items()) if r.owner not in others], now)
 
     async def renew(self, *, now: float) -> None:
         """See :meth:`.ports.NotificationStore.renew`."""
         await self._begin()
-        for row in self._rows.values():
+        for row in self._open.values():
             if row.owner == self._terms.owner:
                 row.until = now + self._terms.lease_seconds
 
@@ -193,24 +198,25 @@ class MemoryNotifications:
     async def start(self, id: NotificationId, *, now: float) -> bool:
         """See :meth:`.ports.NotificationStore.start`."""
         await self._begin()
-        row = self._rows.get(id)
+        row = self._open.get(id)
         if row is None or row.owner != self._terms.owner or row.record.state not in _WAITING:
             return False
         row.until = now + self._terms.lease_seconds
-        row.record = attrs.evolve(
+        sending = attrs.evolve(
             row.record,
             state=NotificationState.SENDING,
             attempts=row.record.attempts + 1,
             started_at=now,
             next_attempt_at=None,
         )
+        self._rows.keep(row, sending)
         return True
 
     async def finish(self, id: NotificationId, ending: Ending, *, now: float) -> bool:
         """See :meth:`.ports.NotificationStore.finish`."""
         await self._begin()
-        row = self._rows.get(id)
-        if row is None or row.owner != self._terms.owner or row.record.state not in OPEN:
+        row = self._open.get(id)
+        if row is None or row.owner != self._terms.owner:
             return False
         before = row.record
         if ending.state is NotificationState.PENDING:
@@ -218,7 +224,7 @@ class MemoryNotifications:
             self._put_back(row, attempts=before.attempts - begun)
             return True
         row.owner, row.until = None, 0.0
-        row.record = attrs.evolve(
+        ended = attrs.evolve(
             before,
             state=ending.state,
             reason=ending.reason,
@@ -226,6 +232,7 @@ class MemoryNotifications:
             next_attempt_at=ending.next_attempt_at,
             finished_at=None if ending.state is NotificationState.RETRYING else now,
         )
+        self._rows.keep(row, ended)
         return True
 
     async def retry(self, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
@@ -233,13 +240,14 @@ class MemoryNotifications:
         await self._begin()
         put_back = []
         for id in ids:
-            row = self._rows.get(id)
+            row = self._rows.by_id.get(id)
             if row is None or row.record.state not in RETRIABLE:
                 continue
             self._put_back(row, attempts=0)
-            row.record = attrs.evolve(
+            fresh = attrs.evolve(
                 row.record, started_at=None, finished_at=None, provider_id=None, reason=None
             )
+            self._rows.keep(row, fresh)
             put_back.append(id)
         return put_back
 
@@ -248,7 +256,7 @@ class MemoryNotifications:
     async def get(self, id: NotificationId) -> NotificationRecord | None:
         """See :meth:`.ports.NotificationStore.get`."""
         await self._begin()
-        row = self._rows.get(id)
+        row = self._rows.by_id.get(id)
         return None if row is None else row.record
 
     async def find(
@@ -264,7 +272,7 @@ class MemoryNotifications:
         await self._begin()
         found = [
             row.record
-            for id, row in sorted(self._rows.items(), reverse=True)
+            for id, row in sorted(self._rows.by_id.items(), reverse=True)
             if state in (None, row.record.state)
             and channel in (None, id.channel)
             and tenant_id in (None, row.record.outbox.tenant_id)
@@ -275,7 +283,7 @@ class MemoryNotifications:
     async def counts(self) -> dict[NotificationState, int]:
         """See :meth:`.ports.NotificationStore.counts`."""
         await self._begin()
-        states = [row.record.state for row in self._rows.values()]
+        states = [row.record.state for row in self._rows.by_id.values()]
         return {state: states.count(state) for state in NotificationState}
 
     async def purge(self, *, before: float) -> int:
@@ -283,9 +291,9 @@ class MemoryNotifications:
         await self._begin()
         old = [
             id
-            for id, row in self._rows.items()
+            for id, row in self._rows.by_id.items()
             if row.record.finished_at is not None and row.record.finished_at < before
         ]
         for id in old:
-            del self._rows[id]
+            del self._rows.by_id[id]
         return len(old)

@@ -203,12 +203,13 @@ async def test_a_running_daemon_tells_of_transitions_and_takes_up_what_a_command
         assert len(channel.begun) == 1
         await notify(shell, "retry", "1-email")
         await until(lambda: len(channel.finished) == 2)
-        await until(lambda: len(runtime.notification_samples) == 2)
-        samples = {sample.labels: sample.value for sample in runtime.notification_samples}
-        assert samples == {
-            (("channel", "email"), ("result", "unknown")): 1,
-            (("channel", "email"), ("result", "sent")): 1,
-        }
+
+        def samples() -> dict[str, float]:
+            return {dict(s.labels)["result"]: s.value for s in runtime.notification_samples}
+
+        await until(lambda: samples()["sent"])
+        # What has not happened is 0, so that its first time is an increase.
+        assert samples() == {"sent": 1, "unknown": 1, "failed": 0, "retried": 0, "skipped": 0}
     assert [row["state"] for row in await notify(shell, "list")] == ["sent"]
 
 
@@ -277,3 +278,28 @@ async def test_without_its_variable_a_message_waits_for_it_and_a_retry(
             await until(lambda: provider.requests)
         (row,) = await notify(shell, "list")
         assert (row["state"], row["provider_id"]) == ("sent", "m1")
+
+
+async def test_what_hangs_at_a_provider_is_unknown_when_the_shutdown_ends(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMAIL_API_KEY", VARIABLES["EMAIL_API_KEY"])
+
+    async def hang(provider: Any, stream: Any) -> None:
+        provider.requests.append(await read_request(stream))
+        await trio.sleep_forever()
+
+    async with fake_provider(behave=hang) as provider:
+        keys = {
+            f"{NOTIFICATIONS}:Email:EmailProviderA:BaseUrl": provider.url,
+            "Webhooks:GracefulDrainTimeoutSeconds": 1,
+        }
+        async with running(settings_of(shell.directory, **keys)) as runtime:
+            tenants = runtime.receiver.tenancy.service
+            verified = {"site_manager_email": "m@example.com", "site_manager_email_verified": True}
+            await tenants.add("acme", name="Acme", **verified)
+            await tenants.suspend("acme")
+            await until(lambda: provider.requests)
+    (row,) = await notify(shell, "list")
+    assert row["state"] == "unknown"
+    assert "cut off by a shutdown" in row["reason"]

@@ -7,6 +7,7 @@ import base64
 import http.server
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import attrs
 import httpx
@@ -50,8 +52,12 @@ VARIABLES = {
     "OBJECT_STORE_SECRET_ACCESS_KEY": "PLANTED-secret-key",
 }
 
+#: The header of both credentials together, as the SMS provider is shown them.
+SMS_PAIR = base64.b64encode(b"PLANTED-sms-sid:PLANTED-sms-token").decode()
+
 #: What no output holds, whoever asks.
 SECRETS = {
+    SMS_PAIR,
     *(value for value in VARIABLES.values() if not value.startswith("whsec_")),
     *(value.removeprefix("whsec_") for value in map(secret, PLANTED_KEYS)),
     *(f"PLANTED-{name}-0123" for name in PLANTED_KEYS),
@@ -62,6 +68,15 @@ ACME = {"organization_id": "org_acme"}
 
 #: What is in payloads: `events show` prints it, and nothing else does.
 PAYLOAD = "PLANTED-payload"
+
+#: Whom messages go to: commands show it that are asked about a tenant or a message, and the store
+#: holds it. Neither logs nor metrics do, nor a list, nor what a provider quotes.
+ADDRESS, PHONE = "PLANTED-manager@platform-of-ours.com", "15559990001"
+
+#: What a message says, and why: no file holds the first, the second is for the audit trail.
+TEXT, REASON = "text-for-{TenantIdentifier}-PLANTED", "PLANTED-reason"
+
+KINDS = ("good", "refused", "lost")
 
 #: What handlers say in exceptions of their own: the log and the inbox have it, for operators.
 SAID = "said-by-the-handler"
@@ -129,11 +144,35 @@ async def crashes(event):
 
 
 class Unwelcoming(http.server.BaseHTTPRequestHandler):
-    """Answers 401, and repeats the token that it was shown."""
+    """Answers 401, and repeats the token that it was shown.
+
+    As the provider of messages it does what the tenant's name asks for: it takes a message, refuses
+    it and quotes everything, or is silent.
+    """
+
+    told: ClassVar[list] = []
 
     def do_GET(self):
-        body = json.dumps({"error": "Unauthorized", "detail": self.headers["authorization"]})
-        self.send_response(401)
+        self.answer(401, {"error": "Unauthorized", "detail": self.headers["authorization"]})
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"])).decode()
+        self.told.append(body + str(self.headers))
+        if "lost" in body:
+            if self.path == "/in":  # longer than the channel waits
+                time.sleep(1.2)
+            self.close_connection = True
+        elif "refused" in body:
+            shown = f"{ADDRESS} {ADDRESS.lower()}" if "mail" in self.path else f"+{PHONE} {PHONE}"
+            words = f"{self.headers['authorization']} {shown}"
+            self.answer(401, {"message": words, "errors": [{"message": words}]})
+        else:
+            status = {"/in": 200, "/v3/mail/send": 202}.get(self.path, 201)
+            self.answer(status, {"sid": "SM1", "status": "queued"})
+
+    def answer(self, status, document):
+        body = json.dumps(document)
+        self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -231,6 +270,7 @@ def upstream(tmp_path):
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
+    Unwelcoming.told.clear()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unwelcoming)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -239,6 +279,21 @@ def upstream(tmp_path):
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def notifications(url):
+    return {
+        "Enabled": True,
+        "MaxAttempts": 1,
+        "EnabledChannels": {"Email": True, "Sms": True, "Webhook": True},
+        "Email": {
+            "FromAddress": "noreply@platform-of-ours.com",
+            "EmailProviderA": {"BaseUrl": url},
+        },
+        "Sms": {"SmsProviderA": {"FromNumber": "+15550000000", "BaseUrl": url}},
+        "Webhook": {"Url": f"{url}/in", "TimeoutSeconds": 1, "AllowPrivateAddresses": True},
+        "Templates": {"Suspended": {"EmailSubject": TEXT, "EmailBody": TEXT, "SmsBody": TEXT}},
+    }
 
 
 @pytest.fixture
@@ -256,7 +311,7 @@ def place(tmp_path, upstream):
             "RequireHttps": False,
             "Queue": {"MaxAttempts": 2, "RetryBaseSeconds": 0.01},
         },
-        "MultiTenant": {"Enabled": True},
+        "MultiTenant": {"Enabled": True, "Notifications": notifications(upstream)},
     }
     (tmp_path / "appsettings.json").write_text(json.dumps({"Sdk": settings}))
     (tmp_path / "application.py").write_text(APPLICATION)
@@ -302,6 +357,57 @@ def drive(place, daemon, name):
     place.wait_for(lambda: place.log_of(name).count("webhook.dead") >= 4, daemon)
 
 
+def tell(place, daemon, name):
+    """Let messages be taken, refused and lost on every channel; return them, newest first."""
+    recipient = ("--email", ADDRESS, "--email-verified", "--phone", f"+{PHONE}")
+    for kind in KINDS:
+        tenant = f"{kind}-{name}"
+        place.run("tenant", "add", tenant, "--name", kind, *recipient, bodies=True)
+        place.run("tenant", "suspend", tenant, "--reason", REASON)
+    words = [
+        *("notification.sent",) * 3,
+        *("notification.failed",) * 4,
+        *("notification.unknown",) * 2,
+    ]
+    place.wait_for(
+        lambda: all(place.log_of(name).count(w) >= words.count(w) for w in words), daemon
+    )
+    found = json.loads(place.run("notify", "list", "--format", "json"))
+    mine = [m for m in found if m["tenant_identifier"].endswith(name)]
+    states = {(m["tenant_identifier"].partition("-")[0], m["channel"]): m["state"] for m in mine}
+    assert states == {
+        **{("good", channel): "sent" for channel in ("email", "sms", "webhook")},
+        **{("refused", channel): "failed" for channel in ("email", "sms", "webhook")},
+        ("lost", "email"): "unknown",
+        ("lost", "sms"): "unknown",
+        ("lost", "webhook"): "failed",
+    }
+    return mine
+
+
+def look_at_messages(place, messages):
+    """Ask every command that shows messages; the address is in those that were asked for one."""
+    for channel in ("email", "sms", "webhook"):
+        refused = next(m for m in messages if (m["channel"], m["state"]) == (channel, "failed"))
+        assert ADDRESS in place.run("notify", "show", refused["id"], bodies=True)
+    place.run("notify", "list")
+    place.run("notify", "retry", "--state", "failed", "--dry-run")
+    sender = "Sdk:MultiTenant:Notifications:Email:FromAddress"
+    for kind, word in (("good", "sent"), ("refused", "refused"), ("lost", "unknown")):
+        to = ("--to", ADDRESS, "--set", f"{sender}={kind}@platform-of-ours.com")
+        assert place.run("notify", "test", "--channel", "email", *to).startswith(word)
+    place.run("notify", "test", "--channel", "sms", "--to", f"+{PHONE}")
+    preview = ("notify", "preview", "--transition", "Suspended", "--tenant", "good-json")
+    assert text_for("good-json") in place.run(*preview, bodies=True)
+    metrics = httpx.get(f"{place.admin}/metrics").text
+    for result in ("sent", "failed", "unknown"):
+        assert f'sdk_notifications_total{{channel="sms",result="{result}"}} 1' in metrics
+
+
+def text_for(tenant):
+    return TEXT.replace("{TenantIdentifier}", tenant)
+
+
 def reload(place, daemon):
     """Change a secret in a file while the receiver runs, to a good one and to a broken one."""
     (place.directory / "credentials" / "Sdk__Webhooks__Secret").write_text(CHANGED)
@@ -337,6 +443,7 @@ def test_no_secret_shows_anywhere(place):
     (place.directory / "credentials" / "Sdk__Webhooks__Secret").write_text(IN_FILE)
     daemon = place.start("json")
     drive(place, daemon, "json")
+    look_at_messages(place, tell(place, daemon, "json"))
     observe(place)
     listed = json.loads(next(v for k, v in place.outputs.items() if "events list" in k))
     for record in listed:
@@ -355,6 +462,7 @@ def test_no_secret_shows_anywhere(place):
 
     console = place.start("console", "--set", "Sdk:Logging:Format=Console")
     drive(place, console, "console")
+    tell(place, console, "console")
     assert place.end(console) == 0
     search(place)
 
@@ -413,13 +521,20 @@ def search(place):
     for file in place.data.rglob("*") if place.data.exists() else ():
         if file.is_file():
             content = file.read_bytes().decode("latin-1")
-            # Bodies are what the inbox is for; secrets and signatures are in it neither.
-            kept[file.name] = content.replace(PAYLOAD, "") if "inbox.db" in file.name else content
+            if "inbox.db" in file.name:
+                # Bodies and recipients are what it is for; secrets and signatures are not in it,
+                # and no text of a message.
+                for allowed in (PAYLOAD, ADDRESS, PHONE, REASON):
+                    content = content.replace(allowed, "")
+            kept[file.name] = content
     signatures = {part for one in place.sent for part in one.split()}
+    signatures |= set(re.findall(r"(?:sha256=|v1,)(\S+)", "".join(Unwelcoming.told)))
+    texts = {text_for(f"{kind}-{name}") for kind in KINDS for name in ("json", "console")}
+    texts |= {ADDRESS, ADDRESS.lower(), PHONE, REASON}
     found = {
         (name, planted)
         for name, text in kept.items()
-        for planted in {*SECRETS, *signatures, PAYLOAD}
+        for planted in {*SECRETS, *signatures, *texts, PAYLOAD}
         if planted in text
     }
     found |= {("events show", p) for p in {*SECRETS, *signatures} if p in place.shown_bodies}

@@ -34,7 +34,7 @@ def test_a_new_installation_has_no_problem(doctor):
     assert [f for f in found.findings if f["level"] == "problem"] == []
     assert {f["check"] for f in found.findings} >= {
         *("settings", "secrets", "https", "permissions", "disk", "descriptors", "clock", "store"),
-        *("receiver", "upstream", "handlers", "tenants", "replication"),
+        *("receiver", "upstream", "handlers", "tenants", "notifications", "replication"),
     }
     found.one("permissions", "note", "does not exist yet")
     found.one("receiver", "note", "no receiver is running")
@@ -374,7 +374,9 @@ def test_the_replicator_and_its_process(tmp_path):
         return [(f.level, f.what) for f in report.findings]
 
     level, what = look(ReplicatorPath=str(tmp_path / "none"))[0]
-    assert (level, "binary is not there" in what) == ("problem", True)
+    assert (level, "binary is not there" in what) == ("warning", True)
+    level, what = look(ReplicatorPath=str(tmp_path / "none"), Supervise=True)[0]
+    assert (level, "nothing is replicated" in what) == ("problem", True)
     binary = tmp_path / "litestream"
     binary.write_text("#!/bin/sh\necho v9\n")
     binary.chmod(0o755)
@@ -387,7 +389,17 @@ def test_the_replicator_and_its_process(tmp_path):
     assert "holds no process id" in look(ReplicatorPath=str(binary))[1][1]
     (tmp_path / "pid").write_text(str(os.getpid()))
     assert look(ReplicatorPath=str(binary))[1][0] == "ok"
-    assert len(look(ReplicatorPath=str(binary), Supervise=True)) == 1
+    (_, child) = look(ReplicatorPath=str(binary), Supervise=True)
+    assert child == ("ok", "true: the daemon runs the replicator as its child")
+
+
+def test_replication_without_tenants_is_a_problem(doctor, tmp_path):
+    replication = "MultiTenant__FileDb__Replication"
+    doctor.set(f"{replication}__UseReplication", "true")
+    doctor.set(f"{replication}__ReplicaTargetType", "LocalDisk")
+    doctor.set(f"{replication}__LocalDisk__Path", tmp_path / "replica")
+    doctor.set(f"{replication}__ConfigOutputPath", tmp_path / "replicator.yml")
+    doctor.alone().one("settings", "problem", "needs tenants, whose databases are replicated")
 
 
 async def test_a_bare_replicator_would_die_of_the_signal(tmp_path):

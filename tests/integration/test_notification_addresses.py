@@ -50,7 +50,7 @@ async def test_a_url_that_cannot_be_read_connects_nowhere():
     async with fake_provider(http_answer(200)) as provider:
         url = f"https://0177.0.0.1:{provider.port}/in"
         outcome = await send("webhook", options("x", webhook_url=url))
-        assert isinstance(outcome, Again)
+        assert isinstance(outcome, Refused)
         assert provider.connections == 0
 
 
@@ -149,6 +149,19 @@ async def test_a_name_server_that_fails_is_asked_again_later():
     names = Names(OSError("no answer"))
     chosen = options("x", webhook_url="https://gone.example/in")
     assert isinstance(await send("webhook", chosen, poster=names.poster()), Again)
+
+
+@pytest.mark.parametrize("public_only", [True, False])
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example", "xn--zzzzzz99999999.example"])
+async def test_a_host_that_is_no_name_is_refused_for_good(host, public_only):
+    webhook = attrs.evolve(
+        options("x", webhook_url=f"https://{host}/in").webhook,
+        allow_private_addresses=not public_only,
+    )
+    outcome = await send("webhook", options("x", webhook=webhook))
+    assert isinstance(outcome, Refused)
+    assert "no message can be sent to this address" in outcome.reason
+    assert "AllowPrivateAddresses" not in outcome.reason
 
 
 async def test_a_redirect_to_a_private_address_is_not_followed():

@@ -112,7 +112,7 @@ async def test_what_is_recorded_of_each_outcome(
 
 
 async def test_retries_wait_longer_each_time_and_end_after_max_attempts(
-    autojump_clock: MockClock,
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     channel = FakeChannel(False, answering(Again("answered 500")))
     async with running({"email": channel}, max_attempts=5) as app:
@@ -122,7 +122,13 @@ async def test_retries_wait_longer_each_time_and_end_after_max_attempts(
         assert (record.state, record.attempts, record.reason) == ("failed", 5, "answered 500")
         waits = [b - a for a, b in zip(channel.at, channel.at[1:], strict=False)]
         assert waits == pytest.approx([30, 60, 120, 240], abs=0.1)
+        told = [record.sdk[1]["retry_in"] for record in caplog.records if is_retry(record)]
+        assert told == pytest.approx(waits, abs=0.2)
         assert app.dispatcher.counts == {("email", "retried"): 4, ("email", "failed"): 1}
+
+
+def is_retry(record: Any) -> bool:
+    return bool(getattr(record, "sdk", ("",))[0] == "notification.retried")
 
 
 async def test_a_provider_that_asks_for_time_gets_it_for_all_messages_of_its_channel(
@@ -188,7 +194,8 @@ async def test_a_channel_that_raises_is_recorded_and_goes_on(
         await app.happen("b")
         await trio.sleep(1)
         assert await app.states() == {"1-sms": "unknown", "2-sms": "sent"}
-    assert "notification.crashed" in caplog.text
+    assert "notification.crashed error='ValueError' where='" in caplog.text
+    assert "a fault of ours" not in caplog.text
 
 
 async def test_closed_it_finishes_what_was_begun_and_leaves_the_rest(
@@ -387,3 +394,38 @@ async def test_a_process_that_dies_while_sending_leaves_it_unknown_or_due(
         assert await app.states() == {"1-webhook": "sent", "1-sms": "unknown"}
         assert channels["sms"].begun == []
         assert app.dispatcher.counts == {("sms", "unknown"): 1, ("webhook", "sent"): 1}
+
+
+async def test_an_attempt_whose_message_was_taken_over_is_logged_and_changes_nothing(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def slow(number: int) -> Outcome:
+        await trio.sleep(10)
+        return Sent("SM1")
+
+    inbox = new_store("a")
+    async with running({"sms": FakeChannel(behave=slow)}, inbox) as app:
+        await app.happen()
+        await trio.sleep(5)
+        await new_store("b", shares=inbox).notifications.recover(now=now())
+        await trio.sleep(10)
+        assert await app.states() == {"1-sms": "unknown"}
+        assert dict(app.dispatcher.counts) == {}
+    assert "notification.not_recorded id='1-sms' result='sent' provider_id='SM1'" in caplog.text
+
+
+@pytest.mark.parametrize(("repeatable", "state"), [(False, "unknown"), (True, "retrying")])
+async def test_a_channel_with_tasks_of_its_own_is_cut_off_and_recorded(
+    autojump_clock: MockClock, repeatable: bool, state: str
+) -> None:
+    async def with_tasks(number: int) -> Outcome:
+        async with trio.open_nursery() as nursery:  # raises a group when it is cancelled
+            nursery.start_soon(trio.sleep_forever)
+            await trio.sleep_forever()
+
+    async with running({"sms": FakeChannel(repeatable, with_tasks)}) as app:
+        await app.happen()
+        await trio.sleep(1)
+        app.nursery.cancel_scope.cancel()
+    record = await app.get("1-sms")
+    assert (record.state, "cut off by a shutdown" in record.reason) == (state, True)

@@ -23,12 +23,14 @@ answers = st.builds(
 )
 
 
-@given(answers, st.floats(0, 1e12))
-def test_any_answer_is_judged_by_its_status(answer, now):
-    outcome = judge(answer, explanation="x", advice="y", now=now)
+@given(answers, st.floats(0, 1e12), st.booleans())
+def test_any_answer_is_judged_by_its_status(answer, now, repeatable):
+    outcome = judge(answer, repeatable=repeatable, explanation="x", advice="y", now=now)
     assert isinstance(document_of(answer), dict)
     status = answer.status
-    if status >= 500 or status in (408, 425, 429):
+    if not repeatable and status in (502, 504, *range(520, 531), 598, 599):
+        assert isinstance(outcome, Ambiguous)
+    elif status >= 500 or status in (408, 425, 429):
         assert isinstance(outcome, Again)
         wait = outcome.after_seconds
         assert wait is None or 0 < wait <= MAX_WAIT_SECONDS
@@ -50,6 +52,7 @@ def test_explanations_are_one_bounded_line_without_secrets(before, after, other)
     assert "test-key" not in shown
     shown.encode()
     assert explained(other, ("test-key",)) == ""
+    assert explained("No TEST-Key, nor x.(y)", ("test-key", "x.(y)")) == "No ***, nor ***"
 
 
 def test_payload_and_signature_are_what_they_were():

@@ -49,6 +49,11 @@ def test_the_defaults_are_beyond_remark():
         assert unknown_placeholders(template.email_body) == ()
 
 
+def test_no_channel_at_all_is_a_way_to_tell_nobody_and_is_remarked_on():
+    (warning,) = warnings(EnabledChannels__Email=False, EnabledChannels__Webhook=False)
+    assert warning.startswith(f"Sdk:{KEY}:EnabledChannels: has no channel, so nobody is told")
+
+
 @pytest.mark.parametrize("field", ["EmailSubject", "EmailBody", "SmsBody"])
 @pytest.mark.parametrize("word", ["Tenant", "tenantname", "reason", "Name2", "Occurred_At"])
 def test_an_unknown_placeholder_is_a_warning_with_the_known_ones(field, word):
@@ -95,10 +100,14 @@ def test_a_url_that_is_none_is_a_problem_and_no_more():
 
 def test_the_documented_settings_are_valid():
     page = Path(__file__).parents[2] / "docs" / "how-to" / "notify-site-managers.md"
-    (block,) = re.findall(r"```json\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-    bound = bind([read_section(json.loads(block)["Sdk"], None)])
-    assert (bound.problems, bound.warnings) == ((), ())
-    assert check(bound.settings, standalone=True, receiver=False) == Findings()
+    blocks = re.findall(r"```json\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    layers = [read_section(json.loads(block)["Sdk"], None) for block in blocks]
+    # The second one stands for the providers, in addition to the first.
+    for used in (layers[:1], layers):
+        bound = bind(used)
+        assert (bound.problems, bound.warnings) == ((), ())
+        assert check(bound.settings, standalone=True, receiver=False) == Findings()
+    assert len(layers) == 2
 
 
 def test_nothing_is_remarked_on_while_notifications_are_off():

@@ -115,7 +115,14 @@ def test_any_text_is_an_id_or_none(text: str) -> None:
 
 
 def test_counts_become_samples_with_channel_and_result() -> None:
-    assert sample_notifications({("sms", "sent"): 2, ("email", "failed"): 1}) == (
-        Sample("sdk_notifications_total", (("channel", "email"), ("result", "failed")), 1),
-        Sample("sdk_notifications_total", (("channel", "sms"), ("result", "sent")), 2),
+    samples = sample_notifications({("sms", "sent"): 2, ("email", "failed"): 1}, ["sms"])
+    assert samples[0] == Sample(
+        "sdk_notifications_total", (("channel", "email"), ("result", "failed")), 1
     )
+    assert {dict(s.labels)["result"]: s.value for s in samples[1:]} == {
+        "failed": 0,
+        "retried": 0,
+        "sent": 2,
+        "skipped": 0,
+        "unknown": 0,
+    }
