@@ -374,8 +374,12 @@ class Dispatcher:
     ) -> None:
         try:
             await handler.handler.on_error(event, error)
-        except Exception:
-            _log.exception("webhook.error_hook_failed", webhook_id=event.webhook_id)
+        except Exception as failure:
+            _log.error(
+                "webhook.error_hook_failed",
+                webhook_id=event.webhook_id,
+                error=describe_error(failure, self._secrets),
+            )
             await trio.lowlevel.checkpoint()
 
     def _report(

@@ -86,12 +86,15 @@ async def lacks(event):
     return {{}}["no such key"]
 
 @handlers.on(RefundCreatedEvent)
-class Hooked(sdk_trio.WebhookHandlerBase):
-    async def handle_core(self, event):
-        raise RuntimeError("{SAID}")
+def hooked(services):
+    class Hooked(sdk_trio.WebhookHandlerBase):
+        async def handle_core(self, event):
+            raise RuntimeError("{SAID}")
 
-    async def on_error(self, event, error):
-        raise RuntimeError("{SAID}, again") from error
+        async def on_error(self, event, error):
+            secrets = services.settings.webhooks.all_secrets
+            raise RuntimeError("{SAID}, again: " + secrets[0].reveal()) from error
+    return Hooked()
 
 @handlers.on(CustomerCreatedEvent, enqueue=True)
 def calls(services):
@@ -154,6 +157,10 @@ class Place:
     shown_bodies: str = ""
     daemons: list = attrs.Factory(list)
     sent: list = attrs.Factory(list)
+    # One for all requests: each new one would read the authorities' certificates again.
+    client: httpx.Client = attrs.Factory(
+        lambda: httpx.Client(timeout=20, limits=httpx.Limits(max_keepalive_connections=0))
+    )
     answers: str = ""
 
     @property
@@ -216,8 +223,8 @@ class Place:
         content = signed.body if change is None else change(signed.body)
         sent = {**signed.headers, "authorization": "Bearer PLANTED-header", **headers}
         try:
-            answer = httpx.post(
-                f"{self.url}?token=PLANTED-query", content=content, headers=sent, timeout=20
+            answer = self.client.post(
+                f"{self.url}?token=PLANTED-query", content=content, headers=sent
             )
         except httpx.TransportError:
             return None
@@ -268,6 +275,7 @@ def place(tmp_path, upstream):
     environment["CREDENTIALS_DIRECTORY"] = str(tmp_path / "credentials")
     made = Place(tmp_path, environment, f"http://127.0.0.1:{admin}")
     yield made
+    made.client.close()
     for daemon in made.daemons:
         if daemon.poll() is None:
             daemon.kill()
@@ -319,7 +327,7 @@ def observe(place):
     """Ask everything that shows state."""
     for path in ("/metrics", "/healthz", "/readyz", "/livez", "/", "/api/events"):
         for headers in ({}, {"authorization": f"Bearer {ADMIN_TOKEN}"}):
-            answer = httpx.get(place.admin + path, headers=headers)
+            answer = place.client.get(place.admin + path, headers=headers)
             place.outputs[f"{path} {bool(headers)}"] = answer.text + str(answer.headers)
     assert "sdk_webhook_deliveries_total" in place.outputs["/metrics True"]
     place.run("config", "show", "--all")
