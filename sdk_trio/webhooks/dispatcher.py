@@ -375,11 +375,8 @@ class Dispatcher:
         try:
             await handler.handler.on_error(event, error)
         except Exception as failure:
-            _log.error(
-                "webhook.error_hook_failed",
-                webhook_id=event.webhook_id,
-                error=describe_error(failure, self._secrets),
-            )
+            said = describe_error(failure, self._secrets)
+            _log.error("webhook.error_hook_failed", webhook_id=event.webhook_id, error=said)
             await trio.lowlevel.checkpoint()
 
     def _report(

@@ -1,5 +1,6 @@
 """The admin address of a running receiver: probes, API, who may do what, and its life."""
 
+import itertools
 import json
 import os
 import socket
@@ -13,6 +14,7 @@ from support.admin import TOKEN, administered
 from support.deliveries import settings
 from support.serving import RawWire, delivery_request, registry, signed
 
+from sdk_trio.console.app import MOST_REPORTED
 from sdk_trio.errors import StoreLockedError, StoreUnavailableError
 from sdk_trio.monitoring import Check, Sample
 from sdk_trio.runtime import BindError, Runtime
@@ -107,6 +109,18 @@ async def test_a_part_that_fails_hides_none_of_the_others(caplog):
         sources.checks.append(broken)
         answer = await admin.get("/readyz")
         assert (answer.status_code, checks_of(answer)["broken"]["ok"]) == (503, False)
+
+
+async def test_a_part_that_makes_up_names_does_not_fill_the_log(caplog):
+    numbers = itertools.count()
+
+    async with administered() as admin:
+        admin.runtime.administrator.sources.samples.append(
+            lambda: [Sample(f"sdk_{next(numbers)}", (), 1) for _ in range(1000)]
+        )
+        for _ in range(3):
+            await admin.metrics()
+    assert caplog.text.count("admin.source_failed") == MOST_REPORTED
 
 
 async def test_a_full_queue_is_not_ready_and_says_why():

@@ -59,6 +59,16 @@ def test_invalid_settings_are_all_listed_and_nothing_else_is_looked_at(doctor):
     assert found.of("secrets") == []
 
 
+def test_the_remedy_of_a_setting_is_what_to_do_about_it(doctor, tmp_path):
+    for name in ("CertFile", "KeyFile"):
+        doctor.set(f"Server__{name}", tmp_path / "missing.pem")
+    remedies = {f["remedy"] for f in doctor.alone().of("settings", "problem")}
+    assert remedies == {"put the file there or change the key"}
+    doctor.set("Webhooks__Secret", "short")
+    (found,) = doctor.alone().of("settings", "problem")
+    assert found["remedy"].startswith("copy the whole secret")
+
+
 def test_a_key_file_with_lines_too_many(doctor, tmp_path):
     file = tmp_path / "credentials" / "Sdk__Webhooks__Secret"
     file.parent.mkdir()
