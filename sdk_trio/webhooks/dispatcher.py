@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import attrs
 import trio
@@ -352,32 +352,32 @@ class Dispatcher:
             failure = Failure(
                 describe_error(error, self._secrets), _retry_after(error), type(error).__name__
             )
-            await self._tell_handler(handler, event, error)
+            await self._tell(handler, event, error)
             return failure
         except BaseExceptionGroup as group:
-            # A cancellation that met an error arrives as one group: the cancellation has to go
-            # on, and the error is only logged, because the run will be repeated.
-            cancelled, rest = group.split(trio.Cancelled)
-            if cancelled is None:
-                raise
-            if rest is not None:
-                _log.error(
-                    "webhook.failed",
-                    webhook_id=event.webhook_id,
-                    error=describe_error(rest, self._secrets),
-                )
-            raise cancelled from None
+            self._pass_on(group, event)
         return None
 
-    async def _tell_handler(
-        self, handler: BoundHandler, event: Event[Any], error: Exception
-    ) -> None:
+    async def _tell(self, handler: BoundHandler, event: Event[Any], error: Exception) -> None:
         try:
             await handler.handler.on_error(event, error)
         except Exception as failure:
             said = describe_error(failure, self._secrets)
             _log.error("webhook.error_hook_failed", webhook_id=event.webhook_id, error=said)
             await trio.lowlevel.checkpoint()
+        except BaseExceptionGroup as group:
+            self._pass_on(group, event)
+
+    def _pass_on(self, group: BaseExceptionGroup[BaseException], event: Event[Any]) -> NoReturn:
+        # A cancellation that met an error arrives as one group: the cancellation has to go on,
+        # and the error is only logged, because the run will be repeated.
+        cancelled, rest = group.split(trio.Cancelled)
+        if cancelled is None:
+            raise group
+        if rest is not None:
+            said = describe_error(rest, self._secrets)
+            _log.error("webhook.failed", webhook_id=event.webhook_id, error=said)
+        raise cancelled from None
 
     def _report(
         self,

@@ -197,6 +197,17 @@ async def test_a_stop_during_a_reload_stops(manager, signals, status):
     assert manager.handled().count("meanwhile") == 1
 
 
+async def test_a_key_file_that_hangs_does_not_hold_up_a_stop(manager):
+    manager.settings["Server:KeyFilePollSeconds"] = str(POLL_SECONDS)
+    daemon = manager.start()
+    sender = Senders(await manager.url())
+    os.mkfifo(manager.directory / "credentials" / "Sdk__AccessToken")
+    await trio.sleep(3 * POLL_SECONDS)  # it looks in this time, and gets no answer
+    assert await sender._attempt("meanwhile") == 200
+    assert await manager.stop(daemon) == 0
+    assert not manager.logged("runtime.reload_failed")
+
+
 async def test_a_hup_before_it_serves_is_a_reload_after_the_start(manager):
     """A settings file that answers late keeps the start waiting, until HUP has come."""
     config = manager.directory / "settings.json"
