@@ -9,23 +9,7 @@ from collections.abc import Callable
 
 import attrs
 
-#: The states of ``storage.records.DeliveryState``, which would import the whole store.
-STATES = ("received", "running", "retrying", "done", "dead", "parked")
-REPLAYABLE_STATES = ("dead", "parked")
-
-#: The states of ``storage.notification_records.NotificationState``.
-NOTIFICATION_STATES = ("pending", "sending", "retrying", "sent", "failed", "skipped", "unknown")
-RETRIABLE_STATES = ("failed", "skipped", "unknown")
-
-#: The values of ``storage.tenant_records.TenantStatus``.
-TENANT_STATUSES = ("Active", "Suspended", "Deactivated", "Deleted")
-
-#: The values of ``storage.tenant_records.Transition``, and the channels of notifications.
-TRANSITIONS = ("Suspended", "Reactivated", "Deactivated", "Deleted")
-CHANNELS = ("email", "sms", "webhook")
-
-_REFERENCE = "MODULE:ATTR"
-_MOMENT_HELP = "ISO 8601, or a time ago such as 15m, 2h, 3d"
+from . import command_arguments as arguments
 
 
 @attrs.frozen
@@ -43,473 +27,127 @@ class Command:
     takes_fields: bool = False
 
 
-def _run(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--app",
-        metavar=_REFERENCE,
-        help="the HandlerRegistry to run, imported from the current directory as uvicorn does; "
-        "without it every event is parked",
-    )
-    parser.add_argument(
-        "--standalone", action="store_true", help="the receiver alone: no AccessToken is needed"
-    )
-
-
-def _health(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--ready", action="store_true", help="ask whether it takes deliveries, not only if it lives"
-    )
-    parser.add_argument(
-        "--url", metavar="U", help="the admin address (default: that of the settings)"
-    )
-
-
-def _dev(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--app",
-        metavar=_REFERENCE,
-        help="the HandlerRegistry to run; without it every event is logged",
-    )
-
-
-def _init(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--directory", metavar="D", default=".", help="where to write (default: here)"
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
-
-
-def _config_check(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--standalone", action="store_true", help="check for the receiver alone: no AccessToken"
-    )
-    _add_format(parser)
-
-
-def _doctor(parser: ArgumentParser) -> None:
-    parser.add_argument("--app", metavar=_REFERENCE, help="examine the handlers of it as well")
-    parser.add_argument(
-        "--standalone", action="store_true", help="examine the receiver alone: no AccessToken"
-    )
-    parser.add_argument("--offline", action="store_true", help="do not call the upstream")
-    _add_format(parser)
-
-
-def _config_show(parser: ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="include what is at its default")
-    _add_format(parser)
-
-
-def _openapi(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--admin", action="store_true", help="of the admin address instead of the receiver"
-    )
-
-
-def _nothing(parser: ArgumentParser) -> None:
-    """Add no argument of its own."""
-
-
-def _events_list(parser: ArgumentParser) -> None:
-    parser.add_argument("--type", metavar="T", help="only this event type")
-    parser.add_argument("--state", choices=STATES, help="only this state")
-    parser.add_argument("--since", metavar="T", help=f"only arrivals since: {_MOMENT_HELP}")
-    parser.add_argument(
-        "--limit", metavar="N", default="50", help="at most this many, newest first (default 50)"
-    )
-    _add_format(parser)
-
-
-def _events_show(parser: ArgumentParser) -> None:
-    parser.add_argument("id", metavar="ID", help="the webhook id")
-    _add_format(parser)
-
-
-def _events_replay(parser: ArgumentParser) -> None:
-    parser.add_argument("ids", metavar="ID", nargs="*", help="dead or parked events")
-    parser.add_argument(
-        "--state", choices=REPLAYABLE_STATES, help="every event in this state, instead of ids"
-    )
-    parser.add_argument("--type", metavar="T", help="with --state: only this event type")
-    parser.add_argument("--since", metavar="T", help=f"with --state: only since: {_MOMENT_HELP}")
-    parser.add_argument("--dry-run", action="store_true", help="show what would be replayed")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    _add_format(parser)
-
-
-def _events_trigger(parser: ArgumentParser) -> None:
-    parser.add_argument("type", metavar="TYPE", help="an event type, such as order.created")
-    parser.add_argument(
-        "--data", metavar="JSON", help="a JSON object that is merged into the sample's data"
-    )
-    parser.add_argument(
-        "--url", metavar="U", help="where to post (default: the receiver of the data directory)"
-    )
-    parser.add_argument("--count", metavar="N", default="1", help="how many events (default 1)")
-    _add_format(parser)
-
-
-def _events_reconcile(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--since", metavar="T", required=True, help=f"what was sent since: {_MOMENT_HELP}"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="show what would be asked for")
-    _add_format(parser)
-
-
-def _call(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "operation",
-        metavar="WORD",
-        nargs="*",
-        help="resource, operation and the values of its path, such as: orders get ID; then "
-        "--name value for each field",
-    )
-    parser.add_argument("--list", action="store_true", help="list the operations with these words")
-    parser.add_argument("--limit", metavar="N", help="of a list: this many records (default 20)")
-    parser.add_argument("--all", action="store_true", help="of a list: every record")
-    parser.add_argument(
-        "--data", metavar="JSON", help="the body, or the query of a GET; - reads standard input"
-    )
-    parser.add_argument("--raw", action="store_true", help="print the answer's bytes as they came")
-    parser.add_argument(
-        "--format", choices=("table", "json"), default="table", help="of --list (default table)"
-    )
-
-
-def _events_tail(parser: ArgumentParser) -> None:
-    parser.add_argument("--type", metavar="T", help="only this event type")
-    _add_format(parser)
-
-
-def _add_secret(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--secret-env",
-        metavar="NAME",
-        help="the environment variable that holds the secret (default: the configured secrets)",
-    )
-
-
-def _add_body(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "file", metavar="FILE", nargs="?", default="-", help="the body (default: standard input)"
-    )
-
-
-def _sign(parser: ArgumentParser) -> None:
-    _add_secret(parser)
-    parser.add_argument("--id", metavar="ID", help="the webhook id (default: a new one)")
-    parser.add_argument(
-        "--timestamp", metavar="TIME", help="Unix seconds or ISO 8601 (default: now)"
-    )
-    parser.add_argument(
-        "--format",
-        choices=("headers", "curl", "json"),
-        default="headers",
-        help="header lines, a curl command, or a JSON object (default headers)",
-    )
-    _add_body(parser)
-
-
-def _verify(parser: ArgumentParser) -> None:
-    _add_secret(parser)
-    parser.add_argument(
-        "--headers",
-        metavar="FILE",
-        required=True,
-        help="the request's headers: 'Name: value' lines, or a JSON object",
-    )
-    parser.add_argument(
-        "--at",
-        metavar="TIME",
-        help="take this for the present time, for a delivery of earlier: Unix seconds or ISO 8601",
-    )
-    _add_format(parser)
-    _add_body(parser)
-
-
-def _secrets_new(parser: ArgumentParser) -> None:
-    parser.add_argument("--count", metavar="N", default="1", help="how many (default 1)")
-    _add_format(parser)
-
-
-def _tenant_list(parser: ArgumentParser) -> None:
-    parser.add_argument("--status", choices=TENANT_STATUSES, help="only this status")
-    parser.add_argument("--limit", metavar="N", help="at most this many (default: all)")
-    _add_format(parser)
-
-
-def _tenant_show(parser: ArgumentParser) -> None:
-    parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
-    _add_format(parser)
-
-
-def _tenant_add(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "identifier", metavar="IDENTIFIER", help="lowercase letters, digits and hyphens, 1 to 64"
-    )
-    parser.add_argument("--name", metavar="N", required=True, help="the name for people")
-    parser.add_argument("--email", metavar="E", help="the site manager's email address")
-    parser.add_argument("--email-verified", action="store_true", help="the address is verified")
-    parser.add_argument("--phone", metavar="P", help="the site manager's phone, as +15551234567")
-    parser.add_argument(
-        "--organization-id", metavar="O", help="the upstream's organization whose events it gets"
-    )
-    token = parser.add_mutually_exclusive_group()
-    token.add_argument(
-        "--access-token-env", metavar="NAME", help="the variable that holds its access token"
-    )
-    token.add_argument(
-        "--access-token-file", metavar="FILE", help="the file that holds its access token"
-    )
-    parser.add_argument(
-        "--webhook-secret-env",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="a variable that holds a webhook secret of its own; may be repeated",
-    )
-    parser.add_argument(
-        "--webhook-secret-file",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="a file with webhook secrets of its own, one a line; may be repeated",
-    )
-    _add_who_and_why(parser)
-    _add_format(parser)
-
-
-def _tenant_change(parser: ArgumentParser) -> None:
-    parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
-    _add_who_and_why(parser)
-    parser.add_argument(
-        "--bypass-email-verification",
-        action="store_true",
-        help="suspend although the site manager's email is not verified; counts only while "
-        "SuspendUnverifiedTenantsAnyway is true",
-    )
-    _add_format(parser)
-
-
-def _tenant_delete(parser: ArgumentParser) -> None:
-    _tenant_change(parser)
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-
-
-def _tenant_audit(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "identifier", metavar="IDENTIFIER", nargs="?", help="only this tenant, or its id"
-    )
-    _add_format(parser)
-
-
-def _add_who_and_why(parser: ArgumentParser) -> None:
-    parser.add_argument("--reason", metavar="R", help="why, for the audit trail and messages")
-    parser.add_argument("--actor", metavar="A", help="who asks (default: the user of the machine)")
-
-
-def _replication_render(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--output", metavar="F", help="write this file, whole, mode 0600 (default: print)"
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="write nothing; fail if the file (default: ConfigOutputPath) is not current",
-    )
-
-
-def _replication_run(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--pid-file",
-        metavar="P",
-        help="where our process id goes, for who sends SIGHUP (default: ReplicatorPidFilePath)",
-    )
-
-
-def _replication_status(parser: ArgumentParser) -> None:
-    _add_format(parser)
-
-
-def _upgrade(parser: ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="show what would be done")
-    parser.add_argument(
-        "--host",
-        metavar=_REFERENCE,
-        help="the application's HostUpgrade: its resolver of the default tenant, its own steps",
-    )
-    _add_format(parser)
-
-
-def _tenant_purge(parser: ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="show what would be removed")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--reason", metavar="R", help="why, for the audit trail")
-    parser.add_argument("--actor", metavar="A", help="who, for the audit trail (default: the user)")
-    parser.add_argument(
-        "--forget-audit", action="store_true", help="remove the tenants' earlier audit rows too"
-    )
-    _add_format(parser)
-
-
-def _replication_restore(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--tenant", metavar="T", required=True, help="the tenant, or its id if it is not known here"
-    )
-    parser.add_argument(
-        "--at",
-        metavar="TIME",
-        help=f"the last state before it (default: the newest); {_MOMENT_HELP}",
-    )
-    parser.add_argument("--output", metavar="F", required=True, help="the file to make")
-    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
-    _add_format(parser)
-
-
-def _replication_verify(parser: ArgumentParser) -> None:
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--tenant", metavar="T", help="only this tenant, of any status")
-    which.add_argument("--all", action="store_true", help="every active tenant (the default)")
-    _add_format(parser)
-
-
-def _notify_preview(parser: ArgumentParser) -> None:
-    parser.add_argument("--transition", choices=TRANSITIONS, required=True, help="which texts")
-    parser.add_argument(
-        "--tenant", metavar="T", help="a tenant, or its id, in place of made-up values"
-    )
-    parser.add_argument("--reason", metavar="R", help="the reason (default: a made-up one)")
-    _add_format(parser)
-
-
-def _notify_test(parser: ArgumentParser) -> None:
-    parser.add_argument("--channel", choices=CHANNELS, required=True, help="which channel")
-    parser.add_argument(
-        "--to",
-        metavar="ADDRESS",
-        help="an email address, a phone number as +15551234567, or a URL (of webhook; default: the "
-        "configured one)",
-    )
-    _add_format(parser)
-
-
-def _notify_list(parser: ArgumentParser) -> None:
-    parser.add_argument("--state", choices=NOTIFICATION_STATES, help="only this state")
-    parser.add_argument("--channel", choices=CHANNELS, help="only this channel")
-    parser.add_argument("--tenant", metavar="T", help="only this tenant, or its id")
-    parser.add_argument(
-        "--limit", metavar="N", default="50", help="at most this many, newest first (default 50)"
-    )
-    _add_format(parser)
-
-
-def _notify_show(parser: ArgumentParser) -> None:
-    parser.add_argument("id", metavar="ID", help="the message, such as 17-email")
-    _add_format(parser)
-
-
-def _notify_retry(parser: ArgumentParser) -> None:
-    parser.add_argument("ids", metavar="ID", nargs="*", help="messages, such as 17-email")
-    parser.add_argument(
-        "--state", choices=RETRIABLE_STATES, help="every message in this state, instead of ids"
-    )
-    parser.add_argument("--channel", choices=CHANNELS, help="with --state: only this channel")
-    parser.add_argument("--dry-run", action="store_true", help="show what would be sent again")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    _add_format(parser)
-
-
-def _add_format(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--format", choices=("table", "json"), default="table", help="of standard output"
-    )
-
-
 COMMANDS = (
-    Command("run", "run the receiver until it is told to stop", "daemon:run", _run),
-    Command("health", "ask a running receiver how it is", "health:check_health", _health),
-    Command("dev", "run a receiver to try, without any file", "developer:dev", _dev),
-    Command("init", "write the files of a new application", "initializer:init", _init),
-    Command("config check", "report every problem of the settings", "config:check", _config_check),
-    Command("config show", "show the settings and their origins", "config:show", _config_show),
-    Command("config schema", "print the JSON Schema of the settings", "config:schema", _nothing),
-    Command("doctor", "find what is wrong, with remedies", "doctor:doctor", _doctor),
-    Command("events list", "list events of the inbox", "events:list_events", _events_list),
-    Command("events show", "show one event", "events:show_event", _events_show),
-    Command("events replay", "run dead or parked events again", "replayer:replay", _events_replay),
-    Command("events trigger", "send a signed sample", "trigger:trigger", _events_trigger),
+    Command("run", "run the receiver until it is told to stop", "daemon:run", arguments.run),
+    Command("health", "ask a running receiver how it is", "health:check_health", arguments.health),
+    Command("dev", "run a receiver to try, without any file", "developer:dev", arguments.dev),
+    Command("init", "write the files of a new application", "initializer:init", arguments.init),
+    Command(
+        "config check",
+        "report every problem of the settings",
+        "config:check",
+        arguments.config_check,
+    ),
+    Command(
+        "config show", "show the settings and their origins", "config:show", arguments.config_show
+    ),
+    Command(
+        "config schema", "print the JSON Schema of the settings", "config:schema", arguments.nothing
+    ),
+    Command("doctor", "find what is wrong, with remedies", "doctor:doctor", arguments.doctor),
+    Command("events list", "list events of the inbox", "events:list_events", arguments.events_list),
+    Command("events show", "show one event", "events:show_event", arguments.events_show),
+    Command(
+        "events replay",
+        "run dead or parked events again",
+        "replayer:replay",
+        arguments.events_replay,
+    ),
+    Command("events trigger", "send a signed sample", "trigger:trigger", arguments.events_trigger),
     Command(
         "events reconcile",
         "ask the upstream for what was missed",
         "reconcile:reconcile",
-        _events_reconcile,
+        arguments.events_reconcile,
     ),
-    Command("events tail", "print changes as they happen", "tailer:tail", _events_tail),
-    Command("call", "call the upstream API", "call:call", _call, takes_fields=True),
-    Command("sign", "sign a body as the upstream would", "signing:sign_file", _sign),
-    Command("verify", "say whether a delivery is authentic", "verifier:verify_file", _verify),
-    Command("secrets new", "make a webhook secret", "signing:new_secrets", _secrets_new),
-    Command("tenant list", "list tenants", "tenants:list_tenants", _tenant_list),
-    Command("tenant show", "show one tenant", "tenants:show_tenant", _tenant_show),
-    Command("tenant add", "add a tenant", "tenants:add", _tenant_add),
-    Command("tenant suspend", "suspend an active tenant", "tenants:suspend", _tenant_change),
+    Command("events tail", "print changes as they happen", "tailer:tail", arguments.events_tail),
+    Command("call", "call the upstream API", "call:call", arguments.call, takes_fields=True),
+    Command("sign", "sign a body as the upstream would", "signing:sign_file", arguments.sign),
     Command(
-        "tenant reactivate", "make a tenant active again", "tenants:reactivate", _tenant_change
+        "verify", "say whether a delivery is authentic", "verifier:verify_file", arguments.verify
     ),
-    Command("tenant deactivate", "deactivate a tenant", "tenants:deactivate", _tenant_change),
-    Command("tenant delete", "delete a tenant softly", "tenants:delete", _tenant_delete),
-    Command("tenant audit", "show who changed what, and why", "tenants:audit", _tenant_audit),
+    Command("secrets new", "make a webhook secret", "signing:new_secrets", arguments.secrets_new),
+    Command("tenant list", "list tenants", "tenants:list_tenants", arguments.tenant_list),
+    Command("tenant show", "show one tenant", "tenants:show_tenant", arguments.tenant_show),
+    Command("tenant add", "add a tenant", "tenants:add", arguments.tenant_add),
     Command(
-        "tenant purge", "remove long deleted tenants", "tenant_purger:purge_tenants", _tenant_purge
+        "tenant suspend", "suspend an active tenant", "tenants:suspend", arguments.tenant_change
+    ),
+    Command(
+        "tenant reactivate",
+        "make a tenant active again",
+        "tenants:reactivate",
+        arguments.tenant_change,
+    ),
+    Command(
+        "tenant deactivate", "deactivate a tenant", "tenants:deactivate", arguments.tenant_change
+    ),
+    Command("tenant delete", "delete a tenant softly", "tenants:delete", arguments.tenant_delete),
+    Command(
+        "tenant audit", "show who changed what, and why", "tenants:audit", arguments.tenant_audit
+    ),
+    Command(
+        "tenant purge",
+        "remove long deleted tenants",
+        "tenant_purger:purge_tenants",
+        arguments.tenant_purge,
     ),
     Command(
         "replication run",
         "run a replicator that reloads on SIGHUP",
         "replication_run:run_replicator",
-        _replication_run,
+        arguments.replication_run,
     ),
     Command(
         "replication status",
         "show how far behind each tenant's replica is",
         "replication_status:show_status",
-        _replication_status,
+        arguments.replication_status,
     ),
     Command(
         "replication render",
         "print the replicator's configuration",
         "replication:render",
-        _replication_render,
+        arguments.replication_render,
     ),
     Command(
         "replication restore",
         "restore a tenant's database into a file",
         "restorer:restore",
-        _replication_restore,
+        arguments.replication_restore,
     ),
     Command(
         "replication verify",
         "prove that replicas can be restored",
         "replica_verifier:verify",
-        _replication_verify,
+        arguments.replication_verify,
     ),
-    Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", _upgrade),
+    Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", arguments.upgrade),
     Command(
         "notify preview",
         "show what a message would say",
         "notification_previewer:preview",
-        _notify_preview,
+        arguments.notify_preview,
     ),
-    Command("notify test", "send one real test message", "notification_tester:test", _notify_test),
-    Command("notify list", "list messages", "notifications:list_notifications", _notify_list),
-    Command("notify show", "show one message", "notifications:show_notification", _notify_show),
+    Command(
+        "notify test",
+        "send one real test message",
+        "notification_tester:test",
+        arguments.notify_test,
+    ),
+    Command(
+        "notify list", "list messages", "notifications:list_notifications", arguments.notify_list
+    ),
+    Command(
+        "notify show", "show one message", "notifications:show_notification", arguments.notify_show
+    ),
     Command(
         "notify retry",
         "send messages again that did not arrive",
         "notification_retrier:retry",
-        _notify_retry,
+        arguments.notify_retry,
     ),
-    Command("openapi", "print the OpenAPI document", "openapi:openapi", _openapi),
+    Command("openapi", "print the OpenAPI document", "openapi:openapi", arguments.openapi),
 )
 
 #: What a group of commands is about.

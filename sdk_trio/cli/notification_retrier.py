@@ -1,6 +1,5 @@
 """``notify retry``: sends messages again that were not sent, or of which that is not known."""
 
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +17,10 @@ from ..storage.notification_records import (
     NotificationState,
 )
 from ..storage.ports import NotificationStore
-from .commands import CHANNELS
+from .command_arguments import CHANNELS
 from .notifications import open_notifications, parse_id
 from .printer import Progress, print_rows, say
+from .questioner import confirmed
 from .settings_reader import load
 from .usage import UsageError
 
@@ -59,7 +59,8 @@ def retry(arguments: Namespace) -> int:
     possible = [candidate.id for candidate in candidates if candidate.reason is None]
     retried: set[NotificationId] = set()
     if not arguments.dry_run:
-        if len(possible) > 1 and not (arguments.yes or _confirmed(len(possible))):
+        sure = len(possible) < 2 or arguments.yes
+        if not (sure or confirmed(f"send {len(possible)} messages again?")):
             say("nothing was changed")
             return EXIT_FAILURE
         retried = trio.run(_put_back, settings, possible)
@@ -113,15 +114,6 @@ def _candidate(record: NotificationRecord, enabled: Sequence[str]) -> Candidate:
     return Candidate(
         record.id, outbox.tenant_identifier, str(outbox.transition), str(record.state), reason
     )
-
-
-def _confirmed(count: int) -> bool:
-    """Ask whether to send so many; where nobody can be asked, a script meant what it wrote."""
-    if not sys.stdin.isatty():
-        return True
-    sys.stderr.write(f"send {count} messages again? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().casefold() in ("y", "yes")
 
 
 async def _put_back(settings: Settings, ids: Sequence[NotificationId]) -> set[NotificationId]:

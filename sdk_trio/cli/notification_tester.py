@@ -12,7 +12,7 @@ from ..config.gates import NOTIFICATIONS
 from ..errors import EXIT_CONFIGURATION, EXIT_FAILURE, EXIT_UNAVAILABLE
 from ..notifications.outcome import Again, Ambiguous, Outcome, Refused, Sent, Skipped
 from ..storage.tenant_records import OutboxRecord, Transition
-from .commands import CHANNELS
+from .command_arguments import CHANNELS
 from .notification_previewer import sample_record
 from .printer import cell, print_json, print_text
 from .settings_reader import load

@@ -1,6 +1,5 @@
 """``events replay``: puts dead and parked events back, one by one or in bulk."""
 
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from ..storage.records import DeliveryState
 from ..storage.replayer import Candidate, find_chosen, find_named, put_back, replay_rows
 from .moments import parse_since
 from .printer import Progress, print_rows, say
+from .questioner import confirmed
 from .settings_reader import load
 from .store_opener import open_store
 from .usage import UsageError
@@ -36,7 +36,8 @@ def replay(arguments: Namespace) -> int:
     possible = [candidate.webhook_id for candidate in candidates if candidate.reason is None]
     replayed: set[str] = set()
     if not arguments.dry_run:
-        if len(possible) > 1 and not (arguments.yes or _confirmed(len(possible))):
+        sure = len(possible) < 2 or arguments.yes
+        if not (sure or confirmed(f"replay {len(possible)} events?")):
             say("nothing was replayed")
             return EXIT_FAILURE
         replayed = trio.run(_put_back, settings, possible)
@@ -55,15 +56,6 @@ async def _candidates(
             return await find_named(inbox, arguments.ids)
         state = DeliveryState(arguments.state)
         return await find_chosen(inbox, state, type=arguments.type, since=since)
-
-
-def _confirmed(count: int) -> bool:
-    """Ask whether to replay so many; where nobody can be asked, a script meant what it wrote."""
-    if not sys.stdin.isatty():
-        return True
-    sys.stderr.write(f"replay {count} events? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().casefold() in ("y", "yes")
 
 
 async def _put_back(settings: Settings, ids: Sequence[str]) -> set[str]:

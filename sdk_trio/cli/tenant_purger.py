@@ -1,7 +1,6 @@
 """``tenant purge``: removes tenants that were deleted longer ago than their retention."""
 
 import getpass
-import sys
 import time
 import uuid
 from argparse import Namespace
@@ -16,6 +15,7 @@ from ..errors import EXIT_FAILURE, TenantError
 from ..storage import open_store
 from ..tenants.purger import PurgeCandidate, Purger, TenantRemoved
 from .printer import Progress, print_rows, say
+from .questioner import confirmed
 from .settings_reader import load
 from .upgrade import require_tenants
 
@@ -43,7 +43,7 @@ def purge_tenants(arguments: Namespace) -> int:
             else f"no tenant was deleted more than {days} days ago"
         )
         return 0
-    if not (arguments.yes or _confirmed(candidates)):
+    if not (arguments.yes or confirmed(_question(candidates))):
         say("nothing was removed")
         return EXIT_FAILURE
     rows = trio.run(_purge, settings, candidates, arguments)
@@ -101,15 +101,10 @@ def _row(
     }
 
 
-def _confirmed(candidates: Sequence[PurgeCandidate]) -> bool:
-    """Ask whether to remove so many; where nobody can be asked, a script meant what it wrote."""
-    if not sys.stdin.isatty():
-        return True
+def _question(candidates: Sequence[PurgeCandidate]) -> str:
     names = ", ".join(c.tenant.identifier if c.tenant else c.tenant_id for c in candidates[:5])
     more = f" and {len(candidates) - 5} more" if len(candidates) > 5 else ""
-    sys.stderr.write(f"remove {names}{more} for ever? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().casefold() in ("y", "yes")
+    return f"remove {names}{more} for ever?"
 
 
 def _user() -> str:

@@ -2,7 +2,6 @@
 
 import getpass
 import os
-import sys
 import uuid
 from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -26,6 +25,7 @@ from ..storage.tenant_records import (
 from ..tenants import TenantService, TransitionResult
 from .moments import moment_text, parse_count
 from .printer import Row, cell, print_json, print_rows, print_text, say
+from .questioner import confirmed
 from .settings_reader import load
 from .store_opener import why_unreachable
 from .tenant_rows import AUDIT_COLUMNS, LIST_COLUMNS, audit_row, audited, listed, table_row
@@ -196,7 +196,9 @@ def deactivate(arguments: Namespace) -> int:
 
 def delete(arguments: Namespace) -> int:
     """Delete a tenant softly, after asking; raises TenantError as :func:`suspend` does."""
-    if not (arguments.yes or _confirmed(arguments.identifier)):
+    name = cell(arguments.identifier)
+    kept = f"the tenant {name} can be reactivated until its retention has passed"
+    if not (arguments.yes or confirmed(f"{kept}; delete it?")):
         say("nothing was changed")
         return EXIT_FAILURE
     return _change(
@@ -205,16 +207,6 @@ def delete(arguments: Namespace) -> int:
             arguments.identifier, reason=arguments.reason, actor=_actor(arguments)
         ),
     )
-
-
-def _confirmed(identifier: str) -> bool:
-    """Ask whether to delete; where nobody can be asked, a script meant what it wrote."""
-    if not sys.stdin.isatty():
-        return True
-    say(f"the tenant {cell(identifier)} can be reactivated until its retention has passed")
-    sys.stderr.write("delete it? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().casefold() in ("y", "yes")
 
 
 def _change(

@@ -150,6 +150,7 @@ def settings_of(directory: Path, **keys: Any) -> Settings:
             "Environment": "Development",
             "Storage:Path": str(directory),
             "Server:Bind": ["127.0.0.1:0"],
+            "Admin:Bind": "127.0.0.1:0",
             "Webhooks:RequireHttps": False,
             "Webhooks:Secret": SECRET,
             "Webhooks:GracefulDrainTimeoutSeconds": 3,
@@ -198,7 +199,7 @@ async def test_a_running_daemon_tells_of_transitions_and_takes_up_what_a_command
         with trio.fail_after(10):
             while [r["state"] for r in await notify(shell, "list")] != ["unknown"]:
                 await trio.sleep(0.01)
-        await trio.sleep(1)
+        await trio.sleep(1)  # several looks of the dispatcher, none of which sends it again
         assert len(channel.begun) == 1
         await notify(shell, "retry", "1-email")
         await until(lambda: len(channel.finished) == 2)

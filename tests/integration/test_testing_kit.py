@@ -158,8 +158,8 @@ def test_a_failing_test_fails_soon_and_shows_its_own_assertion(project):
         failed=1,
     )
     result.stdout.fnmatch_lines(["*assert 200 == 201*"])
-    # The handler that hangs is given up after the drain timeout of settings_for_tests.
-    assert time.monotonic() - before < 8
+    # The handler that hangs is not waited for, as the drain timeout of settings_for_tests would.
+    assert time.monotonic() - before < 25
 
 
 def test_a_project_that_uses_none_of_it_does_not_pay_for_it(project, pytester):

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from sdk_trio.cli import main
-from sdk_trio.cli.commands import (
-    COMMANDS,
+from sdk_trio.cli.command_arguments import (
     NOTIFICATION_STATES,
     REPLAYABLE_STATES,
     RETRIABLE_STATES,
     STATES,
 )
+from sdk_trio.cli.commands import COMMANDS
 from sdk_trio.cli.parser import build_parser
 from sdk_trio.cli.usage import NOT_IN_THIS_VERSION
 from sdk_trio.storage.notification_records import RETRIABLE, NotificationState
