@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import trio
@@ -355,7 +355,7 @@ class Dispatcher:
             await self._tell(handler, event, error)
             return failure
         except BaseExceptionGroup as group:
-            self._pass_on(group, event)
+            raise self._cancellation_in(group, event) from None
         return None
 
     async def _tell(self, handler: BoundHandler, event: Event[Any], error: Exception) -> None:
@@ -366,18 +366,18 @@ class Dispatcher:
             _log.error("webhook.error_hook_failed", webhook_id=event.webhook_id, error=said)
             await trio.lowlevel.checkpoint()
         except BaseExceptionGroup as group:
-            self._pass_on(group, event)
+            raise self._cancellation_in(group, event) from None
 
-    def _pass_on(self, group: BaseExceptionGroup[BaseException], event: Event[Any]) -> NoReturn:
+    def _cancellation_in(self, group: BaseExceptionGroup[Any], event: Event[Any]) -> BaseException:
         # A cancellation that met an error arrives as one group: the cancellation has to go on,
         # and the error is only logged, because the run will be repeated.
         cancelled, rest = group.split(trio.Cancelled)
         if cancelled is None:
-            raise group
+            return group
         if rest is not None:
             said = describe_error(rest, self._secrets)
             _log.error("webhook.failed", webhook_id=event.webhook_id, error=said)
-        raise cancelled from None
+        return cancelled
 
     def _report(
         self,
