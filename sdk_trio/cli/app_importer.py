@@ -80,11 +80,11 @@ def _import(asked: str, name: str) -> ModuleType:
                 "packages"
             ) from None
         raise _broken(asked, name, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script ends itself, instead of being imported
         raise _broken(asked, name, error) from error
 
 
-def _broken(asked: str, name: str, error: Exception) -> SdkError:
+def _broken(asked: str, name: str, error: BaseException) -> SdkError:
     where = _place_of(error)
     return AppBrokenError(
         f"{asked}: importing {name!r} failed{where}: {type(error).__name__}: {error}"

@@ -49,6 +49,9 @@ def run(arguments: Namespace) -> int:
         return with_inherited_sockets(loaded.require(), manager.sockets)
 
     reloader = SettingsReloader(read_again, complete)
+    if _HANGUP is not None:
+        # One that comes before the runtime watches must not end the process.
+        signal.signal(_HANGUP, lambda *_: reloader.request())
     loaded = read_again()
     settings = complete(loaded)
     begin_logs(loaded)

@@ -3,9 +3,9 @@
 import ctypes
 import os
 import shutil
-import ssl
 import stat
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,8 +13,10 @@ from ..config import Loaded, Secret, Settings, StorageBackend
 from ..config.choices import ReplicaTargetType
 from ..config.table import table
 from ..console.token_keeper import TOKEN_NAME
+from ..errors import OptionsValidationError
 from ..runtime.limits import Limits
 from ..runtime.listener import RESERVED_DESCRIPTORS, descriptor_limit
+from .certificate_examiner import OutsideItsTimeError, valid_until
 from .doctor_findings import Report
 from .presence import NobodyThereError, find
 from .secret_finder import DEV_SECRET_NAME
@@ -26,6 +28,11 @@ STORAGE_PATH = "Sdk:Storage:Path"
 LEAST_FREE_BYTES = 100 * 1024 * 1024
 COMFORTABLE_FREE_BYTES = 1024 * 1024 * 1024
 LEAST_FREE_NODES = 1000
+
+#: When a certificate that ends is worth to be said, and when it should have been renewed, in days.
+NOTABLE_EXPIRY_DAYS = 30
+URGENT_EXPIRY_DAYS = 7
+_DAY_SECONDS = 86_400
 
 #: What adjtimex(2) returns where nothing keeps the clock right.
 _CLOCK_ERROR = 5
@@ -46,20 +53,39 @@ def check_permissions(loaded: Loaded, settings: Settings, report: Report) -> Non
         _check_secret_file(key, Path(file), report)
     server = settings.server
     if server.cert_file and server.key_file:
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                server.cert_file, server.key_file, password=""
-            )
-        except (OSError, ssl.SSLError) as error:
-            report.problem(
-                "Sdk:Server:CertFile",
-                f"the certificate and the key cannot be used together: {_reason(error)}",
-                "give the chain in CertFile and its own, unencrypted key in KeyFile, both as PEM",
-            )
+        _check_certificate(server.cert_file, server.key_file, report)
 
 
-def _reason(error: OSError) -> str:
-    return getattr(error, "reason", None) or error.strerror or type(error).__name__
+def _check_certificate(cert_file: str, key_file: str, report: Report) -> None:
+    where = f"Sdk:Server:CertFile ({cert_file})"
+    renew = "renew it, and put it in the place of the old one: the receiver notices by itself"
+    try:
+        end = valid_until(cert_file, key_file)
+    except OptionsValidationError as error:
+        report.problem(
+            where,
+            f"the certificate and the key cannot be used together: {_reason(error)}",
+            "give the chain in CertFile and its own, unencrypted key in KeyFile, both as PEM",
+        )
+        return
+    except OutsideItsTimeError as error:
+        report.problem(where, f"no sender believes it: {error}", f"{renew}; or the clock is wrong")
+        return
+    if end is None:
+        report.note(where, "it cannot be told until when it is valid")
+        return
+    days = (end - time.time()) / _DAY_SECONDS
+    if days < URGENT_EXPIRY_DAYS:
+        report.warning(where, f"it expires in {days:.0f} days", renew)
+    elif days < NOTABLE_EXPIRY_DAYS:
+        report.note(where, f"it expires in {days:.0f} days", renew)
+    else:
+        report.ok(where, f"it is the key's, and is valid for {days:.0f} more days")
+
+
+def _reason(error: OptionsValidationError) -> str:
+    cause = error.__cause__
+    return getattr(cause, "reason", None) or getattr(cause, "strerror", None) or str(error)
 
 
 def _check_data_directory(directory: Path, report: Report) -> None:

@@ -54,9 +54,9 @@ def _place(problem: Problem) -> str:
 
 
 def _advice(problem: Problem) -> str:
-    """Return what the message itself advises: what stands behind its first colon."""
+    """Return what the message itself advises: the last clause behind its first colon."""
     _, colon, advice = problem.message.partition(": ")
-    return advice if colon else "see docs/reference/configuration.md"
+    return advice.rpartition("; ")[2] if colon else "see docs/reference/configuration.md"
 
 
 def check_secrets(settings: Settings, report: Report) -> None:

@@ -74,8 +74,8 @@ class SettingsReloader:
 
     async def _look(self, runtime: Runtime) -> tuple[str, ...]:
         places = (*self._directories, *key_files(runtime.settings))
-        # Never two at once: a file system that hangs is waited for.
-        return await trio.to_thread.run_sync(self._key_files.look, places)
+        # Never two at once: a file system that hangs is waited for, but not by a stop.
+        return await trio.to_thread.run_sync(self._key_files.look, places, abandon_on_cancel=True)
 
     async def _reload(self, runtime: Runtime, *, cause: str, files: tuple[str, ...]) -> None:
         try:

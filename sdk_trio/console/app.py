@@ -41,6 +41,9 @@ BURST = 50
 #: What refusals are logged at most, one in so many seconds: the sender decides how many there are.
 REFUSAL_LOG_SECONDS = 10.0
 
+#: How many parts and names that cannot be shown are logged, each once.
+MOST_REPORTED = 100
+
 PROBES = ("/livez", "/readyz")
 EVENTS = "/api/events"
 REPLAY = "/api/events/replay"
@@ -280,7 +283,8 @@ class AdminApp:
         return known
 
     def _report_once(self, part: object, error: Exception) -> None:
-        if part not in self._reported:
+        # Bounded: a part may make up a new name for every sample.
+        if part not in self._reported and len(self._reported) < MOST_REPORTED:
             self._reported.add(part)
             # Its words may hold what no log may: the place is enough to find it.
             name = part if isinstance(part, str) else getattr(part, "__qualname__", repr(part))
@@ -292,11 +296,11 @@ class AdminApp:
 
 async def _read_body(receive: Receive) -> bytes | None:
     """Return the body, None if it is too large; it is read first, so that every answer arrives."""
-    body: bytes = b""
+    body = bytearray()
     while True:
         message = await receive()
         body += message.get("body", b"")
         if len(body) > MAX_BODY_BYTES:
             return None
         if not message.get("more_body", False):
-            return body
+            return bytes(body)

@@ -38,6 +38,10 @@ STALLED_SECONDS = 2.0
 #: How long a store that failed is left alone, in seconds.
 PAUSE_SECONDS = 0.2
 
+#: How much is written: as much as a usual delivery, or a disk with room for little more than a
+#: byte would pass while it keeps no delivery.
+PROBE_BYTES = 8192
+
 #: The name of the record that is written to see whether the store can write.
 CHECKPOINT = "admin.probe"
 
@@ -140,7 +144,7 @@ class StoreObserver:
             return
         self._writing_since = trio.current_time()
         try:
-            await inbox.write_checkpoint(CHECKPOINT, str(int(self._clock())))
+            await inbox.write_checkpoint(CHECKPOINT, f"{int(self._clock()):<{PROBE_BYTES}}")
         finally:
             self._writing_since = inf
         self._written_at = trio.current_time()

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from ..config import Settings, StorageBackend
 from ..console.access import Access
 from ..console.app import AdminApp
 from ..console.observed import Sources, TenantCounts
 from ..console.token_keeper import AdminToken, provide_token
 from ..logs import get_logger
 from ..monitoring import Check
+from ..storage.data_directory import lock_data_directory
 from ..storage.ports import Inbox
 from .limits import Limits
+from .listener import BindError
 from .replication_checks import check_replication, check_verification
 from .server import Server
 
@@ -66,6 +69,7 @@ class Administrator:
 
         Raises:
             BindError: the address cannot be listened on; the message names ``Sdk:Admin:Bind``.
+            StoreLockedError: nor is the data directory free; the message names who uses it.
         """
         from .. import __version__  # the package imports the runtime
 
@@ -81,7 +85,11 @@ class Administrator:
             limits=LIMITS,
         )
         async with trio.open_nursery() as nursery:
-            addresses = await nursery.start(server.run)
+            try:
+                addresses = await nursery.start(server.run)
+            except BindError:
+                _refuse_second_start(self._runtime.settings)
+                raise
             app.listen_at(addresses)
             self._addresses = addresses
             nursery.start_soon(app.run)
@@ -132,10 +140,20 @@ class Administrator:
     def _check_receiver(self) -> Check:
         if self._runtime.started is None:
             return Check("receiver", False, "it is starting")
-        ready = self._runtime.ready
-        return Check("receiver", ready, "accepts deliveries" if ready else "accepts nothing new")
+        if self._runtime.ready:
+            return Check("receiver", True, "accepts deliveries")
+        leaving = self._runtime.receiver.ready
+        detail = "accepts deliveries for a moment yet" if leaving else "accepts nothing new"
+        return Check("receiver", False, detail)
 
     def _check_queue(self) -> Check:
         depth = self._runtime.receiver.queue_depth
         capacity = self._runtime.settings.webhooks.queue.capacity
         return Check("queue", depth < capacity, f"{depth} of {capacity} places are taken")
+
+
+def _refuse_second_start(settings: Settings) -> None:
+    """Say so if the address is in use because this receiver runs already: that explains more."""
+    if settings.storage.backend is not StorageBackend.MEMORY:
+        with lock_data_directory(settings.storage.path):
+            pass

@@ -157,8 +157,11 @@ class Runtime:
 
     @property
     def draining(self) -> bool:
-        """Whether a stop has begun; True ever after."""
-        return self._drain_begun.is_set()
+        """Whether a stop has begun; True ever after.
+
+        For ``Server:ShutdownDelaySeconds`` deliveries are still accepted then.
+        """
+        return self._stop_wanted.is_set() or self._drain_begun.is_set()
 
     @property
     def has_client(self) -> bool:

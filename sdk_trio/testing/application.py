@@ -77,7 +77,11 @@ class AppUnderTest:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self.settings = runtime.settings
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force, after a reload the new ones."""
+        return self.runtime.settings
 
     @property
     def store(self) -> Inbox:

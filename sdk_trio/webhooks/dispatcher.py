@@ -352,31 +352,32 @@ class Dispatcher:
             failure = Failure(
                 describe_error(error, self._secrets), _retry_after(error), type(error).__name__
             )
-            await self._tell_handler(handler, event, error)
+            await self._tell(handler, event, error)
             return failure
         except BaseExceptionGroup as group:
-            # A cancellation that met an error arrives as one group: the cancellation has to go
-            # on, and the error is only logged, because the run will be repeated.
-            cancelled, rest = group.split(trio.Cancelled)
-            if cancelled is None:
-                raise
-            if rest is not None:
-                _log.error(
-                    "webhook.failed",
-                    webhook_id=event.webhook_id,
-                    error=describe_error(rest, self._secrets),
-                )
-            raise cancelled from None
+            raise self._cancellation_in(group, event) from None
         return None
 
-    async def _tell_handler(
-        self, handler: BoundHandler, event: Event[Any], error: Exception
-    ) -> None:
+    async def _tell(self, handler: BoundHandler, event: Event[Any], error: Exception) -> None:
         try:
             await handler.handler.on_error(event, error)
-        except Exception:
-            _log.exception("webhook.error_hook_failed", webhook_id=event.webhook_id)
+        except Exception as failure:
+            said = describe_error(failure, self._secrets)
+            _log.error("webhook.error_hook_failed", webhook_id=event.webhook_id, error=said)
             await trio.lowlevel.checkpoint()
+        except BaseExceptionGroup as group:
+            raise self._cancellation_in(group, event) from None
+
+    def _cancellation_in(self, group: BaseExceptionGroup[Any], event: Event[Any]) -> BaseException:
+        # A cancellation that met an error arrives as one group: the cancellation has to go on,
+        # and the error is only logged, because the run will be repeated.
+        cancelled, rest = group.split(trio.Cancelled)
+        if cancelled is None:
+            return group
+        if rest is not None:
+            said = describe_error(rest, self._secrets)
+            _log.error("webhook.failed", webhook_id=event.webhook_id, error=said)
+        return cancelled
 
     def _report(
         self,

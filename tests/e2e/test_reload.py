@@ -155,7 +155,17 @@ async def test_a_key_file_that_was_swapped_is_noticed_without_a_signal(manager, 
     assert len(manager.logged("runtime.reloaded")) == 1
 
 
-async def test_a_stop_during_a_reload_stops(manager):
+@pytest.mark.parametrize(
+    ("signals", "status"),
+    [
+        ([signal.SIGTERM], 0),
+        # The second signal that ends forces; one more HUP does not.
+        ([signal.SIGHUP, signal.SIGTERM, signal.SIGHUP], 0),
+        ([signal.SIGTERM, signal.SIGINT], 128 + signal.SIGINT),
+        ([signal.SIGKILL], -signal.SIGKILL),
+    ],
+)
+async def test_a_stop_during_a_reload_stops(manager, signals, status):
     """A settings file that never answers keeps the reload waiting, and nothing else."""
     config = manager.directory / "settings.json"
     config.write_text("{}")
@@ -166,6 +176,50 @@ async def test_a_stop_during_a_reload_stops(manager):
     place = len(manager.messages)
     daemon.send_signal(signal.SIGHUP)
     await manager.said("RELOADING=1", after=place)
-    assert await senders._attempt("meanwhile") == 200
+    # An event that is still handled when the signals come, so that there is something to force.
+    assert await senders._attempt("meanwhile", seconds=0.5) == 200
+    for number in signals:
+        daemon.send_signal(number)
+        if number == signal.SIGTERM:
+            await manager.wait_for("runtime.draining")
+    assert await manager.ended(daemon) == status
+    assert not manager.logged("runtime.reloaded")
+    # Whatever was cut short is taken up by the next start, with the settings of then.
+    config.unlink()
+    config.write_text('{"Sdk": {"Webhooks": {"RateLimitPerMinute": 1}}}')
+    daemon = manager.start("--config", str(config))
+    senders.url = await manager.url()
+    assert [await senders._attempt(name) for name in "ab"] == [200, 429]
+    with trio.fail_after(30):
+        while not {"meanwhile", "a"} <= set(manager.handled()):
+            await trio.sleep(0.01)
     assert await manager.stop(daemon) == 0
-    assert manager.handled() == ["meanwhile"]
+    assert manager.handled().count("meanwhile") == 1
+
+
+async def test_a_key_file_that_hangs_does_not_hold_up_a_stop(manager):
+    manager.settings["Server:KeyFilePollSeconds"] = str(POLL_SECONDS)
+    daemon = manager.start()
+    sender = Senders(await manager.url())
+    os.mkfifo(manager.directory / "credentials" / "Sdk__AccessToken")
+    await trio.sleep(3 * POLL_SECONDS)  # it looks in this time, and gets no answer
+    assert await sender._attempt("meanwhile") == 200
+    assert await manager.stop(daemon) == 0
+    assert not manager.logged("runtime.reload_failed")
+
+
+async def test_a_hup_before_it_serves_is_a_reload_after_the_start(manager):
+    """A settings file that answers late keeps the start waiting, until HUP has come."""
+    config = manager.directory / "settings.json"
+    os.mkfifo(config)
+    daemon = manager.start("--config", str(config))
+    # Somebody has it open for reading: the program reads its settings.
+    opened = await trio.to_thread.run_sync(lambda: config.open("w"))
+    daemon.send_signal(signal.SIGHUP)
+    with opened:
+        opened.write("{}")
+    config.unlink()
+    config.write_text('{"Sdk": {"Webhooks": {"ToleranceSeconds": 200}}}')
+    reloaded = await manager.wait_for("runtime.reloaded")
+    assert reloaded["changed"] == ["Sdk:Webhooks:ToleranceSeconds"]
+    assert await manager.stop(daemon) == 0

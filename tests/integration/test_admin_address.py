@@ -1,5 +1,6 @@
 """The admin address of a running receiver: probes, API, who may do what, and its life."""
 
+import itertools
 import json
 import os
 import socket
@@ -13,7 +14,8 @@ from support.admin import TOKEN, administered
 from support.deliveries import settings
 from support.serving import RawWire, delivery_request, registry, signed
 
-from sdk_trio.errors import StoreUnavailableError
+from sdk_trio.console.app import MOST_REPORTED
+from sdk_trio.errors import StoreLockedError, StoreUnavailableError
 from sdk_trio.monitoring import Check, Sample
 from sdk_trio.runtime import BindError, Runtime
 from sdk_trio.storage.records import DeliveryState
@@ -107,6 +109,18 @@ async def test_a_part_that_fails_hides_none_of_the_others(caplog):
         sources.checks.append(broken)
         answer = await admin.get("/readyz")
         assert (answer.status_code, checks_of(answer)["broken"]["ok"]) == (503, False)
+
+
+async def test_a_part_that_makes_up_names_does_not_fill_the_log(caplog):
+    numbers = itertools.count()
+
+    async with administered() as admin:
+        admin.runtime.administrator.sources.samples.append(
+            lambda: [Sample(f"sdk_{next(numbers)}", (), 1) for _ in range(1000)]
+        )
+        for _ in range(3):
+            await admin.metrics()
+    assert caplog.text.count("admin.source_failed") == MOST_REPORTED
 
 
 async def test_a_full_queue_is_not_ready_and_says_why():
@@ -225,6 +239,38 @@ async def test_a_drain_is_seen_while_the_receiver_still_answers():
             assert (await admin.metrics())["sdk_draining"] == 1
             release.set()
             assert (await wire.answer()).status == 200
+
+
+async def test_from_the_beginning_of_a_stop_it_is_unready_although_deliveries_are_still_taken():
+    async with administered(registry(works), Server__ShutdownDelaySeconds=5) as admin:
+        admin.runtime.shut_down("a new version")
+        assert (await admin.app.deliver("order.paid")).status == 200
+        answer = await admin.get("/readyz")
+        assert answer.status_code == 503
+        checks = checks_of(answer)
+        assert checks["drain"]["detail"] == "a graceful stop has begun"
+        assert checks["receiver"]["detail"] == "accepts deliveries for a moment yet"
+        assert not checks["drain"]["ok"]
+        assert not checks["receiver"]["ok"]
+        assert (await admin.get("/healthz")).json()["state"] == "draining"
+        assert (await admin.metrics())["sdk_draining"] == 1
+        admin.runtime.force()
+
+
+@pytest.mark.parametrize("same_directory", [True, False])
+async def test_an_address_in_use_is_named_unless_the_receiver_itself_runs_already(
+    tmp_path, same_directory
+):
+    keys = {"Storage__Backend": "Sqlite", "Admin__Enabled": True}
+    async with administered(Storage__Path=str(tmp_path / "a"), **keys) as admin:
+        keys["Admin__Bind"] = admin.runtime.started.admin[0].partition("://")[2]
+        path = tmp_path / ("a" if same_directory else "b")
+        second = Runtime(settings(Storage__Path=str(path), **keys))
+        error = StoreLockedError if same_directory else BindError
+        message = f"in use by process {os.getpid()}" if same_directory else "Sdk:Admin:Bind"
+        with pytest.raises(error, match=message):
+            await second.run()
+        assert (await admin.get("/readyz")).status_code == 200
 
 
 # -- the API ----------------------------------------------------------------------------------

@@ -189,12 +189,14 @@ def test_the_alerts_are_right_and_fire_when_they_should(tmp_path):
     assert "SUCCESS" in promtool("test", "rules", str(tmp_path / ALERT_TESTS.name))
 
 
-def test_every_alert_has_a_test_in_which_it_fires():
+def test_every_alert_is_explained_and_has_a_test_in_which_it_fires():
     alerts = set(re.findall(r"- alert: (\w+)", ALERTS.read_text()))
     fired = set(
         re.findall(r'ALERTS\{alertname="(\w+)", alertstate="firing", job', ALERT_TESTS.read_text())
     )
     assert fired == alerts
+    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
+    assert set(re.findall(r"^\| `(Sdk\w+)` \|", page, re.MULTILINE)) == alerts
 
 
 @pytest.mark.parametrize("file", [ALERTS, ALERT_TESTS, DASHBOARD], ids=lambda file: file.name)

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -56,6 +57,16 @@ def test_invalid_settings_are_all_listed_and_nothing_else_is_looked_at(doctor):
     ]
     assert all(f["remedy"] for f in problems)
     assert found.of("secrets") == []
+
+
+def test_the_remedy_of_a_setting_is_what_to_do_about_it(doctor, tmp_path):
+    for name in ("CertFile", "KeyFile"):
+        doctor.set(f"Server__{name}", tmp_path / "missing.pem")
+    remedies = {f["remedy"] for f in doctor.alone().of("settings", "problem")}
+    assert remedies == {"put the file there or change the key"}
+    doctor.set("Webhooks__Secret", "short")
+    (found,) = doctor.alone().of("settings", "problem")
+    assert found["remedy"].startswith("copy the whole secret")
 
 
 def test_a_key_file_with_lines_too_many(doctor, tmp_path):
@@ -155,6 +166,36 @@ def test_a_certificate_and_a_key_that_do_not_fit(doctor, tmp_path):
     doctor.alone().one("permissions", "problem", "cannot be used together")
     one.private_key_pem.write_to_path(tmp_path / "key.pem")
     assert doctor.alone().of("permissions", "problem") == []
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "level", "what"),
+    [
+        (-90, 90, "ok", "valid for 90 more days"),
+        (-60, 29, "note", "expires in 29 days"),
+        (-60, 6, "warning", "expires in 6 days"),
+        (-60, -1, "problem", "has expired"),
+        (1, 90, "problem", "not yet valid"),
+    ],
+)
+@pytest.mark.parametrize("key_type", list(trustme.KeyType))
+def test_until_when_the_certificate_is_valid(doctor, tmp_path, begins, ends, level, what, key_type):
+    now = datetime.now(UTC) + timedelta(minutes=10)
+    issued = trustme.CA().issue_cert(
+        "a.example",
+        not_before=now + timedelta(days=begins),
+        not_after=now + timedelta(days=ends),
+        key_type=key_type,
+    )
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    (tmp_path / "key.pem").chmod(0o600)
+    (tmp_path / "cert.pem").write_text("")
+    for certificate in issued.cert_chain_pems:
+        certificate.write_to_path(tmp_path / "cert.pem", append=True)
+    doctor.set("Server__CertFile", tmp_path / "cert.pem")
+    doctor.set("Server__KeyFile", tmp_path / "key.pem")
+    found = doctor.alone().one("permissions", level, what)
+    assert str(tmp_path / "cert.pem") in found["where"]
 
 
 def test_a_data_directory_that_is_no_directory(doctor):

@@ -59,7 +59,7 @@ async def test_new_secrets_count_from_the_next_delivery_on():
         assert await status_of(app, secret=NEW_SECRET) == 200
         assert await status_of(app, secret=NEW_SECRET) == 429
         # The simulator signs with what is valid now.
-        runtime.reload(wanted(app.settings))
+        runtime.reload(wanted(app.settings, rate_limit_per_minute=None))
         assert runtime.settings.webhooks.secrets[0].reveal() == NEW_SECRET
         simulate = b"POST /test/webhook/simulate/order.paid HTTP/1.1\r\nHost: test\r\n"
         answer = await exchange(app, simulate + b"Content-Length: 0\r\n\r\n")
@@ -90,15 +90,16 @@ async def test_a_delivery_in_progress_ends_by_the_old_settings():
 
 async def test_what_cannot_be_used_changes_nothing():
     async with serving(registry(works)) as app:
+        before = app.settings
 
         def refuse(_settings):
             raise OptionsValidationError([Problem("Sdk:Part", "refuses")])
 
         app.runtime.on_reload(refuse, ())
         with pytest.raises(OptionsValidationError) as caught:
-            app.runtime.reload(wanted(app.settings))
+            app.runtime.reload(wanted(before))
         assert [problem.key for problem in caught.value.problems] == ["Sdk:Part"]
-        assert app.runtime.settings is app.settings
+        assert app.runtime.settings is before
         assert await status_of(app) == 200
         assert await status_of(app, secret=NEW_SECRET) == 400
 

@@ -302,3 +302,11 @@ def test_what_cannot_be_signed_says_why():
     for wrong in ({"webhook_id": "a.b"}, {"webhook_id": ""}, {"timestamp": -1}):
         with pytest.raises(ValueError, match=r"."):
             sign_delivery("order.paid", **{"secret": SECRET, **wrong})
+
+
+async def test_after_a_reload_it_signs_with_the_secret_in_force():
+    handled = HandlerRegistry()
+    async with running_app(handled) as app:
+        app.runtime.reload(settings_for_tests({"Webhooks:Secret": SECRET}))
+        assert [secret.reveal() for secret in app.settings.webhooks.all_secrets] == [SECRET]
+        assert (await app.deliver("order.paid")).status == 200

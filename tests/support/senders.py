@@ -57,10 +57,10 @@ class Senders:
                 await trio.sleep(0.02)
             await trio.sleep(self.pause)
 
-    async def _attempt(self, webhook_id: str) -> int | str:
+    async def _attempt(self, webhook_id: str, seconds: float = 0.002) -> int | str:
         signed = sign_delivery(
             "order.paid",
-            {"metadata": {"seconds": "0.002"}},
+            {"metadata": {"seconds": str(seconds)}},
             secret=self.secret,
             webhook_id=webhook_id,
             derivation=KeyDerivation.STANDARD,

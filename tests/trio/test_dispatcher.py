@@ -225,6 +225,28 @@ async def test_the_error_hook_is_called_and_its_own_error_changes_nothing(autoju
     assert (await bench.inbox.get("a")).last_error == "KeyError: 'boom'"
 
 
+async def test_an_error_hook_that_meets_a_cancellation_and_fails_lets_it_go_on(autojump_clock):
+    class Handler(WebhookHandlerBase[OrderPaidEvent]):
+        async def handle_core(self, event):
+            raise KeyError("boom")
+
+        async def on_error(self, event, error):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    nursery.start_soon(self.fail)
+
+        async def fail(self):
+            raise RuntimeError("the hook fails too")
+
+    bench = Bench.of(registry(Handler))
+    with trio.move_on_after(1) as scope:
+        await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+    assert scope.cancelled_caught
+
+
 async def test_the_same_id_with_another_body_keeps_the_first_and_does_not_run(autojump_clock):
     async def handler(event):
         pass

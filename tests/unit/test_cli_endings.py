@@ -27,6 +27,7 @@ from sdk_trio.errors import (
 MODULES = {
     "good": "import sdk_trio\nhandlers = sdk_trio.HandlerRegistry()\nother = 1",
     "fails": "1 / 0",
+    "ends": "raise SystemExit(0)",
     "wants": "import a_module_that_nobody_has",
     "broken_syntax": "def",
 }
@@ -169,6 +170,7 @@ def test_run_refuses_parts_of_later_versions(command_line, monkeypatch):
         ("good:handler", 78, "good has no attribute 'handler'; it has handlers"),
         ("good:other", 78, "other is a int, not a HandlerRegistry; it has handlers"),
         ("fails:handlers", 1, "fails.py:1: ZeroDivisionError: division by zero"),
+        ("ends:handlers", 1, "ends.py:1: SystemExit: 0"),
         ("wants:handlers", 1, "No module named 'a_module_that_nobody_has'"),
         ("broken_syntax:handlers", 1, "broken_syntax.py:1: SyntaxError"),
     ],
