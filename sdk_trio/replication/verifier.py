@@ -78,6 +78,8 @@ class Verifier:
         # A sync that takes longer than the lag that is allowed is one.
         options = self._options
         self._sync_seconds = options.sync_interval_seconds + options.health_check_max_lag_seconds
+        #: How long points in time are kept, in seconds.
+        self.retention = options.retention_days * 86_400.0
         self._data = Path(settings.storage.path).absolute()
 
     @contextmanager
@@ -208,7 +210,12 @@ class Verifier:
         restored = scratch / "restored.db"
         await source.restore(restored, txid=txid)
         return restored, attrs.evolve(
-            found, txid=txid_found, as_of=as_of, bytes=restored.stat().st_size
+            found,
+            txid=txid_found,
+            as_of=as_of,
+            bytes=restored.stat().st_size,
+            begins_at=replica.earliest_snapshot(files),
+            mark=replica.earliest_snapshot(files, self._clock() - self.retention / 2),
         )
 
     # -- the live database -----------------------------------------------------------------------

@@ -174,6 +174,7 @@ def test_a_daemon_and_a_replicator_beside_it_need_nobody(workplace):
     daemon = (
         "--standalone",
         "--set=Sdk:Server:Bind:0=127.0.0.1:0",
+        "--set=Sdk:Admin:Bind=127.0.0.1:0",
         f"--set={REPLICATION}:AutoRegenerateOnTenantChange=true",
         f"--set={REPLICATION}:AutoRegenerateDebounceWindow=00:00:00.2",
         "--set=Sdk:Webhooks:RequireHttps=false",
