@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
+from support.command_forker import run_command
 from support.programs import program
 from support.replicating import free_port, replicators_of, running, write
 
@@ -66,11 +67,11 @@ class Workplace:
         return process
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, "-m", "sdk_trio", *words[:2], *self.settings, *words[2:]],
-            capture_output=True,
-            text=True,
-            timeout=60,
+        return run_command(
+            [*words[:2], *self.settings, *words[2:]],
+            environ=os.environ,
+            directory=self.root,
+            seconds=60,
         )
 
     def add_tenant(self, name: str) -> Path:

@@ -31,6 +31,7 @@ from sdk_trio.storage import open_store
 from sdk_trio.storage.tenant_records import Tenant
 from sdk_trio.tenants.service import TenantService
 
+from .command_forker import run_command
 from .programs import program
 from .replica_targets import Target
 
@@ -130,13 +131,11 @@ class ReplicaHost:
         return [sys.executable, "-m", "sdk_trio", *words, "--config", str(self.config)]
 
     def run(self, *words: str, seconds: float = PATIENCE_SECONDS) -> Ended:
-        ended = subprocess.run(
-            self.command(*words),
-            env=self.environ,
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
+        ended = run_command(
+            [*words, "--config", str(self.config)],
+            environ=self.environ,
+            directory=self.root,
+            seconds=seconds,
         )
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 
