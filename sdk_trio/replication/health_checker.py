@@ -105,8 +105,8 @@ class HealthChecker:
         self.latest = await self._judge(wanted)
         return self.latest
 
-    async def run(self, *, seconds: float = CHECK_SECONDS) -> None:
-        """Check every ``seconds`` until cancelled, and log each change of the state."""
+    async def run(self) -> None:
+        """Check every :data:`CHECK_SECONDS` until cancelled, and log each change of the state."""
         before: HealthState | None = None
         while True:
             health = await self.check()
@@ -122,7 +122,7 @@ class HealthChecker:
                 before = health.state
             if health.state is HealthState.DISABLED:
                 return
-            await trio.sleep(seconds)
+            await trio.sleep(CHECK_SECONDS)
 
     async def _judge(self, wanted: Collection[str]) -> ReplicationHealth:
         try:

@@ -34,6 +34,7 @@ from sdk_trio.tenants.service import TenantService
 from .command_forker import run_command
 from .programs import program
 from .replica_targets import Target
+from .replicating import sooner
 
 #: No single step takes as long, unless something hangs.
 PATIENCE_SECONDS = 40
@@ -169,6 +170,7 @@ class ReplicaHost:
         text = render_manifest(options, files, socket_path=control_socket_path(str(self.databases)))
         assert "auto-recover: true\n" in text
         text = text.replace("auto-recover: true\n", "levels: [{interval: 12h}]\n")
+        text = sooner(text)
         manifest.write_text(text)
         command = [program("litestream"), "replicate", "-config", str(manifest)]
         with self._child(command, child_environment(options, self.environ)):
