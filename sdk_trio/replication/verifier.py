@@ -2,12 +2,13 @@
 
 For each tenant: the replicator is told to sync and says up to which transaction the target has
 everything; the replica is restored into a directory of its own and all of it is checked; the
-content is compared with the live database. No writer is ever held up for that.
+content is compared with the live database. No writer waits for that, but for a moment without
+work when it begins.
 
 A moment can only be compared when it is the same on both sides. A snapshot of the live database
 between two syncs that report the same transaction is exactly that transaction: nothing was written
-in between. When writes come all the while there is no such moment; then the position and the
-integrity count, and the content is reported as not compared.
+in between, and no commit was half done. When writes come all the while there is no such moment;
+then the position and the integrity count, and the content is reported as not compared.
 """
 
 import os
@@ -234,7 +235,7 @@ class Verifier:
             except BaseException:
                 moment.snapshot.close()
                 raise
-            if before.txid == after.txid:
+            if before.txid == after.txid and moment.snapshot.settled:
                 return attrs.evolve(moment, txid=after.txid, exact=True)
             moment.snapshot.close()
             before = after

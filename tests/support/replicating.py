@@ -1,6 +1,7 @@
 """Databases of tenants, and the real replicator on them."""
 
 import os
+import re
 import socket
 import sqlite3
 import subprocess
@@ -25,7 +26,8 @@ def sooner(manifest: str) -> str:
     The settings know no less than a second, because each sync costs a request.
     """
     assert "\nsync-interval: 1s\n" in manifest
-    return manifest.replace("\nsync-interval: 1s\n", "\nsync-interval: 100ms\n")
+    quick = manifest.replace("\nsync-interval: 1s\n", "\nsync-interval: 100ms\n")
+    return re.sub(r"(\n  - path: .*)", r"\1\n    monitor-interval: 100ms", quick)
 
 
 def free_port() -> int:
