@@ -22,16 +22,16 @@ from typing import Final
 import trio
 
 from ..config.replication_options import ReplicationOptions
-from ..errors import ReplicationError, ReplicatorError, StoreLockedError
+from ..errors import ReplicationError, ReplicatorError
 from ..logs import get_logger
 from .binary_finder import find_replicator
-from .child_confirmer import confirm
+from .child_confirmer import ChildLooker, confirm
 from .child_log import LineLimiter
 from .child_output_reader import ChildOutputReader, secret_values
 from .child_runner import KILL_SECONDS, Child, end_child, run_child
 from .control_client import ControlClient
 from .control_socket import control_socket_path
-from .locker import lock_databases
+from .locker import lock_patiently
 from .manifest import TenantDatabaseFile, child_environment
 from .plan_reader import PlanReader
 from .restarts import (
@@ -39,7 +39,6 @@ from .restarts import (
     Patience,
     Plan,
     can_unregister,
-    difference,
     restart_delay,
 )
 
@@ -48,9 +47,6 @@ _log = get_logger("replication")
 
 #: For the last sync of a database that goes; a restart then lets go of it in any case.
 _UNREGISTER_SECONDS: Final = 5
-
-#: Between two attempts to take the lock.
-_LOCK_POLL_SECONDS: Final = 0.1
 
 
 class Supervisor:
@@ -148,7 +144,8 @@ class Supervisor:
             ReplicatorError: they cannot be locked.
         """
         with ExitStack() as stack:
-            lock = await self._lock(stack)
+            # The child of a predecessor that was killed may have to end first.
+            lock = await lock_patiently(stack, self._directory, seconds=self._patience.lock)
             self._running = True
             task_status.started()
             ended = trio.Event()
@@ -209,17 +206,6 @@ class Supervisor:
         """Return how long the child may take for an orderly stop that begins now."""
         left = max(self._end_by - trio.current_time(), self._patience.last_sync)
         return 0.0 if self._forced else min(left, self._patience.stop)
-
-    async def _lock(self, stack: ExitStack) -> int:
-        """Take the lock, after the child of a predecessor that was killed has ended."""
-        await trio.lowlevel.checkpoint()
-        deadline = trio.current_time() + self._patience.lock
-        while trio.current_time() < deadline:
-            try:
-                return stack.enter_context(lock_databases(self._directory))
-            except StoreLockedError:
-                await trio.sleep(_LOCK_POLL_SECONDS)
-        return stack.enter_context(lock_databases(self._directory))
 
     async def _supervise_shielded(self, lock: int, ended: trio.Event) -> None:
         try:
@@ -405,27 +391,14 @@ class Supervisor:
         Raises:
             ReplicatorError: the child hangs, or lost a database.
         """
-        silent = 0
+        looker = ChildLooker(self.client, silent_looks=self._patience.silent_looks)
         while True:
             with trio.move_on_after(self._patience.watch) as waiting:
                 await self._ring()
-            if not waiting.cancelled_caught:
-                if await self._apply(child, binary):
-                    return
-                continue
-            try:
-                found = {d.path for d in await self.client.list_databases()}
-                silent = 0
-            except ReplicatorError as error:
-                # What waits for a target that is away lists nothing, and works on all the same.
-                silent = 0 if await self.client.answers() else silent + 1
-                if silent >= self._patience.silent_looks:
-                    raise ReplicatorError(f"the replicator hangs: {error}") from error
-                continue
-            if found != self.databases:
-                raise ReplicatorError(
-                    f"the replicator lost databases: {difference(self.databases, found)}"
-                )
+            if waiting.cancelled_caught:
+                await looker.look(self.databases)
+            elif await self._apply(child, binary):
+                return
 
     async def _apply(self, child: Child, binary: str) -> bool:
         """Take up the configuration as it is now; return whether that needs a restart."""
