@@ -140,6 +140,7 @@ def replicated(workplace: Workplace, count: int) -> bool:
 def test_it_reloads_on_a_hangup_shows_its_status_and_ends_on_term(workplace):
     first = workplace.add_tenant("acme")
     assert workplace.status()[0] == 69
+    assert "'replication run'" in workplace("replication", "status").stderr
     process = workplace.start("replication", "run", "--pid-file", str(workplace.pid_file))
     wait_for(workplace.pid_file.exists)
     assert int(workplace.pid_file.read_text()) == process.pid
