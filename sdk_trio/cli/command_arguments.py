@@ -352,6 +352,11 @@ def replication_verify(parser: ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--tenant", metavar="T", help="only this tenant, of any status")
     which.add_argument("--all", action="store_true", help="every active tenant (the default)")
+    parser.add_argument(
+        "--accept-loss",
+        action="store_true",
+        help="replicas that do not reach back any more as far as they did are good from now on",
+    )
     _add_format(parser)
 
 

@@ -40,8 +40,11 @@ def verify(arguments: Namespace) -> int:
             keeper = VerificationKeeper(Verifier(settings, reader), store.inbox)
             tenants = TenantService(settings, store.tenants)
             if arguments.tenant is not None:
-                return [await keeper.verify_one(await tenants.get(arguments.tenant))]
-            return await keeper.verify_active(tenants, report=_progress())
+                tenant = await tenants.get(arguments.tenant)
+                return [await keeper.verify_one(tenant, accept_loss=arguments.accept_loss)]
+            return await keeper.verify_active(
+                tenants, accept_loss=arguments.accept_loss, report=_progress()
+            )
 
     status, results = run_until_signal(work)
     if results is None:
@@ -83,6 +86,7 @@ def _document(result: Verification) -> Row:
         "content": str(result.content),
         "txid": result.txid,
         "as_of": result.as_of,
+        "begins_at": result.begins_at,
         "bytes": result.bytes,
         "seconds": result.seconds,
         "verified_at": result.verified_at,

@@ -26,6 +26,11 @@ COLUMNS = ("identifier", "state", "lag", "last_sync", "reason")
 
 _PAGE = 500
 
+_NOBODY = (
+    "no replicator runs on this data directory, or this user may not ask it: start the daemon with "
+    "Supervise, or 'replication run'; compare Sdk:Storage:Path and Sdk:MultiTenant:FileDb:Directory"
+)
+
 
 def show_status(arguments: Namespace) -> int:
     """Print the state of each tenant's database; 0 if all are healthy, 69 if nobody answers.
@@ -44,6 +49,8 @@ def show_status(arguments: Namespace) -> int:
     say(f"{health.state.value}: {health.reason}")
     if health.state is HealthState.HEALTHY:
         return 0
+    if not health.reachable:
+        say(_NOBODY)
     return EXIT_FAILURE if health.reachable else EXIT_UNAVAILABLE
 
 

@@ -1,14 +1,19 @@
 """``replication restore``: a tenant's database out of its replica (contracts 7 and 9)."""
 
+import os
 import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import trio
+
 from .. import logs
 from ..config import Settings
-from ..errors import RestoreError
+from ..errors import ReplicatorError, RestoreError
+from ..replication.control_client import ControlClient
+from ..replication.control_socket import control_socket_path
 from ..replication.restorer import Report, Restored, RestoreProgress, Restorer
 from ..storage.tenant_records import Tenant
 from ..tenants.database_opener import database_path, databases_directory
@@ -36,7 +41,8 @@ def restore(arguments: Namespace) -> int:
 
     async def work() -> tuple[str, Restored]:
         tenant_id, tenant = await find_tenant(settings, arguments.tenant)
-        _refuse_live(settings, tenant_id, tenant, output)
+        if _is_its_place(settings, tenant_id, tenant, output):
+            await _refuse_replicated(settings, tenant_id, output)
         with _shown_progress() as report:
             restored = await Restorer(reader, report=report).restore(
                 tenant_id, output, at=at, overwrite=arguments.force
@@ -60,21 +66,47 @@ def _moment(text: str) -> float:
     return at
 
 
-def _refuse_live(settings: Settings, tenant_id: str, tenant: Tenant | None, output: Path) -> None:
-    """Raise if the output is a database that the runtime may have open at this moment."""
-    directory = databases_directory(settings)
-    if output.resolve().parent != directory.resolve():
-        return
-    own = output.resolve() == database_path(directory, tenant_id).resolve()
-    if own and tenant is not None and tenant.is_active:
+def _is_its_place(settings: Settings, tenant_id: str, tenant: Tenant | None, output: Path) -> bool:
+    """Return whether the output is the tenant's own file.
+
+    Raises:
+        RestoreError: it is one that the runtime may have open at this moment.
+    """
+    directory = databases_directory(settings).resolve()
+    place = output.resolve()
+    if place.parent != directory:
+        if place.parent == Path(settings.storage.path).resolve():
+            raise RestoreError(
+                f"{output} would lie in the data directory, among the runtime's own files: restore "
+                "to another directory"
+            )
+        return False
+    if place != database_path(directory, tenant_id).resolve():
+        raise RestoreError(
+            f"{output} would lie among the tenants' databases under a name that is not this "
+            f"tenant's: restore to another directory, or to {tenant_id}.db"
+        )
+    if tenant is not None and tenant.is_active:
         raise RestoreError(
             f"{output} is the database of {tenant.identifier}, which is in use while the tenant is "
             f"active: restore to another file, or first 'tenant suspend {tenant.identifier}'"
         )
-    if not own:
+    return True
+
+
+async def _refuse_replicated(settings: Settings, tenant_id: str, output: Path) -> None:
+    """Raise if a replicator says that it has the tenant's database, which is the output."""
+    directory = databases_directory(settings).absolute()
+    try:
+        client = ControlClient(control_socket_path(os.fspath(directory)))
+        listed = await client.list_databases()
+    except ReplicatorError:
+        await trio.lowlevel.checkpoint()
+        return
+    if os.fspath(database_path(directory, tenant_id)) in {each.path for each in listed}:
         raise RestoreError(
-            f"{output} would lie among the tenants' databases under a name that is not this "
-            f"tenant's: restore to another directory, or to {tenant_id}.db"
+            f"{output} is still in the replicator's hands: wait until 'replication status' no "
+            "longer lists the tenant"
         )
 
 

@@ -1,4 +1,4 @@
-"""Asks a replicator that was started or changed what it replicates, until that is right."""
+"""Asks a replicator what it replicates: until that is right, and whether it stays so."""
 
 from collections.abc import Collection
 from typing import Final
@@ -40,3 +40,38 @@ async def confirm(
     raise ReplicatorError(
         f"the replicator does not replicate what it should after {seconds:g} s: {problem}"
     )
+
+
+class ChildLooker:
+    """Looks from time to time whether a replicator still does what it was started for.
+
+    Args:
+        client: asks it.
+        silent_looks: so many in a row without an answer mean that it hangs.
+    """
+
+    def __init__(self, client: ControlClient, *, silent_looks: int) -> None:
+        self._client = client
+        self._silent_looks = silent_looks
+        self._silent = 0
+
+    async def look(self, wanted: Collection[str]) -> None:
+        """Look once.
+
+        Raises:
+            ReplicatorError: it hangs, or has other databases than ``wanted``.
+        """
+        problem: ReplicatorError
+        try:
+            found = {each.path for each in await self._client.list_databases()}
+        except ReplicatorError as error:
+            problem = error
+        else:
+            self._silent = 0
+            if found != set(wanted):
+                raise ReplicatorError(f"the replicator lost databases: {difference(wanted, found)}")
+            return
+        # What waits for a target that is away lists nothing, and works on all the same.
+        self._silent = 0 if await self._client.answers() else self._silent + 1
+        if self._silent >= self._silent_looks:
+            raise ReplicatorError(f"the replicator hangs: {problem}") from problem

@@ -57,7 +57,12 @@ class Content:
 
 
 class Snapshot:
-    """A database as it was at one moment, whatever is written to it meanwhile."""
+    """A database as it was at one moment, whatever is written to it meanwhile.
+
+    ``settled`` says that it holds whatever was in the write-ahead log's file before. A commit is in
+    the file first, brought to the disk then, and visible last: for milliseconds the replicator
+    can have what nobody else sees yet.
+    """
 
     def __init__(self, file: Path) -> None:
         """Open ``file`` and hold on to what it holds now.
@@ -72,12 +77,22 @@ class Snapshot:
             # The log is the replicator's to copy into the database, also one that a writer
             # begins while we look: then the last to close is us.
             self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            self.settled = self._let_commits_end()
             self._connection.execute("BEGIN")
             # A transaction begins with its first look.
             self._connection.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018
         except BaseException:
             self._connection.close()
             raise
+
+    def _let_commits_end(self) -> bool:
+        """Wait for a commit that is under way; False if the lock cannot be had for that."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except (apsw.BusyError, apsw.ReadOnlyError):
+            return False
+        self._connection.execute("ROLLBACK")
+        return True
 
     def close(self) -> None:
         """Let go of the moment; a second call does nothing."""

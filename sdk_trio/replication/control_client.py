@@ -46,6 +46,18 @@ class ControlClient:
         """Return its version and process id."""
         return read_info(await self._ask("/info", None, self._seconds))
 
+    async def answers(self) -> bool:
+        """Return whether a replicator is there, though it may have no time for other questions.
+
+        While one waits for a target that was away from its start, it lists no databases.
+        """
+        try:
+            await self.info()
+        except ReplicatorError:
+            await trio.lowlevel.checkpoint()
+            return False
+        return True
+
     async def sync(self, path: str, *, wait: bool = True, seconds: int = 30) -> SyncResult:
         """Sync one database now, and with ``wait`` until the target has it.
 

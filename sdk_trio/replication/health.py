@@ -28,6 +28,11 @@ class HealthState(enum.StrEnum):
     UNHEALTHY = "Unhealthy"
 
 
+_NEVER_SYNCED: Final = (
+    "never synced since the replicator started; if it stays so, its log says why "
+    "(replication.replicator_said)"
+)
+
 _JUDGED: Final = (HealthState.HEALTHY, HealthState.DEGRADED, HealthState.UNHEALTHY)
 _RANK: Final = {state: rank for rank, state in enumerate(HealthState)}
 
@@ -223,7 +228,7 @@ def _judge_one(
     elif reported[path].status not in _WORKING:
         reason = f"its replication is {reported[path].status or 'in an unknown state'}"
     elif lag is None:
-        state, reason = HealthState.DEGRADED, "never synced since the replicator started"
+        state, reason = HealthState.DEGRADED, _NEVER_SYNCED
     elif lag > rules.max_lag:
         state = HealthState.DEGRADED
         reason = f"{lag:.0f} s behind, more than HealthCheckMaxLagSeconds ({rules.max_lag:g})"

@@ -40,6 +40,10 @@ _NO_SOCKET = (
     "its control socket does not answer, so the lag cannot be known; start the replicator with the "
     "configuration that sdk_trio wrote"
 )
+_WAITING = (
+    "it has listed no databases since its start, as while its target is away, so the lag cannot be "
+    "known; check the target, and its keys"
+)
 
 
 class HealthChecker:
@@ -101,8 +105,8 @@ class HealthChecker:
         self.latest = await self._judge(wanted)
         return self.latest
 
-    async def run(self, *, seconds: float = CHECK_SECONDS) -> None:
-        """Check every ``seconds`` until cancelled, and log each change of the state."""
+    async def run(self) -> None:
+        """Check every :data:`CHECK_SECONDS` until cancelled, and log each change of the state."""
         before: HealthState | None = None
         while True:
             health = await self.check()
@@ -118,17 +122,24 @@ class HealthChecker:
                 before = health.state
             if health.state is HealthState.DISABLED:
                 return
-            await trio.sleep(seconds)
+            await trio.sleep(CHECK_SECONDS)
 
     async def _judge(self, wanted: Collection[str]) -> ReplicationHealth:
         try:
             self._listed = await self._client.list_databases()
         except ReplicatorError as error:
+            # What it listed last still counts while it restarts, or waits for its target: the lag
+            # grows by itself.
+            known = {each.path for each in self._listed or ()}
             if self._listed is None or not self._reloading():
-                return await self._judge_without_socket(wanted, error)
+                waits = await self._client.answers()
+                if not (waits and known.issuperset(wanted)):
+                    return await self._judge_without_socket(
+                        wanted, str(error), _WAITING if waits else _NO_SOCKET
+                    )
         return judge(  # noqa: ASYNC910 - whoever raised has been waited for
             wanted,
-            self._listed,
+            self._listed or (),
             self._history,
             self._rules,
             now=self._clock(),
@@ -136,10 +147,10 @@ class HealthChecker:
         )
 
     async def _judge_without_socket(
-        self, wanted: Collection[str], error: ReplicatorError
+        self, wanted: Collection[str], error: str, no_lag: str
     ) -> ReplicationHealth:
-        """Ask the metrics endpoint, which names the databases and no lag."""
-        problem = self._failure() or str(error)
+        """Ask the metrics endpoint, which names the databases and no lag; ``no_lag`` says why."""
+        problem = self._failure() or error
         try:
             known = await self._databases_of_metrics()
         except ReplicatorError:
@@ -147,7 +158,7 @@ class HealthChecker:
                 wanted, None, self._history, self._rules, now=self._clock(), problem=problem
             )
         return judge_by_metrics(
-            wanted, known, self._history, self._rules, now=self._clock(), problem=_NO_SOCKET
+            wanted, known, self._history, self._rules, now=self._clock(), problem=no_lag
         )
 
     async def _databases_of_metrics(self) -> frozenset[str]:

@@ -7,9 +7,11 @@ after we were killed waits until our child is gone too.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
+
+import trio
 
 from ..errors import ReplicatorError, StoreLockedError
 
@@ -20,6 +22,9 @@ except ImportError:  # Windows, for which there is no replicator
 
 #: The file whose lock is held; it says who took it.
 LOCK_NAME: Final = "replicator.lock"
+
+#: Between two attempts to take it.
+_POLL_SECONDS: Final = 0.1
 
 
 @contextmanager
@@ -54,6 +59,29 @@ def lock_databases(directory: str | os.PathLike[str]) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+async def lock_patiently(
+    stack: ExitStack, directory: str | os.PathLike[str], *, seconds: float
+) -> int:
+    """Take the lock for as long as ``stack`` is open, and return its file descriptor.
+
+    Args:
+        stack: gives the lock back.
+        directory: of the databases.
+        seconds: how long another holder is waited for.
+
+    Raises:
+        StoreLockedError: another process holds it still.
+        ReplicatorError: as of :func:`lock_databases`.
+    """
+    await trio.lowlevel.checkpoint()
+    deadline = trio.current_time() + seconds
+    while trio.current_time() < deadline:
+        with suppress(StoreLockedError):
+            return stack.enter_context(lock_databases(directory))
+        await trio.sleep(_POLL_SECONDS)
+    return stack.enter_context(lock_databases(directory))
 
 
 def _holder(descriptor: int) -> str:

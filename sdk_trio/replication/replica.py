@@ -97,6 +97,16 @@ def newest_time(files: Iterable[ReplicaFile]) -> float | None:
     return max((file.written_at for file in files), default=None)
 
 
+def earliest_snapshot(files: Iterable[ReplicaFile], since: float = float("-inf")) -> float | None:
+    """Return when the first snapshot at or after ``since`` (Unix seconds) was, None for none.
+
+    Only snapshots of their own level count: they go with the retention alone, while a file of
+    changes that begins at transaction 1 is merged into a later one.
+    """
+    times = (file.written_at for file in files if file.level == SNAPSHOT_LEVEL)
+    return min((time for time in times if time >= since), default=None)
+
+
 def why_impossible(files: Sequence[ReplicaFile], at: float | None) -> str | None:
     """Return why nothing can be restored, None when something can.
 
@@ -108,7 +118,10 @@ def why_impossible(files: Sequence[ReplicaFile], at: float | None) -> str | None
         return "the target holds no replica of it"
     beginnings = [file.written_at for file in files if file.is_snapshot]
     if not beginnings:
-        return "the replica has no snapshot to begin with: its oldest files were removed"
+        return (
+            "the replica has no snapshot to begin with: its oldest files were removed; restart the "
+            "replicator, which then makes one, or wait for SnapshotIntervalMinutes"
+        )
     if at is not None and at <= min(beginnings):
         return (
             f"the replica begins at {_text(min(beginnings))}, after the point in time that was "

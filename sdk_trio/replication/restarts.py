@@ -29,14 +29,16 @@ class Patience:
     """How long the supervisor waits for what, in seconds.
 
     ``stop``: for the last sync of an orderly stop, of which the replicator itself takes up to 30;
-    ``reload_stop``: the same before a restart, after which a sync follows anyway; ``tell``: of
-    :meth:`Supervisor.reload` for the outcome; ``start``: until
-    it replicates what it should, and ``start_each`` more for every database; ``lock``: for the
-    child of a killed predecessor; ``watch``: between two looks at what it replicates, of which
-    ``silent_looks`` in a row without an answer mean that it hangs.
+    ``last_sync``: the least of that, where others have used up the time; ``reload_stop``: the
+    same before a restart, after which a sync follows anyway; ``tell``: of
+    :meth:`Supervisor.reload` for the outcome; ``start``: until it replicates what it should, and
+    ``start_each`` more for every database; ``lock``: for the child of a killed predecessor;
+    ``watch``: between two looks at what it replicates, of which ``silent_looks`` in a row without
+    an answer mean that it hangs.
     """
 
     stop: float = 35.0
+    last_sync: float = 2.0
     reload_stop: float = 10.0
     tell: float = 10.0
     start: float = 60.0

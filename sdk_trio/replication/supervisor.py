@@ -8,12 +8,13 @@ the child then says that it replicates (docs/adr/0016).
 One task runs everything, shielded: the caller's cancellation becomes an orderly stop with a bound.
 """
 
+import math
 import os
 import random
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,16 +22,16 @@ from typing import Final
 import trio
 
 from ..config.replication_options import ReplicationOptions
-from ..errors import ReplicationError, ReplicatorError, StoreLockedError
+from ..errors import ReplicationError, ReplicatorError
 from ..logs import get_logger
 from .binary_finder import find_replicator
-from .child_confirmer import confirm
+from .child_confirmer import ChildLooker, confirm
 from .child_log import LineLimiter
 from .child_output_reader import ChildOutputReader, secret_values
 from .child_runner import KILL_SECONDS, Child, end_child, run_child
 from .control_client import ControlClient
 from .control_socket import control_socket_path
-from .locker import lock_databases
+from .locker import lock_patiently
 from .manifest import TenantDatabaseFile, child_environment
 from .plan_reader import PlanReader
 from .restarts import (
@@ -38,7 +39,6 @@ from .restarts import (
     Patience,
     Plan,
     can_unregister,
-    difference,
     restart_delay,
 )
 
@@ -47,9 +47,6 @@ _log = get_logger("replication")
 
 #: For the last sync of a database that goes; a restart then lets go of it in any case.
 _UNREGISTER_SECONDS: Final = 5
-
-#: Between two attempts to take the lock.
-_LOCK_POLL_SECONDS: Final = 0.1
 
 
 class Supervisor:
@@ -110,6 +107,7 @@ class Supervisor:
         self._interruptible = trio.CancelScope()
         self._bell = trio.Event()
         self._stopping = self._forced = self._running = False
+        self._end_by = math.inf
         self._asked = self._settled = 0
         self._applied = False
         self._outcome = trio.Event()
@@ -146,7 +144,8 @@ class Supervisor:
             ReplicatorError: they cannot be locked.
         """
         with ExitStack() as stack:
-            lock = await self._lock(stack)
+            # The child of a predecessor that was killed may have to end first.
+            lock = await lock_patiently(stack, self._directory, seconds=self._patience.lock)
             self._running = True
             task_status.started()
             ended = trio.Event()
@@ -158,8 +157,17 @@ class Supervisor:
                     self.stop()
                     self._scope.deadline = min(
                         self._scope.deadline,
-                        trio.current_time() + self._patience.stop + 2 * KILL_SECONDS,
+                        trio.current_time() + self._stop_seconds() + 2 * KILL_SECONDS,
                     )
+
+    def end_by(self, deadline: float) -> None:
+        """Bound the last sync of a stop, also of one to come: what else ends may take its time.
+
+        Args:
+            deadline: in Trio's time; a stop that begins later, or just before it, still has
+                ``patience.last_sync`` seconds.
+        """
+        self._end_by = deadline
 
     def stop(self) -> None:
         """Begin an orderly stop: the child syncs a last time. A second call does nothing."""
@@ -194,16 +202,10 @@ class Supervisor:
             await self._outcome.wait()
         return False
 
-    async def _lock(self, stack: ExitStack) -> int:
-        """Take the lock, after the child of a predecessor that was killed has ended."""
-        await trio.lowlevel.checkpoint()
-        deadline = trio.current_time() + self._patience.lock
-        while trio.current_time() < deadline:
-            try:
-                return stack.enter_context(lock_databases(self._directory))
-            except StoreLockedError:
-                await trio.sleep(_LOCK_POLL_SECONDS)
-        return stack.enter_context(lock_databases(self._directory))
+    def _stop_seconds(self) -> float:
+        """Return how long the child may take for an orderly stop that begins now."""
+        left = max(self._end_by - trio.current_time(), self._patience.last_sync)
+        return 0.0 if self._forced else min(left, self._patience.stop)
 
     async def _supervise_shielded(self, lock: int, ended: trio.Event) -> None:
         try:
@@ -273,8 +275,10 @@ class Supervisor:
         asked = self._asked
         binary = find_replicator(self._options, environ=self._environ)
         self._last_lines.clear()
-        await self._refuse_another()
-        accepted, self._plan = self._plan, await self._accept(binary)
+        accepted = self._plan
+        with self._until_stopped():
+            await self._refuse_another()
+            self._plan = await self._accept(binary)
         if self._stopping:
             return
         command = [binary, "replicate", "-config", str(self._reader.running_path)]
@@ -297,6 +301,14 @@ class Supervisor:
             if self._good is not None and self._good is not self._plan and self._plan is not None:
                 self._rejected = self._plan.text
             raise failure
+
+    @contextmanager
+    def _until_stopped(self) -> Iterator[None]:
+        """Cancel the block when a stop begins, or has begun."""
+        with trio.CancelScope() as self._interruptible:
+            if self._stopping:
+                self._interruptible.cancel()
+            yield
 
     async def _refuse_another(self) -> None:
         """Raise if a replicator that is not ours works here: it knows nothing of our lock."""
@@ -337,9 +349,7 @@ class Supervisor:
     ) -> ReplicationError | None:
         """Obey until the child has to end, and end it; return what went wrong with it."""
         failure: ReplicationError | None = None
-        with trio.CancelScope() as self._interruptible:  # noqa: ASYNC912 - it waits for the child
-            if self._stopping:
-                self._interruptible.cancel()
+        with self._until_stopped():  # noqa: ASYNC912 - it waits for the child
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_after, child.ended, self._interruptible)
                 try:
@@ -352,7 +362,7 @@ class Supervisor:
                 nursery.cancel_scope.cancel()
         if child.ended.is_set() and not self._stopping:
             return ReplicatorError(f"the replicator ended by itself with {child.ending}")
-        patience = self._patience.stop if self._stopping else self._patience.reload_stop
+        patience = self._stop_seconds() if self._stopping else self._patience.reload_stop
         await end_child(child, 0.0 if self._forced else patience)
         return failure
 
@@ -381,26 +391,14 @@ class Supervisor:
         Raises:
             ReplicatorError: the child hangs, or lost a database.
         """
-        silent = 0
+        looker = ChildLooker(self.client, silent_looks=self._patience.silent_looks)
         while True:
             with trio.move_on_after(self._patience.watch) as waiting:
                 await self._ring()
-            if not waiting.cancelled_caught:
-                if await self._apply(child, binary):
-                    return
-                continue
-            try:
-                found = {d.path for d in await self.client.list_databases()}
-                silent = 0
-            except ReplicatorError as error:
-                silent += 1
-                if silent >= self._patience.silent_looks:
-                    raise ReplicatorError(f"the replicator hangs: {error}") from error
-                continue
-            if found != self.databases:
-                raise ReplicatorError(
-                    f"the replicator lost databases: {difference(self.databases, found)}"
-                )
+            if waiting.cancelled_caught:
+                await looker.look(self.databases)
+            elif await self._apply(child, binary):
+                return
 
     async def _apply(self, child: Child, binary: str) -> bool:
         """Take up the configuration as it is now; return whether that needs a restart."""

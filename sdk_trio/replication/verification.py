@@ -7,6 +7,7 @@ the daemon and the other way round.
 import enum
 import json
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 import attrs
 
@@ -15,6 +16,10 @@ CHECKPOINT = "replication.verification"
 
 #: How many failures are remembered by name; of a target that is away, all of them fail alike.
 _REMEMBERED_FAILURES = 100
+
+
+#: Times of a replica's files are cut to whole seconds.
+_CUT_SECONDS = 2.0
 
 
 class Comparison(enum.StrEnum):
@@ -34,7 +39,9 @@ class Verification:
     """What was found about one tenant's replica; ``problem`` is None when it is good.
 
     ``skipped`` says why there is nothing to verify, such as a tenant without a database yet.
-    ``txid`` and ``as_of`` (Unix seconds) are those of the restored state.
+    ``txid`` and ``as_of`` (Unix seconds) are those of the restored state. ``begins_at`` is when
+    the first snapshot was, and ``mark`` when the first was that has to be there for a long time
+    yet: half of the retention.
     """
 
     tenant_id: str
@@ -47,6 +54,8 @@ class Verification:
     as_of: float | None = None
     bytes: int | None = None
     seconds: float = 0.0
+    begins_at: float | None = None
+    mark: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -59,22 +68,69 @@ class VerificationState:
     """What is remembered: the last run in which everything was good, and what failed since.
 
     ``ran_at`` is the end of the last run over all active tenants, ``verified_at`` the end of the
-    last one without a failure, both in Unix seconds. ``failed`` maps tenant ids to problems.
+    last one without a failure, both in Unix seconds. ``failed`` maps tenant ids to problems, and
+    ``marks`` maps them to a moment to which the replica reached back, in Unix seconds.
     """
 
     ran_at: float | None = None
     verified_at: float | None = None
     failed: dict[str, str] = attrs.field(factory=dict)
+    marks: dict[str, float] = attrs.field(factory=dict)
 
-    def after_run(self, results: Iterable[Verification], *, now: float) -> "VerificationState":
-        """Return the state after a run over all active tenants."""
+    def compared(self, result: Verification, *, retention: float) -> Verification:
+        """Return ``result``, with a problem if the replica begins later than it did.
+
+        A target that was emptied, and filled again by the replicator, is good but for that: the
+        earlier points in time are gone.
+
+        Args:
+            result: of a tenant.
+            retention: seconds for which points in time are kept.
+        """
+        mark = self.marks.get(result.tenant_id)
+        if mark is None or result.begins_at is None or result.problem is not None:
+            return result
+        if result.begins_at <= mark + _CUT_SECONDS or mark < result.verified_at - retention:
+            return result
+        return attrs.evolve(
+            result,
+            problem=f"points in time are gone: it begins at {_text(result.begins_at)}, and reached "
+            f"back to {_text(mark)}; look for who emptied the target, and accept the loss with "
+            "'replication verify --accept-loss'",
+        )
+
+    def after_run(
+        self, results: Iterable[Verification], *, now: float, accept_loss: bool = False
+    ) -> "VerificationState":
+        """Return the state after a run over all active tenants.
+
+        With ``accept_loss``, what replicas reached back to counts no more.
+        """
+        results = list(results)
         failed = _problems(results)
-        return VerificationState(now, self.verified_at if failed else now, failed)
+        verified_at = self.verified_at if failed else now
+        state = VerificationState(now, verified_at, failed, self.marks)
+        known = {each.tenant_id for each in results}
+        for result in results:
+            state = state._marked(result, accept_loss=accept_loss)
+        return attrs.evolve(state, marks={k: at for k, at in state.marks.items() if k in known})
 
-    def after_one(self, result: Verification) -> "VerificationState":
-        """Return the state after one tenant was verified by itself."""
+    def after_one(self, result: Verification, *, accept_loss: bool = False) -> "VerificationState":
+        """Return the state after one tenant was verified by itself; see :meth:`after_run`."""
         others = {key: text for key, text in self.failed.items() if key != result.tenant_id}
-        return attrs.evolve(self, failed={**others, **_problems([result])})
+        state = attrs.evolve(self, failed={**others, **_problems([result])})
+        return state._marked(result, accept_loss=accept_loss)
+
+    def _marked(self, result: Verification, *, accept_loss: bool) -> "VerificationState":
+        """Return the state with what is to be there at the next verification of this tenant."""
+        if not accept_loss and result.problem is not None:
+            return self
+        marks = dict(self.marks)
+        if result.mark is not None:
+            marks[result.tenant_id] = result.mark
+        else:
+            marks.pop(result.tenant_id, None)
+        return attrs.evolve(self, marks=marks)
 
     def age(self, now: float) -> float | None:
         """Return how many seconds ago every active tenant was verified; None: never."""
@@ -98,9 +154,14 @@ def state_from_text(text: str | None) -> VerificationState:
             ran_at=_number(document.get("ran_at")),
             verified_at=_number(document.get("verified_at")),
             failed={str(key): str(value) for key, value in document.get("failed", {}).items()},
+            marks={str(key): float(at) for key, at in document.get("marks", {}).items()},
         )
     except (ValueError, AttributeError, TypeError):
         return VerificationState()
+
+
+def _text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def _number(value: object) -> float | None:

@@ -40,12 +40,17 @@ class VerificationKeeper:
         return state_from_text(await self._inbox.read_checkpoint(CHECKPOINT))
 
     async def verify_active(
-        self, tenants: TenantList, *, report: Report = lambda _result, _done, _total: None
+        self,
+        tenants: TenantList,
+        *,
+        accept_loss: bool = False,
+        report: Report = lambda _result, _done, _total: None,
     ) -> list[Verification]:
         """Verify every active tenant, one after the other, and remember the outcome.
 
         Args:
             tenants: where the tenants are.
+            accept_loss: replicas that begin later than they did are good.
             report: called after each with its result, how many are done, and how many there are.
 
         Raises:
@@ -55,28 +60,41 @@ class VerificationKeeper:
         Cancelled, it remembers nothing.
         """
         with self._verifier.alone():
+            # The lock makes us the only writer of what is remembered.
+            state = await self.read()
             chosen = await _active(tenants)
             results: list[Verification] = []
             for tenant in chosen:
-                results.append(await self._verifier.verify(tenant))
+                results.append(await self._verify(tenant, state, accept_loss))
                 report(results[-1], len(results), len(chosen))
-            state = (await self.read()).after_run(results, now=self._clock())
+            state = state.after_run(results, now=self._clock(), accept_loss=accept_loss)
             await self._inbox.write_checkpoint(CHECKPOINT, state.to_text())
             return results
 
-    async def verify_one(self, tenant: Tenant) -> Verification:
+    async def verify_one(self, tenant: Tenant, *, accept_loss: bool = False) -> Verification:
         """Verify one tenant of any status, and remember the outcome if it is active.
+
+        ``accept_loss`` is that of :meth:`verify_active`.
 
         Raises:
             StoreLockedError: another verification runs.
             StoreUnavailableError: the store cannot be read or written.
         """
         with self._verifier.alone():
-            result = await self._verifier.verify(tenant)
+            state = await self.read()
+            result = await self._verify(tenant, state, accept_loss)
             if tenant.is_active:
-                state = (await self.read()).after_one(result)
+                state = state.after_one(result, accept_loss=accept_loss)
                 await self._inbox.write_checkpoint(CHECKPOINT, state.to_text())
             return result
+
+    async def _verify(
+        self, tenant: Tenant, state: VerificationState, accept_loss: bool
+    ) -> Verification:
+        result = await self._verifier.verify(tenant)
+        if accept_loss:
+            return result
+        return state.compared(result, retention=self._verifier.retention)
 
 
 async def _active(tenants: TenantList) -> list[Tenant]:

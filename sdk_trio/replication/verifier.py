@@ -2,12 +2,13 @@
 
 For each tenant: the replicator is told to sync and says up to which transaction the target has
 everything; the replica is restored into a directory of its own and all of it is checked; the
-content is compared with the live database. No writer is ever held up for that.
+content is compared with the live database. No writer waits for that, but for a moment without
+work when it begins.
 
 A moment can only be compared when it is the same on both sides. A snapshot of the live database
 between two syncs that report the same transaction is exactly that transaction: nothing was written
-in between. When writes come all the while there is no such moment; then the position and the
-integrity count, and the content is reported as not compared.
+in between, and no commit was half done. When writes come all the while there is no such moment;
+then the position and the integrity count, and the content is reported as not compared.
 """
 
 import os
@@ -78,6 +79,8 @@ class Verifier:
         # A sync that takes longer than the lag that is allowed is one.
         options = self._options
         self._sync_seconds = options.sync_interval_seconds + options.health_check_max_lag_seconds
+        #: How long points in time are kept, in seconds.
+        self.retention = options.retention_days * 86_400.0
         self._data = Path(settings.storage.path).absolute()
 
     @contextmanager
@@ -208,7 +211,12 @@ class Verifier:
         restored = scratch / "restored.db"
         await source.restore(restored, txid=txid)
         return restored, attrs.evolve(
-            found, txid=txid_found, as_of=as_of, bytes=restored.stat().st_size
+            found,
+            txid=txid_found,
+            as_of=as_of,
+            bytes=restored.stat().st_size,
+            begins_at=replica.earliest_snapshot(files),
+            mark=replica.earliest_snapshot(files, self._clock() - self.retention / 2),
         )
 
     # -- the live database -----------------------------------------------------------------------
@@ -227,7 +235,7 @@ class Verifier:
             except BaseException:
                 moment.snapshot.close()
                 raise
-            if before.txid == after.txid:
+            if before.txid == after.txid and moment.snapshot.settled:
                 return attrs.evolve(moment, txid=after.txid, exact=True)
             moment.snapshot.close()
             before = after

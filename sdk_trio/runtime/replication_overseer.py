@@ -70,6 +70,11 @@ class ReplicationOverseer:
             task_status.started()
             nursery.start_soon(self._checker.run)
 
+    def end_by(self, deadline: float) -> None:
+        """Have the last sync of a supervised replicator end with the drain, at this Trio time."""
+        if self.supervisor is not None:
+            self.supervisor.end_by(deadline)
+
     def force(self) -> None:
         """Cut the stop of a supervised replicator short."""
         if self.supervisor is not None:

@@ -309,6 +309,8 @@ class Runtime:
             self._scope.deadline,
             trio.current_time() + self.settings.webhooks.graceful_drain_timeout_seconds,
         )
+        if self.replication is not None:
+            self.replication.end_by(self._scope.deadline)
         self._drain_begun.set()
         if self.started is not None:
             self.receiver.stop_accepting()

@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
+from support.command_forker import run_command
 from support.programs import program
 from support.replicating import free_port, replicators_of, running, write
 
@@ -66,11 +67,11 @@ class Workplace:
         return process
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, "-m", "sdk_trio", *words[:2], *self.settings, *words[2:]],
-            capture_output=True,
-            text=True,
-            timeout=60,
+        return run_command(
+            [*words[:2], *self.settings, *words[2:]],
+            environ=os.environ,
+            directory=self.root,
+            seconds=60,
         )
 
     def add_tenant(self, name: str) -> Path:
@@ -139,6 +140,7 @@ def replicated(workplace: Workplace, count: int) -> bool:
 def test_it_reloads_on_a_hangup_shows_its_status_and_ends_on_term(workplace):
     first = workplace.add_tenant("acme")
     assert workplace.status()[0] == 69
+    assert "'replication run'" in workplace("replication", "status").stderr
     process = workplace.start("replication", "run", "--pid-file", str(workplace.pid_file))
     wait_for(workplace.pid_file.exists)
     assert int(workplace.pid_file.read_text()) == process.pid
@@ -174,6 +176,7 @@ def test_a_daemon_and_a_replicator_beside_it_need_nobody(workplace):
     daemon = (
         "--standalone",
         "--set=Sdk:Server:Bind:0=127.0.0.1:0",
+        "--set=Sdk:Admin:Bind=127.0.0.1:0",
         f"--set={REPLICATION}:AutoRegenerateOnTenantChange=true",
         f"--set={REPLICATION}:AutoRegenerateDebounceWindow=00:00:00.2",
         "--set=Sdk:Webhooks:RequireHttps=false",

@@ -6,7 +6,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdk_trio.replication.content_reader import opened_snapshot
+from sdk_trio.replication import content_reader
+from sdk_trio.replication.content_reader import Snapshot, opened_snapshot
 
 SCHEMA = """
 CREATE TABLE grants (id INTEGER PRIMARY KEY, body, "odd "" name" REAL);
@@ -113,3 +114,35 @@ async def test_a_long_comparison_can_be_cancelled(tmp_path):
             await begun.wait()
             nursery.cancel_scope.cancel()
     assert nursery.cancel_scope.cancelled_caught
+
+
+async def test_a_snapshot_has_the_commit_that_was_under_way_when_it_was_opened(tmp_path):
+    file = database(tmp_path / "live.db")
+    writer = apsw.Connection(str(file))
+    writer.execute("BEGIN IMMEDIATE; INSERT INTO keyed VALUES ('under way', 1)")
+    opened = []
+
+    async def open_it():
+        opened.append(await trio.to_thread.run_sync(Snapshot, file))
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(open_it)
+            await trio.sleep(0.2)
+            writer.execute("COMMIT")
+    (snapshot,) = opened
+    assert snapshot.settled
+    assert snapshot.read(lambda: None).tables["keyed"].rows == 3
+    snapshot.close()
+    writer.close()
+
+
+def test_a_snapshot_says_that_a_writer_did_not_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(content_reader, "_BUSY_SECONDS", 0.1)
+    file = database(tmp_path / "live.db")
+    writer = apsw.Connection(str(file))
+    writer.execute("BEGIN IMMEDIATE; INSERT INTO keyed VALUES ('under way', 1)")
+    with opened_snapshot(file) as snapshot:
+        assert not snapshot.settled
+        assert snapshot.read(lambda: None).tables["keyed"].rows == 2
+    writer.close()

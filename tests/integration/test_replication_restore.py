@@ -31,7 +31,8 @@ def host(tmp_path_factory):
         made = ReplicaHost(root / "host", target)
         made.add("acme", 3000, bytes_each=2000)
         made.add("bolt", 10)
-        with made.replicating("acme"):
+        made.add("gone", 20)
+        with made.replicating("acme", "gone"):
             made.write("acme", 5)
             made.wait_synced("acme")
         yield made
@@ -93,6 +94,28 @@ def test_the_database_of_an_active_tenant_is_never_the_output(host):
     other = restore(host, host.databases / "restored.db")
     assert other.status == 1
     assert "among the tenants' databases" in other.err
+
+
+def test_the_runtimes_own_files_are_never_the_output(host):
+    inbox = host.root / "data" / "inbox.db"
+    before = inbox.read_bytes()
+    ended = restore(host, inbox, "--force")
+    assert ended.status == 1
+    assert "to another directory" in ended.err
+    assert inbox.read_bytes() == before
+
+
+def test_a_purged_tenant_is_restored_by_its_id(host, output):
+    expected, its_id = host.rows("gone"), host.tenants["gone"].id
+    assert host.run("tenant", "delete", "gone").status == 0
+    at_once = "Sdk:MultiTenant:TenantStatus:DeletedTenantRetentionDays=0"
+    purged = host.run("tenant", "purge", "--yes", "--set", at_once)
+    assert purged.status == 0, purged.err
+    assert not host.database("gone").exists()
+    assert restore(host, output, tenant="gone").status == 1
+    ended = restore(host, output, tenant=its_id)
+    assert ended.status == 0, ended.err
+    assert rows_of(output) == expected
 
 
 @pytest.mark.parametrize(
@@ -240,13 +263,11 @@ async def test_a_target_that_does_not_answer_is_not_waited_for_for_ever(tmp_path
     await silent[0].aclose()
 
 
-def test_a_full_disk_is_reported_and_left_as_it_was(host, tmp_path):
-    small = tmp_path / "small"
+def on_a_small_disk(host, small, words, *, before=":"):
+    """Run a command in an empty file system of 2 MB, which it shares with nobody."""
     small.mkdir()
-    script = (
-        'mount -t tmpfs -o size=2m tmpfs "$0" || exit 99; cd "$0"; "$@"; echo "status $?"; ls -A'
-    )
-    words = ("replication", "restore", "--tenant", "acme", "--output", "acme.db")
+    script = f'mount -t tmpfs -o size=2m tmpfs "$0" || exit 99; cd "$0"; {before}; "$@"'
+    script += '; echo "status $?"; ls -A'
     ended = subprocess.run(
         ["unshare", "--map-root-user", "--mount", "sh", "-c", script, small, *host.command(*words)],
         env=host.environ,
@@ -256,8 +277,25 @@ def test_a_full_disk_is_reported_and_left_as_it_was(host, tmp_path):
     )
     if ended.returncode == 99 or "unshare" in ended.stderr:
         pytest.skip(f"this machine lets nobody mount: {ended.stderr}")
+    return ended
+
+
+def test_a_full_disk_is_reported_and_left_as_it_was(host, tmp_path):
+    words = ("replication", "restore", "--tenant", "acme", "--output", "acme.db")
+    ended = on_a_small_disk(host, tmp_path / "small", words)
     assert "the disk is full" in ended.stderr
     assert ended.stdout == "status 1\n"
+
+
+def test_a_verification_refuses_to_fill_the_disk_with_the_deliveries(host, tmp_path):
+    small = tmp_path / "small"
+    words = ("replication", "verify", "--tenant", "acme", "--set", f"Sdk:Storage:Path={small}")
+    words += ("--set", f"Sdk:MultiTenant:FileDb:Directory={host.databases}", "--format", "json")
+    inbox = host.root / "data" / "inbox.db"
+    ended = on_a_small_disk(host, small, words, before=f"cp '{inbox}' .")
+    assert "there is no room to restore" in ended.stdout
+    assert "status 1\n" in ended.stdout
+    assert "verifying" not in ended.stdout
 
 
 def test_a_restored_database_in_its_place_is_replicated_again(tmp_path):
@@ -275,8 +313,11 @@ def test_a_restored_database_in_its_place_is_replicated_again(tmp_path):
             host.wait_synced("acme")
 
             host.suspend("acme")
-            host.tell("bolt")
             place = host.database("acme")
+            refused = restore(host, place, "--at", at, "--force")
+            assert refused.status == 1
+            assert "in the replicator's hands" in refused.err
+            host.tell("bolt")
             ended = restore(host, place, "--at", at, "--force")
             assert ended.status == 0, ended.err
             assert host.rows("acme") == good

@@ -18,6 +18,7 @@ import trio
 from support.programs import program
 from support.replicating import free_port, replicators_of, rows, said, until, write
 
+from sdk_trio.replication import health_checker
 from sdk_trio.replication.health import HealthState
 from sdk_trio.replication.manifest import child_environment
 from sdk_trio.testing import running_app, settings_for_tests
@@ -108,7 +109,8 @@ async def hosted(root: Path, **changes):
     assert replicators_of(root) == []
 
 
-async def test_tenants_come_and_go_and_the_metrics_follow(tmp_path, caplog):
+async def test_tenants_come_and_go_and_the_metrics_follow(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(health_checker, "CHECK_SECONDS", 0.3)
     caplog.set_level(logging.INFO, logger="sdk_trio")
     with trio.fail_after(60):
         async with hosted(tmp_path, AutoRegenerateDebounceWindow="00:00:00.2") as host:

@@ -14,6 +14,7 @@ import pytest
 import trio
 from support.programs import program
 from support.replicating import (
+    free_port,
     local_fleet,
     replicators_of,
     rows,
@@ -23,9 +24,13 @@ from support.replicating import (
     write,
 )
 
+from sdk_trio.config.choices import ReplicaTargetType
+from sdk_trio.config.replication_options import ObjectStoreOptions
 from sdk_trio.errors import ReplicatorError, StoreLockedError
 from sdk_trio.replication.child_confirmer import confirm
 from sdk_trio.replication.child_runner import run_child
+from sdk_trio.replication.health import HealthState
+from sdk_trio.replication.health_checker import HealthChecker
 from sdk_trio.replication.locker import lock_databases
 from sdk_trio.replication.restarts import Patience
 from sdk_trio.replication.supervisor import Supervisor
@@ -170,6 +175,51 @@ async def test_a_child_that_hangs_is_replaced(fleet, caplog):
             supervisor.stop()
 
 
+async def test_a_target_that_is_away_from_the_start_is_no_hanging_replicator(fleet, monkeypatch):
+    # It lists nothing then, and still answers who it is.
+    monkeypatch.setenv("OBJECT_STORE_ACCESS_KEY_ID", "test-value-no-key")
+    monkeypatch.setenv("OBJECT_STORE_SECRET_ACCESS_KEY", "test-value-no-secret")
+    away = ObjectStoreOptions(
+        bucket="b", endpoint_url=f"http://127.0.0.1:{free_port()}", force_path_style=True
+    )
+    fleet.options = attrs.evolve(
+        fleet.options,
+        replica_target_type=ReplicaTargetType.OBJECT_STORE,
+        object_store=away,
+        health_check_max_lag_seconds=1,
+    )
+    fleet.render()
+    supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=0.5, watch=0.1))
+
+    async def wanted():
+        await trio.lowlevel.checkpoint()
+        return [file.path for file in fleet.files]
+
+    async def lists_nothing():
+        try:
+            await supervisor.client.list_databases()
+        except ReplicatorError:
+            return True
+        return False
+
+    checker = HealthChecker(fleet.options, supervisor.socket_path, wanted=wanted)
+    with trio.fail_after(40):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            pid, supervisor.client._seconds = supervisor.pid, 0.3
+            checker._client = supervisor.client
+            await until(lists_nothing)
+            began = trio.current_time()
+            while trio.current_time() - began < 2:
+                await trio.sleep(0.2)
+                assert (supervisor.pid, supervisor.failure) == (pid, None)
+            health = await checker.check()
+            assert (health.state, health.reachable) == (HealthState.DEGRADED, True)
+            assert "check the target" in health.reason
+            supervisor.stop()
+
+
 async def test_a_stop_that_hangs_is_cut_short_and_said(fleet, caplog):
     supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=0.5, watch=60))
     with trio.fail_after(30):
@@ -179,6 +229,42 @@ async def test_a_stop_that_hangs_is_cut_short_and_said(fleet, caplog):
             os.kill(supervisor.pid, signal.SIGSTOP)
             supervisor.stop()
     assert said(caplog, "replication.killed")[0]["after"] == 0.5
+
+
+async def test_a_stop_takes_no_longer_than_what_is_left_of_the_drain(fleet, caplog):
+    supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=60, last_sync=0.2, watch=60))
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            os.kill(supervisor.pid, signal.SIGSTOP)
+            supervisor.end_by(trio.current_time() + 0.7)
+            supervisor.stop()
+    assert 0.2 < said(caplog, "replication.killed")[0]["after"] <= 0.7
+
+
+async def test_a_stop_after_the_end_of_the_drain_still_has_a_moment(fleet, caplog):
+    supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=60, last_sync=0.3, watch=60))
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            os.kill(supervisor.pid, signal.SIGSTOP)
+            supervisor.end_by(trio.current_time() - 1)
+            supervisor.stop()
+    assert said(caplog, "replication.killed")[0]["after"] == 0.3
+
+
+async def test_a_stop_does_not_wait_for_a_binary_that_hangs_as_it_reads(fleet, tmp_path):
+    binary = tmp_path / "hangs"
+    binary.write_text('#!/bin/sh\ntouch "$0.began"\nexec sleep 60\n')
+    binary.chmod(0o755)
+    supervisor = supervisor_of(fleet, replicator_path=str(binary))
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(tmp_path.joinpath("hangs.began").exists)
+            supervisor.stop()
 
 
 async def test_force_ends_it_at_once(fleet):

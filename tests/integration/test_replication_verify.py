@@ -16,7 +16,7 @@ from support.replica_targets import local_disk, object_store
 from support.replicating import said, until
 
 from sdk_trio import Runtime
-from sdk_trio.replication import verification_scheduler
+from sdk_trio.replication import health_checker, verification_scheduler
 from sdk_trio.replication.verification import CHECKPOINT, state_from_text
 from sdk_trio.replication.verifier import LOCK_NAME
 from sdk_trio.runtime.verification_runner import sample_verification
@@ -126,6 +126,19 @@ def test_an_emptied_target_is_found(host):
         ended = host.verify()
     assert ended.status == 1, ended.out
     assert only(ended)["problem"]
+
+
+def test_a_target_that_was_emptied_and_filled_again_is_found_until_that_is_accepted(host):
+    with host.replicating():
+        assert host.verify().status == 0
+        # What the replicator does with a target that was emptied: a snapshot of now, long after.
+        for old in replica_files(host):
+            os.utime(old, (old.stat().st_mtime + 60,) * 2)
+        ended = host.verify()
+        assert ended.status == 1, ended.out
+        assert "points in time are gone" in only(ended)["problem"]
+        assert host.verify("--accept-loss").status == 0
+        assert host.verify().status == 0
 
 
 def test_a_replica_that_lags_because_the_target_is_away_is_found(tmp_path):
@@ -245,8 +258,13 @@ async def test_connections_leave_the_log_of_a_replicated_database_alone(tmp_path
 
 async def _seen_at_the_admin_address(url):
     async with httpx.AsyncClient(base_url=url) as client:
-        metrics = (await client.get("/metrics")).text
-        assert 'sdk_replication_databases{state="Healthy"} 1\n' in metrics
+        # The check of the lag looks at its own times.
+        async def metrics_of_one_healthy():
+            text = (await client.get("/metrics")).text
+            return text if 'sdk_replication_databases{state="Healthy"} 1\n' in text else ""
+
+        await until(metrics_of_one_healthy)
+        metrics = await metrics_of_one_healthy()
         assert "\nsdk_replication_lag_seconds " in metrics
         assert "\nsdk_replication_verified_age_seconds " in metrics
         checks = {check["name"]: check for check in (await client.get("/readyz")).json()["checks"]}
@@ -257,6 +275,7 @@ async def _seen_at_the_admin_address(url):
 async def test_the_runtime_verifies_by_itself(tmp_path, monkeypatch, caplog):
     """Settings, tenants, watcher, supervised replicator, target, and the schedule: all of it."""
     monkeypatch.setattr(verification_scheduler, "LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(health_checker, "CHECK_SECONDS", 0.3)
     caplog.set_level(logging.INFO, "sdk_trio.replication")
     section = "MultiTenant:FileDb:Replication:"
     with local_disk(tmp_path / "target") as target:

@@ -31,8 +31,10 @@ from sdk_trio.storage import open_store
 from sdk_trio.storage.tenant_records import Tenant
 from sdk_trio.tenants.service import TenantService
 
+from .command_forker import run_command
 from .programs import program
 from .replica_targets import Target
+from .replicating import sooner
 
 #: No single step takes as long, unless something hangs.
 PATIENCE_SECONDS = 40
@@ -130,13 +132,11 @@ class ReplicaHost:
         return [sys.executable, "-m", "sdk_trio", *words, "--config", str(self.config)]
 
     def run(self, *words: str, seconds: float = PATIENCE_SECONDS) -> Ended:
-        ended = subprocess.run(
-            self.command(*words),
-            env=self.environ,
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
+        ended = run_command(
+            [*words, "--config", str(self.config)],
+            environ=self.environ,
+            directory=self.root,
+            seconds=seconds,
         )
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 
@@ -170,6 +170,7 @@ class ReplicaHost:
         text = render_manifest(options, files, socket_path=control_socket_path(str(self.databases)))
         assert "auto-recover: true\n" in text
         text = text.replace("auto-recover: true\n", "levels: [{interval: 12h}]\n")
+        text = sooner(text)
         manifest.write_text(text)
         command = [program("litestream"), "replicate", "-config", str(manifest)]
         with self._child(command, child_environment(options, self.environ)):

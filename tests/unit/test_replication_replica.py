@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from sdk_trio.replication.replica import (
     ReplicaFile,
     RestorePoint,
+    earliest_snapshot,
     find_gap,
     newest_time,
     newest_txid,
@@ -100,6 +102,61 @@ def test_only_a_run_without_failures_counts_as_good():
     assert state.after_one(result("a", "x")).after_run([result("b")], now=300.0).failed == {}
 
 
+DAY = 86_400.0
+
+
+def reaching(begins_at, mark, *, now, problem=None):
+    found = result("a", problem)
+    return attrs.evolve(found, verified_at=now, begins_at=begins_at, mark=mark)
+
+
+def test_a_replica_that_begins_later_than_it_did_is_reported_until_that_is_accepted():
+    state = VerificationState().after_one(reaching(1000.0, 1000.0, now=2000.0))
+    refilled = reaching(5000.0, 5000.0, now=6000.0)
+    found = state.compared(refilled, retention=DAY)
+    assert "points in time are gone" in found.problem
+    assert "1970-01-01 00:16:40Z" in found.problem
+    # As often as it is looked at, and not hidden by another problem in between.
+    state = state.after_run([found], now=6000.0).after_one(result("a", "it lags"))
+    assert state.compared(refilled, retention=DAY).problem is not None
+    assert state.verified_at is None
+    state = state.after_run([refilled], now=7000.0, accept_loss=True)
+    assert state.compared(refilled, retention=DAY).ok
+    # Once it is older than what is kept, it may go.
+    later = reaching(2 * DAY, 2 * DAY, now=2 * DAY)
+    assert state.compared(later, retention=DAY).ok
+    assert not state.compared(later, retention=3 * DAY).ok
+
+
+@given(
+    retention=st.integers(1, 40),
+    interval=st.integers(1, 5),
+    verified=st.lists(st.booleans(), min_size=1, max_size=120),
+    written=st.lists(st.booleans(), min_size=120, max_size=120),
+)
+def test_retention_alone_is_never_reported(retention, interval, verified, written):
+    """Snapshots of a database that is written at times; the last one always stays."""
+    state, snapshots = VerificationState(), [0.0]
+    for day, looked in enumerate(verified):
+        now = float(day)
+        if day % interval == 0 and written[day]:
+            snapshots.append(now)
+        kept = [at for at in snapshots if at >= now - retention]
+        snapshots = kept or snapshots[-1:]
+        if looked:
+            files = [file(1, 5, at * DAY, level=9) for at in snapshots]
+            mark = earliest_snapshot(files, (now - retention / 2) * DAY)
+            found = reaching(earliest_snapshot(files), mark, now=now * DAY)
+            assert state.compared(found, retention=retention * DAY).ok
+            state = state.after_one(found)
+
+
+def test_changes_that_begin_at_the_first_transaction_are_no_snapshot_to_hold_on_to():
+    files = [file(1, 1, 10), file(1, 4, 20, level=2), file(1, 4, 30, level=9)]
+    assert earliest_snapshot(files) == 30.0
+    assert earliest_snapshot(files, 31.0) is None
+
+
 def test_never_verified_has_no_age_and_a_clock_set_back_gives_none_below_zero():
     assert VerificationState().age(5.0) is None
     assert VerificationState(10.0, 10.0, {}).age(5.0) == 0.0
@@ -109,9 +166,10 @@ def test_never_verified_has_no_age_and_a_clock_set_back_gives_none_below_zero():
     ran=st.none() | st.floats(0, 1e11),
     good=st.none() | st.floats(0, 1e11),
     failed=st.dictionaries(st.text(), st.text(), max_size=5),
+    marks=st.dictionaries(st.text(), st.floats(0, 1e11), max_size=5),
 )
-def test_what_is_remembered_survives_the_store(ran, good, failed):
-    state = VerificationState(ran, good, failed)
+def test_what_is_remembered_survives_the_store(ran, good, failed, marks):
+    state = VerificationState(ran, good, failed, marks)
     assert state_from_text(state.to_text()) == state
 
 
