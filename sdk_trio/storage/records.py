@@ -19,6 +19,9 @@ class DeliveryState(enum.StrEnum):
     DEAD = "dead"
     PARKED = "parked"
 
+    # As equality is: by the text. Enum's own is a function in Python, for each look-up of a state.
+    __hash__ = str.__hash__
+
 
 #: States from which the runtime itself will still do something.
 UNFINISHED = frozenset({DeliveryState.RECEIVED, DeliveryState.RUNNING, DeliveryState.RETRYING})
