@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
+import msgspec
 import trio
 
 from ..config import Settings
@@ -60,8 +61,7 @@ STORE_RETRY_SECONDS = 1.0
 LEAST_MASKED = 8
 
 
-@attrs.frozen
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True, gc=False):
     """A verified, decoded delivery on its way to its handler."""
 
     delivery: NewDelivery

@@ -14,6 +14,7 @@ from hmac import compare_digest
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import msgspec
 
 from ..config.options import KeyDerivation, Secret
 from ..config.secrets import HMAC_PREFIX, PRIVATE_KEY_PREFIX, parse_secret
@@ -72,12 +73,14 @@ def is_valid_timestamp(timestamp: bytes) -> bool:
     )
 
 
-@attrs.frozen
-class SignatureEntry:
+class SignatureEntry(msgspec.Struct, frozen=True, gc=False):
     """One well-formed entry: ``version`` is ``v1`` or ``v1a``, ``value`` its 32 or 64 bytes."""
 
     version: bytes
-    value: bytes = attrs.field(repr=False)
+    value: bytes
+
+    def __repr__(self) -> str:
+        return f"SignatureEntry(version={self.version!r})"
 
 
 def parse_signature_header(value: bytes) -> tuple[SignatureEntry, ...]:
