@@ -187,9 +187,7 @@ def _in_pieces(content: bytes) -> Sequence[bytes]:
     """Cut what is to be hashed into pieces for which hashlib keeps the interpreter's lock."""
     if len(content) > _LONGEST_IN_PIECES:
         return (content,)
-    return [
-        content[start : start + _PIECE_BYTES] for start in range(0, len(content), _PIECE_BYTES)
-    ]
+    return [content[start : start + _PIECE_BYTES] for start in range(0, len(content), _PIECE_BYTES)]
 
 
 @attrs.frozen
