@@ -60,6 +60,9 @@ class _Entry(Generic[T]):
         self.value = self.job(connection)
 
 
+Posted = _Entry[Any]
+
+
 class Committer(trio.abc.Instrument):
     """Runs jobs in the order of their arrival, each in a transaction, in a thread of its own.
 
@@ -130,13 +133,24 @@ class Committer(trio.abc.Instrument):
             raise entry.error
         return cast("T", entry.value)
 
-    def post(self, job: Callable[[apsw.Connection], T]) -> None:
+    def post(self, job: Callable[[apsw.Connection], T]) -> Posted:
         """Have ``job`` run before every job that is submitted later, and do not wait for it.
 
         What it raises is logged. Nothing happens once the store is closed or its thread has ended.
+        Returns what :meth:`withdraw` takes.
         """
+        entry: Posted = _Entry(job, posted=True)
         if self._refusal is None:
-            self._asked.append(_Entry(job, posted=True))
+            self._asked.append(entry)
+        return entry
+
+    def withdraw(self, posted: Posted) -> bool:
+        """Take back a job that was posted; False when it has been handed over already."""
+        try:
+            self._asked.remove(posted)
+        except ValueError:
+            return False
+        return True
 
     async def close(self) -> None:
         """Finish what is queued, close the connection and end the thread.

@@ -201,6 +201,27 @@ async def test_a_run_that_is_begun_without_waiting_counts_before_what_follows(
     assert [(run.number, run.started_at) for run in await inbox.attempts("failed")] == [(1, 1001)]
 
 
+async def test_a_run_that_begins_and_ends_at_once_counts_as_any_other(stores: Stores) -> None:
+    inbox, other = await stores.open("one"), await stores.open("other")
+    ids = ("ours", "another's", "expired")
+    for webhook_id in ids:
+        await inbox.accept(delivery(webhook_id), leased=webhook_id == "ours")
+    await other.start("another's", now=1001)
+    await other.start("expired", now=900)
+    for webhook_id in ids:
+        inbox.begin(webhook_id, now=1002)
+        await inbox.finish(webhook_id, Done(), now=1003)
+    found = [await inbox.get(webhook_id) for webhook_id in ids]
+    assert [
+        record and (record.state, record.attempts, record.started_at, record.finished_at)
+        for record in found
+    ] == [
+        (DeliveryState.DONE, 1, 1002, 1003),
+        (DeliveryState.RUNNING, 1, 1001, None),
+        (DeliveryState.DONE, 2, 1002, 1003),
+    ]
+
+
 async def test_a_store_that_is_closed_ignores_what_nobody_waits_for(stores: Stores) -> None:
     inbox = await stores.open()
     await inbox.accept(delivery("m1"), leased=True)
