@@ -90,6 +90,9 @@ class MemoryInbox:
 
     async def _begin(self) -> None:
         await trio.lowlevel.checkpoint()
+        self._require_open()
+
+    def _require_open(self) -> None:
         if self._closed:
             raise StoreUnavailableError("the store is closed")
 
@@ -102,7 +105,8 @@ class MemoryInbox:
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`.ports.Inbox.claim`."""
-        await self._begin()
+        await trio.lowlevel.checkpoint()
+        self._require_open()
         return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)
 
     async def park(self, delivery: NewDelivery) -> Admitted:
@@ -224,7 +228,8 @@ class MemoryInbox:
 
     async def finish(self, webhook_id: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`.ports.Inbox.finish`. Nothing when the lease is not ours any more."""
-        await self._begin()
+        await trio.lowlevel.checkpoint()
+        self._require_open()
         row = self._rows.by_id.get(webhook_id)
         if row is None or row.owner != self._terms.owner or row.state not in UNFINISHED:
             return

@@ -57,6 +57,9 @@ BUSY_RETRY_SECONDS = 5.0
 STORE_RETRY_SECONDS = 1.0
 
 
+_DONE = Done()
+_RELEASED = Released()
+
 #: The shortest secret, in characters, that is looked for in handlers' messages.
 LEAST_MASKED = 8
 
@@ -161,17 +164,22 @@ class Dispatcher:
         if admitted.admission is not Admission.NEW:
             return self.answer_known(delivery, admitted)
         attempt = admitted.attempts + 1
-        outcome: Outcome = Released()
+        outcome: Outcome = _RELEASED
+        failure: Failure | None = None
         try:
-            failure = await self._run_within_deadline(arrival, handler, attempt, tenant)
+            event = self.decode(arrival, attempt, tenant)
+            with trio.move_on_after(self._inline_timeout) as scope:
+                failure = await self._run(handler, event)
+            if scope.cancelled_caught:
+                failure = self._took_too_long(handler)
             if failure is None:
-                outcome = Done()
+                outcome = _DONE
             else:
                 outcome = after_inline_failure(
                     failure, attempts=attempt, max_attempts=self._inline_max_attempts
                 )
         finally:
-            if isinstance(outcome, Released):
+            if outcome is _RELEASED:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._release(delivery.webhook_id)
         await self._inbox.finish(delivery.webhook_id, outcome, now=self._clock())
@@ -181,18 +189,11 @@ class Dispatcher:
             return answers.HANDLER_FAILED if asked is None else answers.unavailable(asked)
         return answers.OK
 
-    async def _run_within_deadline(
-        self, arrival: Arrival, handler: BoundHandler, attempt: int, tenant: Tenant | None
-    ) -> Failure | None:
-        event = self.decode(arrival, attempt, tenant)
-        with trio.move_on_after(self._inline_timeout) as scope:
-            failure = await self._run(handler, event)
-        if scope.cancelled_caught:
-            return Failure(
-                f"the handler {handler.name} took longer than InlineTimeoutSeconds "
-                f"({self._inline_timeout:g} s); register it with enqueue=True"
-            )
-        return failure
+    def _took_too_long(self, handler: BoundHandler) -> Failure:
+        return Failure(
+            f"the handler {handler.name} took longer than InlineTimeoutSeconds "
+            f"({self._inline_timeout:g} s); register it with enqueue=True"
+        )
 
     async def _release(self, webhook_id: str) -> None:
         try:
@@ -262,7 +263,7 @@ class Dispatcher:
             return Parked()
         failure = await self._run(handler, self.decode(arrival, attempt, tenant))
         if failure is None:
-            return Done()
+            return _DONE
         return after_queued_failure(
             failure,
             attempts=attempt,
