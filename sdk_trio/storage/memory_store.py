@@ -25,10 +25,8 @@ from .admission import (
     Terms,
     standing_of,
 )
-from .memory_notifications import MemoryNotifications
+from .memory_backend import MemoryBackend
 from .memory_rows import Deliveries, Row
-from .memory_tenants import MemoryTenants
-from .memory_upgrade import MemoryUpgrade
 from .records import (
     REPLAYABLE,
     UNFINISHED,
@@ -51,7 +49,7 @@ from .records import (
 _NEW = Admitted(Admission.NEW)
 
 
-class MemoryInbox:
+class MemoryInbox(MemoryBackend):
     """:class:`~.ports.Inbox` in memory.
 
     Args:
@@ -72,18 +70,13 @@ class MemoryInbox:
         payload_seconds: float,
         shares: "MemoryInbox | None" = None,
     ) -> None:
-        self._terms = Terms(
+        terms = Terms(
             owner=owner,
             lease_seconds=lease_seconds,
             dedup_seconds=dedup_seconds,
             payload_seconds=payload_seconds,
         )
-        self._rows: Deliveries = Deliveries() if shares is None else shares._rows
-        self.tenants: MemoryTenants = MemoryTenants() if shares is None else shares.tenants
-        self.upgrade: MemoryUpgrade = (
-            MemoryUpgrade(self._rows) if shares is None else shares.upgrade
-        )
-        self.notifications = MemoryNotifications(self._terms, self.tenants)
+        super().__init__(terms, Deliveries() if shares is None else shares._rows, shares)
         self._own_changes = 0
         self._foreign_changes = self._rows.changes
         self._closed = False
@@ -446,4 +439,6 @@ class MemoryInbox:
     async def close(self) -> None:
         """See :meth:`.ports.Inbox.close`."""
         self._closed = True
-        await self.tenants.close()
+        if "tenants" in vars(self):
+            await self.tenants.close()
+        await trio.lowlevel.checkpoint()

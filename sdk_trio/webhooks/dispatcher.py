@@ -26,7 +26,6 @@ from ..storage.records import (
     Released,
     Retry,
 )
-from ..storage.tenant_records import Tenant
 from . import answers
 from .answers import Answer
 from .counters import Counters
@@ -40,6 +39,7 @@ from .lifecycle import (
 from .registry import BoundHandler, BoundHandlers
 
 if TYPE_CHECKING:
+    from ..storage.tenant_records import Tenant
     from ..tenants.tenancy import Tenancy
 
 _log = get_logger("webhooks")
@@ -255,7 +255,7 @@ class Dispatcher:
         return outcome
 
     async def _run_to_outcome(
-        self, arrival: Arrival, attempt: int, tenant: Tenant | None
+        self, arrival: Arrival, attempt: int, tenant: "Tenant | None"
     ) -> Outcome:
         handler = self.handlers.find(arrival.delivery.type)
         if handler is None or _is_held(handler, tenant):
@@ -283,7 +283,7 @@ class Dispatcher:
 
     # -- both --------------------------------------------------------------------------------
 
-    async def tenant_of(self, delivery: NewDelivery) -> Tenant | None:
+    async def tenant_of(self, delivery: NewDelivery) -> "Tenant | None":
         """Return the tenant of a delivery as it is now, None when it has none.
 
         Raises:
@@ -299,7 +299,7 @@ class Dispatcher:
         tenant = await self.tenant_of(delivery)
         return await self.park(delivery, tenant) if _is_held(handler, tenant) else None
 
-    async def park(self, delivery: NewDelivery, tenant: Tenant | None = None) -> Answer:
+    async def park(self, delivery: NewDelivery, tenant: "Tenant | None" = None) -> Answer:
         """Keep a delivery that nothing runs, and answer 200 (contracts 3).
 
         ``tenant`` is the one that is not active, None where the type has no handler.
@@ -310,7 +310,7 @@ class Dispatcher:
         self._report(delivery, 0, Parked(), tenant)
         return answers.OK
 
-    def decode(self, arrival: Arrival, attempt: int, tenant: Tenant | None = None) -> Event[Any]:
+    def decode(self, arrival: Arrival, attempt: int, tenant: "Tenant | None" = None) -> Event[Any]:
         """Build the typed event; what does not fit its type is counted and reported once."""
         delivery = arrival.delivery
         drifts: list[Drift] = []
@@ -384,7 +384,7 @@ class Dispatcher:
         delivery: NewDelivery,
         attempt: int,
         outcome: Outcome,
-        tenant: Tenant | None = None,
+        tenant: "Tenant | None" = None,
     ) -> None:
         fields = {"webhook_id": delivery.webhook_id, "type": delivery.type, "attempt": attempt}
         match outcome:
@@ -425,12 +425,12 @@ def arrival_of(record: DeliveryRecord) -> Arrival:
     return Arrival(delivery, decode_envelope(raw))
 
 
-def _is_held(handler: BoundHandler, tenant: Tenant | None) -> bool:
+def _is_held(handler: BoundHandler, tenant: "Tenant | None") -> bool:
     """Whether the handler does not run for this tenant at present."""
     return not handler.run_when_suspended and tenant is not None and not tenant.is_active
 
 
-def _hint_of(tenant: Tenant | None) -> str:
+def _hint_of(tenant: "Tenant | None") -> str:
     """Say why an event was parked, and what to do."""
     if tenant is None or tenant.is_active:
         return "no handler for this type; register one, then replay the event"
