@@ -4,7 +4,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 
-import attrs
+from msgspec.structs import replace
 
 from ..errors import EXIT_FAILURE, DeliveryDecodingError
 from ..events import decode_envelope
@@ -83,7 +83,7 @@ def _hint(verdict: Rejected, delivery: Delivery, keyring: Keyring) -> str | None
     if verdict.cause is not Cause.NO_MATCH:
         return None
     for body, reason in _variants(delivery.raw):
-        tried = attrs.evolve(delivery, raw=body)
+        tried = replace(delivery, raw=body)
         # The clock has been checked already.
         if isinstance(judge(tried, keyring, tolerance_seconds=2**40), Accepted):
             return f"it is authentic {reason}; the signature covers the exact bytes that were sent"

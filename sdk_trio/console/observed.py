@@ -1,15 +1,17 @@
 """What the admin address is told of the program that it belongs to. Pure."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from ..monitoring import CheckSource, SampleSource
 from ..storage.ports import Inbox
-from ..storage.tenant_records import TenantStatus
 
-TenantCounts = Callable[[], Awaitable[Mapping[TenantStatus, int]]]
+if TYPE_CHECKING:
+    from ..storage.tenant_records import TenantStatus
+
+TenantCounts = Callable[[], Awaitable[Mapping["TenantStatus", int]]]
 
 
 class Observed(Protocol):

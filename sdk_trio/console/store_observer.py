@@ -8,6 +8,7 @@ a large store costs a few per cent of one reading thread at most.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from math import inf
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -17,8 +18,10 @@ from ..logs import get_logger
 from ..monitoring import Check, Sample
 from ..storage.ports import Inbox
 from ..storage.records import DeliveryState
-from ..storage.tenant_records import TenantStatus
 from .observed import TenantCounts
+
+if TYPE_CHECKING:
+    from ..storage.tenant_records import TenantStatus
 
 _log = get_logger("admin")
 
@@ -54,7 +57,7 @@ class Figures:
 
     events: Mapping[DeliveryState, int]
     oldest_at: float | None
-    tenants: Mapping[TenantStatus, int] | None
+    tenants: "Mapping[TenantStatus, int] | None"
 
 
 class StoreObserver:

@@ -189,9 +189,11 @@ class Exchange:
             self._answer = answer_head(self._head, status, headers, close=self._must_close())
             self._to_send = self._answer.length
         elif kind == "http.response.body" and self._answer is not None and not self._answered:
-            await self._send_body(
-                self._answer, bytes(message.get("body", b"")), bool(message.get("more_body"))
-            )
+            more = bool(message.get("more_body"))
+            data = self._frame(self._answer, bytes(message.get("body", b"")), more)
+            self._answered = not more
+            if data:
+                await self._connection.send(data)
         elif not self._answered:
             raise AnswerError(f"{kind} does not fit here")
 
@@ -204,7 +206,8 @@ class Exchange:
         """Whether parts of the body have not arrived."""
         return self._left is None or len(self._connection.buffer) < self._left
 
-    async def _send_body(self, answer: AnswerHead, body: bytes, more: bool) -> None:  # noqa: ASYNC910 - the next wait for a request is one
+    def _frame(self, answer: AnswerHead, body: bytes, more: bool) -> bytes:
+        """Return what goes on the wire for a part of the body, the first one with the head."""
         framing = answer.framing
         if framing is Framing.NO_BODY:
             body = b""
@@ -220,9 +223,7 @@ class Exchange:
         if not self._started:
             self._started = True
             body = answer.data + body
-        self._answered = not more
-        if body:
-            await self._connection.send(body)
+        return body
 
     # -- the end -----------------------------------------------------------------------------
 

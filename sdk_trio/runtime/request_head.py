@@ -6,7 +6,9 @@ white space before a colon. h11 accepts some of these; nothing is read different
 """
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from .limits import Limits
 
@@ -39,7 +41,7 @@ class RequestError(Exception):
         self.status = status
 
 
-class RequestHead(NamedTuple):
+class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """One request without its body.
 
     ``method`` is in capitals, as hypercorn gives it. ``length`` is that of the body in bytes; None

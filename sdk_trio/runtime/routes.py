@@ -1,5 +1,6 @@
 """Which ASGI application answers which path on the receiver's address."""
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from ..config import Settings
@@ -16,6 +17,11 @@ class Routes:
     def __init__(self, settings: Settings, receiver: WebhookReceiver) -> None:
         self._receiver = receiver
         self._simulator = _make_simulator(settings) if settings.is_development else None
+
+    @property
+    def application(self) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+        """What serves requests: the receiver itself where nothing stands beside it."""
+        return self._receiver if self._simulator is None else self
 
     def started(self, address: str) -> None:
         """Tell the simulator where its deliveries go: the receiver's real address."""

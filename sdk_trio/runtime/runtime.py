@@ -322,7 +322,7 @@ class Runtime:
         settings = self.settings
         routes = Routes(settings, self.receiver)
         server = Server(
-            routes,
+            routes.application,
             settings.server.bind,
             key="Sdk:Server:Bind",
             graceful_seconds=settings.webhooks.graceful_drain_timeout_seconds,

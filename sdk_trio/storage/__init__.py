@@ -51,7 +51,7 @@ async def open_store(
 
     inbox = await _open(settings, owner, lease_seconds)
     try:
-        yield Store(inbox, inbox.tenants, inbox.upgrade, inbox.notifications)
+        yield Store(inbox)
     finally:
         with trio.move_on_after(_CLOSE_SECONDS, shield=True):
             await inbox.close()

@@ -2,7 +2,9 @@
 
 A job is a plain function of the connection. While one transaction is being synced to disk further
 jobs queue up; the next transaction takes all of them. That is *natural batching*: a lone caller
-never waits for company, and a crowd shares the price of a sync. Why this and not a thread hop per
+never waits for company, and a crowd shares the price of a sync. Jobs are handed over when every
+task that could run has run: waking the thread for each of them would make it take the
+interpreter's lock from the loop for transactions of one job. Why this and not a thread hop per
 write: docs/adr/0002-own-commit-thread.md.
 
 Cancellation. A job that was handed over is never abandoned: it will be committed, and its caller
@@ -14,7 +16,9 @@ means: untouched when the call had not begun, otherwise written.
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
 
 import apsw
@@ -56,7 +60,10 @@ class _Entry(Generic[T]):
         self.value = self.job(connection)
 
 
-class Committer:
+Posted = _Entry[Any]
+
+
+class Committer(trio.abc.Instrument):
     """Runs jobs in the order of their arrival, each in a transaction, in a thread of its own.
 
     The thread is a daemon: it never keeps a process from ending. What that cuts off was not
@@ -78,13 +85,18 @@ class Committer:
     ) -> None:
         self._connect = connect
         self._translate = translate
-        self._queue: queue.SimpleQueue[_Entry[Any] | None] = queue.SimpleQueue()
+        # What the tasks of this turn of the loop ask for; what the thread is given; what it has
+        # taken and not begun. None is the end.
+        self._asked: list[_Entry[Any] | None] = []
+        self._queue: queue.SimpleQueue[Sequence[_Entry[Any] | None]] = queue.SimpleQueue()
+        self._taken: deque[_Entry[Any] | None] = deque()
         self._token = trio.lowlevel.current_trio_token()
         self._refusal: str | None = None
         self._ended = trio.Event()
         self._connection: apsw.Connection | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        trio.lowlevel.add_instrument(self)
 
     async def submit(self, job: Callable[[apsw.Connection], T]) -> T:
         """Run ``job`` in a transaction and return its result once that is durable.
@@ -104,7 +116,7 @@ class Committer:
             await trio.lowlevel.cancel_shielded_checkpoint()
             raise StoreUnavailableError(self._refusal)
         entry = _Entry(job)
-        self._queue.put(entry)
+        self._asked.append(entry)
         try:
             await self._wait_for(entry)
         except trio.Cancelled:
@@ -121,13 +133,24 @@ class Committer:
             raise entry.error
         return cast("T", entry.value)
 
-    def post(self, job: Callable[[apsw.Connection], T]) -> None:
+    def post(self, job: Callable[[apsw.Connection], T]) -> Posted:
         """Have ``job`` run before every job that is submitted later, and do not wait for it.
 
         What it raises is logged. Nothing happens once the store is closed or its thread has ended.
+        Returns what :meth:`withdraw` takes.
         """
+        entry: Posted = _Entry(job, posted=True)
         if self._refusal is None:
-            self._queue.put(_Entry(job, posted=True))
+            self._asked.append(entry)
+        return entry
+
+    def withdraw(self, posted: Posted) -> bool:
+        """Take back a job that was posted; False when it has been handed over already."""
+        try:
+            self._asked.remove(posted)
+        except ValueError:
+            return False
+        return True
 
     async def close(self) -> None:
         """Finish what is queued, close the connection and end the thread.
@@ -141,7 +164,7 @@ class Committer:
         """
         if self._refusal is None:
             self._refusal = "the store is closed"
-            self._queue.put(None)
+            self._asked.append(None)
         with trio.move_on_after(STALL_SECONDS, shield=True):
             await self._ended.wait()
         await trio.lowlevel.checkpoint()
@@ -150,6 +173,12 @@ class Committer:
                 f"the store did not close within {STALL_SECONDS:g} s: the disk does not answer; "
                 "what was not committed by then was not acknowledged to any sender either"
             )
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Hand over what has been asked for: every task that could run has run (Trio calls it)."""
+        if self._asked:
+            self._queue.put(self._asked)
+            self._asked = []
 
     async def _wait_for(self, entry: _Entry[Any]) -> None:
         # What finishes an entry runs in this thread, so nothing happens between test and sleep.
@@ -180,12 +209,13 @@ class Committer:
         if crashed:
             self._refusal = _CRASHED
             _log.error("store.thread_failed", hint="see the traceback on standard error")
-        left: list[_Entry[Any]] = []
+        with suppress(KeyError):  # an instrument that has raised is removed by Trio
+            trio.lowlevel.remove_instrument(self)
         while not self._queue.empty():
-            entry = self._queue.get_nowait()
-            if entry is not None:
-                entry.error = StoreUnavailableError(self._refusal or _CRASHED)
-                left.append(entry)
+            self._taken += self._queue.get_nowait()
+        left = [entry for entry in (*self._taken, *self._asked) if entry is not None]
+        for entry in left:
+            entry.error = StoreUnavailableError(self._refusal or _CRASHED)
         self._deliver(left)
         self._ended.set()
 
@@ -215,18 +245,22 @@ class Committer:
             self._token.run_sync_soon(function, *args)
         except trio.RunFinishedError:
             # The event loop has ended without closing the store: nobody is left to be told.
-            self._queue.put(None)
+            self._queue.put([None])
 
     def _take_batch(self) -> tuple[list[_Entry[Any]], bool]:
         """Wait for a job, then take what else is there; True when it is the last batch."""
+        taken = self._taken
+        if not taken:
+            taken += self._queue.get()
+        while len(taken) < BATCH_LIMIT and not self._queue.empty():
+            taken += self._queue.get_nowait()
         batch: list[_Entry[Any]] = []
-        entry = self._queue.get()
-        while entry is not None:
+        while taken and len(batch) < BATCH_LIMIT:
+            entry = taken.popleft()
+            if entry is None:
+                return batch, True
             batch.append(entry)
-            if len(batch) == BATCH_LIMIT or self._queue.empty():
-                return batch, False
-            entry = self._queue.get_nowait()
-        return batch, True
+        return batch, False
 
     def _commit(self, batch: Sequence[_Entry[Any]]) -> None:
         """Run ``batch`` in one transaction, or each job in its own when one of them raises."""

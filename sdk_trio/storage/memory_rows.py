@@ -1,6 +1,7 @@
 """The rows of the inbox in memory and what is looked up in them, without I/O."""
 
 from collections import Counter, deque
+from typing import Any
 
 import attrs
 
@@ -9,34 +10,51 @@ from .records import UNFINISHED, AttemptRecord, DeliveryRecord, DeliveryState
 
 @attrs.define(eq=False)
 class Row:
-    """A delivery, who holds its lease and until when, and its failed runs."""
+    """A delivery, who holds its lease and until when, and its failed runs.
 
-    record: DeliveryRecord
+    It changes in place: records are made for those who read, not for every step of a delivery.
+    """
+
+    sequence: int
+    webhook_id: str
+    type: str
+    state: DeliveryState
+    queued: bool
+    attempts: int
+    received_at: float
+    timestamp: int
+    subject: str | None
+    ordered: bool
+    started_at: float | None
+    raw: bytes | None
+    tenant_id: str | None
+    next_attempt_at: float | None = None
+    finished_at: float | None = None
+    last_error: str | None = None
     owner: str | None = None
     until: float = 0.0
-    failures: list[AttemptRecord] = attrs.Factory(list)
+    failures: tuple[AttemptRecord, ...] = ()
 
-
-def done_at(record: DeliveryRecord, now: float) -> DeliveryRecord:
-    """Return ``record`` as it is once its run has finished at ``now``."""
-    return DeliveryRecord(
-        record.sequence,
-        record.webhook_id,
-        record.type,
-        DeliveryState.DONE,
-        record.queued,
-        record.attempts,
-        record.received_at,
-        record.timestamp,
-        record.subject,
-        record.ordered,
-        None,  # next_attempt_at
-        record.started_at,
-        now,
-        record.last_error,
-        record.raw,
-        record.tenant_id,
-    )
+    def record(self, *, body: bool = True) -> DeliveryRecord:
+        """Return the delivery as it is now, with or without its body."""
+        return DeliveryRecord(
+            sequence=self.sequence,
+            webhook_id=self.webhook_id,
+            type=self.type,
+            state=self.state,
+            queued=self.queued,
+            attempts=self.attempts,
+            received_at=self.received_at,
+            timestamp=self.timestamp,
+            subject=self.subject,
+            ordered=self.ordered,
+            next_attempt_at=self.next_attempt_at,
+            started_at=self.started_at,
+            finished_at=self.finished_at,
+            last_error=self.last_error,
+            raw=self.raw if body else None,
+            tenant_id=self.tenant_id,
+        )
 
 
 @attrs.define(eq=False)
@@ -59,26 +77,28 @@ class Deliveries:
 
     def add(self, row: Row) -> None:
         """Take in a new row."""
-        self.by_id[row.record.webhook_id] = row
-        self.by_sequence[row.record.sequence] = row
+        self.by_id[row.webhook_id] = row
+        self.by_sequence[row.sequence] = row
         self._enlist(row)
         self.changes += 1
 
-    def change(self, row: Row, record: DeliveryRecord) -> None:
-        """Give ``row`` another record of the same delivery."""
-        before = row.record.state
+    def change(self, row: Row, state: DeliveryState, **values: Any) -> None:
+        """Give ``row`` its new state, and what else changes with it, by the names of its fields."""
+        before = row.state
         self.changes += 1
         self._strike(row)
-        row.record = record
+        row.state = state
+        for name, value in values.items():
+            setattr(row, name, value)
         self._enlist(row)
-        if record.state is DeliveryState.DONE and before is not DeliveryState.DONE:
+        if state is DeliveryState.DONE and before is not DeliveryState.DONE:
             self._with_body.append(row)
             self._done.append(row)
 
     def forget(self, row: Row) -> None:
         """Remove ``row``."""
-        del self.by_id[row.record.webhook_id]
-        del self.by_sequence[row.record.sequence]
+        del self.by_id[row.webhook_id]
+        del self.by_sequence[row.sequence]
         self._strike(row)
         self.changes += 1
         # Both queues are in the same order, so what was forgotten does not pile up in either.
@@ -86,18 +106,18 @@ class Deliveries:
             while waiting and not self._holds(waiting[0]):
                 waiting.popleft()
 
-    def is_first_in_line(self, record: DeliveryRecord) -> bool:
+    def is_first_in_line(self, row: Row) -> bool:
         """Return whether no earlier unfinished ordered delivery has the same subject."""
-        if not record.ordered or record.subject is None:
+        if not row.ordered or row.subject is None:
             return True
-        return min(self._lines[record.subject]) == record.sequence
+        return min(self._lines[row.subject]) == row.sequence
 
     def oldest_waiting(self) -> float | None:
         """Return when the first queued delivery that waits or runs arrived, or None."""
         waiting = (
-            (row.record.sequence, row.record.received_at)
+            (row.sequence, row.received_at)
             for row in self.unfinished.values()
-            if row.record.queued and row.record.state is not DeliveryState.RETRYING
+            if row.queued and row.state is not DeliveryState.RETRYING
         )
         return min(waiting, default=(0, None))[1]
 
@@ -111,32 +131,34 @@ class Deliveries:
 
     def _take(self, waiting: deque[Row], before: float) -> list[Row]:
         taken = []
-        while waiting and (waiting[0].record.finished_at or 0.0) < before:
+        while waiting and (waiting[0].finished_at or 0.0) < before:
             row = waiting.popleft()
             if self._holds(row):
                 taken.append(row)
         return taken
 
     def _holds(self, row: Row) -> bool:
-        return self.by_sequence.get(row.record.sequence) is row
+        return self.by_sequence.get(row.sequence) is row
 
     def _enlist(self, row: Row) -> None:
-        record = row.record
-        self.states[record.state] += 1
-        if record.state is DeliveryState.PARKED:
-            self.parked[record.sequence] = row
-        if record.state in UNFINISHED:
-            self.unfinished[record.sequence] = row
-            if record.ordered and record.subject is not None:
-                self._lines.setdefault(record.subject, set()).add(record.sequence)
+        state = row.state
+        self.states[state] += 1
+        if state is DeliveryState.PARKED:
+            self.parked[row.sequence] = row
+        elif state in UNFINISHED:
+            self.unfinished[row.sequence] = row
+            if row.ordered and row.subject is not None:
+                self._lines.setdefault(row.subject, set()).add(row.sequence)
 
     def _strike(self, row: Row) -> None:
-        record = row.record
-        self.states[record.state] -= 1
-        self.parked.pop(record.sequence, None)
-        self.unfinished.pop(record.sequence, None)
-        line = self._lines.get(record.subject) if record.subject is not None else None
-        if line is not None:
-            line.discard(record.sequence)
-            if not line and record.subject is not None:
-                del self._lines[record.subject]
+        state = row.state
+        self.states[state] -= 1
+        if state is DeliveryState.PARKED:
+            del self.parked[row.sequence]
+        elif state in UNFINISHED:
+            del self.unfinished[row.sequence]
+            if row.ordered and row.subject is not None:
+                line = self._lines[row.subject]
+                line.discard(row.sequence)
+                if not line:
+                    del self._lines[row.subject]

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-import attrs
 import trio
 
 from ..errors import StoreUnavailableError
@@ -26,11 +25,10 @@ from .admission import (
     Terms,
     standing_of,
 )
-from .memory_notifications import MemoryNotifications
-from .memory_rows import Deliveries, Row, done_at
-from .memory_tenants import MemoryTenants
-from .memory_upgrade import MemoryUpgrade
+from .memory_backend import MemoryBackend
+from .memory_rows import Deliveries, Row
 from .records import (
+    REPLAYABLE,
     UNFINISHED,
     Admission,
     Admitted,
@@ -48,8 +46,10 @@ from .records import (
     Retry,
 )
 
+_NEW = Admitted(Admission.NEW)
 
-class MemoryInbox:
+
+class MemoryInbox(MemoryBackend):
     """:class:`~.ports.Inbox` in memory.
 
     Args:
@@ -70,24 +70,22 @@ class MemoryInbox:
         payload_seconds: float,
         shares: "MemoryInbox | None" = None,
     ) -> None:
-        self._terms = Terms(
+        terms = Terms(
             owner=owner,
             lease_seconds=lease_seconds,
             dedup_seconds=dedup_seconds,
             payload_seconds=payload_seconds,
         )
-        self._rows: Deliveries = Deliveries() if shares is None else shares._rows
-        self.tenants: MemoryTenants = MemoryTenants() if shares is None else shares.tenants
-        self.upgrade: MemoryUpgrade = (
-            MemoryUpgrade(self._rows) if shares is None else shares.upgrade
-        )
-        self.notifications = MemoryNotifications(self._terms, self.tenants)
+        super().__init__(terms, Deliveries() if shares is None else shares._rows, shares)
         self._own_changes = 0
         self._foreign_changes = self._rows.changes
         self._closed = False
 
     async def _begin(self) -> None:
         await trio.lowlevel.checkpoint()
+        self._require_open()
+
+    def _require_open(self) -> None:
         if self._closed:
             raise StoreUnavailableError("the store is closed")
 
@@ -100,7 +98,8 @@ class MemoryInbox:
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`.ports.Inbox.claim`."""
-        await self._begin()
+        await trio.lowlevel.checkpoint()
+        self._require_open()
         return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)
 
     async def park(self, delivery: NewDelivery) -> Admitted:
@@ -120,13 +119,12 @@ class MemoryInbox:
         row = self._rows.by_id.get(delivery.webhook_id)
         if row is None:
             self._insert(delivery, state, leased)
-            return Admitted(Admission.NEW)
-        record = row.record
+            return _NEW
         known = Known(
-            record.state,
-            record.queued,
-            record.attempts,
-            record.finished_at,
+            row.state,
+            row.queued,
+            row.attempts,
+            row.finished_at,
             row.until if row.owner not in (None, self._terms.owner) else None,
         )
         standing = standing_of(known, now=now, dedup_seconds=self._terms.dedup_seconds)
@@ -134,27 +132,24 @@ class MemoryInbox:
         if ruling.change is Change.REPLACE:
             self._forget(row)
             self._insert(delivery, state, leased)
-            return Admitted(Admission.NEW)
-        same_body = record.raw is None or record.raw == delivery.raw
+            return _NEW
+        same_body = row.raw is None or row.raw == delivery.raw
         if ruling.change is Change.NOTHING:
-            return Admitted(ruling.admission, record.attempts, same_body)
+            return Admitted(ruling.admission, row.attempts, same_body)
         restart = ruling.change is Change.RESTART
-        before = 0 if restart else record.attempts
+        before = 0 if restart else row.attempts
         running = state is DeliveryState.RUNNING
         self._write(
             row,
-            attrs.evolve(
-                record,
-                state=state,
-                queued=state is DeliveryState.RECEIVED,
-                attempts=before + running,
-                ordered=delivery.ordered,
-                next_attempt_at=None,
-                started_at=now if running else None,
-                finished_at=None,
-                last_error=None if restart else record.last_error,
-            ),
+            state,
             lease_from=now if leased else None,
+            queued=state is DeliveryState.RECEIVED,
+            attempts=before + running,
+            ordered=delivery.ordered,
+            next_attempt_at=None,
+            started_at=now if running else None,
+            finished_at=None,
+            last_error=None if restart else row.last_error,
         )
         return Admitted(ruling.admission, before, same_body)
 
@@ -162,37 +157,40 @@ class MemoryInbox:
         running = state is DeliveryState.RUNNING
         now = delivery.received_at
         self._rows.last_sequence += 1
-        record = DeliveryRecord(
-            sequence=self._rows.last_sequence,
-            webhook_id=delivery.webhook_id,
-            type=delivery.type,
-            state=state,
-            queued=state is DeliveryState.RECEIVED,
-            attempts=int(running),
-            received_at=now,
-            timestamp=delivery.timestamp,
-            subject=delivery.subject,
-            ordered=delivery.ordered,
-            next_attempt_at=None,
-            started_at=now if running else None,
-            finished_at=None,
-            last_error=None,
-            raw=delivery.raw,
-            tenant_id=delivery.tenant_id,
+        row = Row(
+            self._rows.last_sequence,
+            delivery.webhook_id,
+            delivery.type,
+            state,
+            state is DeliveryState.RECEIVED,  # queued
+            int(running),  # attempts
+            now,
+            delivery.timestamp,
+            delivery.subject,
+            delivery.ordered,
+            now if running else None,  # started_at
+            delivery.raw,
+            delivery.tenant_id,
         )
-        row = Row(record)
         if leased:
             row.owner, row.until = self._terms.owner, now + self._terms.lease_seconds
         self._rows.add(row)
         self._own_changes += 1
 
-    def _write(self, row: Row, record: DeliveryRecord, *, lease_from: float | None = None) -> None:
-        """Give ``row`` its new record, and our lease from that time on or no lease."""
+    def _write(
+        self,
+        row: Row,
+        state: DeliveryState,
+        *,
+        lease_from: float | None = None,
+        **values: Any,
+    ) -> None:
+        """Change ``row``, and give it our lease from that time on or no lease."""
         if lease_from is None:
             row.owner, row.until = None, 0.0
         else:
             row.owner, row.until = self._terms.owner, lease_from + self._terms.lease_seconds
-        self._rows.change(row, record)
+        self._rows.change(row, state, **values)
         self._own_changes += 1
 
     def _forget(self, row: Row) -> None:
@@ -209,62 +207,61 @@ class MemoryInbox:
     def begin(self, webhook_id: str, *, now: float) -> None:
         """See :meth:`.ports.Inbox.begin`."""
         row = self._rows.by_id.get(webhook_id)
-        if row is None or row.record.state not in UNFINISHED:
+        if row is None or row.state not in UNFINISHED:
             return
         if row.owner in (None, self._terms.owner) or row.until <= now:
-            record = attrs.evolve(
-                row.record,
-                state=DeliveryState.RUNNING,
-                attempts=row.record.attempts + 1,
+            self._write(
+                row,
+                DeliveryState.RUNNING,
+                lease_from=now,
+                attempts=row.attempts + 1,
                 started_at=now,
                 next_attempt_at=None,
             )
-            self._write(row, record, lease_from=now)
 
     async def finish(self, webhook_id: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`.ports.Inbox.finish`. Nothing when the lease is not ours any more."""
-        await self._begin()
+        await trio.lowlevel.checkpoint()
+        self._require_open()
         row = self._rows.by_id.get(webhook_id)
-        if row is None or row.owner != self._terms.owner or row.record.state not in UNFINISHED:
+        if row is None or row.owner != self._terms.owner or row.state not in UNFINISHED:
             return
-        before = row.record
-        change: dict[str, Any]
         match outcome:
             case Done():
-                # Every delivery's end: spelt out, it takes half the time of evolve.
-                self._write(row, done_at(before, now))
-                return
+                state = DeliveryState.DONE
+                self._write(row, state, finished_at=now, next_attempt_at=None)
             case Retry(at, error):
                 self._keep_failure(row, error, now)
-                change = {
-                    "state": DeliveryState.RETRYING,
-                    "queued": at is not None,
-                    "last_error": error,
-                }
+                state = DeliveryState.RETRYING
+                queued = at is not None
+                self._write(row, state, queued=queued, last_error=error, next_attempt_at=at)
             case Dead(error):
                 self._keep_failure(row, error, now)
-                change = {
-                    "state": DeliveryState.DEAD,
-                    "queued": False,
-                    "finished_at": now,
-                    "last_error": error,
-                }
+                self._write(
+                    row,
+                    DeliveryState.DEAD,
+                    queued=False,
+                    finished_at=now,
+                    last_error=error,
+                    next_attempt_at=None,
+                )
             case Released():
-                running = before.state is DeliveryState.RUNNING
-                change = {
-                    "state": DeliveryState.RECEIVED,
-                    "attempts": before.attempts - running,
-                    "started_at": None,
-                }
+                running = row.state is DeliveryState.RUNNING
+                self._write(
+                    row,
+                    DeliveryState.RECEIVED,
+                    attempts=row.attempts - running,
+                    started_at=None,
+                    next_attempt_at=None,
+                )
             case Parked():
-                change = {"state": DeliveryState.PARKED, "queued": False}
-        next_attempt_at = outcome.at if isinstance(outcome, Retry) else None
-        self._write(row, attrs.evolve(before, **change, next_attempt_at=next_attempt_at))
+                self._write(row, DeliveryState.PARKED, queued=False, next_attempt_at=None)
 
     def _keep_failure(self, row: Row, error: str, now: float) -> None:
-        begun = row.record.started_at
-        number = max(row.record.attempts, 1)
-        row.failures.append(AttemptRecord(number, now if begun is None else begun, now, error))
+        begun = row.started_at
+        number = max(row.attempts, 1)
+        failure = AttemptRecord(number, now if begun is None else begun, now, error)
+        row.failures = (*row.failures, failure)
 
     async def replay(self, webhook_ids: Sequence[str]) -> Sequence[str]:
         """See :meth:`.ports.Inbox.replay`."""
@@ -272,18 +269,17 @@ class MemoryInbox:
         put_back = []
         for webhook_id in webhook_ids:
             row = self._rows.by_id.get(webhook_id)
-            if row is None or row.record.state not in (DeliveryState.DEAD, DeliveryState.PARKED):
+            if row is None or row.state not in REPLAYABLE:
                 continue
-            record = attrs.evolve(
-                row.record,
-                state=DeliveryState.RECEIVED,
+            self._write(
+                row,
+                DeliveryState.RECEIVED,
                 queued=True,
                 attempts=0,
                 started_at=None,
                 finished_at=None,
                 last_error=None,
             )
-            self._write(row, record)
             put_back.append(webhook_id)
         return put_back
 
@@ -296,8 +292,8 @@ class MemoryInbox:
             row = self._rows.by_id.get(webhook_id)
             if row is None or row.owner != self._terms.owner:
                 continue
-            if row.record.state in (DeliveryState.RECEIVED, DeliveryState.RETRYING):
-                self._write(row, row.record)
+            if row.state in (DeliveryState.RECEIVED, DeliveryState.RETRYING):
+                self._write(row, row.state)
 
     async def take_due(self, *, limit: int, now: float) -> Due:
         """See :meth:`.ports.Inbox.take_due`."""
@@ -307,20 +303,17 @@ class MemoryInbox:
         next_due_at: float | None = None
         for sequence in sorted(rows.unfinished):
             row = rows.unfinished[sequence]
-            record = row.record
-            if not record.queued:
+            if not row.queued:
                 continue
-            at = record.next_attempt_at
+            at = row.next_attempt_at
             if row.owner is None and at is not None and at > now:
                 next_due_at = at if next_due_at is None else min(at, next_due_at)
-            elif self._is_free(row, now) and rows.is_first_in_line(record):
+            elif self._is_free(row, now) and rows.is_first_in_line(row):
                 due.append(row)
         for row in due[:limit]:
-            record = row.record
-            if record.state is DeliveryState.RUNNING:
-                record = attrs.evolve(record, state=DeliveryState.RECEIVED)
-            self._write(row, record, lease_from=now)
-        records = [row.record for row in due[:limit]]
+            running = row.state is DeliveryState.RUNNING
+            self._write(row, DeliveryState.RECEIVED if running else row.state, lease_from=now)
+        records = [row.record() for row in due[:limit]]
         return Due(records, more=len(due) > limit, next_due_at=next_due_at)
 
     def _is_free(self, row: Row, now: float) -> bool:
@@ -335,10 +328,10 @@ class MemoryInbox:
             if row.owner is not None and row.owner != self._terms.owner
         ]
         for row in taken:
-            record = row.record
-            if record.state is DeliveryState.RUNNING:
-                record = attrs.evolve(record, state=DeliveryState.RECEIVED, queued=True)
-            self._write(row, record)
+            if row.state is DeliveryState.RUNNING:
+                self._write(row, DeliveryState.RECEIVED, queued=True)
+            else:
+                self._write(row, row.state)
         return len(taken)
 
     async def renew(self, *, now: float) -> None:
@@ -354,7 +347,7 @@ class MemoryInbox:
         """See :meth:`.ports.Inbox.get`."""
         await self._begin()
         row = self._rows.by_id.get(webhook_id)
-        return None if row is None else row.record
+        return None if row is None else row.record()
 
     async def known(self, webhook_ids: Sequence[str]) -> frozenset[str]:
         """See :meth:`.ports.Inbox.known`."""
@@ -382,13 +375,13 @@ class MemoryInbox:
         rows = self._rows.by_sequence
         order = reversed(rows.values()) if after_sequence is None else rows.values()
         matching = (
-            attrs.evolve(row.record, raw=None)
+            row.record(body=False)
             for row in order
-            if type in (None, row.record.type)
-            and state in (None, row.record.state)
-            and subject in (None, row.record.subject)
-            and (since is None or row.record.received_at >= since)
-            and (after_sequence is None or row.record.sequence > after_sequence)
+            if type in (None, row.type)
+            and state in (None, row.state)
+            and subject in (None, row.subject)
+            and (since is None or row.received_at >= since)
+            and (after_sequence is None or row.sequence > after_sequence)
         )
         return list(islice(matching, limit))
 
@@ -430,8 +423,8 @@ class MemoryInbox:
         old = now - self._terms.payload_seconds
         stripped = self._rows.done_with_body_before(old)
         for row in stripped:
-            self._write(row, attrs.evolve(row.record, raw=None))
-        parked = [row for row in self._rows.parked.values() if row.record.received_at < old]
+            self._write(row, row.state, raw=None)
+        parked = [row for row in self._rows.parked.values() if row.received_at < old]
         for row in parked:
             self._forget(row)
         finished = self._forget_done(now - self._terms.dedup_seconds)
@@ -446,4 +439,6 @@ class MemoryInbox:
     async def close(self) -> None:
         """See :meth:`.ports.Inbox.close`."""
         self._closed = True
-        await self.tenants.close()
+        if "tenants" in vars(self):
+            await self.tenants.close()
+        await trio.lowlevel.checkpoint()

@@ -27,7 +27,7 @@ class MemoryUpgrade:
     async def count_unassigned(self) -> int:
         """See :meth:`.ports.UpgradeStore.count_unassigned`."""
         await trio.lowlevel.checkpoint()
-        return sum(row.record.tenant_id is None for row in self._rows.by_sequence.values())
+        return sum(row.tenant_id is None for row in self._rows.by_sequence.values())
 
     async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
         """See :meth:`.ports.UpgradeStore.assign_batch`."""
@@ -37,8 +37,8 @@ class MemoryUpgrade:
         assigned = 0
         for sequence in waiting[:limit]:
             row = self._rows.by_sequence[sequence]
-            if row.record.tenant_id is None:
-                row.record = attrs.evolve(row.record, tenant_id=marker.tenant_id)
+            if row.tenant_id is None:
+                row.tenant_id = marker.tenant_id
                 assigned += 1
         if waiting:
             marker = attrs.evolve(marker, position=str(waiting[:limit][-1]))

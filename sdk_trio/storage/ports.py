@@ -7,20 +7,8 @@ cancellation: the write is finished, then ``Cancelled`` is raised. Every method 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import attrs
-
-from .notification_records import (
-    DueNotifications,
-    Ending,
-    Enlisted,
-    Lookout,
-    NotificationId,
-    NotificationRecord,
-    NotificationState,
-    Recovered,
-)
 from .records import (
     Admitted,
     AttemptRecord,
@@ -31,8 +19,21 @@ from .records import (
     Outcome,
     Purged,
 )
-from .tenant_records import AuditRecord, OutboxRecord, Tenant, TenantPurged, TenantStatus
-from .upgrade_records import Assigned, UpgradeMarker
+
+if TYPE_CHECKING:
+    # Most receivers have no tenants, and start without what is known of them.
+    from .notification_records import (
+        DueNotifications,
+        Ending,
+        Enlisted,
+        Lookout,
+        NotificationId,
+        NotificationRecord,
+        NotificationState,
+        Recovered,
+    )
+    from .tenant_records import AuditRecord, OutboxRecord, Tenant, TenantPurged, TenantStatus
+    from .upgrade_records import Assigned, UpgradeMarker
 
 
 class Inbox(Protocol):
@@ -196,7 +197,7 @@ class TenantStore(Protocol):
     changes the tenant: all of them are there, or none.
     """
 
-    async def add(self, tenant: Tenant, audit: AuditRecord) -> None:
+    async def add(self, tenant: "Tenant", audit: "AuditRecord") -> None:
         """Add a tenant that does not exist yet.
 
         Raises:
@@ -205,7 +206,7 @@ class TenantStore(Protocol):
         ...
 
     async def change(
-        self, tenant: Tenant, audit: AuditRecord, outbox: OutboxRecord | None = None
+        self, tenant: "Tenant", audit: "AuditRecord", outbox: "OutboxRecord | None" = None
     ) -> None:
         """Replace the tenant's row by ``tenant``, whose version is one above the stored one.
 
@@ -217,8 +218,8 @@ class TenantStore(Protocol):
         ...
 
     async def purge(
-        self, tenant: Tenant, audit: AuditRecord, *, forget_audit: bool = False
-    ) -> TenantPurged:
+        self, tenant: "Tenant", audit: "AuditRecord", *, forget_audit: bool = False
+    ) -> "TenantPurged":
         """Remove the tenant's row and its outbox rows for ever, and keep ``audit``.
 
         With ``forget_audit`` its earlier audit rows go as well; nothing else removes any.
@@ -229,35 +230,37 @@ class TenantStore(Protocol):
         """
         ...
 
-    async def get(self, tenant_id: str) -> Tenant | None:
+    async def get(self, tenant_id: str) -> "Tenant | None":
         """Return the tenant with this id, or None."""
         ...
 
-    async def find(self, identifier: str) -> Tenant | None:
+    async def find(self, identifier: str) -> "Tenant | None":
         """Return the tenant with this identifier, or None."""
         ...
 
-    async def find_by_organization(self, organization_id: str) -> Tenant | None:
+    async def find_by_organization(self, organization_id: str) -> "Tenant | None":
         """Return the tenant of this organization of the upstream, or None."""
         ...
 
     async def page(
-        self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
-    ) -> Sequence[Tenant]:
+        self, *, status: "TenantStatus | None" = None, after: str = "", limit: int = 100
+    ) -> "Sequence[Tenant]":
         """List tenants by identifier, those whose identifier comes after ``after``."""
         ...
 
-    async def counts(self) -> dict[TenantStatus, int]:
+    async def counts(self) -> "dict[TenantStatus, int]":
         """Return how many tenants are in each status; statuses without any are 0."""
         ...
 
     async def audit(
         self, tenant_id: str | None = None, *, after_sequence: int = 0, limit: int = 100
-    ) -> Sequence[AuditRecord]:
+    ) -> "Sequence[AuditRecord]":
         """List audit rows, oldest first: of one tenant, which may have been purged, or of all."""
         ...
 
-    async def outbox(self, *, after_sequence: int = 0, limit: int = 100) -> Sequence[OutboxRecord]:
+    async def outbox(
+        self, *, after_sequence: int = 0, limit: int = 100
+    ) -> "Sequence[OutboxRecord]":
         """List transitions, oldest first. A sequence is never given twice, nor out of order."""
         ...
 
@@ -272,11 +275,11 @@ class UpgradeStore(Protocol):
     One upgrade runs at a time: its lock is the caller's business.
     """
 
-    async def marker(self) -> UpgradeMarker | None:
+    async def marker(self) -> "UpgradeMarker | None":
         """Return the marker; None while the upgrade is pending."""
         ...
 
-    async def save(self, marker: UpgradeMarker) -> None:
+    async def save(self, marker: "UpgradeMarker") -> None:
         """Keep ``marker`` in place of the one before."""
         ...
 
@@ -284,7 +287,7 @@ class UpgradeStore(Protocol):
         """Return how many deliveries have no tenant."""
         ...
 
-    async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
+    async def assign_batch(self, marker: "UpgradeMarker", *, limit: int) -> "Assigned":
         """Give the default tenant to those of the next ``limit`` deliveries that have none.
 
         Next are those whose sequence is above the marker's position. The marker moves in the same
@@ -303,7 +306,7 @@ class NotificationStore(Protocol):
 
     async def enlist(
         self, channels: Mapping[str, bool], *, now: float, oldest: float, limit: int = 500
-    ) -> Enlisted:
+    ) -> "Enlisted":
         """Give the next ``limit`` transitions a message on each of ``channels``.
 
         ``channels`` says for each whether its messages are repeatable. Next are the transitions
@@ -313,11 +316,11 @@ class NotificationStore(Protocol):
         """
         ...
 
-    async def look(self, channels: Mapping[str, bool], *, now: float) -> Lookout:
+    async def look(self, channels: Mapping[str, bool], *, now: float) -> "Lookout":
         """Say whether ``enlist`` or ``take_due`` would find anything; changes nothing."""
         ...
 
-    async def take_due(self, channel: str, *, limit: int, now: float) -> DueNotifications:
+    async def take_due(self, channel: str, *, limit: int, now: float) -> "DueNotifications":
         """Lease up to ``limit`` messages of one channel that nobody holds, oldest first.
 
         Due are ``pending`` ones, ``retrying`` ones whose time has come, and any whose lease (of
@@ -326,14 +329,14 @@ class NotificationStore(Protocol):
         """
         ...
 
-    async def start(self, id: NotificationId, *, now: float) -> bool:
+    async def start(self, id: "NotificationId", *, now: float) -> bool:
         """Mark a message as ``sending``, one more attempt; False: it is not ours, do not send it.
 
         Only what is leased by us, and waits, is ours.
         """
         ...
 
-    async def finish(self, id: NotificationId, ending: Ending, *, now: float) -> bool:
+    async def finish(self, id: "NotificationId", ending: "Ending", *, now: float) -> bool:
         """Record how an attempt ended, and give up the lease.
 
         False, and nothing is changed, when the lease is not ours any more.
@@ -344,7 +347,7 @@ class NotificationStore(Protocol):
         """Give up all of our leases whose sending has not begun."""
         ...
 
-    async def recover(self, *, now: float) -> Recovered:
+    async def recover(self, *, now: float) -> "Recovered":
         """Take away the leases of all other owners, known to be dead.
 
         What was ``sending`` is due again if it is repeatable, and ``unknown`` if not.
@@ -355,30 +358,30 @@ class NotificationStore(Protocol):
         """Extend all of our leases."""
         ...
 
-    async def retry(self, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
+    async def retry(self, ids: "Sequence[NotificationId]") -> "Sequence[NotificationId]":
         """Put ``failed``, ``skipped`` and ``unknown`` messages back to ``pending``, attempts at 0.
 
         Returns those that were put back.
         """
         ...
 
-    async def get(self, id: NotificationId) -> NotificationRecord | None:
+    async def get(self, id: "NotificationId") -> "NotificationRecord | None":
         """Return one message, or None."""
         ...
 
     async def find(
         self,
         *,
-        state: NotificationState | None = None,
+        state: "NotificationState | None" = None,
         channel: str | None = None,
         tenant_id: str | None = None,
-        before: NotificationId | None = None,
+        before: "NotificationId | None" = None,
         limit: int = 50,
-    ) -> Sequence[NotificationRecord]:
+    ) -> "Sequence[NotificationRecord]":
         """List messages, the newest transition first; those that come after ``before`` in that."""
         ...
 
-    async def counts(self) -> dict[NotificationState, int]:
+    async def counts(self) -> "dict[NotificationState, int]":
         """Return how many messages are in each state; states without any are 0."""
         ...
 
@@ -387,11 +390,43 @@ class NotificationStore(Protocol):
         ...
 
 
-@attrs.frozen
+class Backend(Inbox, Protocol):
+    """What a backend opens: an inbox, and beside it everything that tenants need."""
+
+    @property
+    def tenants(self) -> TenantStore:
+        """The tenants."""
+        ...
+
+    @property
+    def upgrade(self) -> UpgradeStore:
+        """The upgrade from a single tenant."""
+        ...
+
+    @property
+    def notifications(self) -> NotificationStore:
+        """Who is told what of tenants."""
+        ...
+
+
 class Store:
     """An open store: what arrived, who it belongs to, who is told. All of it has one writer."""
 
-    inbox: Inbox
-    tenants: TenantStore
-    upgrade: UpgradeStore
-    notifications: NotificationStore
+    def __init__(self, backend: Backend) -> None:
+        self.inbox: Inbox = backend
+        self._backend = backend
+
+    @property
+    def tenants(self) -> TenantStore:
+        """The tenants."""
+        return self._backend.tenants
+
+    @property
+    def upgrade(self) -> UpgradeStore:
+        """The upgrade from a single tenant."""
+        return self._backend.upgrade
+
+    @property
+    def notifications(self) -> NotificationStore:
+        """Who is told what of tenants."""
+        return self._backend.notifications

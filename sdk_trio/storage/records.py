@@ -7,6 +7,7 @@ import enum
 from collections.abc import Sequence
 
 import attrs
+import msgspec
 
 
 class DeliveryState(enum.StrEnum):
@@ -19,6 +20,9 @@ class DeliveryState(enum.StrEnum):
     DEAD = "dead"
     PARKED = "parked"
 
+    # As equality is: by the text. Enum's own is a function in Python, for each look-up of a state.
+    __hash__ = str.__hash__
+
 
 #: States from which the runtime itself will still do something.
 UNFINISHED = frozenset({DeliveryState.RECEIVED, DeliveryState.RUNNING, DeliveryState.RETRYING})
@@ -27,9 +31,8 @@ UNFINISHED = frozenset({DeliveryState.RECEIVED, DeliveryState.RUNNING, DeliveryS
 REPLAYABLE = (DeliveryState.DEAD, DeliveryState.PARKED)
 
 
-@attrs.frozen
-class NewDelivery:
-    """A verified delivery as it goes into the inbox.
+class NewDelivery(msgspec.Struct, frozen=True, gc=False):
+    """A verified delivery as it goes into the inbox. A Struct, since it is made once a delivery.
 
     ``subject`` is ``data.id`` or None; with ``ordered`` the unfinished events of one subject run
     one at a time in the order of arrival. ``timestamp`` is the signed header, in Unix seconds.
@@ -96,8 +99,7 @@ class Admission(enum.Enum):
     """The same id has finished within the dedup retention."""
 
 
-@attrs.frozen
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True, gc=False):
     """Answer of ``accept`` and ``claim``.
 
     ``attempts`` are the runs started before now. ``same_body`` is False when the id was known

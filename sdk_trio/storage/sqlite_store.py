@@ -11,13 +11,14 @@ from . import sqlite_leaser as leaser
 from . import sqlite_reader as reader
 from . import sqlite_writer as writer
 from .admission import Terms
-from .committer import STALL_SECONDS, Committer
+from .committer import STALL_SECONDS, Committer, Posted
 from .query_runner import QueryRunner
 from .records import (
     Admitted,
     AttemptRecord,
     DeliveryRecord,
     DeliveryState,
+    Done,
     Due,
     NewDelivery,
     Outcome,
@@ -50,6 +51,8 @@ class SqliteInbox:
         self._committer = committer
         self._queries = QueryRunner(file)
         self._data_version: int | None = None
+        # Starts that nobody waits for, until their runs have ended: what was posted, and when.
+        self._begun: dict[str, tuple[Posted, float]] = {}
         self.tenants = SqliteTenants(file, committer)
         self.upgrade = SqliteUpgrade(committer, self._queries)
         self.notifications = SqliteNotifications(terms, committer, self._queries)
@@ -127,11 +130,21 @@ class SqliteInbox:
     def begin(self, webhook_id: str, *, now: float) -> None:
         """See :meth:`.ports.Inbox.begin`."""
         terms = self._terms
-        self._committer.post(lambda c: writer.start(c, terms, webhook_id, now))
+        posted = self._committer.post(lambda c: writer.start(c, terms, webhook_id, now))
+        self._begun[webhook_id] = (posted, now)
 
     async def finish(self, webhook_id: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`.ports.Inbox.finish`. Nothing when the lease is not ours any more."""
+        # Cancelled here, the start that was posted stays.
+        await trio.lowlevel.checkpoint_if_cancelled()
         terms = self._terms
+        begun = self._begun.pop(webhook_id, None)
+        if begun and isinstance(outcome, Done) and self._committer.withdraw(begun[0]):
+            started_at = begun[1]
+            await self._committer.submit(
+                lambda c: writer.run(c, terms, webhook_id, started_at, now)
+            )
+            return
         await self._committer.submit(lambda c: writer.finish(c, terms, webhook_id, outcome, now))
 
     async def replay(self, webhook_ids: Sequence[str]) -> Sequence[str]:

@@ -164,6 +164,13 @@ WHERE webhook_id = :id AND {UNFINISHED}
     AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= :now)
 """  # noqa: S608 - only constants are put in
 
+_RUN = f"""
+UPDATE inbox SET state = 'done', attempts = attempts + 1, started_at = :begun, finished_at = :now,
+    next_attempt_at = NULL, lease_owner = NULL, lease_until = NULL
+WHERE webhook_id = :id AND {UNFINISHED}
+    AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= :begun)
+"""  # noqa: S608 - only constants are put in
+
 # A run that has lost its lease to another owner changes nothing: the other one's run counts.
 _OURS = f"webhook_id = ? AND lease_owner = ? AND {UNFINISHED}"
 
@@ -209,6 +216,13 @@ def start(connection: apsw.Connection, terms: Terms, webhook_id: str, now: float
         _START,
         {"id": webhook_id, "now": now, "owner": terms.owner, "until": now + terms.lease_seconds},
     )
+
+
+def run(
+    connection: apsw.Connection, terms: Terms, webhook_id: str, begun: float, now: float
+) -> None:
+    """Record a whole run that ended well: :func:`start` at ``begun`` and :func:`finish`, in one."""
+    connection.execute(_RUN, {"id": webhook_id, "begun": begun, "now": now, "owner": terms.owner})
 
 
 def finish(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 import trio
+from msgspec.structs import replace
 
 from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
@@ -185,7 +186,7 @@ class WebhookReceiver:
         if not handler.enqueue:
             return await running.dispatcher.run_inline(arrival, handler)
         if handler.ordered:
-            arrival = attrs.evolve(arrival, delivery=attrs.evolve(arrival.delivery, ordered=True))
+            arrival = replace(arrival, delivery=replace(arrival.delivery, ordered=True))
         return await running.queue.accept(arrival)
 
     # -- life --------------------------------------------------------------------------------

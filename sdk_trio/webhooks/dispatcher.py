@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
+import msgspec
 import trio
 
 from ..config import Settings
@@ -25,7 +26,6 @@ from ..storage.records import (
     Released,
     Retry,
 )
-from ..storage.tenant_records import Tenant
 from . import answers
 from .answers import Answer
 from .counters import Counters
@@ -39,6 +39,7 @@ from .lifecycle import (
 from .registry import BoundHandler, BoundHandlers
 
 if TYPE_CHECKING:
+    from ..storage.tenant_records import Tenant
     from ..tenants.tenancy import Tenancy
 
 _log = get_logger("webhooks")
@@ -56,12 +57,14 @@ BUSY_RETRY_SECONDS = 5.0
 STORE_RETRY_SECONDS = 1.0
 
 
+_DONE = Done()
+_RELEASED = Released()
+
 #: The shortest secret, in characters, that is looked for in handlers' messages.
 LEAST_MASKED = 8
 
 
-@attrs.frozen
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True, gc=False):
     """A verified, decoded delivery on its way to its handler."""
 
     delivery: NewDelivery
@@ -161,17 +164,22 @@ class Dispatcher:
         if admitted.admission is not Admission.NEW:
             return self.answer_known(delivery, admitted)
         attempt = admitted.attempts + 1
-        outcome: Outcome = Released()
+        outcome: Outcome = _RELEASED
+        failure: Failure | None = None
         try:
-            failure = await self._run_within_deadline(arrival, handler, attempt, tenant)
+            event = self.decode(arrival, attempt, tenant)
+            with trio.move_on_after(self._inline_timeout) as scope:
+                failure = await self._run(handler, event)
+            if scope.cancelled_caught:
+                failure = self._took_too_long(handler)
             if failure is None:
-                outcome = Done()
+                outcome = _DONE
             else:
                 outcome = after_inline_failure(
                     failure, attempts=attempt, max_attempts=self._inline_max_attempts
                 )
         finally:
-            if isinstance(outcome, Released):
+            if outcome is _RELEASED:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._release(delivery.webhook_id)
         await self._inbox.finish(delivery.webhook_id, outcome, now=self._clock())
@@ -181,18 +189,11 @@ class Dispatcher:
             return answers.HANDLER_FAILED if asked is None else answers.unavailable(asked)
         return answers.OK
 
-    async def _run_within_deadline(
-        self, arrival: Arrival, handler: BoundHandler, attempt: int, tenant: Tenant | None
-    ) -> Failure | None:
-        event = self.decode(arrival, attempt, tenant)
-        with trio.move_on_after(self._inline_timeout) as scope:
-            failure = await self._run(handler, event)
-        if scope.cancelled_caught:
-            return Failure(
-                f"the handler {handler.name} took longer than InlineTimeoutSeconds "
-                f"({self._inline_timeout:g} s); register it with enqueue=True"
-            )
-        return failure
+    def _took_too_long(self, handler: BoundHandler) -> Failure:
+        return Failure(
+            f"the handler {handler.name} took longer than InlineTimeoutSeconds "
+            f"({self._inline_timeout:g} s); register it with enqueue=True"
+        )
 
     async def _release(self, webhook_id: str) -> None:
         try:
@@ -254,7 +255,7 @@ class Dispatcher:
         return outcome
 
     async def _run_to_outcome(
-        self, arrival: Arrival, attempt: int, tenant: Tenant | None
+        self, arrival: Arrival, attempt: int, tenant: "Tenant | None"
     ) -> Outcome:
         handler = self.handlers.find(arrival.delivery.type)
         if handler is None or _is_held(handler, tenant):
@@ -262,7 +263,7 @@ class Dispatcher:
             return Parked()
         failure = await self._run(handler, self.decode(arrival, attempt, tenant))
         if failure is None:
-            return Done()
+            return _DONE
         return after_queued_failure(
             failure,
             attempts=attempt,
@@ -282,7 +283,7 @@ class Dispatcher:
 
     # -- both --------------------------------------------------------------------------------
 
-    async def tenant_of(self, delivery: NewDelivery) -> Tenant | None:
+    async def tenant_of(self, delivery: NewDelivery) -> "Tenant | None":
         """Return the tenant of a delivery as it is now, None when it has none.
 
         Raises:
@@ -298,7 +299,7 @@ class Dispatcher:
         tenant = await self.tenant_of(delivery)
         return await self.park(delivery, tenant) if _is_held(handler, tenant) else None
 
-    async def park(self, delivery: NewDelivery, tenant: Tenant | None = None) -> Answer:
+    async def park(self, delivery: NewDelivery, tenant: "Tenant | None" = None) -> Answer:
         """Keep a delivery that nothing runs, and answer 200 (contracts 3).
 
         ``tenant`` is the one that is not active, None where the type has no handler.
@@ -309,7 +310,7 @@ class Dispatcher:
         self._report(delivery, 0, Parked(), tenant)
         return answers.OK
 
-    def decode(self, arrival: Arrival, attempt: int, tenant: Tenant | None = None) -> Event[Any]:
+    def decode(self, arrival: Arrival, attempt: int, tenant: "Tenant | None" = None) -> Event[Any]:
         """Build the typed event; what does not fit its type is counted and reported once."""
         delivery = arrival.delivery
         drifts: list[Drift] = []
@@ -384,7 +385,7 @@ class Dispatcher:
         delivery: NewDelivery,
         attempt: int,
         outcome: Outcome,
-        tenant: Tenant | None = None,
+        tenant: "Tenant | None" = None,
     ) -> None:
         fields = {"webhook_id": delivery.webhook_id, "type": delivery.type, "attempt": attempt}
         match outcome:
@@ -425,12 +426,12 @@ def arrival_of(record: DeliveryRecord) -> Arrival:
     return Arrival(delivery, decode_envelope(raw))
 
 
-def _is_held(handler: BoundHandler, tenant: Tenant | None) -> bool:
+def _is_held(handler: BoundHandler, tenant: "Tenant | None") -> bool:
     """Whether the handler does not run for this tenant at present."""
     return not handler.run_when_suspended and tenant is not None and not tenant.is_active
 
 
-def _hint_of(tenant: Tenant | None) -> str:
+def _hint_of(tenant: "Tenant | None") -> str:
     """Say why an event was parked, and what to do."""
     if tenant is None or tenant.is_active:
         return "no handler for this type; register one, then replay the event"

@@ -14,6 +14,7 @@ from hmac import compare_digest
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import msgspec
 
 from ..config.options import KeyDerivation, Secret
 from ..config.secrets import HMAC_PREFIX, PRIVATE_KEY_PREFIX, parse_secret
@@ -72,12 +73,14 @@ def is_valid_timestamp(timestamp: bytes) -> bool:
     )
 
 
-@attrs.frozen
-class SignatureEntry:
+class SignatureEntry(msgspec.Struct, frozen=True, gc=False):
     """One well-formed entry: ``version`` is ``v1`` or ``v1a``, ``value`` its 32 or 64 bytes."""
 
     version: bytes
-    value: bytes = attrs.field(repr=False)
+    value: bytes
+
+    def __repr__(self) -> str:
+        return f"SignatureEntry(version={self.version!r})"
 
 
 def parse_signature_header(value: bytes) -> tuple[SignatureEntry, ...]:
@@ -171,17 +174,20 @@ class _HmacKey:
             outer=hashlib.sha256(block.translate(_OUTER_PAD)),
         )
 
-    def digest(self, head: bytes, body: bytes) -> bytes:
+    def digest(self, pieces: Iterable[bytes]) -> bytes:
         inner = self.inner.copy()
-        inner.update(head)
-        if len(body) <= _LONGEST_IN_PIECES:
-            for start in range(0, len(body), _PIECE_BYTES):
-                inner.update(body[start : start + _PIECE_BYTES])
-        else:
-            inner.update(body)
+        for piece in pieces:
+            inner.update(piece)
         outer = self.outer.copy()
         outer.update(inner.digest())
         return outer.digest()
+
+
+def _in_pieces(content: bytes) -> Sequence[bytes]:
+    """Cut what is to be hashed into pieces for which hashlib keeps the interpreter's lock."""
+    if len(content) > _LONGEST_IN_PIECES:
+        return (content,)
+    return [content[start : start + _PIECE_BYTES] for start in range(0, len(content), _PIECE_BYTES)]
 
 
 @attrs.frozen
@@ -278,10 +284,11 @@ class Keyring:
         Returns:
             The first configured secret that matches, or None.
         """
-        head = b"%b.%b." % (webhook_id, timestamp)
+        content = b"%b.%b.%b" % (webhook_id, timestamp, body)
+        pieces = _in_pieces(content)
         found: Match | None = None
         for match, key in self._hmac_keys:
-            expected = key.digest(head, body)
+            expected = key.digest(pieces)
             for entry in entries:
                 # The comparison stands first: no earlier match may spare the work of a later one.
                 if (
@@ -291,7 +298,7 @@ class Keyring:
                 ):
                     found = match
         if self._ed25519_keys:
-            found = self._match_ed25519(head + body, entries, found)
+            found = self._match_ed25519(content, entries, found)
         return found
 
     def _match_ed25519(
@@ -387,7 +394,7 @@ def sign(
             f"the secret is a public key: signing takes the private one ({PRIVATE_KEY_PREFIX}...)"
         )
     _, key = parsed.hmac_keys[0]
-    return f"v1,{_encode(_HmacKey.of(key).digest(head, body))}"
+    return f"v1,{_encode(_HmacKey.of(key).digest(_in_pieces(head + body)))}"
 
 
 def _signed_head(webhook_id: str, timestamp: int) -> bytes:

@@ -8,7 +8,7 @@ import enum
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
+import msgspec
 
 from ..config.options import KeyDerivation
 from ..errors import VerificationError
@@ -42,21 +42,23 @@ class Cause(enum.StrEnum):
     NO_MATCH = "no_match"
 
 
-@attrs.frozen
-class Delivery:
+# Structs, because each is made once a delivery.
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """What arrived: the request's headers as ASGI gives them, the exact body, and when.
 
     ``headers`` are pairs of name and value in the order of arrival, repeated ones as they came.
     ``received_at`` is in Unix seconds, by the same clock as the senders' timestamps.
     """
 
-    headers: Sequence[tuple[bytes, bytes]] = attrs.field(repr=False)
-    raw: bytes = attrs.field(repr=False)
+    headers: Sequence[tuple[bytes, bytes]]
+    raw: bytes
     received_at: float
 
+    def __repr__(self) -> str:
+        return f"Delivery(received_at={self.received_at!r})"
 
-@attrs.frozen
-class Accepted:
+
+class Accepted(msgspec.Struct, frozen=True, gc=False):
     """An authentic delivery.
 
     ``timestamp`` is the signed one, in Unix seconds. ``secret_index`` is the position, in the
@@ -70,8 +72,7 @@ class Accepted:
     derivation: KeyDerivation | None
 
 
-@attrs.frozen
-class Rejected:
+class Rejected(msgspec.Struct, frozen=True, gc=False):
     """A delivery that is not to be trusted.
 
     ``detail`` is a sentence for the operator; it quotes nothing of what was sent.

@@ -136,8 +136,8 @@ async def measure(backend: str, *, enqueue: bool, path: Any) -> tuple[Work, int]
 @pytest.mark.parametrize(
     ("backend", "enqueue", "most"),
     [
-        pytest.param("Memory", False, Work(2.2, 0, 328, 20), id="inline"),
-        pytest.param("Sqlite", True, Work(6.5, 0, 450, 8), id="enqueued"),
+        pytest.param("Memory", False, Work(2.2, 0, 313, 18), id="inline"),
+        pytest.param("Sqlite", True, Work(5.2, 0, 432, 7), id="enqueued"),
     ],
 )
 async def test_a_delivery_costs_no_more_than_it_did(backend, enqueue, most, tmp_path):

@@ -20,6 +20,8 @@ FORBIDDEN = {
     "h2": "calls of the upstream, and hypercorn",
     "filelock": "the data directory",
     "sdk_trio.tenants": "tenants",
+    "sdk_trio.storage.tenant_records": "tenants",
+    "sdk_trio.storage.notification_records": "tenants",
     "sdk_trio.webhooks.simulator": "the Development environment",
     "sdk_trio.events.samples": "the simulator",
     "sdk_trio.events.reference_page": "the documentation",

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-import attrs
 import pytest
 import trio
+from msgspec.structs import asdict, replace
 
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.storage.memory_store import MemoryInbox
@@ -64,8 +64,8 @@ async def test_a_new_delivery_is_kept_with_everything_it_brought(stores: Stores)
     await inbox.accept(brought, leased=False)
     record = await inbox.get("m1")
     assert record is not None
-    kept = {f.name: getattr(record, f.name) for f in attrs.fields(NewDelivery)}
-    assert kept == attrs.asdict(brought)
+    kept = {name: getattr(record, name) for name in NewDelivery.__struct_fields__}
+    assert kept == asdict(brought)
     assert await inbox.get("m2") is None
 
 
@@ -136,7 +136,7 @@ async def test_each_of_many_workers_gets_deliveries_of_its_own(stores: Stores) -
 async def test_ordered_deliveries_of_a_subject_wait_for_each_other(stores: Stores) -> None:
     inbox = await stores.open()
     for n in (1, 2, 3):
-        told = attrs.evolve(delivery(f"a{n}", subject="a", ordered=True), type=f"t{n}")
+        told = replace(delivery(f"a{n}", subject="a", ordered=True), type=f"t{n}")
         await inbox.accept(told, leased=False)
     await inbox.accept(delivery("b1", subject="b", ordered=True), leased=False)
     await inbox.accept(delivery("a free", subject="a"), leased=False)
@@ -201,6 +201,27 @@ async def test_a_run_that_is_begun_without_waiting_counts_before_what_follows(
     assert [(run.number, run.started_at) for run in await inbox.attempts("failed")] == [(1, 1001)]
 
 
+async def test_a_run_that_begins_and_ends_at_once_counts_as_any_other(stores: Stores) -> None:
+    inbox, other = await stores.open("one"), await stores.open("other")
+    ids = ("ours", "another's", "expired")
+    for webhook_id in ids:
+        await inbox.accept(delivery(webhook_id), leased=webhook_id == "ours")
+    await other.start("another's", now=1001)
+    await other.start("expired", now=900)
+    for webhook_id in ids:
+        inbox.begin(webhook_id, now=1002)
+        await inbox.finish(webhook_id, Done(), now=1003)
+    found = [await inbox.get(webhook_id) for webhook_id in ids]
+    assert [
+        record and (record.state, record.attempts, record.started_at, record.finished_at)
+        for record in found
+    ] == [
+        (DeliveryState.DONE, 1, 1002, 1003),
+        (DeliveryState.RUNNING, 1, 1001, None),
+        (DeliveryState.DONE, 2, 1002, 1003),
+    ]
+
+
 async def test_a_store_that_is_closed_ignores_what_nobody_waits_for(stores: Stores) -> None:
     inbox = await stores.open()
     await inbox.accept(delivery("m1"), leased=True)
@@ -246,7 +267,7 @@ async def test_a_listing_filters_and_pages(stores: Stores) -> None:
     inbox = await stores.open()
     for n in range(6):
         told = delivery(f"m{n}", at=1000.0 + n, subject=f"s{n % 2}")
-        await inbox.accept(attrs.evolve(told, type=f"t{n % 3}"), leased=True)
+        await inbox.accept(replace(told, type=f"t{n % 3}"), leased=True)
         if n < 2:
             await inbox.finish(f"m{n}", Done(), now=1010)
 

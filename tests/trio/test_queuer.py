@@ -2,9 +2,9 @@
 
 import itertools
 
-import attrs
 import pytest
 import trio
+from msgspec.structs import replace
 from support.deliveries import Bench, arrival, memory_inbox
 
 from sdk_trio.errors import RetryLater, StoreUnavailableError
@@ -385,7 +385,7 @@ async def test_a_damaged_record_becomes_a_dead_letter_and_blocks_nothing(autojum
         handled.append(event.webhook_id)
 
     inbox = memory_inbox()
-    broken = attrs.evolve(arrival(webhook_id="broken").delivery, raw=b"\xff no event")
+    broken = replace(arrival(webhook_id="broken").delivery, raw=b"\xff no event")
     await inbox.accept(broken, leased=False)
     await inbox.accept(arrival(webhook_id="whole").delivery, leased=False)
     bench = Bench.of(registry(handler), inbox)
