@@ -22,9 +22,10 @@ from ..storage.records import UNFINISHED
 from ..tracing import Links, find_tracer
 from . import answers
 from .answers import Answer
+from .arrival import Arrival
 from .companion import Companion
 from .counters import Counters
-from .dispatcher import CLEANUP_SECONDS, Arrival, Dispatcher
+from .dispatcher import CLEANUP_SECONDS, Dispatcher
 from .janitor import Janitor
 from .queuer import Queuer
 from .receiver import UNAVAILABLE_RETRY_SECONDS, Receive, Receiver, Scope, Send

@@ -15,7 +15,8 @@ from ..storage.records import Dead, Done, NewDelivery, Outcome, Parked
 from ..storage.tenant_records import Tenant
 from ..tracing import Links, attributes_of, fail, known_method, link_to, recorded
 from .answers import Answer
-from .dispatcher import Arrival, Dispatcher
+from .arrival import Arrival
+from .dispatcher import Dispatcher
 from .lifecycle import Failure
 from .receiver import Receive, Receiver, Scope, Send
 from .registry import BoundHandler

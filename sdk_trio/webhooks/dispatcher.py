@@ -6,19 +6,17 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
-import msgspec
 import trio
 
 from ..config import Settings
 from ..errors import RetryLater, StoreUnavailableError
-from ..events import Drift, Envelope, Event, decode_envelope, decode_event
+from ..events import Drift, Event, decode_event
 from ..logs import get_logger
 from ..storage.ports import Inbox
 from ..storage.records import (
     Admission,
     Admitted,
     Dead,
-    DeliveryRecord,
     Done,
     NewDelivery,
     Outcome,
@@ -28,6 +26,7 @@ from ..storage.records import (
 )
 from . import answers
 from .answers import Answer
+from .arrival import Arrival
 from .counters import Counters
 from .lifecycle import (
     Failure,
@@ -62,13 +61,6 @@ _RELEASED = Released()
 
 #: The shortest secret, in characters, that is looked for in handlers' messages.
 LEAST_MASKED = 8
-
-
-class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A verified, decoded delivery on its way to its handler."""
-
-    delivery: NewDelivery
-    envelope: Envelope
 
 
 @attrs.define
@@ -404,26 +396,6 @@ class Dispatcher:
                 _log.warning("webhook.parked", **fields, hint=_hint_of(tenant))
             case Released():
                 _log.info("webhook.released", **fields)
-
-
-def arrival_of(record: DeliveryRecord) -> Arrival:
-    """Rebuild the arrival of a delivery that the inbox kept.
-
-    Raises:
-        DeliveryDecodingError: the body is no event, which cannot be for what a receiver stored.
-    """
-    raw = record.raw or b""
-    delivery = NewDelivery(
-        webhook_id=record.webhook_id,
-        type=record.type,
-        raw=raw,
-        timestamp=record.timestamp,
-        received_at=record.received_at,
-        subject=record.subject,
-        ordered=record.ordered,
-        tenant_id=record.tenant_id,
-    )
-    return Arrival(delivery, decode_envelope(raw))
 
 
 def _is_held(handler: BoundHandler, tenant: "Tenant | None") -> bool:

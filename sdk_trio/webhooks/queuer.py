@@ -19,8 +19,9 @@ from ..storage.ports import Inbox
 from ..storage.records import Admission, Admitted, Dead, DeliveryRecord, Retry
 from . import answers
 from .answers import Answer
+from .arrival import Arrival, arrival_of
 from .counters import Counters
-from .dispatcher import CLEANUP_SECONDS, STORE_RETRY_SECONDS, Arrival, Dispatcher, arrival_of
+from .dispatcher import CLEANUP_SECONDS, STORE_RETRY_SECONDS, Dispatcher
 
 _log = get_logger("webhooks")
 

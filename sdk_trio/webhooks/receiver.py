@@ -18,8 +18,8 @@ from ..logs import get_logger
 from ..storage.records import NewDelivery
 from . import answers
 from .answers import Answer
+from .arrival import Arrival
 from .counters import Counters
-from .dispatcher import Arrival
 from .peers import AllowedSources, TrustedProxies
 from .rates import RateLimit
 from .secret_usage import SecretUsage

@@ -10,8 +10,9 @@ from sdk_trio.config import Settings
 from sdk_trio.events import decode_envelope
 from sdk_trio.storage.memory_store import MemoryInbox
 from sdk_trio.storage.records import NewDelivery
+from sdk_trio.webhooks.arrival import Arrival
 from sdk_trio.webhooks.counters import Counters
-from sdk_trio.webhooks.dispatcher import Arrival, Dispatcher
+from sdk_trio.webhooks.dispatcher import Dispatcher
 from sdk_trio.webhooks.queuer import Queuer
 from sdk_trio.webhooks.registry import HandlerRegistry
 from sdk_trio.webhooks.services import Services

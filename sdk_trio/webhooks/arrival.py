@@ -1,0 +1,33 @@
+"""A delivery between its verification and its handler. Pure."""
+
+import msgspec
+
+from ..events import Envelope, decode_envelope
+from ..storage.records import DeliveryRecord, NewDelivery
+
+
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """A verified, decoded delivery on its way to its handler."""
+
+    delivery: NewDelivery
+    envelope: Envelope
+
+
+def arrival_of(record: DeliveryRecord) -> Arrival:
+    """Rebuild the arrival of a delivery that the inbox kept.
+
+    Raises:
+        DeliveryDecodingError: the body is no event, which cannot be for what a receiver stored.
+    """
+    raw = record.raw or b""
+    delivery = NewDelivery(
+        webhook_id=record.webhook_id,
+        type=record.type,
+        raw=raw,
+        timestamp=record.timestamp,
+        received_at=record.received_at,
+        subject=record.subject,
+        ordered=record.ordered,
+        tenant_id=record.tenant_id,
+    )
+    return Arrival(delivery, decode_envelope(raw))
