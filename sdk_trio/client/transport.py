@@ -149,17 +149,13 @@ class Transport(httpx.AsyncBaseTransport):
             self._pool = None
         if self._http3 is not None:
             self._http3.close()
-        if self._nursery.cancel_scope.cancel_called:
-            # A task of the transport failed: the nursery replaces its own Cancelled by the cause.
-            await self._manager.__aexit__(exc_type, exc_value, traceback)  # noqa: ASYNC102 - the nursery is cancelled, its tasks end at once
-            return
         self._nursery.cancel_scope.cancel()
         # Not passed on: what was raised inside must leave as it is, not in a group of one.
         try:
             await self._manager.__aexit__(None, None, None)  # noqa: ASYNC102 - the nursery is cancelled, its tasks end at once
         except BaseExceptionGroup as group:
             if group.split(trio.Cancelled)[1] is not None:
-                raise
+                raise  # a task of the transport failed: that is the cause of what was raised inside
             # Cancelled from outside: it leaves as itself too, here or at the next checkpoint.
             if exc_value is None:
                 await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - raises at once
