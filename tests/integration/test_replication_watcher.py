@@ -261,8 +261,8 @@ async def test_a_burst_of_databases_is_one_regeneration_a_window(tmp_path: Path)
         windows = 1 + int(created / 2.0)
         assert known == count
         assert watcher.regenerations - before <= windows + (created > 0.1)
-        # The window from the first of them, and the scan that saw it.
-        assert last - began < created + 2.0 + 0.2 + 1.0
+        # The window from the first of them, the scan that saw it, and a machine that is busy.
+        assert last - began < created + 2.0 + 8.0
         assert len(os.listdir("/proc/self/fd")) <= descriptors + 3
 
 
