@@ -220,7 +220,8 @@ def test_rendering_is_one_pass(name, reason):
     because = render(template("{Reason}"), record(reason=f"r{reason}")).email_text
     assert found.email_text == f"[{alone}][{because}][acme]"
     kept = [c for c in name if c in "{}"]
-    assert [c for c in alone if c in "{}"] == kept
+    shown = [c for c in alone if c in "{}"]
+    assert shown == (kept[: len(shown)] if alone.endswith("\u2026") else kept)  # a long one is cut
 
 
 @given(texts)
