@@ -122,7 +122,7 @@ def test_limits_by_address_behind_a_proxy_that_is_not_trusted(keys, level, what)
             "begins as a webhook secret does",
         ),
         (
-            {"Webhooks__Secret": "polar_oat_0123456789abcdef"},
+            {"Webhooks__Secret": "polar_oat_not-a-real-token"},
             "Sdk:Webhooks:Secret",
             "it is an access token",
         ),
