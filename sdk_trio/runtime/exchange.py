@@ -9,6 +9,7 @@ import trio
 
 from .answer_head import AnswerError, AnswerHead, Framing, answer_head, informational
 from .chunked import ChunkedBody
+from .expiry import EXPIRY
 from .limits import Expired
 from .request_head import RequestError, RequestHead
 
@@ -24,22 +25,23 @@ _DISCONNECT = {"type": "http.disconnect"}
 class Exchange:
     """Gives the application its request and sends what it answers.
 
+    ``begun``: the head of the answer has been sent; ``answered``: all of it.
     After :meth:`finish`: ``closes`` says that the connection ends, ``unread`` that parts of the
     body may still arrive, ``error`` what the client is to be told if nothing was answered.
     """
 
     __slots__ = (
         "_answer",
-        "_answered",
         "_body_ended",
         "_chunked",
         "_connection",
         "_head",
         "_left",
         "_patience",
-        "_started",
         "_to_send",
         "_waiting_for_continue",
+        "answered",
+        "begun",
         "error",
     )
 
@@ -52,8 +54,8 @@ class Exchange:
         self._patience = connection.limits.body_seconds
         self._body_ended = False  # the application has been given all of it
         self._answer: AnswerHead | None = None
-        self._started = False  # its head has been sent
-        self._answered = False
+        self.begun = False
+        self.answered = False
         self._to_send = 0
         self.error: RequestError | None = None
 
@@ -61,6 +63,7 @@ class Exchange:
         """Return the ASGI scope, with the same values as hypercorn's."""
         head = self._head
         path, _, query = head.target.partition(b"?")
+        expiry = self._connection.expiry
         complete = self._left is not None and len(self._connection.buffer) >= self._left
         return {
             "type": "http",
@@ -76,7 +79,7 @@ class Exchange:
             "client": self._connection.client,
             "server": self._connection.server,
             "state": {},
-            "extensions": {COMPLETE_BODY: {}} if complete else {},
+            "extensions": {COMPLETE_BODY: {}, EXPIRY: expiry} if complete else {EXPIRY: expiry},
         }
 
     # -- the request -------------------------------------------------------------------------
@@ -105,7 +108,7 @@ class Exchange:
 
     @property
     def _gone(self) -> bool:
-        return self._answered or self._connection.ended or self.error is not None
+        return self.answered or self._connection.ended or self.error is not None
 
     async def _receive_part(self) -> Mapping[str, Any]:
         connection = self._connection
@@ -117,7 +120,7 @@ class Exchange:
             if part or self._body_ended:
                 return {"type": "http.request", "body": part, "more_body": not self._body_ended}  # noqa: ASYNC910 - the next wait for a request is one
             more = await self._read_more()
-            if self._answered:
+            if self.answered:
                 return _DISCONNECT
             if not more:
                 raise RequestError(400, "the body is not complete")
@@ -130,7 +133,7 @@ class Exchange:
         try:
             return await connection.read_ahead()
         except Expired:
-            if self._answered:
+            if self.answered:
                 return False  # noqa: ASYNC910 - the next wait for a request is one
             raise RequestError(408, "the body took too long") from None
         finally:
@@ -188,13 +191,13 @@ class Exchange:
             self._waiting_for_continue = False
             self._answer = answer_head(self._head, status, headers, close=self._must_close())
             self._to_send = self._answer.length
-        elif kind == "http.response.body" and self._answer is not None and not self._answered:
+        elif kind == "http.response.body" and self._answer is not None and not self.answered:
             more = bool(message.get("more_body"))
             data = self._frame(self._answer, bytes(message.get("body", b"")), more)
-            self._answered = not more
+            self.answered = not more
             if data:
                 await self._connection.send(data)
-        elif not self._answered:
+        elif not self.answered:
             raise AnswerError(f"{kind} does not fit here")
 
     def _must_close(self) -> bool:
@@ -220,8 +223,8 @@ class Exchange:
                 body = b"%x\r\n%b\r\n" % (len(body), body)
             if not more:
                 body += b"0\r\n\r\n"
-        if not self._started:
-            self._started = True
+        if not self.begun:
+            self.begun = True
             body = answer.data + body
         return body
 
@@ -232,17 +235,15 @@ class Exchange:
         """Whether the connection ends after this answer."""
         return self._answer is None or self._answer.closes
 
-    async def finish(self) -> None:  # noqa: ASYNC910 - as receive
+    def finish(self) -> None:
         """Bring the connection to where the next request begins, or see that there is none."""
         connection = self._connection
-        if self._answered:
+        if self.answered:
             self.error = None
-            if connection.waiting:
-                await connection.interrupt_readers()
             if self._left and not self.unread:
                 connection.take(self._left)
                 self._left = 0
-        elif self._started:
+        elif self.begun:
             # The client has to see that the answer is not complete.
             connection.ended = True
         elif self.error is None:

@@ -101,7 +101,7 @@ class MemoryInbox(MemoryBackend):
     async def claim(self, delivery: NewDelivery) -> Admitted:  # noqa: ASYNC910 - its request has a checkpoint
         """See :meth:`.ports.Inbox.claim`."""
         self._require_open()
-        return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)
+        return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)  # noqa: ASYNC910 - as above
 
     async def park(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`.ports.Inbox.park`."""

@@ -27,10 +27,19 @@ class Answer:
             body,
         )
 
+    @property
+    def messages(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The ASGI messages of the answer."""
+        return (
+            {"type": "http.response.start", "status": self.status, "headers": self.headers},
+            {"type": "http.response.body", "body": self.body},
+        )
+
     async def send(self, send: Callable[[Any], Awaitable[None]]) -> None:
         """Send the answer as ASGI messages."""
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        await send({"type": "http.response.body", "body": self.body})
+        head, body = self.messages
+        await send(head)
+        await send(body)
 
 
 OK = Answer.of(200, b"{}")

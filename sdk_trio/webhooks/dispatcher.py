@@ -28,6 +28,7 @@ from . import answers
 from .answers import Answer
 from .arrival import Arrival
 from .counters import Counters
+from .expiry import Expiry
 from .lifecycle import (
     Failure,
     RetryPolicy,
@@ -119,11 +120,15 @@ class Dispatcher:
 
     # -- inline ------------------------------------------------------------------------------
 
-    async def run_inline(self, arrival: Arrival, handler: BoundHandler) -> Answer:
+    async def run_inline(
+        self, arrival: Arrival, handler: BoundHandler, expiry: Expiry | None = None
+    ) -> Answer:
         """Run ``handler`` before the sender is answered, and return the answer.
 
         A second delivery of an id whose first is still running waits for that one's outcome.
         Cancelled in the middle of a run, the claim is released and the attempt does not count.
+        ``expiry`` keeps InlineTimeoutSeconds for us; a run that outlasts it then ends as
+        ``Cancelled``, and the answer is left there.
         """
         webhook_id = arrival.delivery.webhook_id
         flight = self._flights.get(webhook_id)
@@ -132,7 +137,7 @@ class Dispatcher:
         # No await between the look-up and this line: two deliveries cannot both be the first.
         flight = self._flights[webhook_id] = _Flight()
         try:
-            flight.answer = await self._claim_and_run(arrival, handler)
+            flight.answer = await self._claim_and_run(arrival, handler, flight, expiry)
             return flight.answer
         finally:
             del self._flights[webhook_id]
@@ -147,7 +152,9 @@ class Dispatcher:
         self._counters.count("duplicate")
         return flight.answer or answers.unavailable(BUSY_RETRY_SECONDS)
 
-    async def _claim_and_run(self, arrival: Arrival, handler: BoundHandler) -> Answer:
+    async def _claim_and_run(
+        self, arrival: Arrival, handler: BoundHandler, flight: _Flight, expiry: Expiry | None
+    ) -> Answer:
         delivery = arrival.delivery
         tenant = None if delivery.tenant_id is None else await self.tenant_of(delivery)
         if _is_held(handler, tenant):
@@ -156,24 +163,46 @@ class Dispatcher:
         if admitted.admission is not Admission.NEW:
             return self.answer_known(delivery, admitted)
         attempt = admitted.attempts + 1
-        outcome: Outcome = _RELEASED
+        late = ended = False
         failure: Failure | None = None
         try:
             event = self.decode(arrival, attempt, tenant)
-            with trio.move_on_after(self._inline_timeout) as scope:
-                failure = await self._run(handler, event)
-            if scope.cancelled_caught:
-                failure = self._took_too_long(handler)
-            if failure is None:
-                outcome = _DONE
+            if expiry is None:
+                with trio.move_on_after(self._inline_timeout) as scope:
+                    failure = await self._run(handler, event)
+                if scope.cancelled_caught:
+                    failure = self._took_too_long(handler)
             else:
-                outcome = after_inline_failure(
-                    failure, attempts=attempt, max_attempts=self._inline_max_attempts
-                )
+                expiry.arm(self._inline_timeout)
+                try:
+                    failure = await self._run(handler, event)
+                finally:
+                    late = expiry.disarm()
+            ended = True
         finally:
-            if outcome is _RELEASED:
+            if not ended:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await self._release(delivery.webhook_id)
+                    if late and expiry is not None:
+                        failure = self._took_too_long(handler)
+                        flight.answer = await self._conclude(delivery, attempt, failure)
+                        expiry.answer = flight.answer.messages
+                    else:
+                        await self._release(delivery.webhook_id)
+        if late:  # it has ended all the same, but nothing can wait here any more
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                return await self._conclude(delivery, attempt, failure)
+            return answers.unavailable(BUSY_RETRY_SECONDS)
+        return await self._conclude(delivery, attempt, failure)
+
+    async def _conclude(
+        self, delivery: NewDelivery, attempt: int, failure: Failure | None
+    ) -> Answer:
+        """Record how an inline run ended, and return the answer to it."""
+        outcome: Outcome = _DONE
+        if failure is not None:
+            outcome = after_inline_failure(
+                failure, attempts=attempt, max_attempts=self._inline_max_attempts
+            )
         await self._inbox.finish(delivery.webhook_id, outcome, now=self._clock())
         self._report(delivery, attempt, outcome)
         if isinstance(outcome, Retry):

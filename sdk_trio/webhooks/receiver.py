@@ -20,6 +20,7 @@ from . import answers
 from .answers import Answer
 from .arrival import Arrival
 from .counters import Counters
+from .expiry import EXPIRY, Expiry
 from .peers import AllowedSources, TrustedProxies
 from .rates import RateLimit
 from .secret_usage import SecretUsage
@@ -64,7 +65,7 @@ LIVE_KEYS = (
 class Intake(Protocol):
     """Where verified deliveries go."""
 
-    async def take(self, arrival: Arrival) -> Answer:
+    async def take(self, arrival: Arrival, expiry: Expiry | None) -> Answer:
         """Handle or keep one verified delivery and return the answer for its sender."""
         ...
 
@@ -162,14 +163,15 @@ class Receiver:
         """
         body = self._screen(scope) or await self._read_body(scope, receive)
         if isinstance(body, bytes):
-            answer = await self._verify_and_take(scope["headers"], body)
+            answer = await self._verify_and_take(scope, body)
             await answer.send(send)
         elif body is not None:
             await send_early(body, receive, send)
         else:
             await trio.lowlevel.checkpoint()
 
-    async def _verify_and_take(self, headers: Headers, body: bytes) -> Answer:
+    async def _verify_and_take(self, scope: Scope, body: bytes) -> Answer:
+        headers = scope["headers"]
         keys = self.tenant_keys
         webhook_id = None
         try:
@@ -182,12 +184,16 @@ class Receiver:
                 await trio.lowlevel.checkpoint()
                 return arrival
             webhook_id = arrival.delivery.webhook_id
-            return await self._intake.take(arrival)
+            return await self._intake.take(arrival, self._expiry_in(scope))
         except StoreUnavailableError as error:
             self._counters.count("unavailable")
             _log.error("store.unavailable", webhook_id=webhook_id, error=str(error))
             await trio.lowlevel.checkpoint()
             return answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
+
+    def _expiry_in(self, scope: Scope) -> Expiry | None:
+        expiry: Expiry | None = scope.get("extensions", {}).get(EXPIRY)
+        return expiry
 
     def _screen(self, scope: Scope) -> Answer | None:
         """Apply every check that needs no body; None lets the request pass."""
