@@ -19,7 +19,14 @@ from .answer_head import refusal
 from .exchange import Exchange
 from .expiry import Expiry
 from .limits import Expired, Limits
-from .request_head import END_OF_HEAD, RequestError, RequestHead, check_beginning, parse_head
+from .request_head import (
+    END_OF_HEAD,
+    KnownLines,
+    RequestError,
+    RequestHead,
+    check_beginning,
+    parse_head,
+)
 from .tls_socket import TlsSocket
 
 _log = get_logger("server")
@@ -59,6 +66,7 @@ class Connection:
         "_exchange",
         "_idle",
         "_interrupted",
+        "_known_lines",
         "_pending",
         "_requests",
         "_socket",
@@ -84,6 +92,7 @@ class Connection:
         self._socket = sock
         self._descriptor = sock.fileno()
         self._buffer: bytes | bytearray = b""
+        self._known_lines: KnownLines = {}
         self._requests = 0
         self._idle = True
         self._interrupted = False
@@ -231,7 +240,7 @@ class Connection:
         end += 4
         if end > limits.head_bytes:
             raise RequestError(431, "the headers are too large")
-        head = parse_head(bytes(buffer[:end]), limits)
+        head = parse_head(bytes(buffer[:end]), limits, self._known_lines)
         if head.other_protocol and self.scheme == "http":
             return head  # noqa: ASYNC910 - as below
         if head.version == "2.0":

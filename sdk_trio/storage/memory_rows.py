@@ -4,12 +4,12 @@ from collections import Counter, deque
 from typing import Any
 
 import attrs
+import msgspec
 
 from .records import UNFINISHED, AttemptRecord, DeliveryRecord, DeliveryState
 
 
-@attrs.define(eq=False)
-class Row:
+class Row(msgspec.Struct, eq=False):
     """A delivery, who holds its lease and until when, and its failed runs.
 
     It changes in place: records are made for those who read, not for every step of a delivery.
