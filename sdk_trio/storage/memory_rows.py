@@ -95,6 +95,18 @@ class Deliveries:
             self._with_body.append(row)
             self._done.append(row)
 
+    def finish(self, row: Row, now: float) -> None:
+        """Let an unfinished ``row`` be done: what :meth:`change` would do, for every delivery."""
+        self.changes += 1
+        self._strike(row)
+        row.state = DeliveryState.DONE
+        row.finished_at = now
+        row.next_attempt_at = row.owner = None
+        row.until = 0.0
+        self.states[DeliveryState.DONE] += 1
+        self._with_body.append(row)
+        self._done.append(row)
+
     def forget(self, row: Row) -> None:
         """Remove ``row``."""
         del self.by_id[row.webhook_id]

@@ -231,8 +231,8 @@ class MemoryInbox(MemoryBackend):
             return
         match outcome:
             case Done():
-                state = DeliveryState.DONE
-                self._write(row, state, finished_at=now, next_attempt_at=None)
+                self._rows.finish(row, now)
+                self._own_changes += 1
             case Retry(at, error):
                 self._keep_failure(row, error, now)
                 state = DeliveryState.RETRYING
