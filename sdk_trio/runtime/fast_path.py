@@ -17,7 +17,7 @@ import trio
 from ..logs import get_logger
 from .answer_head import refusal
 from .exchange import Exchange
-from .expiry import Expiry
+from .deadline_keeper import Expiry
 from .limits import Expired, Limits
 from .request_head import (
     END_OF_HEAD,
@@ -183,9 +183,8 @@ class Connection:
 
     async def _conclude(self, exchange: Exchange) -> bool:  # noqa: ASYNC910 - the next wait for a request is one
         """Bring the connection to its next request; False when there is none."""
-        if self.expiry.spent and not exchange.begun:
-            for message in self.expiry.answer:
-                await exchange.send(message)
+        if self.expiry.spent and self.expiry.answer and not exchange.begun:
+            await exchange.answer(self.expiry.answer)
         if self.waiting and exchange.answered:
             await self.interrupt_readers()
         exchange.finish()

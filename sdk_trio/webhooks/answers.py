@@ -2,15 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
-from typing import Any
-
-import attrs
+from typing import Any, NamedTuple
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-@attrs.frozen
-class Answer:
+class Answer(NamedTuple):
     """One HTTP response: ``status``, ASGI ``headers`` with the content length, ``body``."""
 
     status: int
@@ -27,19 +24,10 @@ class Answer:
             body,
         )
 
-    @property
-    def messages(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The ASGI messages of the answer."""
-        return (
-            {"type": "http.response.start", "status": self.status, "headers": self.headers},
-            {"type": "http.response.body", "body": self.body},
-        )
-
     async def send(self, send: Callable[[Any], Awaitable[None]]) -> None:
         """Send the answer as ASGI messages."""
-        head, body = self.messages
-        await send(head)
-        await send(body)
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body})
 
 
 OK = Answer.of(200, b"{}")

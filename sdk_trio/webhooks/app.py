@@ -26,12 +26,12 @@ from .arrival import Arrival
 from .companion import Companion
 from .counters import Counters
 from .dispatcher import CLEANUP_SECONDS, Dispatcher
-from .expiry import Expiry
 from .janitor import Janitor
 from .queuer import Queuer
 from .receiver import UNAVAILABLE_RETRY_SECONDS, Receive, Receiver, Scope, Send
 from .registry import BoundHandlers, HandlerRegistry
 from .services import Services
+from .shortcut import Expiry
 
 if TYPE_CHECKING:
     from ..tenants.client_pool import ClientFactory

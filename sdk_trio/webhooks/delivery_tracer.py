@@ -85,8 +85,8 @@ class TracedReceiver(Receiver):
             ),
         )
 
-    def _expiry_in(self, scope: Scope) -> None:
-        """Return none: the answer of a server would bypass the span."""
+    def _shortcut_in(self, scope: Scope) -> None:
+        """Return none: an answer by it would bypass the span."""
 
     def _arrival(
         self,

@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from ..config import Settings
-from ..errors import RetryLater, StoreUnavailableError
+from ..errors import StoreUnavailableError
 from ..events import Drift, Event, decode_event
 from ..logs import get_logger
 from ..storage.ports import Inbox
@@ -28,15 +28,16 @@ from . import answers
 from .answers import Answer
 from .arrival import Arrival
 from .counters import Counters
-from .expiry import Expiry
 from .lifecycle import (
     Failure,
     RetryPolicy,
     after_inline_failure,
     after_queued_failure,
     describe_error,
+    retry_after_of,
 )
 from .registry import BoundHandler, BoundHandlers
+from .shortcut import Expiry
 
 if TYPE_CHECKING:
     from ..storage.tenant_records import Tenant
@@ -185,7 +186,7 @@ class Dispatcher:
                     if late and expiry is not None:
                         failure = self._took_too_long(handler)
                         flight.answer = await self._conclude(delivery, attempt, failure)
-                        expiry.answer = flight.answer.messages
+                        expiry.answer = flight.answer
                     else:
                         await self._release(delivery.webhook_id)
         if late:  # it has ended all the same, but nothing can wait here any more
@@ -372,7 +373,7 @@ class Dispatcher:
                 self._counters.observe(event.type, self._stopwatch() - begun)
         except Exception as error:
             failure = Failure(
-                describe_error(error, self._secrets), _retry_after(error), type(error).__name__
+                describe_error(error, self._secrets), retry_after_of(error), type(error).__name__
             )
             await self._tell(handler, event, error)
             return failure
@@ -440,13 +441,3 @@ def _hint_of(tenant: "Tenant | None") -> str:
         f"its tenant {tenant.identifier} is {tenant.status}, and the handler has "
         "run_when_suspended=False; reactivate the tenant, then replay the event"
     )
-
-
-def _retry_after(error: Exception) -> float | None:
-    """Return the longest delay that the error, or any error in its group, asked for."""
-    if isinstance(error, RetryLater):
-        return error.seconds
-    if isinstance(error, ExceptionGroup):
-        asked = [_retry_after(part) for part in error.exceptions]
-        return max((seconds for seconds in asked if seconds is not None), default=None)
-    return None

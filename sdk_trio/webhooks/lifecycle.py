@@ -66,6 +66,16 @@ def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) 
     return Retry(at=None, error=failure.error)
 
 
+def retry_after_of(error: Exception) -> float | None:
+    """Return the longest delay, in seconds, that an error or one in its group asked for."""
+    if isinstance(error, RetryLater):
+        return error.seconds
+    if isinstance(error, ExceptionGroup):
+        asked = [retry_after_of(part) for part in error.exceptions]
+        return max((seconds for seconds in asked if seconds is not None), default=None)
+    return None
+
+
 def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
     """Return ``Type: message`` of an exception, groups flattened, cut to a bounded length.
 

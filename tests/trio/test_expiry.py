@@ -7,7 +7,7 @@ import trio
 from support.deliveries import Bench, arrival
 from support.serving import registry
 
-from sdk_trio.runtime.expiry import Expiry
+from sdk_trio.runtime.deadline_keeper import Expiry
 from sdk_trio.storage.records import DeliveryState
 
 SWEEP_SECONDS = 0.5
@@ -81,7 +81,7 @@ async def test_a_run_that_outlasts_it_is_a_failure_and_leaves_its_answer(autojum
             await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler(), expiry)
     assert expiry.scope.cancelled_caught
     assert ended == [started + 8]
-    assert expiry.answer[0]["status"] == 500
+    assert expiry.answer[0] == 500
     assert [answer.status for answer in answers] == [500]
     record = await bench.inbox.get("a")
     assert (record.state, record.attempts) == (DeliveryState.RETRYING, 1)
@@ -118,6 +118,6 @@ async def test_the_servers_end_releases_a_run_whose_time_is_not_over(autojump_cl
         await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler(), expiry)
     assert scope.cancelled_caught
     assert not expiry.spent
-    assert expiry.answer == ()
+    assert expiry.answer is None
     record = await bench.inbox.get("a")
     assert (record.state, record.attempts) == (DeliveryState.RECEIVED, 0)

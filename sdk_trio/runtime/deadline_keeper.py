@@ -4,18 +4,14 @@ A cancel scope of its own costs each request more than its signature does. A con
 scope for all its requests instead, whose deadline is moved, and a new one only after it was used.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import Any, Final
 
 import trio
 
-#: In ``scope["extensions"]``: the :class:`Expiry` of the connection.
-EXPIRY: Final = "sdk_trio.expiry"
-
 
 class Expiry:
-    """What an application finds in its scope as ``sdk_trio.expiry``.
+    """The deadline of one connection's requests.
 
     Between :meth:`arm` and :meth:`disarm` it is cancelled at the time that it gave, up to and
     including the call of the application itself; the server then sends :attr:`answer`. Those who
@@ -37,12 +33,12 @@ class Expiry:
         self.scope = trio.CancelScope()
         #: Whether the scope was cancelled: nothing can wait in it any more.
         self.spent = False
-        #: The ASGI messages to send if the application is cancelled.
-        self.answer: Sequence[Mapping[str, Any]] = ()
+        #: Status, headers and body of what to send if the application is cancelled.
+        self.answer: tuple[int, Sequence[tuple[bytes, bytes]], bytes] | None = None
 
     def arm(self, seconds: float) -> None:
         """Cancel the application in ``seconds``, above 0, unless it disarms this first."""
-        self.answer = ()
+        self.answer = None
         self._at = trio.current_time() + seconds
         if seconds < self._near:
             self.scope.deadline = self._at
