@@ -16,8 +16,8 @@ import trio
 
 from ..logs import get_logger
 from .answer_head import refusal
-from .exchange import Exchange
 from .deadline_keeper import Expiry
+from .exchange import Exchange
 from .limits import Expired, Limits
 from .request_head import (
     END_OF_HEAD,

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import attrs
 
 from ..config.secret import MASK
+from ..errors import RetryLater
 from ..jitter import longest_wait
 from ..storage.records import Dead, Retry
 
