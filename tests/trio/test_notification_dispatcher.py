@@ -262,6 +262,23 @@ async def test_before_the_first_start_nobody_is_told_and_after_a_pause_everybody
         assert await app.states() == {"2-sms": "sent", "3-sms": "sent"}
 
 
+async def test_what_happens_while_they_are_switched_off_is_never_told(
+    autojump_clock: MockClock,
+) -> None:
+    store = new_store()
+    channel = FakeChannel()
+    async with running({"sms": channel}, store):
+        await trio.sleep(1)
+    await transition(store, "just before", now=now())
+    await store.notifications.switch_off()
+    await transition(store, "during", now=now())
+    async with running({"sms": channel}, store) as app:
+        await trio.sleep(1)
+        await app.happen("after")
+        await trio.sleep(1)
+        assert await app.states() == {"3-sms": "sent"}
+
+
 async def test_what_is_no_news_any_more_is_skipped_and_can_be_asked_for(
     autojump_clock: MockClock,
 ) -> None:
