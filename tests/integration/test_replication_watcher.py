@@ -284,6 +284,7 @@ async def test_a_file_that_took_anothers_place_while_nobody_watched_is_noticed(
         await here.start()
         await here.stop()
         # The file system gives the number of the old file to the new one, or does not.
+        require_creation_times(here.file(tenant.id))
         here.file(tenant.id).unlink()
         here.file(tenant.id).touch()
         watcher = await here.start()
@@ -305,9 +306,15 @@ async def test_a_file_keeps_its_identity_whatever_is_done_to_its_content(tmp_pat
     os.utime(file, (1, 1))
     file.chmod(0o600)
     assert database_files(tmp_path) == before
+    require_creation_times(file)
     file.unlink()
     file.touch()
     assert database_files(tmp_path) != before
+
+
+def require_creation_times(file: Path) -> None:
+    if read_identity(str(file), file.stat().st_ino).endswith("-0"):
+        pytest.skip("this file system keeps no time of creation")
 
 
 async def test_a_directory_that_stands_still_is_not_read_again(
@@ -320,6 +327,9 @@ async def test_a_directory_that_stands_still_is_not_read_again(
         return database_files(directory)
 
     monkeypatch.setattr(directory_scanner, "database_files", counted)
+    # However slow the machine is, what was just made has just been made.
+    monkeypatch.setattr(directory_scanner, "_SETTLED_SECONDS", 1e6)
+    monkeypatch.setattr(directory_scanner, "_READ_AGAIN_SECONDS", 1e6)
     scanner = DirectoryScanner(tmp_path)
     (tmp_path / "a.db").touch()
     assert scanner.scan().keys() == {"a"}
