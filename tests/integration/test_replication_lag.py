@@ -163,6 +163,25 @@ async def test_a_binary_that_is_missing_and_another_target_are_said(tmp_path: Pa
             assert "ReplicatorPath" in health.reason
 
 
+async def test_a_survey_is_bounded_and_the_next_one_takes_what_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target)
+        for name in ("acme", "bolt", "cogs"):
+            await trio.to_thread.run_sync(host.add, name)
+        with trio.fail_after(3 * PATIENCE_SECONDS), replicating(host):
+            await until(Seen(checker_of(host)).is_healthy, PATIENCE_SECONDS)
+            monkeypatch.setattr(lag_surveyor, "SURVEYED", 1)
+            checker = checker_of(host)
+            left = []
+            for _ in range(3):
+                health = await checker.check()
+                left.append(sum("not compared" in each.reason for each in health.databases))
+            assert left == [2, 1, 0]
+            assert checker.latest.state is HealthState.HEALTHY
+
+
 def test_the_command_says_it_too(tmp_path: Path) -> None:
     with local_disk(tmp_path / "target") as target:
         host = ReplicaHost(tmp_path / "host", target)
