@@ -311,9 +311,16 @@ class NotificationStore(Protocol):
         """Give the next ``limit`` transitions a message on each of ``channels``.
 
         ``channels`` says for each whether its messages are repeatable. Next are the transitions
-        after the last one that had its turn; the first call ever draws the line, and no earlier
-        transition gets any. One of before ``oldest`` gets messages that are ``skipped``. Messages
-        that wait on any other channel become ``skipped`` too.
+        after the last one that had its turn; the first call ever, and after :meth:`switch_off`,
+        draws the line, and no earlier transition gets any. One of before ``oldest`` gets messages
+        that are ``skipped``. Messages that wait on any other channel become ``skipped`` too.
+        """
+        ...
+
+    async def switch_off(self) -> None:
+        """Have nobody told of what happens until the next :meth:`enlist`, not even later.
+
+        Messages that wait stay as they are.
         """
         ...
 
