@@ -40,7 +40,8 @@ def main() -> int:
             chosen = [server for server in found if not options.only or server.name in options.only]
             runs = _measure(chosen, processes, certificate, options)
             kept["runs"][processes] = runs
-            print(f"\n{processes} process(es)", table(runs, chosen), goals(runs), sep="\n\n")
+            compared = goals(runs, processes=processes)
+            print(f"\n{processes} process(es)", table(runs, chosen), compared, sep="\n\n")
             reasons += problems(runs, processes=processes)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(kept, indent=1))

@@ -89,7 +89,7 @@ _GOALS = (
 )
 
 
-def goals(runs: Runs) -> str:
+def goals(runs: Runs, *, processes: int = 1) -> str:
     """The goals of the project and what this run says of them, as Markdown.
 
     ``by rate`` is what the cores deliver. ``by CPU`` compares CPU time per delivery: it says the
@@ -114,7 +114,7 @@ def goals(runs: Runs) -> str:
     lines += [
         f"| {what} | {spread(values, digits)} | | {goal} |"
         for what, values, digits, goal in others
-        if values
+        if values and processes == 1
     ]
     return "\n".join(lines)
 

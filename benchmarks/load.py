@@ -5,8 +5,9 @@ has an id and a signature of its own, made before the clock starts, so that a re
 from its memory and the generator has little to do while it measures. Ids are random UUIDs, as the
 upstream's are: the worst order for an index. Other senders' ids grow with time (``growing``).
 
-Run as a program, it takes its arguments as JSON, says "ready" once it has prepared them, waits for a
-line, so that several generators begin together, and writes what it measured to the file ``result``.
+Run as a program, it takes its arguments as JSON, says "ready" once it has prepared them, waits for
+a line, so that several generators begin together, and writes its measurement to the file
+``result``.
 """
 
 import base64
@@ -56,7 +57,7 @@ def webhook_ids(count: int, *, growing: bool = False) -> list[str]:
     if growing:
         prefix = f"msg_{time.time_ns():x}_"
         return [f"{prefix}{number:010d}" for number in range(count)]
-    source = random.Random(time.time_ns())  # noqa: S311 - quick, and different in every run
+    source = random.Random(time.time_ns())
     return [str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(count)]
 
 

@@ -27,7 +27,7 @@ class Server:
     socket that all of them inherit.
 
     ``durable``: it waits for the disk as well, so it may leave its core idle. ``store``: a database
-    that it gets a copy of. ``growing_ids``: its senders' ids grow with time instead of being random.
+    that it gets a copy of. ``growing_ids``: its senders' ids grow with time and are not random.
     ``only_with``: the option that it needs. ``alone``: it has no form of several processes.
     """
 

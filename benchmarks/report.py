@@ -22,8 +22,8 @@ BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 def one_process(runs: Runs) -> str:
     """What a server does on one core, as Markdown."""
     lines = [
-        "| server | deliveries/s | ratio to FastAPI | CPU us a delivery | p50 ms | p99 ms | idle MB "
-        "| first 200 ms | drain ms |",
+        "| server | deliveries/s | ratio to FastAPI | CPU us a delivery | p50 ms | p99 ms "
+        "| idle MB | first 200 ms | drain ms |",
         "|---" * 9 + "|",
     ]
     for name in (name for name in LABELS if runs.get(name)):

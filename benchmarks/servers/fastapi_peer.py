@@ -1,7 +1,7 @@
 """What many would write instead: FastAPI on uvicorn with the `standardwebhooks` package.
 
-Nothing is kept, duplicates are not noticed, the payload is an untyped dictionary. Arguments: PORT and WORKERS.
-The same application is run by granian as well (``fastapi_peer:app``).
+Nothing is kept, duplicates are not noticed, the payload is an untyped dictionary. The same
+application is run by granian as well (``fastapi_peer:app``). Arguments: PORT and WORKERS.
 """
 
 import os
