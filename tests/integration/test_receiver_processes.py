@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import apsw
@@ -22,11 +22,12 @@ from support.deliveries import SECRET
 from support.wire import Wire
 
 from sdk_trio.config import KeyDerivation
-from sdk_trio.testing import sign_delivery
+from sdk_trio.testing import SignedDelivery, sign_delivery
 
 #: How many ids are sent, each :data:`REPEATS` times; a full-size run sets SDK_TEST_SHARED_IDS=2000.
 IDS = int(os.environ.get("SDK_TEST_SHARED_IDS", "60"))
 REPEATS = 4
+SENDERS = 12
 PATIENCE = 60.0
 
 PROCESS = """
@@ -110,19 +111,27 @@ def handled(directory: Path) -> list[tuple[str, str]]:
     return [(process, webhook_id) for process, webhook_id in map(str.split, lines)]
 
 
-async def deliver_until_accepted(url: str, type_: str, webhook_id: str) -> None:
+def signed_delivery(type_: str, webhook_id: str) -> SignedDelivery:
+    return sign_delivery(
+        type_, secret=SECRET, webhook_id=webhook_id, derivation=KeyDerivation.STANDARD
+    )
+
+
+async def deliver_until_accepted(url: str, delivery: SignedDelivery) -> None:
     """Deliver on connections of their own, as a sender that tries again, until a 200."""
     while True:
-        signed = sign_delivery(
-            type_, secret=SECRET, webhook_id=webhook_id, derivation=KeyDerivation.STANDARD
-        )
         with await Wire.connect(url) as wire:
-            status = (await wire.post(signed)).status
+            status = (await wire.post(delivery)).status
         if status == 200:
             return
         # The other process is running it: it asks to come again.
         assert status == 503
         await trio.sleep(0.02)
+
+
+async def deliver_all(url: str, deliveries: Sequence[SignedDelivery]) -> None:
+    for delivery in deliveries:
+        await deliver_until_accepted(url, delivery)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an inherited socket")
@@ -135,21 +144,11 @@ async def test_what_two_processes_acknowledge_is_handled_once(tmp_path: Path, ty
             while len({process for process, _ in handled(tmp_path)}) < 2:
                 ids = [f"msg_{len(wanted) + number}" for number in range(IDS)]
                 wanted += ids
-                deliveries = ids * REPEATS
+                deliveries = [signed_delivery(type_, webhook_id) for webhook_id in ids] * REPEATS
                 random.shuffle(deliveries)
-                send, receive = trio.open_memory_channel[str](len(deliveries))
-                with send:
-                    for webhook_id in deliveries:
-                        send.send_nowait(webhook_id)
-
-                async def deliver(queue: trio.MemoryReceiveChannel[str]) -> None:
-                    async for webhook_id in queue:
-                        await deliver_until_accepted(url, type_, webhook_id)
-
-                with receive:
-                    async with trio.open_nursery() as nursery:
-                        for _ in range(12):
-                            nursery.start_soon(deliver, receive)
+                async with trio.open_nursery() as nursery:
+                    for number in range(SENDERS):
+                        nursery.start_soon(deliver_all, url, deliveries[number::SENDERS])
                 while not set(ids) <= {webhook_id for _, webhook_id in handled(tmp_path)}:
                     await trio.sleep(0.02)
             for process in processes:
