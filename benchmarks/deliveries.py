@@ -15,9 +15,10 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from figures import Runs, goals, problems, table
+from figures import goals, problems, table
 from peers import FINISHED, HERE, TLS, Server, servers
 from serving import DATABASE, drain, load, serving
 from stores import Certificate, fill_store, issue_certificate
@@ -38,35 +39,40 @@ def main() -> int:
         for processes in options.processes:
             found = servers(asked, processes=processes, store=store)
             chosen = [server for server in found if not options.only or server.name in options.only]
-            runs = _measure(chosen, processes, certificate, options)
-            kept["runs"][processes] = runs
+            runs = kept["runs"][processes] = {server.name: [] for server in chosen}
+            for server in _in_rounds(chosen, options.rounds, processes):
+                runs[server.name].append(_measure(server, processes, certificate, options))
+                _keep(kept)
             compared = goals(runs, processes=processes)
             print(f"\n{processes} process(es)", table(runs, chosen), compared, sep="\n\n")
             reasons += problems(runs, processes=processes)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(kept, indent=1))
     print(*reasons, sep="\n", file=sys.stderr)
     return 1 if reasons else 0
 
 
-def _measure(
-    chosen: list[Server], processes: int, certificate: Certificate, options: argparse.Namespace
-) -> Runs:
-    """Run every server once in every round."""
-    runs: dict[str, list[dict[str, float]]] = {server.name: [] for server in chosen}
-    sent = {"connections": options.connections, "rate": options.rate}
-    for number in range(options.rounds):
+def _in_rounds(chosen: list[Server], rounds: int, processes: int) -> Iterator[Server]:
+    """Yield every server once a round, in a rotated order, and say which is next."""
+    for number in range(rounds):
         turn = number % len(chosen)
         for server in chosen[turn:] + chosen[:turn]:
-            print(
-                f"round {number + 1} of {options.rounds}, {processes} process(es): {server.name}",
-                file=sys.stderr,
-            )
-            with serving(server, processes=processes, certificate=certificate) as process:
-                figures = load(process, seconds=options.seconds, **sent)
-                figures |= drain(process, **sent)
-            runs[server.name].append(figures)
-    return runs
+            place = f"round {number + 1} of {rounds}, {processes} process(es)"
+            print(f"{place}: {server.name}", file=sys.stderr)
+            yield server
+
+
+def _measure(
+    server: Server, processes: int, certificate: Certificate, options: argparse.Namespace
+) -> dict[str, float]:
+    """Run one server once: start it, load it, and end it under load."""
+    sent = {"connections": options.connections, "rate": options.rate}
+    with serving(server, processes=processes, certificate=certificate) as process:
+        return load(process, seconds=options.seconds, **sent) | drain(process, **sent)
+
+
+def _keep(kept: dict[str, object]) -> None:
+    """Write down what there is, so that a run which is interrupted has not been for nothing."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(kept, indent=1))
 
 
 def _parser() -> argparse.ArgumentParser:

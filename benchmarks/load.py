@@ -6,8 +6,8 @@ from its memory and the generator has little to do while it measures. Ids are ra
 upstream's are: the worst order for an index. Other senders' ids grow with time (``growing``).
 
 Run as a program, it takes its arguments as JSON, says "ready" once it has prepared them, waits for
-a line, so that several generators begin together, and writes its measurement to the file
-``result``.
+a line, so that several generators begin together, says "begun", and writes its measurement to the
+file ``result``.
 """
 
 import base64
@@ -187,6 +187,7 @@ def run(
     started = time.perf_counter()
     for connection in open_ones.values():
         connection.send(next(prepared))
+    print("begun", flush=True)
     while (now := time.perf_counter()) < end and open_ones:
         for descriptor, _ in poll.poll(0.5):
             connection = open_ones[descriptor]

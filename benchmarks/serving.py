@@ -199,10 +199,27 @@ class _Generators:
     def running(self) -> bool:
         return any(popen.poll() is None for popen in self.processes)
 
+    def wait_until_begun(self) -> None:
+        """Wait until every connection is open and has sent its first request."""
+        self._hear()
+
     def measured(self) -> list[dict[str, float | list[int]]]:
         if any(popen.wait() for popen in self.processes):
             raise SystemExit("a load generator failed, see above")
         return [json.loads(result.read_text()) for result in self.results]
+
+    def begin(self) -> None:
+        """Let all of them begin, once each has prepared its deliveries."""
+        self._hear()
+        for popen in self.processes:
+            assert popen.stdin is not None
+            popen.stdin.write("go\n")
+            popen.stdin.close()
+
+    def _hear(self) -> None:
+        for popen in self.processes:
+            assert popen.stdout is not None
+            popen.stdout.readline()
 
 
 @contextmanager
@@ -235,15 +252,10 @@ def _generating(
                 preexec_fn=lambda mine=mine: os.sched_setaffinity(0, mine),
             )
             started.append(popen)
-        for popen in started:
-            assert popen.stdout is not None
-            popen.stdout.readline()
-        for popen in started:
-            assert popen.stdin is not None
-            popen.stdin.write("go\n")
-            popen.stdin.close()
+        generators = _Generators(started, results)
         try:
-            yield _Generators(started, results)
+            generators.begin()
+            yield generators
         finally:
             for popen in started:
                 popen.kill()
@@ -303,7 +315,8 @@ def drain(process: Process, *, connections: int, rate: int) -> dict[str, float]:
     with _generating(
         process, connections=connections, warm_up=0.0, seconds=STOP_SECONDS, count=rate
     ) as generators:
-        time.sleep(0.5)
+        generators.wait_until_begun()
+        time.sleep(0.3)
         told = time.perf_counter()
         process.stop()
         process.wait()
