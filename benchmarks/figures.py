@@ -81,6 +81,7 @@ _GOALS = (
     ("inline to stock hypercorn", "inline", "", "stock", ">= 9"),
     ("durable enqueue to FastAPI", "durable", "", REFERENCE, ">= 1.8"),
     ("durable to done to FastAPI", "durable", "done_", REFERENCE, ">= 1"),
+    ("durable enqueue to FastAPI that keeps it, too", "durable", "", "fastapi-durable", ""),
     ("enqueue beside finished events to an empty store", "full", "", "durable", ">= 0.95"),
     ("the same to done", "full", "done_", "durable", ">= 0.95"),
     ("the same, ids that grow with time, to done", "full-growing", "done_", "growing", ">= 0.95"),
