@@ -103,6 +103,10 @@ class AdminApp:
         """Take the real addresses, which decide about Host headers and about what is open."""
         self._access = attrs.evolve(self._access, addresses=addresses)
 
+    def restrict(self, *, allowed_hosts: tuple[str, ...], read_only: bool) -> None:
+        """Change who may do what, from the next request on."""
+        self._access = attrs.evolve(self._access, allowed_hosts=allowed_hosts, read_only=read_only)
+
     async def run(self) -> None:  # noqa: ASYNC910 - it never returns
         """Look at the store for whoever asks, until cancelled."""
         await self._store.run()
