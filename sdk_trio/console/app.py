@@ -12,7 +12,7 @@ from ..errors import NotRunningError, StoreUnavailableError
 from ..logs import get_logger
 from ..monitoring import Check, CheckSource, Sample
 from .access import Access, Refusal, header_map
-from .event_answerer import EventAnswerer
+from .event_answerer import EVENTS, EventAnswerer
 from .exposition import CONTENT_TYPE, UnknownMetricError, expose
 from .metrics import metric_of
 from .observed import Observed, Sources
@@ -45,8 +45,7 @@ REFUSAL_LOG_SECONDS = 10.0
 MOST_REPORTED = 100
 
 PROBES = ("/livez", "/readyz")
-EVENTS = "/api/events"
-REPLAY = "/api/events/replay"
+REPLAY = f"{EVENTS}/replay"
 LATER = ("/", "/feed")
 
 

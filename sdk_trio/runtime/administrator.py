@@ -11,6 +11,7 @@ from ..console.access import Access
 from ..console.app import AdminApp
 from ..console.observed import Sources, TenantCounts
 from ..console.token_keeper import AdminToken, provide_token
+from ..errors import UnknownTenantError
 from ..logs import get_logger
 from ..monitoring import Check
 from ..storage.data_directory import lock_data_directory
@@ -125,6 +126,13 @@ class Administrator:
         receiver = self._runtime.receiver
         tenants = self._runtime.settings.multi_tenant.enabled
         return receiver.store, receiver.tenancy.service.counts if tenants else None
+
+    async def tenant_id(self, name: str) -> str:
+        """Return the id of the tenant with this identifier or id, or raise UnknownTenantError."""
+        if not self._runtime.settings.multi_tenant.enabled:
+            await trio.lowlevel.checkpoint()
+            raise UnknownTenantError("there are no tenants: Sdk:MultiTenant:Enabled is false")
+        return (await self._runtime.receiver.tenancy.service.get(name)).id
 
     def wake(self) -> None:
         """Make the workers look for due events."""

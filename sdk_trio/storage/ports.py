@@ -140,11 +140,22 @@ class Inbox(Protocol):
         type: str | None = None,
         state: DeliveryState | None = None,
         since: float | None = None,
+        until: float | None = None,
         after_sequence: int | None = None,
+        before_sequence: int | None = None,
         subject: str | None = None,
+        tenant_id: str | None = None,
+        oldest_first: bool | None = None,
         limit: int = 50,
     ) -> Sequence[DeliveryRecord]:
-        """List deliveries without bodies, newest first (oldest first with ``after_sequence``)."""
+        """List deliveries without bodies that meet every condition which is given.
+
+        Args:
+            since, until: received at or after the one, and before the other, in Unix seconds.
+            after_sequence, before_sequence: with a greater sequence than the one, and a smaller
+                one than the other.
+            oldest_first: by rising sequence; None: with ``after_sequence`` only.
+        """
         ...
 
     async def counts(self) -> dict[DeliveryState, int]:
