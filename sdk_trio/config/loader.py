@@ -60,7 +60,7 @@ class Loaded:
             OptionsValidationError: there are problems; it holds all of them.
         """
         if self.settings is None:
-            raise OptionsValidationError(self.problems)
+            raise OptionsValidationError(self.problems, self.warnings)
         return self.settings
 
 

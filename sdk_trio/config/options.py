@@ -166,6 +166,11 @@ class Settings:
         return self.environment.casefold() == DEVELOPMENT.casefold()
 
     @property
+    def has_access_token(self) -> bool:
+        """Return whether there is an access token; one that is blank counts for none."""
+        return self.access_token is not None and bool(self.access_token.reveal().strip())
+
+    @property
     def base_url(self) -> str:
         """Return the upstream's base address for Mode, without BasePath; empty when unset."""
         addresses = {

@@ -22,6 +22,7 @@ from .layers import (
     read_mapping,
     read_section,
     split_key,
+    split_mapping_key,
 )
 from .table import ROOT
 
@@ -137,8 +138,12 @@ def read_environ(environ: Mapping[str, str]) -> Layer:
 
 
 def read_overrides(overrides: Mapping[str, Any]) -> Layer:
-    """Read ``Sdk:Mode``-like keys from the command line; the root may be left out."""
-    layer = read_section(overrides, "arguments")
+    """Read ``Sdk:Mode``-like keys from the command line; each of them may leave out the root."""
+    rooted = {
+        key if below_root(split_mapping_key(key)) is not None else f"{ROOT}:{key}": value
+        for key, value in overrides.items()
+    }
+    layer = read_section(rooted, "arguments")
     entries = (Entry(e.path, e.value, f"argument {e.key}") for e in layer.entries)
     return Layer(tuple(entries), layer.problems)
 

@@ -100,7 +100,7 @@ class Runtime:
             raise OptionsValidationError(unmet_needs(settings))
         self.settings = settings
         if standalone is None:
-            standalone = client is None and settings.access_token is None
+            standalone = client is None and not settings.has_access_token
         self._client = None if standalone else client or make_client(settings)
         self._reconciles = settings.webhooks.reconciliation.enabled
         if self._reconciles and self._client is None:
@@ -119,7 +119,7 @@ class Runtime:
             companion=self._notifier,
         )
         self._clock = clock
-        self._reloader = Reloader(settings, standalone=settings.access_token is None)
+        self._reloader = Reloader(settings, standalone=not settings.has_access_token)
         self._reloader.subscribe(self.receiver.prepare_reload, LIVE_KEYS)
         if self._notifier is not None:
             self._reloader.subscribe(self._notifier.prepare_reload, _TEMPLATE_KEYS)
