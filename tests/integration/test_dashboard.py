@@ -87,6 +87,23 @@ def test_promtool_understands_every_expression_of_the_dashboard(tmp_path):
     assert f"{len(records)} rules found" in ran.stdout
 
 
+def test_the_page_shows_a_configuration_that_prometheus_takes(tmp_path):
+    page = (EXAMPLES.parent / "docs" / "how-to" / "monitoring.md").read_text()
+    whole, within_job = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    for number, text in enumerate((whole, whole + within_job)):
+        file = tmp_path / f"{number}.yml"
+        file.write_text(text)
+        ran = subprocess.run(
+            [program("promtool"), "check", "config", "--syntax-only", str(file)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        (job,) = yaml.safe_load(text)["scrape_configs"]
+        assert ("authorization" in job) == bool(number)
+
+
 # -- Grafana ----------------------------------------------------------------------------------
 
 #: Enumerations are written as their plain values in JSON.
