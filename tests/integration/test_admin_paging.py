@@ -123,7 +123,7 @@ def test_a_link_keeps_all_that_was_asked_for(query, sequence):
 
 
 async def test_pages_lead_to_each_other_over_http(store):
-    async with administered(**store) as admin:
+    async with administered(patience=60, **store) as admin:
         for number in range(1, 8):
             await admin.app.deliver("order.paid", webhook_id=f"msg_{number}")
             await admin.app.deliver("order.created", webhook_id=f"other_{number}")
@@ -151,7 +151,7 @@ async def test_pages_lead_to_each_other_over_http(store):
 
 
 async def test_events_are_chosen_by_tenant_subject_and_time(store):
-    async with administered(MultiTenant__Enabled=True, **store) as admin:
+    async with administered(patience=60, MultiTenant__Enabled=True, **store) as admin:
         tenants = admin.runtime.receiver.tenancy.service
         acme = await tenants.add("acme", name="A", organization_id="org_a", actor="test")
         await tenants.add("bolt", name="B", organization_id="org_b", actor="test")

@@ -53,7 +53,7 @@ def everything(tmp_path, monkeypatch):
 
 
 async def test_what_the_program_can_change_is_what_the_pages_say(everything):
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         runtime = Runtime(everything)
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.run)
@@ -71,7 +71,7 @@ async def test_what_the_program_can_change_is_what_the_pages_say(everything):
 async def test_who_may_change_and_by_which_name_changes_with_a_reload(monkeypatch, tmp_path):
     monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
     monkeypatch.chdir(tmp_path)
-    async with administered() as admin:
+    async with administered(patience=60) as admin:
         runtime = admin.runtime
 
         def reload(**changes):

@@ -16,8 +16,8 @@ import trio
 from .programs import program
 from .proxies import free_port
 
-#: The shortest that still gives a rate in a few seconds.
-SCRAPE_SECONDS = 0.5
+#: Short, for a rate after a few seconds; long enough for an answer of a busy machine.
+SCRAPE_SECONDS = 1.0
 
 _CONFIGURATION = """\
 global: {{scrape_interval: {interval}ms, scrape_timeout: {interval}ms, evaluation_interval: 1s}}
