@@ -105,12 +105,13 @@ class SettingsReloader:
 
     def _read_all(self) -> tuple[Loaded, Settings]:
         loaded = self._read()
+        told = {problem.origin for problem in loaded.problems}
         # Files that nobody named may be missing, but one that vanishes is an accident: without it,
         # what it had set would fall back to the defaults, a source list to "everybody" among it.
         gone = tuple(
             Problem(ROOT, "the file has vanished: put it back, or restart without it", file)
             for file in self._files
-            if file not in loaded.files and not os.path.exists(file)
+            if file not in told and file not in loaded.files and not os.path.exists(file)
         )
         if gone:
             raise OptionsValidationError((*gone, *loaded.problems))

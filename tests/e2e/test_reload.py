@@ -59,6 +59,17 @@ async def test_a_broken_file_is_named_and_rejects_nothing(manager):
     assert NEW_SECRET not in everything
 
 
+async def test_a_named_file_that_vanished_is_told_of_once(manager):
+    config = manager.directory / "named.json"
+    config.write_text("{}")
+    daemon = manager.start("--config", str(config))
+    await manager.url()
+    config.unlink()
+    failed = await hang_up(manager, "runtime.reload_failed")
+    assert [str(config) in problem for problem in failed["problems"]] == [True]
+    assert await manager.stop(daemon) == 0
+
+
 VANISHING = {
     "appsettings.json": (),
     "appsettings.Production.json": (),
