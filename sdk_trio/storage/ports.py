@@ -150,11 +150,8 @@ class Inbox(Protocol):
     ) -> Sequence[DeliveryRecord]:
         """List deliveries without bodies that meet every condition which is given.
 
-        Args:
-            since, until: received at or after the one, and before the other, in Unix seconds.
-            after_sequence, before_sequence: with a greater sequence than the one, and a smaller
-                one than the other.
-            oldest_first: by rising sequence; None: with ``after_sequence`` only.
+        ``since`` and ``until`` are Unix seconds of arrival. ``until`` and both sequences are not
+        included. ``oldest_first`` is by rising sequence; None: with ``after_sequence`` only.
         """
         ...
 
