@@ -42,6 +42,13 @@ class ServerOptions:
             "contracts 2",
         ),
     )
+    http2: bool = attrs.field(
+        default=True,
+        metadata=about(
+            "Offer HTTP/2 beside HTTP/1.1 to clients of our own TLS; needs FastPath.",
+            "ours",
+        ),
+    )
     processes: int = attrs.field(
         default=1,
         metadata=about(

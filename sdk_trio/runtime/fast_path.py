@@ -43,6 +43,10 @@ class Surroundings(Protocol):
         """Serve the rest of a connection with hypercorn, which begins with ``received``."""
         ...
 
+    async def serve_http2(self, connection: "Connection") -> None:
+        """Serve a connection that has agreed on HTTP/2 in its handshake."""
+        ...
+
 
 class Connection:
     """One client's connection, from its first byte to its end.
@@ -107,6 +111,10 @@ class Connection:
         try:
             if isinstance(self._socket, TlsSocket):
                 await self._socket.handshake()
+                if self._socket.protocol == "h2":
+                    await self._around.serve_http2(self)
+                    await self._linger()
+                    return
             other = await self._serve()
             if other is not None and not isinstance(self._socket, TlsSocket):
                 handed_over = self.ended = True
