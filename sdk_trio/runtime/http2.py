@@ -138,7 +138,7 @@ class Http2Connection:
             async with trio.open_nursery() as tasks:
                 await self._read(tasks)
                 for stream in tuple(self._streams.values()):
-                    stream.abandon_incomplete()
+                    stream.silence()
             await self.sent()
             nursery.cancel_scope.cancel()
 

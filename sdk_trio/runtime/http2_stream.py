@@ -25,7 +25,7 @@ class Http2Stream:
     """Gives the application its request and sends what it answers.
 
     ``head`` is None for a request that is refused with ``error``. The reader of the connection
-    calls :meth:`feed`, :meth:`end` and :meth:`abandon`; all else is for the stream's task.
+    calls :meth:`feed`, :meth:`end`, :meth:`abandon` and :meth:`silence`; all else is for the stream's task.
     """
 
     __slots__ = (
@@ -37,6 +37,7 @@ class Http2Stream:
         "_length",
         "_patience",
         "_sent",
+        "_silent",
         "_started",
         "_unacknowledged",
         "_waiting_for_continue",
@@ -66,6 +67,7 @@ class Http2Stream:
         self._sent = 0
         self._patience = connection.limits.body_seconds
         self._waiting_for_continue = head is not None and head.expects_continue
+        self._silent = False  # the client sends nothing more
         self._woken = trio.Event()
         self.error = error
         #: The whole request has arrived.
@@ -92,10 +94,10 @@ class Http2Stream:
         self.reset = True
         self._wake()
 
-    def abandon_incomplete(self) -> None:
-        """Note that nothing more arrives: what is not complete stays so."""
-        if not self.complete:
-            self.abandon()
+    def silence(self) -> None:
+        """Note that nothing more arrives; what is complete is still answered."""
+        self._silent = True
+        self._wake()
 
     def open_window(self) -> None:
         """Note that the client takes more of the answer."""
@@ -123,7 +125,7 @@ class Http2Stream:
 
     async def _finish(self) -> None:
         """Answer what the application has not, and end the client's side of the stream."""
-        if self._gone and not self._answered:
+        if self._gone or (self._silent and not (self.complete or self._started)):
             await trio.lowlevel.checkpoint()
             return
         if self._started and not self._answered:
@@ -147,7 +149,7 @@ class Http2Stream:
         limits = self._connection.limits
         left = limits.linger_bytes
         with trio.move_on_after(limits.linger_seconds):
-            while not (self.complete or self.reset or self._connection.ended) and left > 0:
+            while left > 0 and not (self.complete or self._silent or self._gone):
                 left -= self._unacknowledged
                 self._acknowledge()
                 await self._woken.wait()
@@ -186,7 +188,7 @@ class Http2Stream:
                 return _DISCONNECT
             if not self._given and (self._body or self.complete):
                 return self._take()
-            if self._gone:
+            if self._gone or self._silent:
                 return _DISCONNECT
             await self._wait_for_more()
 
