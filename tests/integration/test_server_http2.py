@@ -1,9 +1,15 @@
 """HTTP/2 over TLS, as real clients speak it and as hostile ones do."""
 
+import os
+from contextlib import suppress
+
 import attrs
 import httpx
 import pytest
+import structlog.testing
 import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.http2_wire import (
     certificate_in,
     client_context,
@@ -85,9 +91,11 @@ async def test_the_handshake_decides(serve, offered, agreed):
 
 @pytest.mark.parametrize(("fast", "http2"), [(True, False), (False, True)])
 async def test_where_it_is_not_offered_clients_fall_back(files, fast, http2):
-    async with http_server(fast, certificate=files, http2=http2) as server:
-        async with httpx.AsyncClient(http2=True, verify=client_context()) as client:
-            answer = await client.get(server.url)
+    async with (
+        http_server(fast, certificate=files, http2=http2) as server,
+        httpx.AsyncClient(http2=True, verify=client_context()) as client,
+    ):
+        answer = await client.get(server.url)
     assert (answer.status_code, answer.http_version) == (200, "HTTP/1.1")
 
 
@@ -140,16 +148,18 @@ async def test_the_scope_is_that_of_http_1_1_but_for_the_version(serve):
 @pytest.mark.parametrize("size", [0, 1, 16_384, 16_385, 300_000])
 async def test_bodies_arrive_whole_and_many_at_a_time(serve, size):
     body = bytes(number % 251 for number in range(size))
-    async with serve() as server:
-        async with httpx.AsyncClient(http2=True, verify=client_context()) as client:
+    async with (
+        serve() as server,
+        httpx.AsyncClient(http2=True, verify=client_context()) as client,
+    ):
 
-            async def exchange():
-                answer = await client.post(server.url, content=body)
-                assert (answer.http_version, answer.content) == ("HTTP/2", body)
+        async def exchange():
+            answer = await client.post(server.url, content=body)
+            assert (answer.http_version, answer.content) == ("HTTP/2", body)
 
-            async with trio.open_nursery() as nursery:
-                for _ in range(8):
-                    nursery.start_soon(exchange)
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(exchange)
     assert [seen.body for seen in server.observer.seen] == [body] * 8
 
 
@@ -497,17 +507,20 @@ async def test_more_streams_than_were_allowed_end_the_connection(serve, monkeypa
 
 
 async def test_streams_of_all_connections_are_bounded_like_connections(serve):
-    async with serve(limits={"connections": 3}) as server:
-        async with http2_wire(server.url) as one, http2_wire(server.url) as two:
-            first, second = await one.begin(b"/gate"), await one.begin(b"/gate")
-            third = await two.begin(b"/gate")
-            while len(server.observer.seen) < 3:
-                await trio.sleep(0.01)
-            assert (await two.ask()).reset == REFUSED
-            server.observer.gate.set()
-            for wire, stream in ((one, first), (one, second), (two, third)):
-                assert (await wire.answer(stream)).status == 200
-            assert (await two.ask()).status == 200
+    async with (
+        serve(limits={"connections": 3}) as server,
+        http2_wire(server.url) as one,
+        http2_wire(server.url) as two,
+    ):
+        first, second = await one.begin(b"/gate"), await one.begin(b"/gate")
+        third = await two.begin(b"/gate")
+        while len(server.observer.seen) < 3:
+            await trio.sleep(0.01)
+        assert (await two.ask()).reset == REFUSED
+        server.observer.gate.set()
+        for wire, stream in ((one, first), (one, second), (two, third)):
+            assert (await wire.answer(stream)).status == 200
+        assert (await two.ask()).status == 200
 
 
 async def test_a_connection_counts_as_one(serve):
@@ -744,44 +757,107 @@ async def test_the_address_of_the_peer_counts_over_http_2(files):
     limited = over_tls(files, Webhooks__RateLimitPerMinute=1)
     elsewhere = over_tls(files, Webhooks__AllowedSourceIpRanges=["198.51.100.0/24"])
     with trio.fail_after(20):
-        for settings, statuses in ((limited, [200, 429]), (elsewhere, [403, 403])):
-            async with running_app(registry(works), settings) as app:
-                async with httpx.AsyncClient(http2=True, verify=client_context()) as client:
-                    got = []
-                    for _ in statuses:
-                        delivery = app.sign("order.paid")
-                        answer = await client.post(
-                            app.url, content=delivery.body, headers=delivery.headers
-                        )
-                        got.append(answer.status_code)
-                    assert got == statuses
+        for keys, statuses in ((limited, [200, 429]), (elsewhere, [403, 403])):
+            async with (
+                running_app(registry(works), keys) as app,
+                httpx.AsyncClient(http2=True, verify=client_context()) as client,
+            ):
+                assert [await status_of(app, client) for _ in statuses] == statuses
+
+
+async def status_of(app, client):
+    delivery = app.sign("order.paid")
+    answer = await client.post(app.url, content=delivery.body, headers=delivery.headers)
+    assert answer.http_version == "HTTP/2"
+    return answer.status_code
 
 
 async def test_a_payload_over_the_limit_is_413_while_it_streams(files):
-    settings = over_tls(files, Webhooks__MaxPayloadBytes=50_000)
+    keys = over_tls(files, Webhooks__MaxPayloadBytes=50_000)
     with trio.fail_after(20):
-        async with running_app(registry(works), settings) as app:
-            async with http2_wire(app.url.removesuffix("/hooks/sdk")) as wire:
-                delivery = signed()
-                headers = [(k.lower().encode(), v.encode()) for k, v in delivery.headers.items()]
-                # With a length it is refused before the body; without, as soon as it is too long.
-                declared = await wire.begin(
-                    b"/hooks/sdk",
-                    *headers,
-                    (b"content-length", b"60000"),
-                    method=b"POST",
-                    end=False,
-                )
-                assert (await wire.answer(declared)).status == 413
-                stream = await wire.begin(b"/hooks/sdk", *headers, method=b"POST", end=False)
-                await wire.upload(stream, b"x" * 60_000, end=False)
-                assert (await wire.answer(stream)).status == 413
+        async with running_app(registry(works), keys) as app, http2_wire(app.url) as wire:
+            headers = [(k.lower().encode(), v.encode()) for k, v in signed().headers.items()]
+            # With a length it is refused before the body; without, as soon as it is too long.
+            length = (b"content-length", b"60000")
+            path = b"/hooks/sdk"
+            declared = await wire.begin(path, *headers, length, method=b"POST", end=False)
+            assert (await wire.answer(declared)).status == 413
+            stream = await wire.begin(path, *headers, method=b"POST", end=False)
+            await wire.upload(stream, b"x" * 60_000, end=False)
+            assert (await wire.answer(stream)).status == 413
 
 
 async def test_the_setting_turns_it_off(files):
     with trio.fail_after(20):
-        async with running_app(registry(works), over_tls(files, Server__Http2=False)) as app:
-            async with httpx.AsyncClient(http2=True, verify=client_context()) as client:
-                delivery = app.sign("order.paid")
-                answer = await client.post(app.url, content=delivery.body, headers=delivery.headers)
-                assert (answer.status_code, answer.http_version) == (200, "HTTP/1.1")
+        async with (
+            running_app(registry(works), over_tls(files, Server__Http2=False)) as app,
+            httpx.AsyncClient(http2=True, verify=client_context()) as client,
+        ):
+            delivery = app.sign("order.paid")
+            answer = await client.post(app.url, content=delivery.body, headers=delivery.headers)
+            assert (answer.status_code, answer.http_version) == (200, "HTTP/1.1")
+
+
+# -- anything at all ---------------------------------------------------------------------------
+
+streams = st.sampled_from([0, 1, 3, 5, 7, 2**31 - 1])
+payloads = st.one_of(
+    st.binary(max_size=30),
+    st.sampled_from(
+        [
+            GET_HEAD,
+            GET_HEAD[:3],
+            GET_HEAD + b"\x5c\x013",
+            b"\0\0\0\0\1" + GET_HEAD,
+            b"\0\0\0\x08",
+            b"\x7f\xff\xff\xff",
+            b"12345678",
+            b"\0\4\0\0\0\0",
+            b"\0\4\x7f\xff\xff\xff",
+            b"\0\1\xff\xff\xff\xff",
+            b"\0\5\0\xff\xff\xff",
+            b"\0" * 300,
+        ]
+    ),
+)
+frames = st.builds(
+    frame,
+    st.sampled_from([DATA, HEADERS, HEADERS, *range(12)]),
+    streams,
+    payloads,
+    st.sampled_from([0, 1, 4, 5, 5, 8, 0x20, 0x2D, 0xFF]),
+)
+conversations = st.tuples(
+    st.lists(st.one_of(frames, frames, frames, st.binary(max_size=20)), min_size=1, max_size=12),
+    st.integers(1, 60),
+)
+
+
+@settings(max_examples=int(os.environ.get("SDK_TEST_FUZZ_EXAMPLES", "300")) // 15)
+@given(st.lists(conversations, min_size=1, max_size=5))
+def test_whatever_a_client_sends_the_server_serves_on(files, conversations):
+    """Each in a connection of its own; none may fail otherwise than by the protocol."""
+
+    async def converse(server, frames, size):
+        data = b"".join(frames)
+        async with http2_wire(server.url) as wire:
+            with trio.move_on_after(0.02):
+                for at in range(0, len(data), size):
+                    await wire.stream.send_all(data[at : at + size])
+                while not wire.closed:
+                    await wire.receive()
+
+    async def main():
+        with structlog.testing.capture_logs() as logs:
+            async with http_server(True, certificate=files, http2=True, patience=60) as server:
+                await still_serves(server)
+                before = task_count()
+                for frames, size in conversations:
+                    with suppress(trio.BrokenResourceError, ConnectionError):
+                        await converse(server, frames, size)
+                await still_serves(server)
+                await becomes(task_count, before)
+        failed = [log for log in logs if log["event"].endswith("_failed")]
+        assert failed == []
+
+    trio.run(main)
