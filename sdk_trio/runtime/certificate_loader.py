@@ -11,7 +11,7 @@ _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 def load_certificate(
     cert_file: str, key_file: str | None, *, http2: bool = False
 ) -> ssl.SSLContext:
-    """Return a context for servers of HTTP/1.1, TLS 1.2 or newer.
+    """Return a context for servers of HTTP, TLS 1.2 or newer.
 
     Args:
         cert_file: PEM file with the certificate and those that lead to its authority.

@@ -4,7 +4,7 @@ A request costs one wait for the socket and one send: no nursery, lock, timeout 
 task of its own. What a deadline would do is done by the acceptor's sweeper, which looks at the
 ``*_deadline`` fields of every connection now and then and wakes those whose time is over.
 Other protocols are handed over to hypercorn, with the bytes that have been read (ADR 12); over TLS
-they are passed over, as RFC 9110 section 7.8 allows: nothing that we serve needs one.
+they are passed over, as RFC 9110 section 7.8 allows, unless the handshake has agreed on HTTP/2.
 """
 
 import socket

@@ -23,6 +23,8 @@ from ..logs import get_logger
 from .fast_path import Address, App
 from .http2_frames import (
     ANSWER_FRAME_EARNS,
+    CARRYING_BYTES,
+    REFUSAL_COSTS,
     REQUEST_EARNS,
     RESET_COSTS,
     FrameError,
@@ -121,6 +123,9 @@ class Http2Connection:
             },
         )
 
+        # What h2 unfolds before it gives up: enough to be answered 431, too little to be costly.
+        self._h2.decoder.max_header_list_size = self.limits.head_bytes + 40 * self.limits.headers
+
     @property
     def ended(self) -> bool:
         """Whether nothing more can be sent or read."""
@@ -201,6 +206,8 @@ class Http2Connection:
                     size = event.flow_controlled_length or 0
                     if stream is not None:
                         stream.feed(event.data or b"", size)
+                        if len(event.data or b"") >= CARRYING_BYTES:
+                            self._meter.earn(1.0)
                     elif event.stream_id is not None:
                         self._h2.acknowledge_received_data(size, event.stream_id)
                 case h2.events.StreamEnded():
@@ -236,6 +243,7 @@ class Http2Connection:
         try:
             stream = Http2Stream(self, stream_id, request_head(event.headers or (), self.limits))
         except RequestError as error:
+            self._meter.spend(REFUSAL_COSTS)
             stream = Http2Stream(self, stream_id, None, error)
         self._streams[stream_id] = stream
         self._service.streams += 1

@@ -27,11 +27,14 @@ PER_SECOND: Final = 100.0
 #: For a stream that is reset, by the client or by what it made us do.
 RESET_COSTS: Final = 10.0
 
+#: For a request that is refused: HTTP/1.1 ends the connection, which has its price for a client.
+REFUSAL_COSTS: Final = 10.0
+
 #: A frame costs 1, unless it is one of these.
 _COSTS: Final = {_RST_STREAM: RESET_COSTS, _SETTINGS: 5.0}
 
-#: A part of a body that is as long as this pays for itself.
-_CARRYING_BYTES: Final = 256
+#: A part of a body that is as long as this is given back, if somebody waits for it.
+CARRYING_BYTES: Final = 256
 
 #: For a request that was answered: its own frames, and those with which its answer is taken in.
 REQUEST_EARNS: Final = 10.0
@@ -101,8 +104,7 @@ class FrameMeter:
             self._in_block = not flags & _END_HEADERS
         self.in_body = kind == _DATA
         self._skip = length
-        if kind != _DATA or length < _CARRYING_BYTES:
-            self.spend(_COSTS.get(kind, 1.0))
+        self.spend(_COSTS.get(kind, 1.0))
 
     def spend(self, cost: float) -> None:
         """Count what the client has caused otherwise.
