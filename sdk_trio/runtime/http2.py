@@ -122,7 +122,6 @@ class Http2Connection:
                 h2.settings.SettingCodes.MAX_HEADER_LIST_SIZE: self.limits.head_bytes,
             },
         )
-
         # What h2 unfolds before it gives up: enough to be answered 431, too little to be costly.
         self._h2.decoder.max_header_list_size = self.limits.head_bytes + 40 * self.limits.headers
 
