@@ -9,7 +9,6 @@ from h2.errors import ErrorCodes
 
 from ..logs import get_logger
 from .answer_head import AnswerError
-from .exchange import COMPLETE_BODY
 from .http2_messages import answer_fields
 from .request_head import Headers, RequestError, RequestHead
 
@@ -175,7 +174,7 @@ class Http2Stream:
             "client": connection.client,
             "server": connection.server,
             "state": {},
-            "extensions": {COMPLETE_BODY: {}} if self.complete else {},
+            "extensions": {},
         }
 
     # -- the request -------------------------------------------------------------------------

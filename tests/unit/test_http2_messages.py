@@ -32,7 +32,7 @@ def test_what_is_accepted_could_have_come_by_http_1_1_and_is_read_alike(fields):
         return
     lines = b"".join(b"%b: %b\r\n" % pair for pair in head.headers)
     data = b"%b %b HTTP/1.1\r\n%b\r\n" % (head.method.encode(), head.target, lines)
-    again = parse_head(data, LIMITS)
+    again = parse_head(data, LIMITS, {})
     assert (again.method, again.target, again.headers) == (head.method, head.target, head.headers)
     assert again.length == (head.length or 0)
 
