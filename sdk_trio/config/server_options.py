@@ -46,6 +46,14 @@ class ServerOptions:
             "contracts 2",
         ),
     )
+    http2: bool = attrs.field(
+        default=False,
+        metadata=about(
+            "Offer HTTP/2 beside HTTP/1.1 to clients of our own TLS; needs FastPath. A delivery "
+            "costs four times as much by it.",
+            "ours",
+        ),
+    )
     processes: int = attrs.field(
         default=1,
         metadata=about(

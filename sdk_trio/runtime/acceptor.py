@@ -16,6 +16,8 @@ from .tls_socket import TlsSocket
 if TYPE_CHECKING:
     import ssl
 
+    from .http2 import Http2Service
+
 _log = get_logger("server")
 
 #: What accept() says while descriptors or memory are short; trying again at once would spin.
@@ -40,6 +42,8 @@ class Acceptor:
         certificate: returns what connections from now on speak TLS with, None for plain ones.
     """
 
+    _http2: "Http2Service | None" = None
+
     def __init__(
         self,
         app: App,
@@ -62,6 +66,16 @@ class Acceptor:
     async def hand_over(self, sock: socket.socket, received: bytes) -> None:
         """Let hypercorn serve the rest of a connection."""
         await self._hand_over(sock, received)
+
+    async def serve_http2(self, connection: Connection) -> None:
+        """Serve a connection of HTTP/2; what does that is loaded for the first one."""
+        if self._http2 is None:
+            from .http2 import Http2Service
+
+            self._http2 = Http2Service(
+                app=self.app, limits=self.limits, draining=lambda: self.draining
+            )
+        await self._http2.serve(connection)
 
     async def accept(  # noqa: ASYNC910 - it never returns
         self, listener: socket.socket, connections: trio.Nursery, refusals: trio.Nursery

@@ -4,7 +4,7 @@ A request costs one wait for the socket and one send: no nursery, lock, timeout 
 task of its own. What a deadline would do is done by the acceptor's sweeper, which looks at the
 ``*_deadline`` fields of every connection now and then and wakes those whose time is over.
 Other protocols are handed over to hypercorn, with the bytes that have been read (ADR 12); over TLS
-they are passed over, as RFC 9110 section 7.8 allows: nothing that we serve needs one.
+they are passed over, as RFC 9110 section 7.8 allows, unless the handshake has agreed on HTTP/2.
 """
 
 import socket
@@ -49,6 +49,10 @@ class Surroundings(Protocol):
 
     async def hand_over(self, sock: socket.socket, received: bytes) -> None:
         """Serve the rest of a connection with hypercorn, which begins with ``received``."""
+        ...
+
+    async def serve_http2(self, connection: "Connection") -> None:
+        """Serve a connection that has agreed on HTTP/2 in its handshake."""
         ...
 
 
@@ -121,6 +125,10 @@ class Connection:
         try:
             if isinstance(self._socket, TlsSocket):
                 await self._socket.handshake()
+                if self._socket.protocol == "h2":
+                    await self._around.serve_http2(self)
+                    await self._linger()
+                    return
             other = await self._serve()
             if other is not None and not isinstance(self._socket, TlsSocket):
                 handed_over = self.ended = True

@@ -340,6 +340,7 @@ class Runtime:
             cert_file=settings.server.cert_file,
             key_file=settings.server.key_file,
             fast_path=settings.server.fast_path,
+            http2=settings.server.http2,
         )
         self._reloader.subscribe(partial(_prepare_addresses, server, routes), _TLS_KEYS)
         with self._scope:

@@ -33,6 +33,7 @@ class Server:
         cert_file, key_file: PEM files; with both, every address speaks TLS.
         graceful_seconds: how long requests in progress may take after :meth:`stop`.
         fast_path: serve HTTP/1.1 without hypercorn.
+        http2: offer HTTP/2 to clients of TLS; only on the fast path.
         limits: bounds of the connections; hypercorn's keep those that it has.
     """
 
@@ -46,6 +47,7 @@ class Server:
         cert_file: str | None = None,
         key_file: str | None = None,
         fast_path: bool = True,
+        http2: bool = False,
         limits: Limits | None = None,
     ) -> None:
         limits = limits or Limits()
@@ -53,6 +55,7 @@ class Server:
         self._app = app
         self._certificate = (cert_file, key_file)
         self._fast_path = fast_path
+        self._http2 = http2 and fast_path
         self._tls: ssl.SSLContext | None = None
         self._hypercorn: HypercornServer | None = None
         self._bind = tuple(bind)
@@ -69,7 +72,7 @@ class Server:
         Raises:
             OptionsValidationError: the certificate or its key cannot be used.
         """
-        context = load_certificate(cert_file, key_file)
+        context = load_certificate(cert_file, key_file, http2=self._http2)
 
         def commit() -> None:
             if self._tls is not None:
@@ -91,7 +94,7 @@ class Server:
         """
         cert_file, key_file = self._certificate
         if cert_file is not None:
-            self._tls = load_certificate(cert_file, key_file)
+            self._tls = load_certificate(cert_file, key_file, http2=self._http2)
         sockets = listen(self._bind, key=self._key)
         try:
             async with trio.open_nursery() as connections:

@@ -53,6 +53,11 @@ class TlsSocket:
                 else:
                     return
 
+    @property
+    def protocol(self) -> str | None:
+        """What the handshake has agreed on, as ALPN names it; None: nothing."""
+        return self._tls.selected_alpn_protocol()
+
     def pending(self) -> int:
         """Return how many bytes can be received although the descriptor may not be readable."""
         return self._tls.pending()

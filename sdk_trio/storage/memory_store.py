@@ -4,9 +4,9 @@ It keeps nothing after the process has ended, and forgets a done delivery whole,
 soon as the dedup retention has passed: its size is bounded by that and by what is unfinished.
 
 Cancellation: a method is one checkpoint, *before* anything is looked at or changed. Cancelled
-therefore means untouched, and a change is complete the moment it is made. ``close``, and ``claim``
-and ``finish`` of an inline run, are none: such a run stands in a request, which waits for its
-client once, and a checkpoint costs as much as everything that is done here.
+therefore means untouched, and a change is complete the moment it is made. ``close``, and ``finish``
+of an inline run, are none, and ``claim`` lets no other task run: such a run stands in a request,
+which waits for its client once, and a checkpoint costs as much as everything that is done here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,10 +98,11 @@ class MemoryInbox(MemoryBackend):
         await self._begin()
         return self._admit(delivery, ACCEPTING, DeliveryState.RECEIVED, leased)
 
-    async def claim(self, delivery: NewDelivery) -> Admitted:  # noqa: ASYNC910 - its request has a checkpoint
+    async def claim(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`.ports.Inbox.claim`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         self._require_open()
-        return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)  # noqa: ASYNC910 - as above
+        return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)
 
     async def park(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`.ports.Inbox.park`."""

@@ -1,10 +1,10 @@
 """What the rest of the program asks of a store; every store passes the same contract suite.
 
-Every method is a checkpoint, but for ``claim`` and ``finish`` of an inline run in memory. A method
-that writes returns after the change is durable to the degree of the store (SQLite: synced to disk;
-memory: kept by this process), and is *not* undone by cancellation: the write is finished, then
-``Cancelled`` is raised. Every method raises :class:`~sdk_trio.errors.StoreUnavailableError` when
-the store cannot do it at present.
+Every method is a checkpoint, but for ``finish`` of an inline run in memory. A method that writes
+returns after the change is durable to the degree of the store (SQLite: synced to disk; memory: kept
+by this process), and is *not* undone by cancellation: the write is finished, then ``Cancelled`` is
+raised. Every method raises :class:`~sdk_trio.errors.StoreUnavailableError` when the store cannot do
+it at present.
 """
 
 from collections.abc import Mapping, Sequence

@@ -225,6 +225,7 @@ async def http_server(
     patience: float = 10.0,
     app: Any = None,
     certificate: tuple[str | None, str | None] = (None, None),
+    http2: bool = False,
 ) -> AsyncIterator[ServerUnderTest]:
     """Run a server with an :class:`Observer`; fail when anything hangs."""
     observer = Observer()
@@ -236,6 +237,7 @@ async def http_server(
         cert_file=certificate[0],
         key_file=certificate[1],
         fast_path=fast,
+        http2=http2,
         limits=limits,
     )
     with trio.fail_after(patience):

@@ -53,11 +53,18 @@ async def test_every_method_is_a_checkpoint() -> None:
             await call()
 
 
-async def test_an_inline_run_is_kept_without_a_checkpoint() -> None:
+async def test_an_inline_run_lets_nobody_in_between() -> None:
     inbox = make()
-    with trio.testing.assert_no_checkpoints():
+    others: list[str] = []
+
+    async def other() -> None:
+        others.append("ran")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
         admitted = await inbox.claim(NewDelivery("m", "t", b"x", 7, 1.0))
         await inbox.finish("m", Done(), now=2)
+        assert others == []
     assert admitted.admission is Admission.NEW
     record = await inbox.get("m")
     assert record is not None

@@ -65,6 +65,7 @@ ACTING_NOUNS = {
     "logs.py": "asks the environment whether colours are wanted",
     "tracing.py": "asks the environment whether an SDK is configured",
     "runtime/exchange.py": "one request and its answer on a connection",
+    **{f"runtime/{name}.py": _CONNECTION for name in ("http2", "http2_stream")},
     "runtime/fast_path.py": "a connection; named so by the setting that switches it",
     "runtime/tls_socket.py": "a connection, named after what it is",
     "runtime/runtime.py": "holds the nursery of everything",
