@@ -5,6 +5,7 @@ import socket
 import attrs
 import pytest
 import trio
+import trio.testing
 from support.hostile_requests import BAD_CHUNKS, REFUSED, STRICTER, get, post, streamed
 from support.http_serving import QUICK, http_server
 from support.serving import RawWire, chunked, delivery_request, serving, signed
@@ -596,6 +597,20 @@ async def test_the_end_has_a_deadline(fast):
             assert await busy.rest() == b""
             await server.server.ended.wait()
             assert 0.15 < trio.current_time() - begun < 3
+
+
+@both
+async def test_a_request_behind_the_last_answer_does_not_hold_up_the_end(fast):
+    async with http_server(fast, graceful_seconds=3600, patience=20) as server:
+        with await server.connect() as busy:
+            await busy.send(get(b"/gate") + get())
+            await server.observer.began.wait()
+            server.server.stop()
+            await trio.testing.wait_all_tasks_blocked()
+            server.observer.gate.set()
+            # Whether the second one is begun depends on whether it had been read.
+            assert statuses(await busy.rest()) in ([200], [200, 200])
+            await server.server.ended.wait()
 
 
 async def test_the_last_answer_announces_the_end():
