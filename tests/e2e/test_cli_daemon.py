@@ -19,7 +19,7 @@ from support.deliveries import SECRET
 from sdk_trio.testing import sign_delivery
 
 #: A process that takes longer than this for a step hangs, in seconds.
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 COMMAND = (sys.executable, "-m", "sdk_trio")
 

@@ -41,7 +41,7 @@ async def delivered_to_example(
     )
     printed = b""
     try:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while url is None:
                 printed += await process.stdout.receive_some()
                 found = re.search(rb"(http://\S+)\n", printed)

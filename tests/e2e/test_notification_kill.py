@@ -133,7 +133,7 @@ class Daemon:
     async def ended(self) -> int:
         process = self.process
         assert process is not None
-        with trio.fail_after(40):
+        with trio.fail_after(60):
             while process.poll() is None:
                 await trio.sleep(0.01)
         return int(process.returncode)

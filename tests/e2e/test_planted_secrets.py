@@ -27,7 +27,7 @@ import trustme
 
 from sdk_trio.testing import sign_delivery
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def secret(name):

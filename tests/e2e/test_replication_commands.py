@@ -14,8 +14,9 @@ import attrs
 import pytest
 import trio
 from support.command_forker import run_command
+from support.ports import free_port
 from support.programs import program
-from support.replicating import free_port, replicators_of, running, write
+from support.replicating import replicators_of, running, write
 
 from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication.control_client import ControlClient
@@ -120,7 +121,7 @@ def workplace(tmp_path):
     wait_for(lambda: replicators_of(tmp_path) == [])
 
 
-def wait_for(condition, seconds: float = 20) -> None:
+def wait_for(condition, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come about in time"

@@ -148,7 +148,7 @@ async def test_a_runtime_keeps_the_file_current_and_tells_the_replicator(
     out, output = tmp_path / "out", tmp_path / "replicator.yml"
     replicator = subprocess.Popen([sys.executable, "-c", OBEDIENT, str(out), str(tmp_path / "pid")])
     try:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
             runtime = Runtime(settings_of(**keys(tmp_path)))
             async with trio.open_nursery() as nursery:
@@ -211,7 +211,7 @@ async def test_without_the_switch_nothing_is_regenerated_and_that_is_said(
 ) -> None:
     caplog.set_level("INFO")
     key = "MultiTenant__FileDb__Replication__AutoRegenerateOnTenantChange"
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         runtime = Runtime(settings_of(**keys(tmp_path, **{key: False})))
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.run)
@@ -231,7 +231,7 @@ async def test_a_fleet_that_is_large_for_its_sync_interval_is_warned_of_once(
     ids = await trio.to_thread.run_sync(add_tenants, tmp_path, [f"t{i}" for i in range(24)])
     for tenant_id in ids:
         database(tmp_path, tenant_id)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         runtime = Runtime(settings_of(**values))
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.run)

@@ -39,7 +39,7 @@ def variables(monkeypatch, tmp_path):
 
 
 async def test_a_reload_changes_the_texts_of_the_messages_after_it():
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with fake_provider(http_answer(202, X_Message_Id="m1")) as provider:
             runtime = Runtime(settings_with(provider))
             async with trio.open_nursery() as nursery:

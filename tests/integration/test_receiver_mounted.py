@@ -34,7 +34,7 @@ async def served(application):
     config.bind = ["127.0.0.1:0"]
     config.errorlog = None
     ending = trio.Event()
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             [address] = await nursery.start(
                 lambda task_status: serve(
@@ -150,7 +150,7 @@ async def test_a_locked_store_is_a_lifespan_failure_that_says_so(sqlite):
         await trio.lowlevel.checkpoint()
         return {"type": "lifespan.startup"}
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.run)
             with pytest.raises(ExceptionGroup) as raised:

@@ -184,7 +184,7 @@ async def test_a_reload_that_is_cancelled_anywhere_leaves_the_old_or_the_new_as_
         reloader = SettingsReloader(
             lambda new=new: Loaded(new, (), (), {}), lambda loaded: loaded.require(), environ={}
         )
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.run)
                 async with trio.open_nursery() as reloading:

@@ -241,7 +241,7 @@ async def test_connections_leave_the_log_of_a_replicated_database_alone(tmp_path
         # 100 pages: SQLite by itself copies the log at 1000, and begins it anew.
         connection.execute("INSERT INTO grants VALUES (zeroblob(400000))")
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with databases.open(tenant_id) as database:
             await database.run(create)
             for _ in range(25):

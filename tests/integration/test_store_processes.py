@@ -138,7 +138,7 @@ async def test_a_command_beside_the_daemon_is_noticed(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         for _ in range(4):
             nursery.start_soon(keep_writing)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             result = await trio.run_process(
                 [sys.executable, "-c", REPLAY, str(file)], capture_stdout=True
             )
@@ -152,7 +152,7 @@ async def test_a_command_beside_the_daemon_is_noticed(tmp_path: Path) -> None:
 
 
 async def test_a_store_that_is_never_closed_does_not_keep_the_process(tmp_path: Path) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         result = await trio.run_process(
             [sys.executable, "-W", "error", "-c", LEAVE_WITHOUT_CLOSING, tmp_path / "inbox.db"],
             capture_stderr=True,

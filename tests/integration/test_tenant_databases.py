@@ -72,7 +72,7 @@ async def test_functions_of_one_tenant_run_one_at_a_time_in_order_and_tenants_si
     both = threading.Barrier(2)
 
     async with opened(tmp_path) as databases, trio.open_nursery() as nursery:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             # Two tenants meet in their functions; of one tenant they would wait for ever.
             async with trio.open_nursery() as meeting:
                 meeting.start_soon(databases.run, TENANT, lambda _c: both.wait(10))
@@ -121,7 +121,7 @@ async def test_a_disk_that_hangs_lets_a_cancelled_caller_go_and_is_waited_for_by
     monkeypatch.setattr(database_opener, "STALL_SECONDS", 0.05)
     disk = threading.Event()
     async with opened(tmp_path) as databases:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             with trio.move_on_after(0.05):
                 await databases.run(TENANT, lambda c: (disk.wait(20), add("late")(c)))
             with trio.move_on_after(0.1) as impatient:
@@ -152,7 +152,7 @@ async def test_what_waits_when_they_are_closed_is_refused_and_what_runs_is_finis
         with pytest.raises(StoreUnavailableError, match="closed"):
             await databases.run(OTHER, create)
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(databases.run, TENANT, lambda c: (go_on.wait(10), add("ran")(c)))
             await trio.testing.wait_all_tasks_blocked()

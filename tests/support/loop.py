@@ -25,7 +25,7 @@ class Loop:
 
     def __call__(self, call: Callable[[], Awaitable[Any]]) -> Any:
         async def bounded() -> Any:
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 return await call()
 
         return trio.from_thread.run(bounded, trio_token=self._token)

@@ -13,6 +13,7 @@ import trio
 import trustme
 
 from sdk_trio.webhooks.sender import SignedDelivery
+from support.ports import free_port
 from support.programs import program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -26,11 +27,6 @@ def replaced(text: str, changes: dict[str, str]) -> str:
         assert old in text, f"the example has no {old!r} any more"
         text = text.replace(old, new)
     return text
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 @attrs.frozen
@@ -131,7 +127,7 @@ async def running(kind: str, directory: Path, upstream: str):
 
 
 async def _until_it_listens(process, port, log):
-    with trio.fail_after(15):
+    with trio.fail_after(60):
         while True:
             assert process.poll() is None, log.read_text()
             with contextlib.suppress(OSError):
