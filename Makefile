@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Processes that run tests side by side; auto: as many as there are processors.
+WORKERS ?= auto
 
 # The optional checks: no generator that holds a scope (900), a checkpoint on every path (910-913).
 # ASYNC114 asks for a list of startable names, which every `task_status` parameter already is;
@@ -29,7 +31,9 @@ imports: $(VENV)/.installed-dev
 
 tests: $(VENV)/.installed-dev
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest
+	# Each file as a whole, so that its fixtures are made once. In the order of their names, as the
+	# files that take longest (e2e, integration) come first then, and no process waits at the end.
+	$(BIN)/coverage run -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

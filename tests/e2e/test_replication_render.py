@@ -203,7 +203,7 @@ async def test_a_new_tenant_is_replicated_by_a_replicator_of_another_process(
     finally:
         if replicator is not None:
             replicator.terminate()
-            assert replicator.wait(40) == 0
+            assert replicator.wait(60) == 0
 
 
 async def test_without_the_switch_nothing_is_regenerated_and_that_is_said(

@@ -28,6 +28,13 @@ REQUEST_CANCELLED = 0x10C
 AUTHORITY = Authority()
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Let nobody give up HTTP/3 because this machine is slow."""
+    monkeypatch.setattr(http3_origins, "ATTEMPT_SECONDS", 30)
+    monkeypatch.setattr("sdk_trio.client.http3.SILENCE_SECONDS", 30)
+
+
 @asynccontextmanager
 async def client_of(port, *, trusts=AUTHORITY, **options):
     transport = Transport(

@@ -72,7 +72,7 @@ class Senders:
     def kill(self, owner: str) -> None:
         process = self.processes.pop(owner)
         process.kill()
-        process.wait(10)
+        process.wait(60)
         if process.stdout is not None:
             process.stdout.close()
 

@@ -224,7 +224,7 @@ def test_a_signal_cleans_up_and_what_a_kill_leaves_is_removed_by_the_next(tmp_pa
                 )
                 wait_for(lambda: list(out.glob(".acme.db.restoring-*/replicator.yml")))
                 process.send_signal(number)
-                assert process.wait(20) in (128 + number, -number)
+                assert process.wait(60) in (128 + number, -number)
             finally:
                 target.resume()
             assert len(list(out.iterdir())) == left

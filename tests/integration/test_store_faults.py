@@ -56,7 +56,7 @@ async def hold_up(
 
     def wait(_connection: apsw.Connection) -> None:
         token.run_sync_soon(task_status.started)
-        gate.wait(10)
+        gate.wait(60)
 
     await inbox._committer.submit(wait)
 
@@ -247,7 +247,7 @@ async def test_a_crashed_thread_leaves_nobody_waiting(inbox: SqliteInbox) -> Non
     failed = []
 
     def crash(_connection: apsw.Connection) -> None:
-        gate.wait(10)
+        gate.wait(60)
         raise _Crash
 
     async def suffer(job: object) -> None:
@@ -266,7 +266,7 @@ async def test_a_crashed_thread_leaves_nobody_waiting(inbox: SqliteInbox) -> Non
         assert len(failed) == 4
         await suffer(lambda connection: None)
     # Its traceback is reported as the thread ends: within this test, which expects it.
-    inbox._committer._thread.join(5)
+    inbox._committer._thread.join(60)
 
 
 async def test_a_cancelled_caller_leaves_a_hanging_disk_and_the_write_is_finished(
@@ -308,7 +308,7 @@ async def test_closing_ends_the_thread(file: Path) -> None:
     inbox = await open_inbox(file)
     thread = inbox._committer._thread
     await inbox.close()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 

@@ -94,7 +94,7 @@ def promises_of_a_killed_child(file: Path) -> set[str]:
     os.kill(child.pid, signal.SIGKILL)
     told += child.stdout.readlines()
     child.stdout.close()
-    child.wait(10)
+    child.wait(60)
     # The last line may have been cut off by the kill; every whole one was a promise.
     promised = {line.decode().strip() for line in told if line.endswith(b"\n")}
     assert len(promised) >= 400
@@ -222,7 +222,7 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
     ):
         pass
     child.kill()
-    child.wait(10)
+    child.wait(60)
     child.stdout.close()
     with lock_data_directory(tmp_path):
         pass

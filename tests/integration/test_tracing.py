@@ -162,7 +162,7 @@ async def test_an_inline_handler_that_takes_too_long_or_fails(spans):
             await trio.sleep_forever()
         raise ValueError("planted-message")
 
-    async with serving(registry(handle), Webhooks__InlineTimeoutSeconds=0.05) as app:
+    async with serving(registry(handle), Webhooks__InlineTimeoutSeconds=0.5) as app:
         for subject in ("slow", "bad"):
             delivery = signed("order.paid", {"id": subject})
             assert (await exchange(app, delivery_request(delivery))).status == 500

@@ -78,7 +78,7 @@ class _Server:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
-        self._process.wait(30)
+        self._process.wait(60)
         self._directory.cleanup()
 
 

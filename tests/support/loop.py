@@ -21,7 +21,7 @@ class Loop:
 
         self._thread = threading.Thread(target=trio.run, args=(main,))
         self._thread.start()
-        self._token = started.get(timeout=10)
+        self._token = started.get(timeout=60)
 
     def __call__(self, call: Callable[[], Awaitable[Any]]) -> Any:
         async def bounded() -> Any:
@@ -32,4 +32,4 @@ class Loop:
 
     def stop(self) -> None:
         trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
-        self._thread.join(10)
+        self._thread.join(60)

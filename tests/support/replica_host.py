@@ -225,7 +225,7 @@ class ReplicaHost:
         finally:
             child.send_signal(signal.SIGTERM)
             try:
-                child.wait(5)
+                child.wait(60)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
