@@ -97,6 +97,8 @@ async def test_hedged_and_cancelled_calls_leave_no_connection_in_use():
                 async with trio.open_nursery() as nursery:
                     for number in range(30):
                         nursery.start_soon(call, number / 1000)
-            statistics = transport.statistics
-            assert (statistics.exchanges, statistics.waiting, statistics.connecting) == (0, 0, 0)
+            # A connection that was begun for a call that has gone is still opened, for the next.
+            while transport.statistics.connecting:
+                await trio.sleep(0.005)
+            assert (transport.statistics.exchanges, transport.statistics.waiting) == (0, 0)
             assert not client.breaker.probe_is_out

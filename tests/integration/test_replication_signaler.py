@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -143,8 +144,9 @@ def test_another_users_process_is_not_ours_to_signal(start: Started, pid_file: P
     process, out = start(OBEDIENT)
     pid_file.write_text(str(process.pid))
     pid_file.chmod(0o644)
-    for directory in (pid_file.parent, *pid_file.parent.parents[:2]):
-        directory.chmod(directory.stat().st_mode | 0o055)
+    for directory in pid_file.parents:
+        if directory.is_relative_to(gettempdir()) and directory != Path(gettempdir()):
+            directory.chmod(directory.stat().st_mode | 0o055)
     read, write = os.pipe()
     child = os.fork()
     if not child:
