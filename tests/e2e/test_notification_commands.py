@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from support.command_forker import run_command
 from support.deliveries import SECRET
 from support.notifications import VARIABLES, fake_provider, http_answer, read_request
 from support.notified import FakeChannel, stores_of, transition, until
@@ -33,13 +33,11 @@ class Shell:
     def __call__(self, *words: str, **keys: str) -> subprocess.CompletedProcess[str]:
         keys = {"Sdk:Storage:Path": str(self.directory), "Sdk:MultiTenant:Enabled": "true", **keys}
         settings = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
-        return subprocess.run(
-            [sys.executable, "-m", "sdk_trio", *words, *settings],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "NO_COLOR": "1"},
+        return run_command(
+            (*words, *settings),
+            environ={**os.environ, "NO_COLOR": "1"},
+            directory=self.directory.parent,
+            seconds=60,
         )
 
     def json(self, *words: str, status: int = 0) -> Any:

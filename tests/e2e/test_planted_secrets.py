@@ -24,6 +24,7 @@ import attrs
 import httpx
 import pytest
 import trustme
+from support.command_forker import run_command
 
 from sdk_trio.testing import sign_delivery
 
@@ -210,13 +211,11 @@ class Place:
         return self.directory / "sdk-data"
 
     def run(self, *words, bodies=False, **variables):
-        ran = subprocess.run(
-            [sys.executable, "-m", "sdk_trio", *words],
-            cwd=self.directory,
-            env={**self.environment, **variables},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
+        ran = run_command(
+            words,
+            environ={**self.environment, **variables},
+            directory=self.directory,
+            seconds=PATIENCE,
         )
         everything = ran.stdout + ran.stderr
         if bodies:
