@@ -149,6 +149,7 @@ def test_a_replica_that_lags_because_the_target_is_away_is_found(tmp_path):
         host.add("acme", ROWS)
         with host.replicating():
             target.stop()
+            host.ending_seconds = 1
             host.write("acme", 5)
             ended = host.verify()
     assert ended.status == 1

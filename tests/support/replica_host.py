@@ -61,6 +61,8 @@ class ReplicaHost:
     target: Target
     extra: Mapping[str, Any] = attrs.field(factory=dict)
     tenants: dict[str, Tenant] = attrs.field(factory=dict)
+    #: How long a replicator may take to end: one whose target is away would try for half a minute.
+    ending_seconds: float = PATIENCE_SECONDS
 
     def __attrs_post_init__(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -225,7 +227,7 @@ class ReplicaHost:
         finally:
             child.send_signal(signal.SIGTERM)
             try:
-                child.wait(60)
+                child.wait(self.ending_seconds)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
