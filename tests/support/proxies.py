@@ -127,13 +127,15 @@ async def running(kind: str, directory: Path, upstream: str):
 
 
 async def _until_it_listens(process, port, log):
+    waited_for = ["127.0.0.1", "::1"]
     with trio.fail_after(60):
-        while True:
+        while waited_for:
             assert process.poll() is None, log.read_text()
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                return
-            await trio.sleep(0.02)
+            try:
+                socket.create_connection((waited_for[-1], port), timeout=1).close()
+                waited_for.pop()
+            except OSError:
+                await trio.sleep(0.02)
 
 
 def _nginx(directory, port, upstream):
