@@ -261,6 +261,31 @@ def tenant_add(parser: ArgumentParser) -> None:
     _add_format(parser)
 
 
+def tenant_contact(parser: ArgumentParser) -> None:
+    parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
+    email = parser.add_mutually_exclusive_group()
+    email.add_argument(
+        "--email", metavar="E", help="the site manager's email address; another one is not verified"
+    )
+    email.add_argument("--no-email", action="store_true", help="there is no address any more")
+    verified = parser.add_mutually_exclusive_group()
+    verified.add_argument(
+        "--email-verified", action="store_true", default=None, help="the address is verified"
+    )
+    verified.add_argument(
+        "--email-not-verified",
+        dest="email_verified",
+        action="store_false",
+        default=None,
+        help="the address is not verified",
+    )
+    phone = parser.add_mutually_exclusive_group()
+    phone.add_argument("--phone", metavar="P", help="the site manager's phone, as +15551234567")
+    phone.add_argument("--no-phone", action="store_true", help="there is no phone any more")
+    _add_who_and_why(parser)
+    _add_format(parser)
+
+
 def tenant_change(parser: ArgumentParser) -> None:
     parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
     _add_who_and_why(parser)

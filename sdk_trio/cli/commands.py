@@ -71,6 +71,12 @@ COMMANDS = (
     Command("tenant show", "show one tenant", "tenants:show_tenant", arguments.tenant_show),
     Command("tenant add", "add a tenant", "tenants:add", arguments.tenant_add),
     Command(
+        "tenant contact",
+        "change whom a tenant's messages go to",
+        "tenants:change_contact",
+        arguments.tenant_contact,
+    ),
+    Command(
         "tenant suspend", "suspend an active tenant", "tenants:suspend", arguments.tenant_change
     ),
     Command(

@@ -156,7 +156,7 @@ def _report_missing(
         report.note(
             _named(tenants),
             f"{len(tenants)} of {total} active tenants have no site manager's {what}: they are "
-            f"not told that way ('tenant add' takes {argument})",
+            f"not told that way ('tenant contact' takes {argument})",
         )
 
 

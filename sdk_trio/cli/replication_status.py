@@ -12,6 +12,7 @@ from ..replication.control_socket import control_socket_path
 from ..replication.database_finder import find_databases
 from ..replication.health import DatabaseHealth, HealthState, ReplicationHealth
 from ..replication.health_checker import HealthChecker
+from ..replication.lag_surveyor import LagSurveyor
 from ..storage import open_store
 from ..storage.tenant_records import TenantStatus
 from ..tenants import TenantService
@@ -65,10 +66,12 @@ async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
         await trio.lowlevel.checkpoint()
         return [file.path for file in files]
 
+    replication = settings.multi_tenant.file_db.replication
     checker = HealthChecker(
-        settings.multi_tenant.file_db.replication,
+        replication,
         control_socket_path(str(directory)),
         wanted=wanted,
+        surveyor=None if replication.supervise else LagSurveyor(settings),
     )
     health = await checker.check(even_if_disabled=True)
     return health, {file.path: identifiers[file.tenant_id] for file in files}

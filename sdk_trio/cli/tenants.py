@@ -1,4 +1,4 @@
-"""``tenant list|show|add|suspend|reactivate|deactivate|delete|audit`` (contracts 9)."""
+"""``tenant list|show|add|contact|suspend|reactivate|deactivate|delete|audit`` (contracts 9)."""
 
 import getpass
 import os
@@ -28,7 +28,9 @@ from .printer import Row, cell, print_json, print_rows, print_text, say
 from .questioner import confirmed
 from .settings_reader import load
 from .store_opener import why_unreachable
+from .tenant_contact import changes_contact, contact_after
 from .tenant_rows import AUDIT_COLUMNS, LIST_COLUMNS, audit_row, audited, listed, table_row
+from .usage import UsageError
 
 T = TypeVar("T")
 
@@ -154,6 +156,41 @@ def _credentials(arguments: Namespace) -> TenantCredentials:
             *(KeyFile(os.path.abspath(path)) for path in arguments.webhook_secret_file),
         ),
     )
+
+
+def change_contact(arguments: Namespace) -> int:
+    """Change what is known of a tenant's site manager; what is not named stays as it is.
+
+    Raises:
+        UsageError: nothing is named, or an address is verified that there is not.
+        InvalidTenantError: a value cannot be accepted; nothing was changed.
+        TenantError: there is no such tenant, or somebody else has changed it at the same time.
+    """
+    if not changes_contact(arguments):
+        raise UsageError(
+            "say what changes: --email or --no-email, --email-verified or --email-not-verified, "
+            "--phone or --no-phone"
+        )
+
+    async def change(service: TenantService) -> tuple[Tenant, bool]:
+        before = await service.get(arguments.identifier)
+        after = await service.change_contact(
+            before,
+            **contact_after(before, arguments),
+            reason=arguments.reason,
+            actor=_actor(arguments),
+            expected_version=before.version,
+        )
+        return after, after.version != before.version
+
+    tenant, changed = _run(arguments, change)
+    if arguments.format == "json":
+        print_json(listed(tenant))
+    else:
+        _print_tenant(tenant)
+    if not changed:
+        say("it was so already: nothing was changed")
+    return 0
 
 
 def suspend(arguments: Namespace) -> int:

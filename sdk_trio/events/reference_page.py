@@ -48,13 +48,10 @@ _OWN_EVENTS = """\
 ## Events of your own
 
 ```python
-import attrs
-
 from sdk_trio.events import DEFAULT_CATALOG, Event, Payload
 
 
-@attrs.frozen
-class InvoiceData(Payload):
+class InvoiceData(Payload, frozen=True):
     total: int | None = None
 
 
@@ -66,7 +63,8 @@ catalog = DEFAULT_CATALOG.with_event(InvoiceSentEvent)
 ```
 
 The data class is an attrs class, a `msgspec.Struct`, a dataclass or `dict`. Each of its fields
-needs a default. Derived from `Payload`, it has `id` and `extra` as well.
+needs a default. Derived from `Payload`, which is a `msgspec.Struct`, it has `id` and `extra` as
+well.
 """
 
 

@@ -60,11 +60,15 @@ _LEVELS = {"sent": _log.info, "skipped": _log.warning, "retried": _log.warning}
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """How much one channel may do at once, and how often."""
+    """How much one channel may do at once, and how often.
+
+    ``longest_pause_seconds``: a provider that asks for more gets it for the one message alone.
+    """
 
     concurrency: int = CONCURRENCY
     per_second: float = 10.0
     burst: int = 20
+    longest_pause_seconds: float = 3600.0
     schedule: RetrySchedule = attrs.field(factory=RetrySchedule)
 
 
@@ -194,7 +198,7 @@ class ChannelRunner:
         try:
             outcome = await self._attempt(record)
             if isinstance(outcome, Again) and outcome.after_seconds is not None:
-                pace.pause(trio.current_time() + outcome.after_seconds)
+                self._pause(pace, outcome.after_seconds)
             ending = ending_of(
                 outcome,
                 attempts=record.attempts + 1,
@@ -208,6 +212,23 @@ class ChannelRunner:
             with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                 await self._record(record, ending or self._interrupted(record))
             raise
+
+    def _pause(self, pace: Pace, asked: float) -> None:
+        """Leave the provider alone for as long as it asks, within the bound of the channel.
+
+        One answer, right or wrong, must not silence everybody's messages for a day. The message
+        that got it waits for all of that time.
+        """
+        now = trio.current_time()
+        seconds = min(asked, self._limits.longest_pause_seconds)
+        if not pace.is_paused(now):
+            _log.warning(
+                "notification.channel_paused",
+                channel=self.name,
+                seconds=round(seconds, 1),
+                asked=round(asked, 1),
+            )
+        pace.pause(now + seconds)
 
     async def _attempt(self, record: NotificationRecord) -> Outcome:
         with trio.move_on_after(ATTEMPT_SECONDS):

@@ -1,16 +1,16 @@
 """The email channel: EmailProviderA's ``mail/send`` (spec 2.9)."""
 
 import json
-from collections.abc import Callable
 
 from ..config.gates import NOTIFICATIONS
 from ..config.notification_options import NotificationsOptions
 from ..logs import get_logger
 from ..storage.tenant_records import OutboxRecord
 from .answers import accepted, document_of, explained, judge
-from .attempter import ReadVariable, Request, attempt, credential
+from .attempter import Request, credential
 from .outcome import Outcome, Skipped
-from .ports import Answer, Poster
+from .ports import Answer
+from .sender import Sender
 from .templates import one_line, render, template_of
 
 #: For the whole exchange; the provider queues and answers, so half a minute is ample.
@@ -19,34 +19,10 @@ TIMEOUT_SECONDS = 30.0
 _log = get_logger("notifications")
 
 
-class EmailSender:
-    """Sends one email to the site manager; a :class:`~.ports.Channel`.
-
-    Args:
-        options: what is configured.
-        poster: sends requests.
-        read_variable: reads the environment, at each message, so that a changed key counts.
-        clock: returns Unix seconds.
-    """
+class EmailSender(Sender):
+    """Sends one email to the site manager."""
 
     repeatable = False
-
-    def __init__(
-        self,
-        options: NotificationsOptions,
-        poster: Poster,
-        *,
-        read_variable: ReadVariable,
-        clock: Callable[[], float],
-    ) -> None:
-        self._options = options
-        self._poster = poster
-        self._read_variable = read_variable
-        self._clock = clock
-
-    async def send(self, record: OutboxRecord) -> Outcome:
-        """Try once to send the email; see :class:`~.ports.Channel`."""
-        return await attempt(self._poster, lambda: self._prepare(record))
 
     def _prepare(self, record: OutboxRecord) -> Request | Skipped:
         options = self._options

@@ -21,7 +21,7 @@ class Pace:
 
     def allowed(self, now: float) -> int:
         """Return how many attempts may begin now."""
-        if now < self._paused_until:
+        if self.is_paused(now):
             return 0
         return floor(self._fill(now) + 1e-9)
 
@@ -32,6 +32,10 @@ class Pace:
     def pause(self, until: float) -> None:
         """Allow none before that time: the provider has said so."""
         self._paused_until = max(self._paused_until, until)
+
+    def is_paused(self, now: float) -> bool:
+        """Return whether the provider is being left alone."""
+        return now < self._paused_until
 
     def wait(self, now: float) -> float:
         """Return after how many seconds an attempt is allowed; 0 if one is now."""

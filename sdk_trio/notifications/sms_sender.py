@@ -1,50 +1,25 @@
 """The SMS channel: SmsProviderA's ``Messages.json`` (spec 2.9)."""
 
 import base64
-from collections.abc import Callable
 from urllib.parse import quote, urlencode
 
 from ..config.gates import NOTIFICATIONS
-from ..config.notification_options import NotificationsOptions
 from ..storage.tenant_records import OutboxRecord
 from .answers import accepted, document_of, explained, judge
-from .attempter import ReadVariable, Request, attempt, credential
+from .attempter import Request, credential
 from .outcome import Outcome, Skipped
-from .ports import Answer, Poster
+from .ports import Answer
+from .sender import Sender
 from .templates import render, template_of
 
 #: For the whole exchange; the provider queues and answers, so half a minute is ample.
 TIMEOUT_SECONDS = 30.0
 
 
-class SmsSender:
-    """Sends one SMS to the site manager; a :class:`~.ports.Channel`.
-
-    Args:
-        options: what is configured.
-        poster: sends requests.
-        read_variable: reads the environment, at each message, so that a changed token counts.
-        clock: returns Unix seconds.
-    """
+class SmsSender(Sender):
+    """Sends one SMS to the site manager."""
 
     repeatable = False
-
-    def __init__(
-        self,
-        options: NotificationsOptions,
-        poster: Poster,
-        *,
-        read_variable: ReadVariable,
-        clock: Callable[[], float],
-    ) -> None:
-        self._options = options
-        self._poster = poster
-        self._read_variable = read_variable
-        self._clock = clock
-
-    async def send(self, record: OutboxRecord) -> Outcome:
-        """Try once to send the SMS; see :class:`~.ports.Channel`."""
-        return await attempt(self._poster, lambda: self._prepare(record))
 
     def _prepare(self, record: OutboxRecord) -> Request | Skipped:
         options = self._options

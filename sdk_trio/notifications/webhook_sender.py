@@ -8,10 +8,11 @@ from ..config.notification_options import NotificationsOptions
 from ..config.notification_rules import must_be_public, signing_secret_warning
 from ..storage.tenant_records import OutboxRecord
 from .answers import accepted, judge
-from .attempter import ReadVariable, Request, attempt, credential
+from .attempter import ReadVariable, Request, credential
 from .outcome import Outcome, Skipped
 from .payload import SIGNATURE_HEADER, body_signature, payload
 from .ports import Answer, Poster
+from .sender import Sender
 from .templates import render, template_of
 
 
@@ -29,15 +30,15 @@ class Signer(Protocol):
         ...
 
 
-class WebhookSender:
-    """Posts one notification to the operator's URL; a :class:`~.ports.Channel`.
+class WebhookSender(Sender):
+    """Posts one notification to the operator's URL.
 
     Args:
-        options: what is configured.
-        poster: sends requests.
+        options: as of :class:`~.sender.Sender`.
+        poster: as well.
         sign: makes the three headers of Standard Webhooks, with the delivery's id.
-        read_variable: reads the environment, at each message, so that a changed secret counts.
-        clock: returns Unix seconds; each attempt is signed anew with its own time.
+        read_variable: as well.
+        clock: as well; each attempt is signed anew with its own time.
     """
 
     repeatable = True
@@ -51,15 +52,8 @@ class WebhookSender:
         read_variable: ReadVariable,
         clock: Callable[[], float],
     ) -> None:
-        self._options = options
-        self._poster = poster
+        super().__init__(options, poster, read_variable=read_variable, clock=clock)
         self._sign = sign
-        self._read_variable = read_variable
-        self._clock = clock
-
-    async def send(self, record: OutboxRecord) -> Outcome:
-        """Try once to post the notification; see :class:`~.ports.Channel`."""
-        return await attempt(self._poster, lambda: self._prepare(record))
 
     def _prepare(self, record: OutboxRecord) -> Request | Skipped:
         options, webhook = self._options, self._options.webhook

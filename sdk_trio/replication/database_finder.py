@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import trio
 
 from ..errors import ReplicationError
 from ..storage.tenant_records import Tenant, TenantStatus
+from .identity_reader import read_identity
 from .manifest import TenantDatabaseFile
 
 _PAGE = 500
@@ -41,22 +43,24 @@ async def active_tenants(tenants: TenantList) -> frozenset[str]:
         after = page[-1].identifier
 
 
-def database_files(directory: Path) -> Mapping[str, int]:
-    """Return the file ``NAME.db`` of each name in ``directory``, as its inode; blocks.
+def database_files(directory: Path) -> Mapping[str, str]:
+    """Return the file ``NAME.db`` of each name in ``directory``, as its identity; blocks.
 
     Links are left out: two names of one database would be replicated twice. One scan of 5000
-    databases with their logs takes 9 ms.
+    databases with their logs takes 50 ms.
 
     Raises:
         ReplicationError: the directory cannot be read. One that does not exist is empty.
     """
     try:
         with os.scandir(directory) as entries:
-            return {
-                entry.name.removesuffix(_SUFFIX): entry.inode()
-                for entry in entries
-                if entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False)
-            }
+            found = {}
+            for entry in entries:
+                if entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False):
+                    with suppress(FileNotFoundError):
+                        identity = read_identity(entry.path, entry.inode())
+                        found[entry.name.removesuffix(_SUFFIX)] = identity
+            return found
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -82,10 +86,18 @@ async def find_databases(tenants: TenantList, directory: Path) -> list[TenantDat
 
 
 def _of_tenants(directory: Path, active: frozenset[str]) -> list[TenantDatabaseFile]:
-    names = sorted(active & database_files(directory).keys())
-    return [database_of(directory.absolute(), name) for name in names]
+    files = database_files(directory)
+    return databases_of(directory.absolute(), {name: files[name] for name in active & files.keys()})
 
 
-def database_of(directory: Path, tenant_id: str) -> TenantDatabaseFile:
-    """Return the entry of a tenant's database in an absolute ``directory``."""
-    return TenantDatabaseFile(tenant_id, os.path.join(directory, f"{tenant_id}{_SUFFIX}"))
+def databases_of(directory: Path, files: Mapping[str, str]) -> list[TenantDatabaseFile]:
+    """Return the entries of tenants' databases, by tenant id.
+
+    Args:
+        directory: where they are; absolute.
+        files: the identity of each tenant's file.
+    """
+    return [
+        TenantDatabaseFile(name, os.path.join(directory, f"{name}{_SUFFIX}"), files[name])
+        for name in sorted(files)
+    ]

@@ -5,12 +5,13 @@ stays at 0. What shows it is when a database was last in step with its replica.
 """
 
 import enum
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import attrs
 
 from .control_socket import ReplicatedDatabase
+from .lag import LagBook
 
 #: How many databases a summary names.
 NAMED: Final = 5
@@ -32,6 +33,13 @@ _NEVER_SYNCED: Final = (
     "never synced since the replicator started; if it stays so, its log says why "
     "(replication.replicator_said)"
 )
+
+_NO_REPLICA: Final = (
+    "the target holds no replica of it where the settings say; compare them with the configuration "
+    "that the replicator runs with"
+)
+
+_NOT_COMPARED: Final = "not compared with its replica yet"
 
 _JUDGED: Final = (HealthState.HEALTHY, HealthState.DEGRADED, HealthState.UNHEALTHY)
 _RANK: Final = {state: rank for rank, state in enumerate(HealthState)}
@@ -156,12 +164,92 @@ def judge(
     wanted = frozenset(wanted)
     history.keep(wanted, now)
     history.note(each for each in listed or () if each.path in wanted)
-    reported = None if listed is None else {each.path: each for each in listed}
-    databases = sorted(
-        (_judge_one(path, reported, history, rules, now, problem) for path in wanted), key=_badness
-    )
+    statuses = {each.path: each.status for each in listed or ()}
+    databases = []
+    for path in wanted:
+        last, lag = _lag_of_history(path, history, rules, now)
+        if listed is None:
+            reason = problem or "the replicator does not answer"
+            databases.append(DatabaseHealth(path, HealthState.UNHEALTHY, lag, last, reason))
+        else:
+            seen = _Seen(statuses.get(path), last, lag)
+            databases.append(_judge_one(path, seen, history, rules, now))
+    return _summed(databases, now, problem, reachable=listed is not None)
+
+
+def judge_by_replicas(
+    wanted: Collection[str],
+    known: Collection[str],
+    book: LagBook | None,
+    history: SyncHistory,
+    rules: HealthRules,
+    *,
+    now: float,
+    problem: str = "",
+    unanswered: str = "",
+) -> ReplicationHealth:
+    """Judge a replicator that tells no lag by what the target holds of its databases.
+
+    Args:
+        wanted: the databases' paths.
+        known: those that its metrics name.
+        book: what was seen at the target; None: nobody looks there, so none of them is Healthy.
+        history: of the calls of :func:`judge`.
+        rules: the thresholds.
+        now: Unix seconds.
+        problem: what is wrong with the replicator as a whole.
+        unanswered: why the target was not asked, or did not answer, the last time.
+    """
+    wanted = frozenset(wanted)
+    history.keep(wanted, now)
+    databases = []
+    for path in wanted:
+        last, lag = _lag_of_history(path, history, rules, now)
+        if book is not None:
+            last, delay = book.in_step_at(path), book.delay(path, now, unanswered=bool(unanswered))
+            lag = None if delay is None else max(0.0, delay - rules.sync_interval)
+        elif path in known:
+            databases.append(DatabaseHealth(path, HealthState.DEGRADED, lag, last, unanswered))
+            continue
+        looked = book is not None and book.was_looked_at(path)
+        no_lag = unanswered or (_NO_REPLICA if looked else _NOT_COMPARED)
+        seen = _Seen("replicating" if path in known else None, last, lag, no_lag)
+        databases.append(_judge_one(path, seen, history, rules, now))
+    return _summed(databases, now, problem or unanswered)
+
+
+def _lag_of_history(
+    path: str, history: SyncHistory, rules: HealthRules, now: float
+) -> tuple[float | None, float | None]:
+    """Return when a database was seen in step, and how long ago; both None: never."""
+    last = history.last_sync_at(path)
+    return last, None if last is None else max(0.0, now - last - rules.sync_interval)
+
+
+@attrs.frozen
+class _Seen:
+    """What is seen of one database.
+
+    Attributes:
+        status: as the replicator reports it; None: it does not have the database.
+        last_sync_at: when it was last in step; None: never.
+        lag: how far it is behind, in seconds; None: nobody knows.
+        no_lag: why nobody knows.
+    """
+
+    status: str | None
+    last_sync_at: float | None
+    lag: float | None
+    no_lag: str = _NEVER_SYNCED
+
+
+def _summed(
+    databases: Iterable[DatabaseHealth], now: float, problem: str, *, reachable: bool = True
+) -> ReplicationHealth:
+    """Put the databases in order, and find the state of all together and its reason."""
+    databases = sorted(databases, key=_badness)
     state = databases[0].state if databases else HealthState.HEALTHY
-    if listed is None:
+    if not reachable:
         state = HealthState.UNHEALTHY
     elif problem and _RANK[state] < _RANK[HealthState.DEGRADED]:
         state = HealthState.DEGRADED
@@ -172,89 +260,30 @@ def judge(
         reason = f"{bad} of {len(databases)} databases, {databases[0].path}: {databases[0].reason}"
     else:
         reason = f"{len(databases)} databases are in step"
-    return ReplicationHealth(state, now, reason, listed is not None, tuple(databases))
-
-
-def judge_by_metrics(
-    wanted: Collection[str],
-    known: Collection[str],
-    history: SyncHistory,
-    rules: HealthRules,
-    *,
-    now: float,
-    problem: str,
-) -> ReplicationHealth:
-    """Judge a replicator of which only the metrics can be read: never Healthy.
-
-    Args:
-        wanted: the databases' paths.
-        known: those that its metrics name.
-        history: of the calls of :func:`judge`.
-        rules: the thresholds.
-        now: Unix seconds.
-        problem: why there is no better source.
-    """
-    # The worst of all judgements, made milder for what the process has.
-    worst = judge(wanted, None, history, rules, now=now, problem=problem)
-    databases = tuple(
-        attrs.evolve(each, state=HealthState.DEGRADED)
-        if each.path in known
-        else attrs.evolve(each, reason="the replicator does not have it")
-        for each in worst.databases
-    )
-    databases = tuple(sorted(databases, key=_badness))
-    state = databases[0].state if databases else HealthState.DEGRADED
-    return ReplicationHealth(state, now, problem, True, databases)
+    return ReplicationHealth(state, now, reason, reachable, tuple(databases))
 
 
 def _judge_one(
-    path: str,
-    reported: Mapping[str, ReplicatedDatabase] | None,
-    history: SyncHistory,
-    rules: HealthRules,
-    now: float,
-    problem: str,
+    path: str, seen: _Seen, history: SyncHistory, rules: HealthRules, now: float
 ) -> DatabaseHealth:
-    last = history.last_sync_at(path)
-    lag = None if last is None else max(0.0, now - last - rules.sync_interval)
     state = HealthState.UNHEALTHY
-    if reported is None:
-        reason = problem or "the replicator does not answer"
-    elif path not in reported:
+    if seen.status is None:
         reason = "the replicator does not have it"
         if now - history.wanted_since(path) <= rules.max_lag:
             # The configuration is written, and the replicator told, a few seconds later.
             state, reason = HealthState.DEGRADED, "new, the replicator does not have it yet"
-    elif reported[path].status not in _WORKING:
-        reason = f"its replication is {reported[path].status or 'in an unknown state'}"
-    elif lag is None:
-        state, reason = HealthState.DEGRADED, _NEVER_SYNCED
-    elif lag > rules.max_lag:
+    elif seen.status not in _WORKING:
+        reason = f"its replication is {seen.status or 'in an unknown state'}"
+    elif seen.lag is None:
+        state, reason = HealthState.DEGRADED, seen.no_lag
+    elif seen.lag > rules.max_lag:
         state = HealthState.DEGRADED
-        reason = f"{lag:.0f} s behind, more than HealthCheckMaxLagSeconds ({rules.max_lag:g})"
+        reason = f"{seen.lag:.0f} s behind, more than HealthCheckMaxLagSeconds ({rules.max_lag:g})"
     else:
         state, reason = HealthState.HEALTHY, ""
-    return DatabaseHealth(path, state, lag, last, reason)
+    return DatabaseHealth(path, state, seen.lag, seen.last_sync_at, reason)
 
 
 def _badness(health: DatabaseHealth) -> tuple[int, float, str]:
     lag = float("inf") if health.lag_seconds is None else health.lag_seconds
     return (-_RANK[health.state], -lag, health.path)
-
-
-def databases_of_metrics(text: str) -> frozenset[str]:
-    """Return the databases that the replicator's metrics name, out of the text of its endpoint."""
-    found = set()
-    for line in text.splitlines():
-        name, _, rest = line.partition('{db="')
-        if name == "litestream_txid":
-            path, quote, _ = rest.rpartition('"}')
-            if quote:
-                found.add(_unescaped(path))
-    return frozenset(found)
-
-
-def _unescaped(label: str) -> str:
-    """Undo the escapes of the exposition format: backslash, quotation mark, line break."""
-    parts = label.split("\\\\")
-    return "\\".join(part.replace('\\"', '"').replace("\\n", "\n") for part in parts)

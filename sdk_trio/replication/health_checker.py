@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 
 import trio
@@ -17,11 +17,12 @@ from .health import (
     HealthState,
     ReplicationHealth,
     SyncHistory,
-    databases_of_metrics,
     disabled,
     judge,
-    judge_by_metrics,
+    judge_by_replicas,
 )
+from .lag import DatabaseMetrics, read_metrics
+from .lag_surveyor import LagSurveyor
 from .local_asker import ask_local
 from .manifest import METRICS_HOST
 
@@ -50,7 +51,8 @@ class HealthChecker:
     """Compares the databases that should be replicated with what the replicator says.
 
     The control socket gives the lag. Where it does not answer but the metrics endpoint does, the
-    process is there, and nothing can be said about the lag: Degraded, never Healthy.
+    process is there, and what it has read is compared with what the target holds. Without a
+    surveyor nothing can be said about the lag then: Degraded, never Healthy.
 
     Args:
         options: the replication's.
@@ -59,6 +61,7 @@ class HealthChecker:
         failure: returns what the supervisor has to say, None when all is well.
         reloading: returns whether it restarts the replicator for a reload; meanwhile what the
             replicator said last counts, and the lag grows.
+        surveyor: asks the target, for a replicator of the operator's that has no control socket.
         clock: returns Unix seconds.
     """
 
@@ -70,6 +73,7 @@ class HealthChecker:
         wanted: Callable[[], Awaitable[Collection[str]]],
         failure: Callable[[], str | None] = lambda: None,
         reloading: Callable[[], bool] = lambda: False,
+        surveyor: LagSurveyor | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._options = options
@@ -77,6 +81,7 @@ class HealthChecker:
         self._wanted = wanted
         self._failure = failure
         self._reloading = reloading
+        self._surveyor = surveyor
         self._listed: tuple[ReplicatedDatabase, ...] | None = None
         self._clock = clock
         self._history = SyncHistory()
@@ -134,9 +139,7 @@ class HealthChecker:
             if self._listed is None or not self._reloading():
                 waits = await self._client.answers()
                 if not (waits and known.issuperset(wanted)):
-                    return await self._judge_without_socket(
-                        wanted, str(error), _WAITING if waits else _NO_SOCKET
-                    )
+                    return await self._judge_without_socket(wanted, str(error), waits)
         return judge(  # noqa: ASYNC910 - whoever raised has been waited for
             wanted,
             self._listed or (),
@@ -147,21 +150,39 @@ class HealthChecker:
         )
 
     async def _judge_without_socket(
-        self, wanted: Collection[str], error: str, no_lag: str
+        self, wanted: Collection[str], error: str, waits: bool
     ) -> ReplicationHealth:
-        """Ask the metrics endpoint, which names the databases and no lag; ``no_lag`` says why."""
-        problem = self._failure() or error
+        """Ask the metrics endpoint, which names the databases, and the target for the lag."""
+        problem = self._failure()
         try:
-            known = await self._databases_of_metrics()
+            metrics = await self._read_metrics()
         except ReplicatorError:
             return judge(  # noqa: ASYNC910 - whoever raised has been waited for
-                wanted, None, self._history, self._rules, now=self._clock(), problem=problem
+                wanted,
+                None,
+                self._history,
+                self._rules,
+                now=self._clock(),
+                problem=problem or error,
             )
-        return judge_by_metrics(
-            wanted, known, self._history, self._rules, now=self._clock(), problem=no_lag
+        # One that waits for its target is there; the target would not answer us either.
+        surveyor = None if waits else self._surveyor
+        if surveyor is not None:
+            await surveyor.survey(wanted, metrics)
+        return judge_by_replicas(
+            wanted,
+            metrics.keys(),
+            None if surveyor is None else surveyor.book,
+            self._history,
+            self._rules,
+            now=self._clock(),
+            problem=problem or "",
+            unanswered=(_WAITING if waits else _NO_SOCKET)
+            if surveyor is None
+            else surveyor.problem,
         )
 
-    async def _databases_of_metrics(self) -> frozenset[str]:
+    async def _read_metrics(self) -> Mapping[str, DatabaseMetrics]:
         port = self._options.metrics_port
         answer = await ask_local(
             partial(trio.open_tcp_stream, METRICS_HOST, port, happy_eyeballs_delay=math.inf),
@@ -172,7 +193,7 @@ class HealthChecker:
         )
         if answer.status != _OK:
             raise ReplicatorError(f"port {port} answers with status {answer.status}")
-        found = databases_of_metrics(answer.body.decode("utf-8", "replace"))
+        found = read_metrics(answer.body.decode("utf-8", "replace"))
         if not found and b"litestream_" not in answer.body:
             raise ReplicatorError(f"what answers on port {port} is no replicator")
         return found

@@ -38,10 +38,14 @@ _HEADER: Final = (
 
 @attrs.frozen(order=True)
 class TenantDatabaseFile:
-    """The database file of one tenant: its tenant's id, and its absolute path."""
+    """The database file of one tenant: its tenant's id, and its absolute path.
+
+    ``identity`` tells it from another file that takes its place; it holds no line break.
+    """
 
     tenant_id: str
     path: str
+    identity: str = ""
 
 
 def render_manifest(
@@ -53,8 +57,9 @@ def render_manifest(
 ) -> str:
     """Return the configuration of a replicator of exactly these databases.
 
-    The same databases in any order give the same text. Keys are referred to by the names of their
-    variables; the file is the same for a replicator of the operator's and for a supervised one.
+    The same databases in any order give the same text; another file in one's place does not.
+    Keys are referred to by the names of their variables; the file is the same for a replicator of
+    the operator's and for a supervised one.
 
     Args:
         options: valid options; ``use_replication`` is not looked at.
@@ -82,6 +87,8 @@ def render_manifest(
                 )
             lines += [
                 f"  - path: {quoted(entry.path)}",
+                # A replicator keeps the file that it has opened: one in its place is a change.
+                *([f"    # file {entry.identity}"] if entry.identity else ()),
                 "    replica:",
                 *(f"      {line}" for line in target),
                 f"      path: {quoted(path)}",

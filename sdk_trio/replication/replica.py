@@ -13,6 +13,8 @@ from typing import Any
 
 import attrs
 
+from .lag import ReplicaPosition
+
 #: The level of snapshots; what is below are changes.
 SNAPSHOT_LEVEL = 9
 
@@ -95,6 +97,16 @@ def newest_txid(files: Iterable[ReplicaFile]) -> int:
 def newest_time(files: Iterable[ReplicaFile]) -> float | None:
     """Return when the last transaction was, None for no files."""
     return max((file.written_at for file in files), default=None)
+
+
+def newest_position(files: Sequence[ReplicaFile]) -> ReplicaPosition:
+    """Return the last transaction that any file holds, and the earliest time said of it.
+
+    A snapshot is written later than its last transaction, and has the time of its writing.
+    """
+    txid = newest_txid(files)
+    times = (file.written_at for file in files if file.last_txid == txid)
+    return ReplicaPosition(txid, min(times, default=None))
 
 
 def earliest_snapshot(files: Iterable[ReplicaFile], since: float = float("-inf")) -> float | None:

@@ -102,14 +102,17 @@ class TenantReplica:
         self._environ = environ
         self._secrets = secrets
 
-    async def list_files(self) -> tuple[ReplicaFile, ...]:
-        """Return all files of the replica; none when the target does not know the tenant.
+    async def list_files(self, *, level: str = "all") -> tuple[ReplicaFile, ...]:
+        """Return the files of the replica; none when the target does not know the tenant.
+
+        Args:
+            level: ``all``, or one level alone, which is one request; fresh files are on ``0``.
 
         Raises:
             ReplicatorError: the target does not answer, or the binary cannot be run.
         """
         with trio.move_on_after(LIST_SECONDS) as deadline:
-            text = await self._run("ltx", "-level", "all", "-json")
+            text = await self._run("ltx", "-level", level, "-json")
         if deadline.cancelled_caught:
             raise ReplicatorError(
                 f"the replication target did not answer within {LIST_SECONDS:g} s: check that it "

@@ -33,14 +33,10 @@ from .control_client import ControlClient
 from .control_socket import control_socket_path
 from .locker import lock_patiently
 from .manifest import TenantDatabaseFile, child_environment
+from .plan_chooser import PlanChooser
 from .plan_reader import PlanReader
-from .restarts import (
-    STABLE_SECONDS,
-    Patience,
-    Plan,
-    can_unregister,
-    restart_delay,
-)
+from .reload_teller import ReloadTeller
+from .restarts import STABLE_SECONDS, Patience, can_unregister, restart_delay
 
 _log = get_logger("replication")
 
@@ -90,27 +86,22 @@ class Supervisor:
         self._fraction = fraction
         socket_path = control_socket_path(str(self._directory))
         self.client = ControlClient(socket_path)
-        self._reader = PlanReader(
+        reader = PlanReader(
             os.path.abspath(config_path or options.config_output_path),
             self._directory,
             socket_path=socket_path,
             environment=self._environment,
         )
+        self._plans = PlanChooser(reader)
+        self._requests = ReloadTeller()
         self._secrets = secret_values(options, environ)
         self._limiter = LineLimiter()
         self._last_lines: deque[str] = deque(maxlen=5)
-        self._plan: Plan | None = None
-        self._good: Plan | None = None
-        self._rejected: str | None = None
         self._child: Child | None = None
         self._scope = trio.CancelScope(shield=True)
         self._interruptible = trio.CancelScope()
-        self._bell = trio.Event()
         self._stopping = self._forced = self._running = False
         self._end_by = math.inf
-        self._asked = self._settled = 0
-        self._applied = False
-        self._outcome = trio.Event()
         self.restarts = 0
         self.failure: str | None = None
         self.confirmed = False
@@ -131,7 +122,7 @@ class Supervisor:
     @property
     def databases(self) -> frozenset[str]:
         """The paths of the databases that the accepted configuration names."""
-        return frozenset() if self._plan is None else self._plan.databases
+        return self._plans.databases
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Supervise until :meth:`stop`; started once the databases are locked.
@@ -173,7 +164,7 @@ class Supervisor:
         """Begin an orderly stop: the child syncs a last time. A second call does nothing."""
         self._stopping = True
         self._interruptible.cancel()
-        self._bell.set()
+        self._requests.wake()
 
     def force(self) -> None:
         """Cut a stop short: the child is killed at once; its databases lose nothing."""
@@ -184,8 +175,7 @@ class Supervisor:
 
     def request_reload(self) -> None:
         """Ask for the configuration to be read again; many requests at a time become one."""
-        self._asked += 1
-        self._bell.set()
+        self._requests.ask()
 
     async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
         """Reload and wait until the child replicates it, or the attempt has failed.
@@ -194,13 +184,11 @@ class Supervisor:
         :meth:`run` has begun and after its end.
         """
         await trio.lowlevel.checkpoint()
-        self.request_reload()
-        mine = self._asked
-        while self._running and not self._stopping:
-            if self._settled >= mine:
-                return self._applied and {d.path for d in databases} <= self.databases
-            await self._outcome.wait()
-        return False
+        request = self._requests.ask()
+        applied = await self._requests.wait_settled(
+            request, unless=lambda: self._stopping or not self._running
+        )
+        return applied and {d.path for d in databases} <= self.databases
 
     def _stop_seconds(self) -> float:
         """Return how long the child may take for an orderly stop that begins now."""
@@ -213,7 +201,7 @@ class Supervisor:
                 await self._supervise(lock)
         finally:
             self._running = False
-            self._settle(applied=False)
+            self._requests.settle(applied=False)
             ended.set()
 
     async def _supervise(self, lock: int) -> None:
@@ -248,23 +236,13 @@ class Supervisor:
             failures=failures,
             retry_in=round(delay, 2),
         )
-        self._settle(applied=False)
+        self._requests.settle(applied=False)
         with trio.move_on_after(delay):
             await self._ring()
 
     async def _ring(self) -> None:
         """Wait until somebody wants something: a reload, or the end."""
-        await trio.lowlevel.checkpoint()
-        while not self._stopping and self._settled >= self._asked:
-            self._bell = trio.Event()
-            await self._bell.wait()
-
-    def _settle(self, *, applied: bool, up_to: int | None = None) -> None:
-        """Tell whoever asked for a reload how it ended."""
-        self._settled = self._asked if up_to is None else up_to
-        self._applied = applied
-        self._outcome.set()
-        self._outcome = trio.Event()
+        await self._requests.wait_asked(unless=lambda: self._stopping)
 
     async def _run_once(self, lock: int, reason: str | None) -> None:
         """Run one child until it has to be replaced or the end is wanted.
@@ -272,16 +250,16 @@ class Supervisor:
         Raises:
             ReplicationError: it could not be started, ended, hangs, or does not do its work.
         """
-        asked = self._asked
+        asked = self._requests.newest
         binary = find_replicator(self._options, environ=self._environ)
         self._last_lines.clear()
-        accepted = self._plan
+        before = self._plans.databases
         with self._until_stopped():
             await self._refuse_another()
-            self._plan = await self._accept(binary)
+            await self._plans.choose(binary)
         if self._stopping:
             return
-        command = [binary, "replicate", "-config", str(self._reader.running_path)]
+        command = [binary, "replicate", "-config", self._plans.running_path]
         failure: ReplicationError | None = None
         async with trio.open_nursery() as nursery:
             try:
@@ -294,12 +272,11 @@ class Supervisor:
                 self._child = child
                 reader = ChildOutputReader(self._secrets, self._limiter, self._last_lines)
                 nursery.start_soon(reader.run, child.output)
-                failure = await self._look_after(child, binary, reason, asked, accepted)
+                failure = await self._look_after(child, binary, reason, asked, before)
         # Here all of its output has been read.
         self.confirmed = False
         if failure is not None:
-            if self._good is not None and self._good is not self._plan and self._plan is not None:
-                self._rejected = self._plan.text
+            self._plans.reject()
             raise failure
 
     @contextmanager
@@ -321,31 +298,8 @@ class Supervisor:
             "stop it, because two replicators of one database spoil its replica"
         )
 
-    async def _accept(self, binary: str) -> Plan:
-        """Return the configuration to start from: the new one, else the last that was good."""
-        try:
-            plan = await self._reader.read(binary, self._plan)
-        except ReplicationError as error:
-            if self._plan is None:
-                raise
-            self._complain_of_plan(error)
-            plan = self._plan
-        if plan.text == self._rejected and self._good is not None:
-            # The one before worked; what is asked for is tried again when it is asked for again.
-            plan = self._good
-        await self._reader.adopt(plan)
-        return plan
-
-    def _complain_of_plan(self, error: ReplicationError) -> None:
-        _log.error(
-            "replication.failed",
-            error=str(error),
-            kept=len(self.databases),
-            hint="the configuration before it stays in force",
-        )
-
     async def _look_after(
-        self, child: Child, binary: str, reason: str | None, asked: int, accepted: Plan | None
+        self, child: Child, binary: str, reason: str | None, asked: int, before: frozenset[str]
     ) -> ReplicationError | None:
         """Obey until the child has to end, and end it; return what went wrong with it."""
         failure: ReplicationError | None = None
@@ -354,8 +308,8 @@ class Supervisor:
                 nursery.start_soon(_cancel_after, child.ended, self._interruptible)
                 try:
                     await self._confirm(child)
-                    self._report_start(child, reason, accepted)
-                    self._settle(applied=True, up_to=asked)
+                    self._report_start(child, reason, before)
+                    self._requests.settle(applied=True, up_to=asked)
                     await self._obey(child, binary)
                 except ReplicationError as error:
                     failure = error
@@ -366,13 +320,12 @@ class Supervisor:
         await end_child(child, 0.0 if self._forced else patience)
         return failure
 
-    def _report_start(self, child: Child, reason: str | None, accepted: Plan | None) -> None:
+    def _report_start(self, child: Child, reason: str | None, before: frozenset[str]) -> None:
         self.confirmed, self.failure, self.reloading = True, None, False
         fields = {"pid": child.pid, "databases": len(self.databases)}
         if reason is None:
             _log.info("replication.started", **fields)
         elif reason == "reload":
-            before = frozenset() if accepted is None else accepted.databases
             added, removed = len(self.databases - before), len(before - self.databases)
             _log.info("replication.reloaded", **fields, added=added, removed=removed)
         else:
@@ -383,7 +336,7 @@ class Supervisor:
         wanted = self.databases
         seconds = self._patience.start + self._patience.start_each * len(wanted)
         await confirm(self.client, child.pid, wanted, seconds=seconds)
-        self._good = self._plan
+        self._plans.confirm()
 
     async def _obey(self, child: Child, binary: str) -> None:
         """Apply reloads without a restart as long as that is possible; return for a restart.
@@ -402,40 +355,33 @@ class Supervisor:
 
     async def _apply(self, child: Child, binary: str) -> bool:
         """Take up the configuration as it is now; return whether that needs a restart."""
-        await trio.lowlevel.checkpoint()
-        asked, before = self._asked, self._plan
-        try:
-            plan = await self._reader.read(binary, before)
-        except ReplicationError as error:
-            self._complain_of_plan(error)
-            self._settle(applied=False, up_to=asked)
-            return False
-        self._rejected = None
-        if plan is before:
-            self._settle(applied=True, up_to=asked)
-            _log.debug("replication.reloaded", pid=child.pid, databases=len(self.databases))
+        asked, before = self._requests.newest, self._plans.plan
+        plan = await self._plans.look_again(binary)
+        if plan is None or plan is before:
+            self._requests.settle(applied=plan is not None, up_to=asked)
+            if plan is not None:
+                _log.debug("replication.reloaded", pid=child.pid, databases=len(self.databases))
             return False
         if before is None or not can_unregister(before, plan):
             self.reloading = True
             return True
+        gone = before.databases - plan.databases
         try:
-            for path in sorted(before.databases - plan.databases):
+            for path in sorted(gone):
                 await self.client.unregister(path, seconds=_UNREGISTER_SECONDS)
-            await self._reader.adopt(plan)
+            await self._plans.adopt(plan)
         except ReplicationError as error:
             _log.warning("replication.unregister_failed", error=str(error), hint="restarting it")
             return True
-        self._plan = plan
         await self._confirm(child)
-        removed = len(before.databases - plan.databases)
         _log.info(
             "replication.reloaded",
             pid=child.pid,
             databases=len(plan.databases),
             added=0,
-            removed=removed,
+            removed=len(gone),
         )
-        self._settle(applied=True, up_to=asked)
+        self._requests.settle(applied=True, up_to=asked)
         return False
 
 

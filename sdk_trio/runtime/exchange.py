@@ -1,22 +1,24 @@
 """One request and its answer, as ASGI messages."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import trio
 
 from .answer_head import AnswerError, AnswerHead, Framing, answer_head, informational
 from .chunked import ChunkedBody
+from .deadline_keeper import Expiry
 from .limits import Expired
 from .request_head import RequestError, RequestHead
 
 if TYPE_CHECKING:
     from .fast_path import Connection
 
-#: In ``scope["extensions"]``: the first ``receive()`` returns the whole body, without waiting.
-COMPLETE_BODY = "sdk_trio.complete_body"
+#: In ``scope["extensions"]``: the :class:`Exchange` itself, whose ``take_body``, ``answer`` and
+#: ``expiry`` are for applications that know of them.
+SHORTCUT: Final = "sdk_trio.shortcut"
 
 _DISCONNECT = {"type": "http.disconnect"}
 
@@ -24,22 +26,23 @@ _DISCONNECT = {"type": "http.disconnect"}
 class Exchange:
     """Gives the application its request and sends what it answers.
 
+    ``begun``: the head of the answer has been sent; ``answered``: all of it.
     After :meth:`finish`: ``closes`` says that the connection ends, ``unread`` that parts of the
     body may still arrive, ``error`` what the client is to be told if nothing was answered.
     """
 
     __slots__ = (
         "_answer",
-        "_answered",
         "_body_ended",
         "_chunked",
         "_connection",
         "_head",
         "_left",
         "_patience",
-        "_started",
         "_to_send",
         "_waiting_for_continue",
+        "answered",
+        "begun",
         "error",
     )
 
@@ -52,8 +55,8 @@ class Exchange:
         self._patience = connection.limits.body_seconds
         self._body_ended = False  # the application has been given all of it
         self._answer: AnswerHead | None = None
-        self._started = False  # its head has been sent
-        self._answered = False
+        self.begun = False
+        self.answered = False
         self._to_send = 0
         self.error: RequestError | None = None
 
@@ -61,7 +64,6 @@ class Exchange:
         """Return the ASGI scope, with the same values as hypercorn's."""
         head = self._head
         path, _, query = head.target.partition(b"?")
-        complete = self._left is not None and len(self._connection.buffer) >= self._left
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.1"},
@@ -76,18 +78,29 @@ class Exchange:
             "client": self._connection.client,
             "server": self._connection.server,
             "state": {},
-            "extensions": {COMPLETE_BODY: {}} if complete else {},
+            "extensions": {SHORTCUT: self},
         }
+
+    @property
+    def expiry(self) -> Expiry:
+        """The deadline that the application can set for itself."""
+        return self._connection.expiry
 
     # -- the request -------------------------------------------------------------------------
 
+    def take_body(self) -> bytes | None:
+        """Return the whole body if all of it has arrived and none was received; else None."""
+        left = self._left
+        if self._body_ended or left is None or len(self._connection.buffer) < left:
+            return None
+        self._body_ended = True
+        self._left = 0
+        return self._connection.take(left) if left else b""
+
     async def receive(self) -> Mapping[str, Any]:  # noqa: ASYNC910 - the loop of requests has one
         """Return the next part of the body; then wait for the client's end, or the answer's."""
-        left = self._left
-        if not self._body_ended and left is not None and len(self._connection.buffer) >= left:
-            self._body_ended = True
-            body = self._connection.take(left) if left else b""
-            self._left = 0
+        body = self.take_body()
+        if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}  # noqa: ASYNC910 - the next wait for a request is one
         if self._gone:
             await trio.lowlevel.checkpoint()
@@ -105,7 +118,7 @@ class Exchange:
 
     @property
     def _gone(self) -> bool:
-        return self._answered or self._connection.ended or self.error is not None
+        return self.answered or self._connection.ended or self.error is not None
 
     async def _receive_part(self) -> Mapping[str, Any]:
         connection = self._connection
@@ -117,7 +130,7 @@ class Exchange:
             if part or self._body_ended:
                 return {"type": "http.request", "body": part, "more_body": not self._body_ended}  # noqa: ASYNC910 - the next wait for a request is one
             more = await self._read_more()
-            if self._answered:
+            if self.answered:
                 return _DISCONNECT
             if not more:
                 raise RequestError(400, "the body is not complete")
@@ -130,7 +143,7 @@ class Exchange:
         try:
             return await connection.read_ahead()
         except Expired:
-            if self._answered:
+            if self.answered:
                 return False  # noqa: ASYNC910 - the next wait for a request is one
             raise RequestError(408, "the body took too long") from None
         finally:
@@ -188,14 +201,31 @@ class Exchange:
             self._waiting_for_continue = False
             self._answer = answer_head(self._head, status, headers, close=self._must_close())
             self._to_send = self._answer.length
-        elif kind == "http.response.body" and self._answer is not None and not self._answered:
+        elif kind == "http.response.body" and self._answer is not None and not self.answered:
             more = bool(message.get("more_body"))
             data = self._frame(self._answer, bytes(message.get("body", b"")), more)
-            self._answered = not more
+            self.answered = not more
             if data:
                 await self._connection.send(data)
-        elif not self._answered:
+        elif not self.answered:
             raise AnswerError(f"{kind} does not fit here")
+
+    async def answer(  # noqa: ASYNC910 - as receive
+        self, answer: tuple[int, Sequence[tuple[bytes, bytes]], bytes]
+    ) -> None:
+        """Send status, headers and body: what two messages would do, in a third of the time.
+
+        Raises:
+            AnswerError: it cannot be sent, or an answer has begun.
+        """
+        status, headers, body = answer
+        if self._answer is not None:
+            raise AnswerError("an answer has begun")
+        self._answer = head = answer_head(self._head, status, headers, close=self._must_close())
+        self._to_send = head.length
+        data = self._frame(head, body, more=False)
+        self.answered = True
+        await self._connection.send(data)
 
     def _must_close(self) -> bool:
         """Whether the connection cannot be used again; a body that is cut short is not skipped."""
@@ -220,8 +250,8 @@ class Exchange:
                 body = b"%x\r\n%b\r\n" % (len(body), body)
             if not more:
                 body += b"0\r\n\r\n"
-        if not self._started:
-            self._started = True
+        if not self.begun:
+            self.begun = True
             body = answer.data + body
         return body
 
@@ -232,17 +262,15 @@ class Exchange:
         """Whether the connection ends after this answer."""
         return self._answer is None or self._answer.closes
 
-    async def finish(self) -> None:  # noqa: ASYNC910 - as receive
+    def finish(self) -> None:
         """Bring the connection to where the next request begins, or see that there is none."""
         connection = self._connection
-        if self._answered:
+        if self.answered:
             self.error = None
-            if connection.waiting:
-                await connection.interrupt_readers()
             if self._left and not self.unread:
                 connection.take(self._left)
                 self._left = 0
-        elif self._started:
+        elif self.begun:
             # The client has to see that the answer is not complete.
             connection.ended = True
         elif self.error is None:

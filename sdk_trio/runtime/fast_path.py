@@ -16,9 +16,17 @@ import trio
 
 from ..logs import get_logger
 from .answer_head import refusal
+from .deadline_keeper import Expiry
 from .exchange import Exchange
 from .limits import Expired, Limits
-from .request_head import END_OF_HEAD, RequestError, RequestHead, check_beginning, parse_head
+from .request_head import (
+    END_OF_HEAD,
+    KnownLines,
+    RequestError,
+    RequestHead,
+    check_beginning,
+    parse_head,
+)
 from .tls_socket import TlsSocket
 
 _log = get_logger("server")
@@ -55,13 +63,16 @@ class Connection:
         "_around",
         "_buffer",
         "_descriptor",
+        "_exchange",
         "_idle",
         "_interrupted",
+        "_known_lines",
         "_pending",
         "_requests",
         "_socket",
         "client",
         "ended",
+        "expiry",
         "limits",
         "read_deadline",
         "scheme",
@@ -81,10 +92,13 @@ class Connection:
         self._socket = sock
         self._descriptor = sock.fileno()
         self._buffer: bytes | bytearray = b""
+        self._known_lines: KnownLines = {}
         self._requests = 0
         self._idle = True
         self._interrupted = False
+        self._exchange: Exchange | None = None
         self.limits = around.limits
+        self.expiry = Expiry(around.limits.sweep_seconds)
         self.client = client
         self.server = server
         self._pending = sock.pending if isinstance(sock, TlsSocket) else None
@@ -128,11 +142,25 @@ class Connection:
             or (self._idle and self._around.draining)
         ) and not self.ended:
             trio.lowlevel.notify_closing(self._descriptor)
+        self.expiry.sweep(now)
 
     # -- requests ----------------------------------------------------------------------------
 
     async def _serve(self) -> bytes | None:
         """Serve request after request; return what was read if another protocol begins."""
+        while True:
+            with self.expiry.scope:
+                other = await self._serve_requests()
+                if not self.expiry.spent:
+                    return other
+            # The application's time is over. It may have answered all the same.
+            self.expiry.spent = True
+            if self._exchange is None or not await self._conclude(self._exchange):
+                return None
+            self.expiry.renew()
+
+    async def _serve_requests(self) -> bytes | None:
+        """Serve the requests of one scope: until the connection ends, or the scope is spent."""
         app = self._around.app
         while True:
             try:
@@ -145,21 +173,31 @@ class Connection:
             if head.other_protocol and self.scheme == "http":
                 return bytes(self._buffer)
             self._requests += 1
-            exchange = Exchange(self, head)
+            self._exchange = exchange = Exchange(self, head)
             try:
                 await app(exchange.scope(), exchange.receive, exchange.send)
             except Exception:
                 _log.exception("server.application_failed", method=head.method)
-            await exchange.finish()
-            if self.ended:
+            if self.expiry.spent or not await self._conclude(exchange):
                 return None
-            if exchange.error is not None:
-                await self._refuse(exchange.error)
-                return None
-            if exchange.closes:
-                if exchange.unread:
-                    await self._linger()
-                return None
+
+    async def _conclude(self, exchange: Exchange) -> bool:  # noqa: ASYNC910 - the next wait for a request is one
+        """Bring the connection to its next request; False when there is none."""
+        if self.expiry.spent and self.expiry.answer and not exchange.begun:
+            await exchange.answer(self.expiry.answer)
+        if self.waiting and exchange.answered:
+            await self.interrupt_readers()
+        exchange.finish()
+        if self.ended:
+            return False  # noqa: ASYNC910 - it is the connection's end
+        if exchange.error is not None:
+            await self._refuse(exchange.error)
+            return False
+        if not exchange.closes:
+            return True  # noqa: ASYNC910 - as above
+        if exchange.unread:
+            await self._linger()
+        return False  # noqa: ASYNC910 - as above
 
     @property
     def is_last(self) -> bool:
@@ -201,7 +239,7 @@ class Connection:
         end += 4
         if end > limits.head_bytes:
             raise RequestError(431, "the headers are too large")
-        head = parse_head(bytes(buffer[:end]), limits)
+        head = parse_head(bytes(buffer[:end]), limits, self._known_lines)
         if head.other_protocol and self.scheme == "http":
             return head  # noqa: ASYNC910 - as below
         if head.version == "2.0":

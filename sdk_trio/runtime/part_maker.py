@@ -7,6 +7,7 @@ from ..config import Settings
 
 if TYPE_CHECKING:
     from ..client.client import Client
+    from ..webhooks.companion import Companion
     from .administrator import Administrator
     from .notifier import ChannelFactory, Notifier
     from .runtime import Runtime
@@ -38,3 +39,12 @@ def make_notifier(
     from .notifier import Notifier
 
     return Notifier(settings, channels=channels, clock=clock)
+
+
+def make_companion(settings: Settings, notifier: "Notifier | None") -> "Companion | None":
+    """Return what runs beside the receiver's queue; None where there are no tenants."""
+    if notifier is not None or not settings.multi_tenant.enabled:
+        return notifier
+    from .silencer import Silencer
+
+    return Silencer()

@@ -11,6 +11,7 @@ from ..replication.control_socket import control_socket_path
 from ..replication.database_finder import find_databases
 from ..replication.health import ReplicationHealth
 from ..replication.health_checker import HealthChecker
+from ..replication.lag_surveyor import LagSurveyor
 from ..replication.restarts import Patience
 from ..replication.supervisor import Supervisor
 from ..replication.watcher import WatchedTenants
@@ -51,6 +52,7 @@ class ReplicationOverseer:
             wanted=self._wanted,
             failure=self._failure,
             reloading=self._reloading,
+            surveyor=None if options.supervise else LagSurveyor(settings),
         )
 
     @property

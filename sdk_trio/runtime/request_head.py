@@ -12,7 +12,16 @@ import msgspec
 
 from .limits import Limits
 
-Headers = list[tuple[bytes, bytes]]
+Header = tuple[bytes, bytes]
+Headers = list[Header]
+
+#: Lines of earlier requests of a connection, as they were read, and whether they decide about the
+#: connection or the body.
+KnownLines = dict[bytes, tuple[Header, bool]]
+
+#: What one connection remembers: a sender repeats few lines, and they are short.
+_KNOWN_LINES: Final = 32
+_KNOWN_LINE_BYTES: Final = 256
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _HEAD: Final = re.compile(
@@ -59,8 +68,10 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     other_protocol: bool
 
 
-def parse_head(data: bytes, limits: Limits) -> RequestHead:
+def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
     """Read a head that ends with its empty line.
+
+    ``known`` is the connection's own, empty at first: most lines are the same in every request.
 
     Raises:
         RequestError: it is malformed (400), too large (414, 431) or not supported (501, 505).
@@ -85,16 +96,24 @@ def parse_head(data: bytes, limits: Limits) -> RequestHead:
     headers: Headers = []
     decisive: Headers = []
     for line in lines:
-        name, _, value = line.partition(b":")
-        name = name.lower()
-        value = value.strip(b" \t")
-        if name in _DECISIVE:
-            if name == b"transfer-encoding":
-                value = value.lower()  # so that the application is given it as h11 gives it
-            decisive.append((name, value))
-        headers.append((name, value))
+        header, decides = known.get(line) or _read_line(line, known)
+        headers.append(header)
+        if decides:
+            decisive.append(header)
     # The method is decoded as hypercorn does it: "post" is POST.
     return _decide(method.decode("ascii").upper(), target, minor == b"1", headers, decisive)
+
+
+def _read_line(line: bytes, known: KnownLines) -> tuple[Header, bool]:
+    name, _, value = line.partition(b":")
+    name = name.lower()
+    value = value.strip(b" \t")
+    if name == b"transfer-encoding":
+        value = value.lower()  # so that the application is given it as h11 gives it
+    read = (name, value), name in _DECISIVE
+    if len(known) < _KNOWN_LINES and len(line) <= _KNOWN_LINE_BYTES:
+        known[line] = read
+    return read
 
 
 def _decide(

@@ -23,7 +23,7 @@ from ..monitoring import Sample
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from ..webhooks.receiver import LIVE_KEYS
 from .client_samples import sample_client
-from .part_maker import make_administrator, make_client, make_notifier
+from .part_maker import make_administrator, make_client, make_companion, make_notifier
 from .reloader import Prepare, Reloaded, Reloader
 from .routes import Routes
 from .server import Server
@@ -116,7 +116,7 @@ class Runtime:
             clock=clock,
             client_factory=client_factory,
             host_upgrade=host_upgrade,
-            companion=self._notifier,
+            companion=make_companion(settings, self._notifier),
         )
         self._clock = clock
         self._reloader = Reloader(settings, standalone=settings.access_token is None)

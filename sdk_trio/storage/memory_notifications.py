@@ -87,6 +87,11 @@ class MemoryNotifications:
                     skipped += 1
         return Enlisted(pending, skipped, more=len(records) == limit)
 
+    async def switch_off(self) -> None:
+        """See :meth:`.ports.NotificationStore.switch_off`."""
+        await self._begin()
+        self._rows.position = None
+
     def _add(
         self, outbox: OutboxRecord, channel: str, repeatable: bool, now: float
     ) -> NotificationRow:

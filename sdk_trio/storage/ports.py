@@ -1,9 +1,10 @@
 """What the rest of the program asks of a store; every store passes the same contract suite.
 
-Every method is a checkpoint. A method that writes returns after the change is durable to the
-degree of the store (SQLite: synced to disk; memory: kept by this process), and is *not* undone by
-cancellation: the write is finished, then ``Cancelled`` is raised. Every method raises
-:class:`~sdk_trio.errors.StoreUnavailableError` when the store cannot do it at present.
+Every method is a checkpoint, but for ``claim`` and ``finish`` of an inline run in memory. A method
+that writes returns after the change is durable to the degree of the store (SQLite: synced to disk;
+memory: kept by this process), and is *not* undone by cancellation: the write is finished, then
+``Cancelled`` is raised. Every method raises :class:`~sdk_trio.errors.StoreUnavailableError` when
+the store cannot do it at present.
 """
 
 from collections.abc import Mapping, Sequence
@@ -310,9 +311,16 @@ class NotificationStore(Protocol):
         """Give the next ``limit`` transitions a message on each of ``channels``.
 
         ``channels`` says for each whether its messages are repeatable. Next are the transitions
-        after the last one that had its turn; the first call ever draws the line, and no earlier
-        transition gets any. One of before ``oldest`` gets messages that are ``skipped``. Messages
-        that wait on any other channel become ``skipped`` too.
+        after the last one that had its turn; the first call ever, and after :meth:`switch_off`,
+        draws the line, and no earlier transition gets any. One of before ``oldest`` gets messages
+        that are ``skipped``. Messages that wait on any other channel become ``skipped`` too.
+        """
+        ...
+
+    async def switch_off(self) -> None:
+        """Have nobody told of what happens until the next :meth:`enlist`, not even later.
+
+        Messages that wait stay as they are.
         """
         ...
 

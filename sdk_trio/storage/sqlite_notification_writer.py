@@ -86,6 +86,11 @@ def enlist(
     return Enlisted(pending, skipped, more=len(rows) == limit)
 
 
+def switch_off(connection: apsw.Connection) -> None:
+    """Forget which transition had its turn last."""
+    connection.execute("DELETE FROM checkpoint WHERE name = ?", (POSITION,))
+
+
 def _skip_others(connection: apsw.Connection, channels: Mapping[str, bool], now: float) -> int:
     others = [row for row in connection.execute(_WAITING) if row[1] not in channels]
     connection.executemany(_SKIP, [(SWITCHED_OFF, now, *row) for row in others])

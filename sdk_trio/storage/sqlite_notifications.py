@@ -37,6 +37,10 @@ class SqliteNotifications:
         chosen = dict(channels)
         return await self._committer.submit(lambda c: writer.enlist(c, chosen, now, oldest, limit))
 
+    async def switch_off(self) -> None:
+        """See :meth:`.ports.NotificationStore.switch_off`."""
+        await self._committer.submit(writer.switch_off)
+
     async def look(self, channels: Mapping[str, bool], *, now: float) -> Lookout:
         """See :meth:`.ports.NotificationStore.look`."""
         return await self._queries.run(lambda c: reader.look(c, channels, now))

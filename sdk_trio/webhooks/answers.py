@@ -2,15 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
-from typing import Any
-
-import attrs
+from typing import Any, NamedTuple
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-@attrs.frozen
-class Answer:
+class Answer(NamedTuple):
     """One HTTP response: ``status``, ASGI ``headers`` with the content length, ``body``."""
 
     status: int

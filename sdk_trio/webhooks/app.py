@@ -31,6 +31,7 @@ from .queuer import Queuer
 from .receiver import UNAVAILABLE_RETRY_SECONDS, Receive, Receiver, Scope, Send
 from .registry import BoundHandlers, HandlerRegistry
 from .services import Services
+from .shortcut import Expiry
 
 if TYPE_CHECKING:
     from ..tenants.client_pool import ClientFactory
@@ -169,7 +170,7 @@ class WebhookReceiver:
             nursery.cancel_scope.cancel()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def take(self, arrival: Arrival) -> Answer:
+    async def take(self, arrival: Arrival, expiry: Expiry | None = None) -> Answer:
         """Take one verified delivery: enqueue it, run it, or park it (contracts 3)."""
         running = self._running
         if running is None or self._draining:
@@ -185,7 +186,7 @@ class WebhookReceiver:
             if held is not None:
                 return held
         if not handler.enqueue:
-            return await running.dispatcher.run_inline(arrival, handler)
+            return await running.dispatcher.run_inline(arrival, handler, expiry)
         if handler.ordered:
             arrival = replace(arrival, delivery=replace(arrival.delivery, ordered=True))
         return await running.queue.accept(arrival)

@@ -85,6 +85,9 @@ class TracedReceiver(Receiver):
             ),
         )
 
+    def _shortcut_in(self, scope: Scope) -> None:
+        """Return none: an answer by it would bypass the span."""
+
     def _arrival(
         self,
         verdict: Accepted,

@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from ..config import Settings
-from ..errors import RetryLater, StoreUnavailableError
+from ..errors import StoreUnavailableError
 from ..events import Drift, Event, decode_event
 from ..logs import get_logger
 from ..storage.ports import Inbox
@@ -34,8 +34,10 @@ from .lifecycle import (
     after_inline_failure,
     after_queued_failure,
     describe_error,
+    retry_after_of,
 )
 from .registry import BoundHandler, BoundHandlers
+from .shortcut import Expiry
 
 if TYPE_CHECKING:
     from ..storage.tenant_records import Tenant
@@ -119,11 +121,15 @@ class Dispatcher:
 
     # -- inline ------------------------------------------------------------------------------
 
-    async def run_inline(self, arrival: Arrival, handler: BoundHandler) -> Answer:
+    async def run_inline(
+        self, arrival: Arrival, handler: BoundHandler, expiry: Expiry | None = None
+    ) -> Answer:
         """Run ``handler`` before the sender is answered, and return the answer.
 
         A second delivery of an id whose first is still running waits for that one's outcome.
         Cancelled in the middle of a run, the claim is released and the attempt does not count.
+        ``expiry`` keeps InlineTimeoutSeconds for us; a run that outlasts it then ends as
+        ``Cancelled``, and the answer is left there.
         """
         webhook_id = arrival.delivery.webhook_id
         flight = self._flights.get(webhook_id)
@@ -132,7 +138,7 @@ class Dispatcher:
         # No await between the look-up and this line: two deliveries cannot both be the first.
         flight = self._flights[webhook_id] = _Flight()
         try:
-            flight.answer = await self._claim_and_run(arrival, handler)
+            flight.answer = await self._claim_and_run(arrival, handler, flight, expiry)
             return flight.answer
         finally:
             del self._flights[webhook_id]
@@ -147,7 +153,9 @@ class Dispatcher:
         self._counters.count("duplicate")
         return flight.answer or answers.unavailable(BUSY_RETRY_SECONDS)
 
-    async def _claim_and_run(self, arrival: Arrival, handler: BoundHandler) -> Answer:
+    async def _claim_and_run(
+        self, arrival: Arrival, handler: BoundHandler, flight: _Flight, expiry: Expiry | None
+    ) -> Answer:
         delivery = arrival.delivery
         tenant = None if delivery.tenant_id is None else await self.tenant_of(delivery)
         if _is_held(handler, tenant):
@@ -156,24 +164,46 @@ class Dispatcher:
         if admitted.admission is not Admission.NEW:
             return self.answer_known(delivery, admitted)
         attempt = admitted.attempts + 1
-        outcome: Outcome = _RELEASED
+        late = ended = False
         failure: Failure | None = None
         try:
             event = self.decode(arrival, attempt, tenant)
-            with trio.move_on_after(self._inline_timeout) as scope:
-                failure = await self._run(handler, event)
-            if scope.cancelled_caught:
-                failure = self._took_too_long(handler)
-            if failure is None:
-                outcome = _DONE
+            if expiry is None:
+                with trio.move_on_after(self._inline_timeout) as scope:
+                    failure = await self._run(handler, event)
+                if scope.cancelled_caught:
+                    failure = self._took_too_long(handler)
             else:
-                outcome = after_inline_failure(
-                    failure, attempts=attempt, max_attempts=self._inline_max_attempts
-                )
+                expiry.arm(self._inline_timeout)
+                try:
+                    failure = await self._run(handler, event)
+                finally:
+                    late = expiry.disarm()
+            ended = True
         finally:
-            if outcome is _RELEASED:
+            if not ended:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await self._release(delivery.webhook_id)
+                    if late and expiry is not None:
+                        failure = self._took_too_long(handler)
+                        flight.answer = await self._conclude(delivery, attempt, failure)
+                        expiry.answer = flight.answer
+                    else:
+                        await self._release(delivery.webhook_id)
+        if late:  # it has ended all the same, but nothing can wait here any more
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                return await self._conclude(delivery, attempt, failure)
+            return answers.unavailable(BUSY_RETRY_SECONDS)
+        return await self._conclude(delivery, attempt, failure)
+
+    async def _conclude(
+        self, delivery: NewDelivery, attempt: int, failure: Failure | None
+    ) -> Answer:
+        """Record how an inline run ended, and return the answer to it."""
+        outcome: Outcome = _DONE
+        if failure is not None:
+            outcome = after_inline_failure(
+                failure, attempts=attempt, max_attempts=self._inline_max_attempts
+            )
         await self._inbox.finish(delivery.webhook_id, outcome, now=self._clock())
         self._report(delivery, attempt, outcome)
         if isinstance(outcome, Retry):
@@ -343,7 +373,7 @@ class Dispatcher:
                 self._counters.observe(event.type, self._stopwatch() - begun)
         except Exception as error:
             failure = Failure(
-                describe_error(error, self._secrets), _retry_after(error), type(error).__name__
+                describe_error(error, self._secrets), retry_after_of(error), type(error).__name__
             )
             await self._tell(handler, event, error)
             return failure
@@ -411,13 +441,3 @@ def _hint_of(tenant: "Tenant | None") -> str:
         f"its tenant {tenant.identifier} is {tenant.status}, and the handler has "
         "run_when_suspended=False; reactivate the tenant, then replay the event"
     )
-
-
-def _retry_after(error: Exception) -> float | None:
-    """Return the longest delay that the error, or any error in its group, asked for."""
-    if isinstance(error, RetryLater):
-        return error.seconds
-    if isinstance(error, ExceptionGroup):
-        asked = [_retry_after(part) for part in error.exceptions]
-        return max((seconds for seconds in asked if seconds is not None), default=None)
-    return None

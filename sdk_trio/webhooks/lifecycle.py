@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import attrs
 
 from ..config.secret import MASK
+from ..errors import RetryLater
 from ..jitter import longest_wait
 from ..storage.records import Dead, Retry
 
@@ -64,6 +65,16 @@ def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) 
     if attempts >= max_attempts:
         return Dead(failure.error)
     return Retry(at=None, error=failure.error)
+
+
+def retry_after_of(error: Exception) -> float | None:
+    """Return the longest delay, in seconds, that an error or one in its group asked for."""
+    if isinstance(error, RetryLater):
+        return error.seconds
+    if isinstance(error, ExceptionGroup):
+        asked = [retry_after_of(part) for part in error.exceptions]
+        return max((seconds for seconds in asked if seconds is not None), default=None)
+    return None
 
 
 def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:

@@ -23,6 +23,7 @@ from .counters import Counters
 from .peers import AllowedSources, TrustedProxies
 from .rates import RateLimit
 from .secret_usage import SecretUsage
+from .shortcut import SHORTCUT, Expiry, Shortcut
 from .signature import Keyring
 from .verdict import Accepted, Cause, Delivery, Rejected, judge
 
@@ -40,10 +41,6 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 #: How long a sender may take for its body, in seconds: it gives up on us after 10 itself.
 BODY_SECONDS = 10.0
-
-#: The ASGI extension of a server that has read the whole body, within its own limits of time,
-#: before it calls the application: the first message is all of it and comes at once.
-COMPLETE_BODY = "sdk_trio.complete_body"
 
 #: What a sender is asked to wait, in seconds, while the receiver starts, stops or has no store.
 UNAVAILABLE_RETRY_SECONDS = 5.0
@@ -64,7 +61,7 @@ LIVE_KEYS = (
 class Intake(Protocol):
     """Where verified deliveries go."""
 
-    async def take(self, arrival: Arrival) -> Answer:
+    async def take(self, arrival: Arrival, expiry: Expiry | None) -> Answer:
         """Handle or keep one verified delivery and return the answer for its sender."""
         ...
 
@@ -160,16 +157,34 @@ class Receiver:
 
         Cancelled while the handler runs, the delivery is released and no answer is sent.
         """
-        body = self._screen(scope) or await self._read_body(scope, receive)
+        shortcut = self._shortcut_in(scope)
+        body: bytes | Answer | None = self._screen(scope)
+        if body is None and shortcut is not None:
+            # Nothing to wait for, so no deadline either: it would cost a tenth of a delivery.
+            body = shortcut.take_body()
+        if body is None:
+            body = await self._read_body(receive)
+        elif isinstance(body, bytes) and len(body) > self._limit:
+            body = self._refuse("size", answers.TOO_LARGE, received=len(body))
         if isinstance(body, bytes):
-            answer = await self._verify_and_take(scope["headers"], body)
-            await answer.send(send)
+            expiry = None if shortcut is None else shortcut.expiry
+            answer = await self._verify_and_take(scope["headers"], body, expiry)
+            if shortcut is None:
+                await answer.send(send)
+            else:
+                await shortcut.answer(answer)
         elif body is not None:
             await send_early(body, receive, send)
         else:
             await trio.lowlevel.checkpoint()
 
-    async def _verify_and_take(self, headers: Headers, body: bytes) -> Answer:
+    def _shortcut_in(self, scope: Scope) -> Shortcut | None:
+        shortcut: Shortcut | None = scope.get("extensions", {}).get(SHORTCUT)
+        return shortcut
+
+    async def _verify_and_take(
+        self, headers: Headers, body: bytes, expiry: Expiry | None
+    ) -> Answer:
         keys = self.tenant_keys
         webhook_id = None
         try:
@@ -182,7 +197,7 @@ class Receiver:
                 await trio.lowlevel.checkpoint()
                 return arrival
             webhook_id = arrival.delivery.webhook_id
-            return await self._intake.take(arrival)
+            return await self._intake.take(arrival, expiry)
         except StoreUnavailableError as error:
             self._counters.count("unavailable")
             _log.error("store.unavailable", webhook_id=webhook_id, error=str(error))
@@ -214,14 +229,8 @@ class Receiver:
             return self._refuse("size", answers.TOO_LARGE, address=origin.address)
         return None
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | Answer | None:
+    async def _read_body(self, receive: Receive) -> bytes | Answer | None:
         """Return the body; an answer if it is too large or too slow; None if the sender left."""
-        if COMPLETE_BODY in scope.get("extensions", ()):
-            # Nothing to wait for, so no deadline either: it would cost a tenth of a delivery.
-            body: bytes = (await receive())["body"]
-            if len(body) > self._limit:
-                return self._refuse("size", answers.TOO_LARGE, received=len(body))
-            return body
         chunks: list[bytes] = []
         size = 0
         with trio.move_on_after(BODY_SECONDS):

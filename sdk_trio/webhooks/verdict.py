@@ -96,11 +96,14 @@ def judge(delivery: Delivery, keyring: Keyring, *, tolerance_seconds: int) -> Ac
         tolerance_seconds: ``Sdk:Webhooks:ToleranceSeconds``; a difference of exactly that many
             whole seconds, either way, still passes.
     """
-    webhook_id: bytes | None = None
-    timestamp: bytes | None = None
-    signature: bytes | None = None
+    # Servers give names in lower case. Where they have, and none is repeated, three look-ups do.
+    named = dict(delivery.headers)
+    plain = len(named) == len(delivery.headers) and b"".join(named).islower()
+    webhook_id = named.get(ID_HEADER) if plain else None
+    timestamp = named.get(TIMESTAMP_HEADER) if plain else None
+    signature = named.get(SIGNATURE_HEADER) if plain else None
     more_signatures: list[bytes] = []
-    for name, value in delivery.headers:
+    for name, value in () if plain else delivery.headers:
         # By length first: most headers are passed over without a lower-case copy of their name.
         if len(name) not in _REQUIRED_LENGTHS or (name := name.lower()) not in _REQUIRED:
             continue

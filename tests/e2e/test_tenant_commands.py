@@ -76,9 +76,44 @@ def test_a_tenant_s_life_from_a_shell(shell: Shell) -> None:
     assert shell.json("audit") == trail
 
 
+def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
+    add(shell, "acme", "--email", "m@example.com", "--email-verified", "--phone", "+15551234567")
+
+    def contact(*words: str) -> tuple[object, ...]:
+        shown = shell.json("contact", "acme", *words)
+        assert shown == shell.json("show", "acme")
+        return (
+            shown["site_manager_email"],
+            shown["site_manager_email_verified"],
+            shown["site_manager_phone"],
+        )
+
+    assert contact("--no-phone") == ("m@example.com", True, None)
+    assert contact("--email", "m@example.com") == ("m@example.com", True, None)
+    why = ("--reason", "new manager", "--actor", "kim")
+    other = contact("--email", "n@example.com", "--phone", "+15557654321", *why)
+    assert other == ("n@example.com", False, "+15557654321")
+    assert contact("--email-verified") == ("n@example.com", True, "+15557654321")
+    assert contact("--email-not-verified") == ("n@example.com", False, "+15557654321")
+    assert contact("--no-email") == (None, False, "+15557654321")
+    again = shell("contact", "acme", "--no-email")
+    assert "nothing was changed" in again.stderr
+    assert "+15557654321" in again.stdout
+    trail = shell.json("audit", "acme")[1:]
+    assert [row["action"] for row in trail] == ["ContactChanged"] * 5
+    assert (trail[1]["actor"], trail[1]["reason"]) == ("kim", "new manager")
+    assert "example.com" not in json.dumps(trail)
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
+        (("contact", "acme"), 2, "say what changes"),
+        (("contact", "acme", "--email", "nobody"), 2, "email"),
+        (("contact", "acme", "--email", ""), 2, "email"),
+        (("contact", "acme", "--email-verified"), 2, "there is no address"),
+        (("contact", "acme", "--email", "a@b.example", "--no-email"), 2, "not allowed with"),
+        (("contact", "nobody", "--no-phone"), 1, "no tenant 'nobody'"),
         (("add", "No Slug", "--name", "x"), 2, "identifier must be 1 to 64"),
         (("add", "b", "--name", "x", "--email", "nobody"), 2, "email"),
         (("add", "b", "--name", " "), 2, "name is empty"),

@@ -18,6 +18,7 @@ from support.deliveries import settings
 from support.serving import PATH, signed
 
 from sdk_trio.events import OrderPaidEvent
+from sdk_trio.runtime.deadline_keeper import Expiry
 from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
 
 DELIVERIES = 50
@@ -52,6 +53,20 @@ class Counter(trio.abc.Instrument):
         self.tasks += 1
 
 
+class Direct:
+    """What our own server offers beside ASGI, without the server."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.expiry = Expiry(sweep_seconds=0.5)
+
+    def take_body(self) -> bytes:
+        return self._body
+
+    async def answer(self, answer: Any) -> None:
+        assert answer[0] == 200
+
+
 def exchange(number: int) -> tuple[dict[str, Any], Callable[[], Awaitable[Any]]]:
     delivery = signed("order.paid", webhook_id=f"msg_{number}")
     headers = [
@@ -72,7 +87,7 @@ def exchange(number: int) -> tuple[dict[str, Any], Callable[[], Awaitable[Any]]]
         "path": PATH,
         "client": ("127.0.0.1", 1),
         "headers": headers,
-        "extensions": {"sdk_trio.complete_body": {}},
+        "extensions": {"sdk_trio.shortcut": Direct(delivery.body)},
     }
 
     async def receive() -> dict[str, Any]:
@@ -153,8 +168,8 @@ async def measure(backend: str, *, enqueue: bool, path: Any) -> tuple[Work, int]
 @pytest.mark.parametrize(
     ("backend", "enqueue", "most"),
     [
-        pytest.param("Memory", False, Work(2.2, 0, 313, 18), id="inline"),
-        pytest.param("Sqlite", True, Work(5.2, 0, 432, 7), id="enqueued"),
+        pytest.param("Memory", False, Work(0.2, 0, 152, 12), id="inline"),
+        pytest.param("Sqlite", True, Work(5.2, 0, 432, 8), id="enqueued"),
     ],
 )
 async def test_a_delivery_costs_no_more_than_it_did(backend, enqueue, most, tmp_path):

@@ -98,6 +98,11 @@ class NotificationMachine(RuleBasedStateMachine):
         self.last += 1
         self.outbox[self.last] = (tenant, self.now)
 
+    @rule(by=who)
+    def switch_off(self, by: int) -> None:
+        self.loop(self.store(by).switch_off)
+        self.position = None
+
     @rule(by=who, only=st.sampled_from((None, None, "email")), limit=st.sampled_from((1, 500)))
     def enlist(self, by: int, only: str | None, limit: int) -> None:
         chosen = {n: r for n, r in CHANNELS.items() if only in (None, n)}

@@ -334,6 +334,27 @@ def test_a_restored_database_in_its_place_is_replicated_again(tmp_path):
             assert len(host.restore("acme", "--at", at)) == 10
 
 
+def test_another_database_in_its_place_while_nobody_watched_is_what_is_replicated(tmp_path):
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target)
+        host.add("acme", 10)
+        place = host.database("acme")
+        with host.supervised():
+            for file in (place, place.with_name(f"{place.name}-wal")):
+                file.unlink()
+            place.with_name(f"{place.name}-shm").unlink()
+            write_rows(place, 4)
+            before = host.replicator_pid()
+            host.tell("acme")
+            # It holds a database by its connection and its log by its name: half of each else.
+            wait_for(lambda: host.replicator_pid() not in (None, before))
+            host.wait_synced("acme")
+            assert len(host.restore("acme")) == 4
+            host.write("acme", 2)
+            host.wait_synced("acme")
+            assert host.restore("acme") == host.rows("acme")
+
+
 def test_a_moment_after_a_missing_file_is_refused_instead_of_an_older_one_given(tmp_path):
     with local_disk(tmp_path / "target") as target:
         host = ReplicaHost(tmp_path / "host", target)

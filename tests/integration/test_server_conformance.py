@@ -38,7 +38,7 @@ async def test_the_scope_is_the_same_on_both_paths(fast):
             client = wire._stream.socket.getsockname()
             port = wire._stream.socket.getpeername()[1]
     scope = dict(server.observer.seen[0].scope)
-    assert list(scope.pop("extensions")) == (["sdk_trio.complete_body"] if fast else [])
+    assert list(scope.pop("extensions")) == (["sdk_trio.shortcut"] if fast else [])
     assert scope == {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.1"},

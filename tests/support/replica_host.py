@@ -212,6 +212,13 @@ class ReplicaHost:
         trio.run(wait)
         self.wait_synced(*synced)
 
+    def replicator_pid(self) -> int | None:
+        """The replicator's process id; None: it is being restarted."""
+        control = ControlClient(control_socket_path(str(self.databases)))
+        with contextlib.suppress(ReplicatorError):
+            return trio.run(control.info).pid
+        return None
+
     @property
     def manifest(self) -> Path:
         return self.root / "replicator.yml"

@@ -150,6 +150,30 @@ async def test_a_provider_that_asks_for_time_gets_it_for_all_messages_of_its_cha
         assert told.at[2] - told.at[0] == pytest.approx(130, abs=0.1)
 
 
+async def test_a_provider_that_asks_for_a_day_gets_it_for_the_message_and_an_hour_for_the_channel(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    day, hour = 86_400.0, 3600.0
+    told = FakeChannel(False, answering(Again("answered 429", day), Sent()))
+    async with running({"sms": told}) as app:
+        await app.happen("a")
+        await trio.sleep(1)
+        await app.happen("b")
+        await trio.sleep(day - 100)
+        assert [record.sdk for record in caplog.records if is_pause(record)] == [
+            ("notification.channel_paused", {"channel": "sms", "seconds": hour, "asked": day})
+        ]
+        assert told.at[1] - told.at[0] == pytest.approx(hour, abs=0.1)
+        assert await app.states() == {"1-sms": "retrying", "2-sms": "sent"}
+        await trio.sleep(200)
+        assert await app.states() == {"1-sms": "sent", "2-sms": "sent"}
+        assert told.at[2] - told.at[0] > day
+
+
+def is_pause(record: Any) -> bool:
+    return bool(getattr(record, "sdk", ("",))[0] == "notification.channel_paused")
+
+
 async def test_a_channel_is_not_asked_faster_than_its_pace(autojump_clock: MockClock) -> None:
     channel = FakeChannel()
     async with running({"sms": channel}, per_second=2.0, burst=3) as app:
@@ -260,6 +284,23 @@ async def test_before_the_first_start_nobody_is_told_and_after_a_pause_everybody
     async with running({"sms": channel}, store) as app:
         await trio.sleep(1)
         assert await app.states() == {"2-sms": "sent", "3-sms": "sent"}
+
+
+async def test_what_happens_while_they_are_switched_off_is_never_told(
+    autojump_clock: MockClock,
+) -> None:
+    store = new_store()
+    channel = FakeChannel()
+    async with running({"sms": channel}, store):
+        await trio.sleep(1)
+    await transition(store, "just before", now=now())
+    await store.notifications.switch_off()
+    await transition(store, "during", now=now())
+    async with running({"sms": channel}, store) as app:
+        await trio.sleep(1)
+        await app.happen("after")
+        await trio.sleep(1)
+        assert await app.states() == {"3-sms": "sent"}
 
 
 async def test_what_is_no_news_any_more_is_skipped_and_can_be_asked_for(

@@ -33,7 +33,6 @@ async def test_every_method_is_a_checkpoint() -> None:
     delivery = NewDelivery("m", "t", b"x", 7, 1.0)
     for call in (
         lambda: inbox.accept(delivery, leased=True),
-        lambda: inbox.claim(delivery),
         lambda: inbox.park(delivery),
         lambda: inbox.start("m", now=1),
         lambda: inbox.finish("m", Done(), now=1),
@@ -52,3 +51,14 @@ async def test_every_method_is_a_checkpoint() -> None:
     ):
         with trio.testing.assert_checkpoints():
             await call()
+
+
+async def test_an_inline_run_is_kept_without_a_checkpoint() -> None:
+    inbox = make()
+    with trio.testing.assert_no_checkpoints():
+        admitted = await inbox.claim(NewDelivery("m", "t", b"x", 7, 1.0))
+        await inbox.finish("m", Done(), now=2)
+    assert admitted.admission is Admission.NEW
+    record = await inbox.get("m")
+    assert record is not None
+    assert record.state is DeliveryState.DONE

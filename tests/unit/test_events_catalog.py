@@ -141,8 +141,7 @@ class Line:
     quantity: int | None = None
 
 
-@attrs.frozen
-class InvoicePayload(Payload):
+class InvoicePayload(Payload, frozen=True):
     total: int | None = None
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -304,7 +305,7 @@ def test_an_event_cannot_be_changed() -> None:
     event, _ = decode(sample_body("order.paid", now=NOW))
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         event.attempt = 2  # type: ignore[misc]  # the mistake under test
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         event.data.status = "paid"
 
 
@@ -513,7 +514,7 @@ def fits(wire_type: str, name: str, value: object) -> bool:
 def test_any_data_of_any_type_keeps_what_fits(data: st.DataObject, wire_type: str) -> None:
     row = DEFAULT_CATALOG.by_type(wire_type)
     assert row is not None
-    names = [field.name for field in attrs.fields(row.data_class)]
+    names = list(row.data_class.__struct_fields__)
     sent = data.draw(
         st.dictionaries(
             st.sampled_from(names) | st.text(max_size=6), json_values, min_size=1, max_size=6
@@ -552,7 +553,7 @@ def test_the_two_ways_of_decoding_agree(unknown: dict[str, Any]) -> None:
     assert none == []
     assert [drift.path for drift in some] == ["data.amount"]
     assert isinstance(fast.data, Subscription)
-    assert slow.data == attrs.evolve(fast.data, amount=None)
+    assert slow.data == msgspec.structs.replace(fast.data, amount=None)
     expected = {name: value for name, value in unknown.items() if name not in named}
     assert slow.data.extra == fast.data.extra == expected
 

@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +51,13 @@ def test_restarts_wait_longer_and_longer_up_to_a_bound():
 @given(st.sets(st.sampled_from(FILES)), st.sets(st.sampled_from(FILES)))
 def test_only_databases_that_go_need_no_restart(old, new):
     assert can_unregister(plan(sorted(old)), plan(sorted(new))) == (new < old)
+
+
+def test_another_file_in_ones_place_needs_a_restart():
+    old = [attrs.evolve(file, identity="1-a") for file in FILES]
+    new = [attrs.evolve(old[0], identity="2-b"), old[1]]
+    assert not can_unregister(plan(old), plan(new))
+    assert can_unregister(plan(old), plan(old[:2]))
 
 
 def test_another_setting_or_target_needs_a_restart():

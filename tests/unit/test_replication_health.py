@@ -1,7 +1,6 @@
 """How replication stands, judged from what the replicator reports."""
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -11,11 +10,11 @@ from sdk_trio.replication.health import (
     HealthRules,
     HealthState,
     SyncHistory,
-    databases_of_metrics,
     disabled,
     judge,
-    judge_by_metrics,
+    judge_by_replicas,
 )
+from sdk_trio.replication.lag import DatabaseMetrics, LagBook, ReplicaPosition
 from sdk_trio.runtime.replication_samples import sample_replication
 
 RULES = HealthRules(sync_interval=1, max_lag=30)
@@ -94,14 +93,66 @@ def test_a_new_tenant_is_given_time_and_is_not_healthy():
     assert states == [HealthState.DEGRADED, HealthState.DEGRADED, HealthState.UNHEALTHY]
 
 
+def by_replicas(book, wanted=PATHS[:2], known=PATHS[:2], now=1000.0, **said):
+    return judge_by_replicas(wanted, known, book, SyncHistory(), RULES, now=now, **said)
+
+
 def test_metrics_alone_never_make_it_healthy():
-    found = judge_by_metrics(
-        PATHS[:2], PATHS[:1], SyncHistory(), RULES, now=1.0, problem="no socket"
-    )
+    found = by_replicas(None, known=PATHS[:1], unanswered="no socket")
     assert [each.state for each in found.databases] == ORDER[:0:-1]
     assert found.state is HealthState.UNHEALTHY
-    nothing = judge_by_metrics((), (), SyncHistory(), RULES, now=1.0, problem="no socket")
-    assert nothing.state is HealthState.DEGRADED
+    assert by_replicas(None, (), (), unanswered="no socket").state is HealthState.DEGRADED
+
+
+def book_of(**positions):
+    """A book of databases that were read up to transaction 5, and looked at at 1000."""
+    book = LagBook()
+    paths = {name: f"/t/{name}.db" for name in positions}
+    book.note({path: DatabaseMetrics(5, 1) for path in paths.values()}, 1000.0)
+    for name, (txid, at, since) in positions.items():
+        book.found(paths[name], ReplicaPosition(txid, at), since, 1000.0)
+    return book
+
+
+@pytest.mark.parametrize(
+    ("position", "state", "lag"),
+    [
+        ((5, 100.0, None), HealthState.HEALTHY, 0.0),
+        ((4, 100.0, 969.0), HealthState.HEALTHY, 30.0),
+        ((4, 100.0, 968.0), HealthState.DEGRADED, 31.0),
+        ((4, 900.0, None), HealthState.DEGRADED, 99.0),
+        ((0, None, 999.0), HealthState.DEGRADED, None),
+    ],
+)
+def test_the_age_of_what_waits_is_the_lag(position, state, lag):
+    found = by_replicas(book_of(a=position), PATHS[:1], PATHS[:1])
+    assert (found.state, found.databases[0].lag_seconds) == (state, lag)
+    assert found.reachable
+    assert bool(found.databases[0].reason) == (state is not HealthState.HEALTHY)
+
+
+def test_a_target_that_does_not_answer_is_degraded_and_the_lag_of_what_waits_grows():
+    book = book_of(a=(4, 100.0, 995.0), b=(5, 100.0, None))
+    book.note({path: DatabaseMetrics(5, 1) for path in PATHS[:2]}, 1040.0)
+    found = by_replicas(book, now=1040.0, unanswered="the target is away")
+    assert [(each.path, each.lag_seconds) for each in found.databases] == [
+        (PATHS[0], 44.0),
+        (PATHS[1], 39.0),  # nor is it known that the replicator goes on reading
+    ]
+    assert (found.state, found.reason) == (HealthState.DEGRADED, "the target is away")
+    book.note({path: DatabaseMetrics(5, 2) for path in PATHS[:2]}, 1040.0)
+    found = by_replicas(book, now=1040.0, unanswered="the target is away")
+    assert [each.state for each in found.databases] == [HealthState.DEGRADED, HealthState.HEALTHY]
+    assert found.state is HealthState.DEGRADED
+
+
+def test_who_was_not_looked_at_yet_and_who_is_gone_are_told_apart():
+    book = LagBook()
+    book.note({PATHS[0]: DatabaseMetrics(5, 1)}, 1000.0)
+    found = by_replicas(book, known=PATHS[:1])
+    assert [each.state for each in found.databases] == [HealthState.UNHEALTHY, HealthState.DEGRADED]
+    assert "not compared" in found.databases[1].reason
+    assert "where the settings say" in by_replicas(book_of(a=(0, None, None))).databases[0].reason
 
 
 def test_the_samples_of_a_check():
@@ -115,22 +166,6 @@ def test_the_samples_of_a_check():
     }
     assert sample_replication(judged([reported(PATHS[0], None)]))[0].value == float("inf")
     assert sample_replication(None) == sample_replication(disabled(1.0)) == ()
-
-
-def test_the_databases_that_metrics_name():
-    text = (
-        "# TYPE litestream_txid gauge\n"
-        'litestream_txid{db="/t/a.db"} 7\n'
-        'litestream_txid{db="/t/q\\"u\\\\n.db"} 1\n'
-        'litestream_db_size{db="/t/c.db"} 1\n'
-        'litestream_txid{db="cut'
-    )
-    assert databases_of_metrics(text) == {"/t/a.db", '/t/q"u\\n.db'}
-
-
-@given(st.text())
-def test_any_metrics_can_be_read(text):
-    databases_of_metrics(text)
 
 
 class Fleet(RuleBasedStateMachine):

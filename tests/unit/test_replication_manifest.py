@@ -73,6 +73,16 @@ def test_the_settings_of_all_databases() -> None:
     assert "socket" not in rendered(options)
 
 
+def test_another_file_in_ones_place_is_another_text_and_nothing_else() -> None:
+    options = ReplicationOptions(replica_target_type=ReplicaTargetType.LOCAL_DISK)
+    texts = [
+        render_manifest(options, [attrs.evolve(DATABASES[0], identity=identity)])
+        for identity in ("", "7-1a", "8-1a")
+    ]
+    assert len(set(texts)) == 3
+    assert all(yaml.safe_load(text) == yaml.safe_load(texts[0]) for text in texts)
+
+
 def test_an_object_store() -> None:
     store = ObjectStoreOptions(bucket="b", endpoint_url="http://h:1", force_path_style=True)
     assert replica(ReplicaTargetType.OBJECT_STORE, object_store=store) == {

@@ -63,7 +63,7 @@ def test_what_is_accepted_h11_reads_alike(data, mutations):
     assume(end > 0)
     data = data[: end + 4]
     try:
-        ours = parse_head(data, LIMITS)
+        ours = parse_head(data, LIMITS, {})
     except RequestError:
         return
     theirs = h11_reading(data)
@@ -80,7 +80,7 @@ def test_a_head_without_contradictions_is_accepted(data):
     assume(codings == 0 or (codings == 1 and b"\r\nContent-Length:" not in data))
     assume(not codings or b" HTTP/1.0\r\n" not in data)
     assume(not data.startswith(b"CONNECT "))
-    ours = parse_head(data, LIMITS)
+    ours = parse_head(data, LIMITS, {})
     assert (ours.length is None) == (b"CHUNKED" in data)
     assert ours.keep_alive == (b"HTTP/1.1\r\n" in data and b"a, close" not in data)
 
@@ -90,7 +90,7 @@ def test_any_bytes_are_a_head_or_a_refusal(data):
     for text in (data, data + b"\r\n\r\n"):
         with suppress(RequestError):
             check_beginning(text or b"G", LIMITS)
-            parse_head(text, LIMITS)
+            parse_head(text, LIMITS, {})
 
 
 def in_chunks(body, sizes, extension=b""):

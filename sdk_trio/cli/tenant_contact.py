@@ -1,0 +1,55 @@
+"""From the options of ``tenant contact`` to a tenant's contact. Pure (contracts 6)."""
+
+from argparse import Namespace
+from typing import TypedDict
+
+from ..storage.tenant_records import Tenant
+from .usage import UsageError
+
+
+class Contact(TypedDict):
+    """The arguments of :meth:`sdk_trio.tenants.TenantService.change_contact`."""
+
+    site_manager_email: str | None
+    site_manager_email_verified: bool
+    site_manager_phone: str | None
+
+
+def changes_contact(arguments: Namespace) -> bool:
+    """Return whether any option names something that is to be different."""
+    return (
+        arguments.email is not None
+        or arguments.email_verified is not None
+        or arguments.phone is not None
+        or arguments.no_email
+        or arguments.no_phone
+    )
+
+
+def contact_after(tenant: Tenant, arguments: Namespace) -> Contact:
+    """Return the contact of ``tenant`` with what the options name.
+
+    An address that is another one has not been verified, unless that is said with it.
+
+    Raises:
+        UsageError: an address is verified that there is not.
+    """
+    email = _after(tenant.site_manager_email, arguments.email, gone=arguments.no_email)
+    verified = arguments.email_verified
+    if verified is None:
+        verified = tenant.site_manager_email_verified and email == tenant.site_manager_email
+    elif verified and email is None:
+        raise UsageError("--email-verified: there is no address; name one with --email")
+    return Contact(
+        site_manager_email=email,
+        site_manager_email_verified=verified,
+        site_manager_phone=_after(
+            tenant.site_manager_phone, arguments.phone, gone=arguments.no_phone
+        ),
+    )
+
+
+def _after(before: str | None, named: str | None, *, gone: bool) -> str | None:
+    if gone:
+        return None
+    return before if named is None else named

@@ -1,0 +1,69 @@
+"""``Notifications:Enabled`` false is silence: who switches them on again hears nothing of it."""
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+from support.deliveries import settings
+from support.notified import FakeChannel
+
+from sdk_trio.config import Settings
+from sdk_trio.runtime import Runtime
+from sdk_trio.storage import open_store
+from sdk_trio.storage.tenant_records import AuditAction
+from sdk_trio.tenants import TenantService
+
+
+def settings_of(root: Path, *, enabled: bool, backend: str = "Sqlite") -> Settings:
+    return settings(
+        Storage__Backend=backend,
+        Storage__Path=str(root / "data"),
+        MultiTenant__Enabled=True,
+        MultiTenant__TenantStatus__RequireVerifiedEmailForSuspension=False,
+        MultiTenant__Notifications__Enabled=enabled,
+        MultiTenant__Notifications__Email__FromAddress="noreply@platform.example",
+    )
+
+
+@asynccontextmanager
+async def running(settings: Settings, channel: FakeChannel) -> AsyncIterator[TenantService]:
+    runtime = Runtime(settings, channels=lambda _: {"email": channel})
+    async with trio.open_nursery() as nursery:
+        await nursery.start(runtime.run)
+        yield runtime.receiver.tenancy.service
+        runtime.shut_down("the test has seen it")
+
+
+async def by_command(settings: Settings, identifier: str) -> None:
+    """Suspend a tenant as a command does."""
+    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        service = TenantService(settings, store.tenants)
+        await service.suspend(identifier)
+
+
+async def test_what_happens_while_they_are_off_is_never_told(tmp_path: Path) -> None:
+    on, off = (settings_of(tmp_path, enabled=enabled) for enabled in (True, False))
+    channel = FakeChannel()
+    with trio.fail_after(60):
+        async with running(on, channel) as tenants:
+            for name in ("told", "silent", "command", "between", "later"):
+                await tenants.add(name, name=name)
+            await tenants.suspend("told")
+            while len(channel.finished) < 1:
+                await trio.sleep(0.01)
+        async with running(off, channel) as tenants:
+            await tenants.suspend("silent")
+            await by_command(on, "command")
+        # The settings of the daemon decide, also while it is not running.
+        await by_command(on, "between")
+        async with running(on, channel) as tenants:
+            await tenants.suspend("later")
+            while len(channel.finished) < 2:
+                await trio.sleep(0.01)
+        async with open_store(on, owner="test") as store:
+            records = await store.notifications.find(limit=100)
+            assert [record.outbox.tenant_identifier for record in records] == ["later", "told"]
+            audit = await store.tenants.audit(limit=100)
+            assert sum(row.action is AuditAction.SUSPENDED for row in audit) == 5

@@ -1,0 +1,197 @@
+"""The lag of an operator's own replicator that has no control socket: the real one, measured.
+
+Its configuration is by hand, so its target may be reached on another way than ours. That is how
+an outage is made that concerns its uploads alone.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+from support.programs import program
+from support.replica_host import PATIENCE_SECONDS, ReplicaHost
+from support.replica_targets import local_disk, object_store
+from support.replicating import until
+
+from sdk_trio.replication import lag_surveyor
+from sdk_trio.replication.health import HealthState
+from sdk_trio.replication.health_checker import HealthChecker
+from sdk_trio.replication.lag_surveyor import LagSurveyor
+from sdk_trio.replication.manifest import TenantDatabaseFile, child_environment, render_manifest
+from sdk_trio.replication.replica_reader import ReplicaReader
+
+LAG_KEY = "MultiTenant:FileDb:Replication:HealthCheckMaxLagSeconds"
+
+
+@contextmanager
+def replicating(host: ReplicaHost, *changes: tuple[str, str]) -> Iterator[None]:
+    """Run a bare replicator without a socket; its target's own way is made by ``changes``."""
+    files = [
+        TenantDatabaseFile(tenant.id, str(host.database(name)))
+        for name, tenant in host.tenants.items()
+    ]
+    options = host.settings.multi_tenant.file_db.replication
+    text = render_manifest(options, files)
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    assert "socket" not in text
+    config = host.root / "by-hand.yml"
+    config.write_text(text)
+    command = [program("litestream"), "replicate", "-config", str(config)]
+    with host._child(command, child_environment(options, host.environ)):
+        yield
+
+
+def checker_of(host: ReplicaHost, **changes) -> HealthChecker:
+    settings = host.settings
+
+    async def wanted() -> list[str]:
+        await trio.lowlevel.checkpoint()
+        return [str(host.database(name)) for name in host.tenants]
+
+    reader = ReplicaReader(settings, environ=host.environ | changes)
+    return HealthChecker(
+        settings.multi_tenant.file_db.replication,
+        str(host.root / "no.sock"),
+        wanted=wanted,
+        surveyor=LagSurveyor(settings, reader, pause=0.0),
+    )
+
+
+@attrs.define
+class Seen:
+    checker: HealthChecker
+
+    async def is_healthy(self) -> bool:
+        return (await self.checker.check()).state is HealthState.HEALTHY
+
+    async def is_behind(self, path: str) -> bool:
+        health = await self.checker.check()
+        behind = [each.path for each in health.databases if "s behind" in each.reason]
+        return health.state is HealthState.DEGRADED and behind == [path]
+
+
+async def test_uploads_that_fail_show_as_lag_and_it_recovers(tmp_path: Path) -> None:
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target, {LAG_KEY: 1})
+        await trio.to_thread.run_sync(host.add, "quiet")
+        await trio.to_thread.run_sync(host.add, "busy")
+        way = tmp_path / "way"
+        base = Path(target.keys["Path"])
+        base.mkdir()
+        way.symlink_to(base)
+        with trio.fail_after(3 * PATIENCE_SECONDS), replicating(host, (str(base), str(way))):
+            checker = checker_of(host)
+            seen = Seen(checker)
+            await until(seen.is_healthy, PATIENCE_SECONDS)
+            health = checker.latest
+            assert health is not None
+            assert health.reachable
+            assert health.lag_seconds is not None
+
+            cut = trio.current_time()
+            way.unlink()
+            way.write_text("no directory")
+            host.write("busy", 5)
+            await until(partial(seen.is_behind, str(host.database("busy"))), PATIENCE_SECONDS)
+            lag = checker.latest.lag_seconds
+            assert 1 < lag <= trio.current_time() - cut + 1
+
+            way.unlink()
+            way.symlink_to(base)
+            await until(seen.is_healthy, PATIENCE_SECONDS)
+        assert host.restore("busy") == host.rows("busy")
+        assert not list(host.root.rglob(".listing-*"))
+
+
+async def test_an_object_store_that_does_not_answer_is_said_without_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with object_store(tmp_path / "target") as target:
+        target.wait_ready()
+        host = ReplicaHost(tmp_path / "host", target, {LAG_KEY: 1})
+        await trio.to_thread.run_sync(host.add, "acme")
+        with trio.fail_after(3 * PATIENCE_SECONDS), replicating(host):
+            checker = checker_of(host)
+            await until(Seen(checker).is_healthy, PATIENCE_SECONDS)
+            monkeypatch.setattr(lag_surveyor, "SURVEY_SECONDS", 1.0)
+            target.stop()
+            host.write("acme", 3)
+
+            async def is_said() -> bool:
+                health = await checker.check()
+                return health.state is HealthState.DEGRADED and "target" in health.reason
+
+            await until(is_said, PATIENCE_SECONDS)
+            said = repr(checker.latest)
+            assert not any(value in said for value in target.environ.values())
+            # What waits gets older although nobody can be asked.
+            await until(partial(_is_older, checker, 1.0), PATIENCE_SECONDS)
+
+
+async def _is_older(checker: HealthChecker, seconds: float) -> bool:
+    lag = (await checker.check()).lag_seconds
+    assert lag is not None
+    return lag > seconds
+
+
+async def test_a_binary_that_is_missing_and_another_target_are_said(tmp_path: Path) -> None:
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target)
+        await trio.to_thread.run_sync(host.add, "acme")
+        elsewhere = str(tmp_path / "elsewhere")
+        changes = (str(target.keys["Path"]), elsewhere)
+        with trio.fail_after(3 * PATIENCE_SECONDS), replicating(host, changes):
+            checker = checker_of(host)
+
+            async def is_said() -> bool:
+                health = await checker.check()
+                return "where the settings say" in health.reason
+
+            await until(is_said, PATIENCE_SECONDS)
+            assert checker.latest.state is HealthState.DEGRADED
+            settings = host.settings
+            broken = ReplicaReader(settings, binary=str(tmp_path / "none"))
+            checker._surveyor = LagSurveyor(settings, broken, pause=0.0)
+            health = await checker.check()
+            assert health.state is HealthState.DEGRADED
+            assert "ReplicatorPath" in health.reason
+
+
+async def test_a_survey_is_bounded_and_the_next_one_takes_what_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target)
+        for name in ("acme", "bolt", "cogs"):
+            await trio.to_thread.run_sync(host.add, name)
+        with trio.fail_after(3 * PATIENCE_SECONDS), replicating(host):
+            await until(Seen(checker_of(host)).is_healthy, PATIENCE_SECONDS)
+            monkeypatch.setattr(lag_surveyor, "SURVEYED", 1)
+            checker = checker_of(host)
+            left = []
+            for _ in range(3):
+                health = await checker.check()
+                left.append(sum("not compared" in each.reason for each in health.databases))
+            assert left == [2, 1, 0]
+            assert checker.latest.state is HealthState.HEALTHY
+
+
+def test_the_command_says_it_too(tmp_path: Path) -> None:
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target)
+        host.add("acme")
+        with replicating(host):
+            trio.run(_until_healthy, host)
+            ended = host.run("replication", "status", "--format", "json")
+            assert (ended.status, ended.document[0]["state"]) == (0, "Healthy"), ended.err
+            assert ended.document[0]["lag_seconds"] == 0
+
+
+async def _until_healthy(host: ReplicaHost) -> None:
+    await until(Seen(checker_of(host)).is_healthy, PATIENCE_SECONDS)

@@ -1,0 +1,123 @@
+"""The deadline that a connection keeps for its application, and runs that live under it."""
+
+from contextlib import contextmanager
+
+import pytest
+import trio
+from support.deliveries import Bench, arrival
+from support.serving import registry
+
+from sdk_trio.runtime.deadline_keeper import Expiry
+from sdk_trio.storage.records import DeliveryState
+
+SWEEP_SECONDS = 0.5
+TIMEOUT = "Webhooks__InlineTimeoutSeconds"
+
+
+@pytest.fixture
+async def expiry(nursery):
+    made = Expiry(SWEEP_SECONDS)
+
+    async def sweep():
+        while True:
+            await trio.sleep(SWEEP_SECONDS)
+            made.sweep(trio.current_time())
+
+    nursery.start_soon(sweep)
+    return made
+
+
+@contextmanager
+def request(expiry):
+    """What a connection does around its application."""
+    with expiry.scope:
+        yield
+
+
+@pytest.mark.parametrize("begun", [0, 0.2, 0.49, 0.5])
+@pytest.mark.parametrize("seconds", [0.01, 0.49, 0.5, 0.99, 1, 1.01, 1.5, 3.7, 8])
+async def test_time_is_over_to_the_point(autojump_clock, expiry, seconds, begun):
+    await trio.sleep(begun)
+    started = trio.current_time()
+    with request(expiry):
+        expiry.arm(seconds)
+        try:
+            await trio.sleep_forever()
+        finally:
+            assert expiry.disarm()
+    assert expiry.scope.cancelled_caught
+    assert trio.current_time() - started == pytest.approx(seconds)
+
+
+async def test_what_is_disarmed_is_never_cancelled(autojump_clock, expiry):
+    with request(expiry):
+        for seconds in (0.3, 0.9, 2, 8, 0.3):
+            expiry.arm(seconds)
+            await trio.sleep(seconds * 0.9)
+            assert not expiry.disarm()
+            await trio.sleep(20)
+    assert not expiry.spent
+
+
+async def test_a_run_that_outlasts_it_is_a_failure_and_leaves_its_answer(autojump_clock, expiry):
+    ended, answers = [], []
+
+    async def handler(event):
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(trio.current_time())
+
+    bench = Bench.of(registry(handler), **{TIMEOUT: 8})
+    started = trio.current_time()
+
+    async def wait_for_it():
+        await trio.sleep(1)
+        answers.append(await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler()))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_for_it)
+        with request(expiry):
+            await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler(), expiry)
+    assert expiry.scope.cancelled_caught
+    assert ended == [started + 8]
+    assert expiry.answer[0] == 500
+    assert [answer.status for answer in answers] == [500]
+    record = await bench.inbox.get("a")
+    assert (record.state, record.attempts) == (DeliveryState.RETRYING, 1)
+    assert "InlineTimeoutSeconds" in record.last_error
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_handler_that_ends_by_itself_when_cancelled_decides_the_outcome(
+    autojump_clock, expiry, fails
+):
+    async def handler(event):
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            if fails:
+                raise ValueError("made of a cancellation") from None
+
+    bench = Bench.of(registry(handler), **{TIMEOUT: 8})
+    with request(expiry):
+        answer = await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler(), expiry)
+    assert expiry.spent
+    assert answer.status == (500 if fails else 200)
+    record = await bench.inbox.get("a")
+    assert record.state is (DeliveryState.RETRYING if fails else DeliveryState.DONE)
+    assert record.last_error == ("ValueError: made of a cancellation" if fails else None)
+
+
+async def test_the_servers_end_releases_a_run_whose_time_is_not_over(autojump_clock, expiry):
+    async def handler(event):
+        await trio.sleep_forever()
+
+    bench = Bench.of(registry(handler), **{TIMEOUT: 8})
+    with trio.move_on_after(7) as scope, request(expiry):
+        await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler(), expiry)
+    assert scope.cancelled_caught
+    assert not expiry.spent
+    assert expiry.answer is None
+    record = await bench.inbox.get("a")
+    assert (record.state, record.attempts) == (DeliveryState.RECEIVED, 0)
