@@ -202,7 +202,7 @@ async def test_probes_see_a_long_start_and_metrics_work_meanwhile(monkeypatch):
             while not runtime.administrator.status()["admin"]:
                 await trio.sleep(0.005)
             url = runtime.administrator.status()["admin"][0]
-            async with httpx.AsyncClient(base_url=url) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=60) as client:
                 answer = await client.get("/readyz")
                 assert answer.status_code == 503
                 assert not checks_of(answer)["receiver"]["ok"]
@@ -478,7 +478,7 @@ async def test_a_console_that_only_shows_changes_nothing_and_says_why():
 async def test_an_address_for_other_machines_shows_strangers_no_more_than_probes():
     async with administered(Admin__Bind="0.0.0.0:0") as admin:
         port = admin.runtime.started.admin[0].rpartition(":")[2]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             assert (await client.get("/livez")).status_code == 200
             answer = await client.get("/readyz")
             assert answer.status_code == 200

@@ -392,7 +392,7 @@ async def test_tls_with_an_authority_of_its_own_and_without():
     async with serving(upstream, http1_handler(upstream), context=context):
         url = f"https://localhost:{upstream.port}/"
         trusting = Transport(ConnectionOptions(), verify=AUTHORITY.client_context())
-        async with httpx.AsyncClient(transport=trusting) as client:
+        async with httpx.AsyncClient(transport=trusting, timeout=60) as client:
             assert (await client.get(url)).content == BODY
             assert len((await client.get(f"{url}size/2000000")).content) == 2_000_000
             response = await client.post(f"{url}upload", content=bytes(2_000_000))

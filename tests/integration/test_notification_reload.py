@@ -65,7 +65,9 @@ async def test_a_reload_changes_the_texts_of_the_messages_after_it():
                 before, after = subjects(provider)
                 assert "Bad news" not in before
                 assert after == "Bad news for bolt"
-                async with httpx.AsyncClient(base_url=runtime.started.admin[0]) as admin:
+                async with httpx.AsyncClient(
+                    base_url=runtime.started.admin[0], timeout=60
+                ) as admin:
                     sent = 'sdk_notifications_total{channel="email",result="sent"} 2\n'
                     while sent not in (await admin.get("/metrics")).text:
                         await trio.sleep(0.01)

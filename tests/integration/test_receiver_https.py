@@ -118,7 +118,7 @@ async def test_tls_of_its_own_satisfies_require_https(authority, certificate):
     with trio.fail_after(60):
         async with running_app(registry(works), settings) as app:
             assert app.url.startswith("https://127.0.0.1:")
-            async with httpx.AsyncClient(verify=verify) as client:
+            async with httpx.AsyncClient(verify=verify, timeout=60) as client:
                 for number in range(3):
                     delivery = app.sign("order.paid", webhook_id=f"m{number}")
                     answer = await client.post(
@@ -146,7 +146,7 @@ async def test_a_connection_that_speaks_no_tls_ends_alone(authority, certificate
                 await wire.send(noise)
                 await wire.end_of_sending()
                 assert b"HTTP/" not in await wire.rest()
-            async with httpx.AsyncClient(verify=verify) as client:
+            async with httpx.AsyncClient(verify=verify, timeout=60) as client:
                 delivery = app.sign("order.paid")
                 answer = await client.post(app.url, content=delivery.body, headers=delivery.headers)
                 assert answer.status_code == 200
@@ -158,7 +158,7 @@ async def test_the_simulator_reaches_a_receiver_with_tls(authority, certificate)
     with trio.fail_after(60):
         async with running_app(registry(works), settings_for_tests(certificate)) as app:
             url = app.url.replace("/hooks/sdk", "/test/webhook/simulate/order.paid")
-            async with httpx.AsyncClient(verify=verify) as client:
+            async with httpx.AsyncClient(verify=verify, timeout=60) as client:
                 simulated = (await client.post(url)).json()
             assert simulated["status"] == 200
             assert simulated["targetUrl"] == app.url
@@ -204,7 +204,7 @@ async def test_a_unix_socket_is_a_proxys_and_believed_only_when_listed(
             assert app.runtime.started.receiver == (f"unix:{socket_path}",)
             delivery = app.sign("order.paid")
             transport = httpx.AsyncHTTPTransport(uds=socket_path)
-            async with httpx.AsyncClient(transport=transport) as client:
+            async with httpx.AsyncClient(transport=transport, timeout=60) as client:
                 headers = {**delivery.headers, **({"x-forwarded-proto": proto} if proto else {})}
                 answer = await client.post(
                     "http://receiver/hooks/sdk", content=delivery.body, headers=headers

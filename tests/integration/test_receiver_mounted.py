@@ -46,7 +46,7 @@ async def served(application):
 
 
 async def post(address, delivery, path="/hooks/sdk"):
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(
             f"{address}{path}", content=delivery.body, headers=delivery.headers
         )
@@ -105,7 +105,7 @@ async def test_a_route_of_a_starlette_application_takes_deliveries():
         lifespan=lifespan,
     )
     async with served(application) as address:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             assert (await client.get(f"{address}/hello")).text == "hello"
         assert await post(address, signed(webhook_id="a")) == (200, b"{}")
         assert (await receiver.store.get("a")).state is DeliveryState.DONE

@@ -210,7 +210,7 @@ async def object_store():
         stderr=subprocess.DEVNULL,
     )
     try:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             with trio.fail_after(60):
                 while True:
                     try:

@@ -258,7 +258,7 @@ async def test_connections_leave_the_log_of_a_replicated_database_alone(tmp_path
 
 
 async def _seen_at_the_admin_address(url):
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         # The check of the lag looks at its own times.
         async def metrics_of_one_healthy():
             text = (await client.get("/metrics")).text

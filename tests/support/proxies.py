@@ -73,7 +73,9 @@ class Proxy:
             http2=http2,
         )
         transport = _Named(transport)
-        return httpx.AsyncClient(transport=transport, base_url=f"https://{address}:{self.port}")
+        return httpx.AsyncClient(
+            transport=transport, base_url=f"https://{address}:{self.port}", timeout=60
+        )
 
 
 class _Named(httpx.AsyncBaseTransport):
