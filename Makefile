@@ -4,13 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Processes that run tests side by side; auto: as many as there are processors.
 WORKERS ?= auto
+# How often each server is measured by `make bench`.
+ROUNDS ?= 5
 
 # The optional checks: no generator that holds a scope (900), a checkpoint on every path (910-913).
 # ASYNC114 asks for a list of startable names, which every `task_status` parameter already is;
 # ASYNC127 asks for httpx2, but httpx is the public surface (its mocks and auth classes are users').
 FLAKE8_ASYNC := --enable ASYNC,ASYNC900,ASYNC910,ASYNC911,ASYNC912,ASYNC913 --disable ASYNC114,ASYNC127
 
-.PHONY: run test lint types imports tests emulators bench bench-client format clean
+.PHONY: run test lint types imports tests emulators bench bench-report bench-client format clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m sdk_trio dev
@@ -48,8 +50,14 @@ tests: $(VENV)/.installed-dev
 # What integration tests talk to, in places of its own: none of it is the package's dependency.
 emulators: tests/emulators/.installed
 
+# All of the benchmark's rows; it ends with an error where the machine was too small or too busy.
 bench: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/deliveries.py
+	$(BIN)/python benchmarks/deliveries.py --rounds $(ROUNDS) --processes 1 2 --tls --finished 1000000
+
+# The same, written into docs/explanation/performance.md with what was refused.
+bench-report:
+	-$(MAKE) bench
+	$(BIN)/python benchmarks/report.py
 
 bench-client: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --group bench

@@ -2,18 +2,27 @@
 
 Each connection sends a delivery, waits for its whole answer, and sends the next. Every delivery
 has an id and a signature of its own, made before the clock starts, so that a receiver cannot answer
-from its memory and the generator has little to do while it measures.
+from its memory and the generator has little to do while it measures. Ids are random UUIDs, as the
+upstream's are: the worst order for an index. Other senders' ids grow with time (``growing``).
+
+Run as a program, it takes its arguments as JSON, says "ready" once it has prepared them, waits for
+a line, so that several generators begin together, says "begun", and writes its measurement to the
+file ``result``.
 """
 
 import base64
 import hashlib
 import hmac
 import json
+import random
 import select
 import socket
+import ssl
 import sys
 import time
+import uuid
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 #: A key for benchmarks on the loopback address; it protects nothing.
 KEY = b"benchmark-key-that-protects-nothing"
@@ -43,12 +52,22 @@ def body(size: int = 2048) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def requests(count: int, payload: bytes, host: str, path: str, prefix: str) -> list[bytes]:
+def webhook_ids(count: int, *, growing: bool = False) -> list[str]:
+    """Return new ids: random UUIDs of version 4, or texts in the order of their making."""
+    if growing:
+        prefix = f"msg_{time.time_ns():x}_"
+        return [f"{prefix}{number:010d}" for number in range(count)]
+    source = random.Random(time.time_ns())
+    return [str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(count)]
+
+
+def requests(
+    count: int, payload: bytes, host: str, path: str, *, growing: bool = False
+) -> list[bytes]:
     """Sign ``count`` deliveries of ``payload``, each with an id of its own."""
     made = []
     moment = str(int(time.time()))
-    for number in range(count):
-        webhook_id = f"msg_{prefix}{number}"
+    for webhook_id in webhook_ids(count, growing=growing):
         signed = b"%b.%b.%b" % (webhook_id.encode(), moment.encode(), payload)
         signature = base64.b64encode(hmac.digest(KEY, signed, hashlib.sha256)).decode()
         head = (
@@ -62,17 +81,16 @@ def requests(count: int, payload: bytes, host: str, path: str, prefix: str) -> l
 
 @dataclass
 class Measured:
-    """What one run saw: answered deliveries, seconds, answers other than 200, latencies in ms.
+    """What one run saw: seconds, answers other than 200, and how long each answer took, in us.
 
-    ``generator_used`` is the share of its core that the generator itself used: near 1, it was the
-    bottleneck.
+    ``dropped`` are requests whose connection was closed instead of answered. ``generator_used`` is
+    the share of its core that the generator itself used: near 1, it was the bottleneck.
     """
 
-    deliveries: int
+    latencies_us: list[int]
     seconds: float
     errors: int
-    p50_ms: float
-    p99_ms: float
+    dropped: int
     began: float
     ended: float
     generator_used: float
@@ -85,27 +103,36 @@ class Connection:
     looks different is read as HTTP.
     """
 
-    __slots__ = ("expected", "received", "sent_at", "socket")
+    __slots__ = ("closing", "expected", "received", "sent_at", "socket")
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         self.socket = socket.create_connection((host, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self.socket.setblocking(False)
         self.received = b""
         self.expected = 0
+        self.closing = False
         self.sent_at = 0.0
 
     def send(self, request: bytes) -> None:
         self.sent_at = time.perf_counter()
-        if self.socket.send(request) != len(request):
+        try:
+            sent = self.socket.send(request)
+        except (ConnectionError, ssl.SSLError):
+            return  # reading tells that it was closed
+        if sent != len(request):
             raise SystemExit("a request did not fit into an empty socket's buffer")
 
     def answer(self) -> int | None:
         """Return the status once the whole answer is here; 0 if the connection was closed."""
         try:
             chunk = self.socket.recv(65536)
-        except ConnectionResetError:
+        except ssl.SSLWantReadError:
+            return None
+        except (ConnectionError, ssl.SSLError):
             return 0
         if len(chunk) == self.expected and not self.received and chunk[9:12] == b"200":
             return 200
@@ -121,22 +148,38 @@ class Connection:
         if len(rest) < length:
             return None
         self.expected = len(self.received)
+        self.closing = b"\r\nconnection: close" in lowered
         self.received = b""
         return int(head[9:12])
 
 
 def run(
-    host: str, port: int, path: str, *, connections: int, warm_up: float, seconds: float, rate: int
+    host: str,
+    port: int,
+    path: str,
+    *,
+    connections: int,
+    warm_up: float,
+    seconds: float,
+    count: int,
+    growing: bool = False,
+    authority: str | None = None,
 ) -> Measured:
-    """Load the receiver for ``warm_up`` and then ``seconds``; ``rate`` bounds what is prepared."""
-    total = int(rate * (warm_up + seconds))
-    prepared = iter(requests(total, body(), f"{host}:{port}", path, f"{time.time_ns():x}_"))
-    open_ones = {c.socket.fileno(): c for c in (Connection(host, port) for _ in range(connections))}
+    """Load the receiver with ``count`` deliveries, or for ``warm_up`` and then ``seconds``.
+
+    ``authority`` is the file of the certificate to trust: with it, connections speak TLS.
+    """
+    prepared = iter(requests(count, body(), f"{host}:{port}", path, growing=growing))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    tls = None if authority is None else ssl.create_default_context(cafile=authority)
+    opened = [Connection(host, port, tls) for _ in range(connections)]
+    open_ones = {connection.socket.fileno(): connection for connection in opened}
     poll = select.epoll()
     for descriptor in open_ones:
         poll.register(descriptor, select.EPOLLIN)
     latencies: list[float] = []
-    errors = 0
+    errors = dropped = 0
     begin = time.perf_counter() + warm_up
     end = begin + seconds
     began = time.time() + warm_up
@@ -144,6 +187,7 @@ def run(
     started = time.perf_counter()
     for connection in open_ones.values():
         connection.send(next(prepared))
+    print("begun", flush=True)
     while (now := time.perf_counter()) < end and open_ones:
         for descriptor, _ in poll.poll(0.5):
             connection = open_ones[descriptor]
@@ -151,11 +195,13 @@ def run(
             if status is None:
                 continue
             now = time.perf_counter()
-            if begin <= now < end:
+            if status == 0:
+                dropped += 1
+            elif begin <= now < end:
                 latencies.append(now - connection.sent_at)
                 errors += status != 200
             request = next(prepared, None)
-            if status == 0 or request is None:
+            if status == 0 or connection.closing or request is None:
                 poll.unregister(descriptor)
                 open_ones.pop(descriptor).socket.close()
             else:
@@ -164,13 +210,11 @@ def run(
     busy = (time.process_time() - busy) / (time.perf_counter() - started)
     for connection in open_ones.values():
         connection.socket.close()
-    latencies.sort()
     return Measured(
-        deliveries=len(latencies),
+        latencies_us=[int(1e6 * latency) for latency in latencies],
         seconds=elapsed,
         errors=errors,
-        p50_ms=1000 * latencies[len(latencies) // 2] if latencies else 0.0,
-        p99_ms=1000 * latencies[len(latencies) * 99 // 100] if latencies else 0.0,
+        dropped=dropped,
         began=began,
         ended=began + elapsed,
         generator_used=busy,
@@ -179,4 +223,5 @@ def run(
 
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])
-    print(json.dumps(asdict(run(**options))))
+    result = Path(options.pop("result"))
+    result.write_text(json.dumps(asdict(run(**options))))

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
@@ -13,41 +14,117 @@ SERVERS = HERE / "servers"
 #: What the ratios are taken to.
 REFERENCE = "fastapi"
 
+#: Servers that only a run with ``--tls`` or ``--finished`` has.
+TLS, FINISHED = "tls", "finished"
+
 
 @attrs.frozen
 class Server:
-    """One server: its command (``PORT`` stands for the port) and what it does.
+    """One server: its command and what it does.
 
-    ``durable``: it waits for the disk as well, so it may leave its core idle.
+    In the command, ``PORT`` and ``WORKERS`` stand for the port and the number of processes. With
+    ``inherits``, every process is started by itself, and ``ADDRESS`` stands for the listening
+    socket that all of them inherit.
+
+    ``durable``: it waits for the disk as well, so it may leave its core idle. ``store``: a database
+    that it gets a copy of. ``growing_ids``: its senders' ids grow with time and are not random.
+    ``only_with``: the option that it needs. ``alone``: it has no form of several processes.
     """
 
     name: str
     command: tuple[str, ...]
     about: str
     durable: bool = False
+    inherits: bool = False
+    tls: bool = False
+    growing_ids: bool = False
+    store: Path | None = None
+    only_with: str | None = None
+    alone: bool = False
 
 
-def servers() -> list[Server]:
-    """Install what is missing and return every server, ours first."""
-    python = _python_peers()
-    ours = (sys.executable, str(SERVERS / "receiver.py"), "PORT")
-    found = [
-        Server("inline", (*ours, "inline"), "ours: typed, deduplicated in memory"),
-        Server("durable", (*ours, "durable"), "ours: typed, SQLite synchronous=FULL", durable=True),
-        Server("stock", (*ours, "stock"), "inline on hypercorn, without the fast path"),
+def servers(options: Iterable[str], *, processes: int, store: Path) -> list[Server]:
+    """Install what is missing and return every server that takes part, ours first.
+
+    Args:
+        options: of :data:`TLS` and :data:`FINISHED`.
+        processes: of each server; above 1, those that have no such form are left out.
+        store: where the store full of finished events is.
+    """
+    wanted = (None, *options)
+    found = [*_ours(store), *_python_peers(), *_node_peers()]
+    return [
+        server
+        for server in found
+        if server.only_with in wanted and not (server.alone and processes > 1)
+    ]
+
+
+def _ours(store: Path) -> list[Server]:
+    receiver = (sys.executable, str(SERVERS / "receiver.py"), "ADDRESS")
+    inline, durable = (*receiver, "inline"), (*receiver, "durable")
+    minimal = (sys.executable, str(SERVERS / "minimal_peer.py"), "ADDRESS")
+    full = {"durable": True, "inherits": True, "only_with": FINISHED}
+    return [
+        Server("inline", inline, "ours: typed, deduplicated in memory", inherits=True),
+        Server(
+            "durable",
+            durable,
+            "ours: typed, SQLite synchronous=FULL",
+            durable=True,
+            inherits=True,
+        ),
+        Server("full", durable, "durable beside finished events", store=store, **full),
+        Server(
+            "growing",
+            durable,
+            "durable, ids that grow with time",
+            growing_ids=True,
+            **full,
+        ),
+        Server(
+            "full-growing",
+            durable,
+            "both",
+            store=store,
+            growing_ids=True,
+            **full,
+        ),
+        Server(
+            "stock",
+            (*receiver, "stock"),
+            "inline on hypercorn, without the fast path",
+            inherits=True,
+            alone=True,
+        ),
         Server(
             "minimal",
-            (sys.executable, str(SERVERS / "minimal_peer.py"), "PORT"),
+            minimal,
             "trio + httptools, our verification, nothing else: the limit",
+            inherits=True,
         ),
+        Server("tls", inline, "inline over TLS", inherits=True, tls=True, only_with=TLS),
         Server(
-            REFERENCE,
-            (python, str(SERVERS / "fastapi_peer.py"), "PORT"),
-            "uvicorn + FastAPI + standardwebhooks",
+            "tls-stock",
+            (*receiver, "stock"),
+            "stock over TLS",
+            inherits=True,
+            tls=True,
+            only_with=TLS,
+            alone=True,
         ),
+    ]
+
+
+def _python_peers() -> list[Server]:
+    python = _peers_python()
+    fastapi = (python, str(SERVERS / "fastapi_peer.py"), "PORT", "WORKERS")
+    return [
+        Server(REFERENCE, fastapi, "uvicorn + FastAPI + standardwebhooks"),
+        Server("tls-fastapi", fastapi, "fastapi over TLS", tls=True, only_with=TLS),
         Server(
             "uvicorn",
-            (python, str(SERVERS / "bare_peer.py"), "PORT"),
+            (python, str(SERVERS / "bare_peer.py"), "PORT", "WORKERS"),
             "uvicorn, bare ASGI + standardwebhooks",
         ),
         Server(
@@ -55,19 +132,22 @@ def servers() -> list[Server]:
             (
                 str(Path(python).with_name("granian")),
                 *("--interface", "asgi", "--host", "127.0.0.1", "--port", "PORT"),
-                *("--workers", "1", "--no-ws", "--log-level", "error", "--loop", "uvloop"),
+                *("--workers", "WORKERS", "--no-ws", "--log-level", "error", "--loop", "uvloop"),
                 "fastapi_peer:app",
             ),
             "granian + FastAPI + standardwebhooks",
         ),
     ]
-    node = _node_peer()
-    if node is not None:
-        found.append(Server("node", (node, str(SERVERS / "node_peer.mjs"), "PORT"), "node http"))
-    return found
 
 
-def _python_peers() -> str:
+def _node_peers() -> list[Server]:
+    node = _node()
+    if node is None:
+        return []
+    return [Server("node", (node, str(SERVERS / "node_peer.mjs"), "PORT", "WORKERS"), "node http")]
+
+
+def _peers_python() -> str:
     """Install the Python peers once, beside the benchmarks, and return their interpreter."""
     directory = HERE / ".venv"
     python = directory / "bin" / "python"
@@ -81,7 +161,7 @@ def _python_peers() -> str:
     return str(python)
 
 
-def _node_peer() -> str | None:
+def _node() -> str | None:
     """Install the Node.js peer once; None where there is no Node.js, which is said."""
     try:
         if not (HERE / "node_modules" / "standardwebhooks").exists():

@@ -1,25 +1,53 @@
-"""Runs one server as a process of its own, and reads from the system what it costs."""
+"""Runs one server with its processes, and reads from the system what it costs."""
 
 import http.client
 import json
 import os
+import shutil
 import socket
+import ssl
+import statistics
 import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import attrs
 from load import SECRET, body, requests
 from peers import HERE, SERVERS, Server
+from stores import Certificate
 
 PATH = "/hooks/sdk"
 START_SECONDS = 20.0
 STOP_SECONDS = 40.0
+WARM_UP_SECONDS = 1.0
+DATABASE = "inbox.db"
+
+
+@attrs.frozen
+class Layout:
+    """Which cores the server's processes share, and which one each generator has for itself."""
+
+    servers: tuple[int, ...]
+    generators: tuple[tuple[int, ...], ...]
+
+    @property
+    def crowded(self) -> bool:
+        """Whether generators have to take part of the servers' cores."""
+        return any(set(cores) & set(self.servers) for cores in self.generators)
+
+
+def layout(processes: int) -> Layout:
+    """Give every process and as many generators a core each, as far as the machine has them."""
+    cores = sorted(os.sched_getaffinity(0))
+    spare = cores[processes : 2 * processes]
+    if not spare:
+        return Layout(tuple(cores[:processes]), (tuple(cores),))
+    return Layout(tuple(cores[:processes]), tuple((core,) for core in spare))
 
 
 @attrs.define
@@ -28,110 +56,244 @@ class Process:
 
     server: Server
     port: int
-    pid: int
-    handled_file: Path
+    layout: Layout
+    started: Sequence["subprocess.Popen[bytes]"]
+    handled_files: Sequence[Path]
+    certificate: Certificate | None
     start_ms: float = 0.0
     idle_mb: float = 0.0
-    stop_ms: float = 0.0
 
     def cpu_seconds(self) -> float:
-        """User and system time so far, all threads and children included."""
-        return sum(map(_cpu_seconds, _family(self.pid)))
+        """User and system time so far, all processes, threads and children included."""
+        return sum(map(_cpu_seconds, self._members()))
 
     def memory_mb(self) -> float:
-        """Resident memory, children included."""
-        return sum(map(_resident_mb, _family(self.pid)))
+        """Resident memory, all processes and children included."""
+        return sum(map(_resident_mb, self._members()))
 
     def handled(self) -> int:
         """How many events are done; 0 for a peer, whose answers say so."""
-        count: int = struct.unpack("<Q", self.handled_file.read_bytes())[0]
-        return count
+        return sum(struct.unpack("<Q", file.read_bytes())[0] for file in self.handled_files)
+
+    @property
+    def running(self) -> bool:
+        """Whether a process of it has not ended."""
+        return any(popen.poll() is None for popen in self.started)
+
+    def stop(self) -> None:
+        """Ask every process to end."""
+        for popen in self.started:
+            popen.terminate()
+
+    def wait(self) -> None:
+        """Wait until every process has ended."""
+        for popen in self.started:
+            popen.wait(timeout=STOP_SECONDS)
+
+    def _members(self) -> list[int]:
+        return [member for popen in self.started for member in _family(popen.pid)]
 
 
 @contextmanager
-def serving(server: Server) -> Iterator[Process]:
-    """Run ``server`` on a free port and core 0 until the end of the block."""
-    port = _free_port()
-    with tempfile.TemporaryDirectory() as directory:
-        handled = Path(directory) / "handled"
-        handled.write_bytes(bytes(8))
+def serving(server: Server, *, processes: int, certificate: Certificate) -> Iterator[Process]:
+    """Run ``server`` on a free port and cores of its own until the end of the block."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        data = directory / "data"
+        data.mkdir()
+        if server.store is not None:
+            shutil.copyfile(server.store, data / DATABASE)
+            os.sync()
+        # Processes that share a port have to find it bound; others bind it themselves.
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
+        port = int(listener.getsockname()[1])
+        copies = processes if server.inherits else 1
+        if not server.inherits:
+            listener.close()
+        place = layout(processes)
+        handled = [directory / f"handled{number}" for number in range(copies)]
         began = time.perf_counter()
-        popen = subprocess.Popen(
-            [str(port) if part == "PORT" else part for part in server.command],
-            env={
+        started = []
+        for file in handled:
+            file.write_bytes(bytes(8))
+            environment = {
                 **os.environ,
                 "PYTHONPATH": f"{HERE}:{SERVERS}",
                 "BENCHMARK_SECRET": SECRET,
-                "BENCHMARK_HANDLED": str(handled),
-            },
-            preexec_fn=lambda: pin(0),
-        )
-        process = Process(server, port, popen.pid, handled)
+                "BENCHMARK_HANDLED": str(file),
+                "BENCHMARK_DATA": str(data),
+                "BENCHMARK_PROCESSES": str(processes),
+            }
+            if server.tls:
+                environment |= {
+                    "BENCHMARK_CERTIFICATE": str(certificate.chain),
+                    "BENCHMARK_KEY": str(certificate.key),
+                }
+            words = {"PORT": str(port), "WORKERS": str(processes)}
+            if server.inherits:
+                words["ADDRESS"] = f"fd:{listener.fileno()}"
+            started.append(
+                subprocess.Popen(
+                    [words.get(part, part) for part in server.command],
+                    env=environment,
+                    pass_fds=[listener.fileno()] if server.inherits else [],
+                    preexec_fn=lambda: os.sched_setaffinity(0, place.servers),
+                )
+            )
+        if server.inherits:
+            listener.close()
+        trusted = certificate if server.tls else None
+        process = Process(server, port, place, started, handled, trusted)
         try:
-            _wait_for_answer(process, popen)
+            _wait_for_answer(process)
             process.start_ms = 1000 * (time.perf_counter() - began)
+            _wait_for_all(process, processes)
             process.idle_mb = process.memory_mb()
             yield process
         finally:
-            told = time.perf_counter()
-            popen.terminate()
-            popen.wait(timeout=STOP_SECONDS)
-            process.stop_ms = 1000 * (time.perf_counter() - told)
+            process.stop()
+            process.wait()
 
 
-def _wait_for_answer(process: Process, popen: "subprocess.Popen[bytes]") -> None:
+def _wait_for_answer(process: Process) -> None:
     """Deliver until the first 200."""
     deadline = time.monotonic() + START_SECONDS
-    (delivery,) = requests(1, body(), "127.0.0.1", PATH, f"start{time.time_ns():x}_")
-    while True:
-        try:
-            with socket.create_connection(("127.0.0.1", process.port), timeout=5) as connection:
-                connection.sendall(delivery)
-                answer = http.client.HTTPResponse(connection)
-                answer.begin()
-                if answer.status == 200:
-                    return
-        except OSError:
-            pass
-        if time.monotonic() > deadline or popen.poll() is not None:
+    while not _delivered(process):
+        if time.monotonic() > deadline or not process.running:
             raise SystemExit(f"{process.server.name} did not start: {process.server.command}")
         time.sleep(0.002)
 
 
+def _wait_for_all(process: Process, processes: int) -> None:
+    """Give the other processes the time to start; one of them has answered."""
+    if processes > 1:
+        time.sleep(3.0)
+        _wait_for_answer(process)
+
+
+def _delivered(process: Process) -> bool:
+    (delivery,) = requests(1, body(), "127.0.0.1", PATH)
+    try:
+        with socket.create_connection(("127.0.0.1", process.port), timeout=5) as plain:
+            connection: socket.socket = plain
+            if process.certificate is not None:
+                context = ssl.create_default_context(cafile=str(process.certificate.authority))
+                connection = context.wrap_socket(plain, server_hostname="127.0.0.1")
+            with connection:
+                connection.sendall(delivery)
+                answer = http.client.HTTPResponse(connection)
+                answer.begin()
+                return answer.status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+@attrs.define
+class _Generators:
+    """Load generators that have begun together."""
+
+    processes: Sequence["subprocess.Popen[str]"]
+    results: Sequence[Path]
+
+    @property
+    def running(self) -> bool:
+        return any(popen.poll() is None for popen in self.processes)
+
+    def wait_until_begun(self) -> None:
+        """Wait until every connection is open and has sent its first request."""
+        self._hear()
+
+    def measured(self) -> list[dict[str, float | list[int]]]:
+        if any(popen.wait() for popen in self.processes):
+            raise SystemExit("a load generator failed, see above")
+        return [json.loads(result.read_text()) for result in self.results]
+
+    def begin(self) -> None:
+        """Let all of them begin, once each has prepared its deliveries."""
+        self._hear()
+        for popen in self.processes:
+            assert popen.stdin is not None
+            popen.stdin.write("go\n")
+            popen.stdin.close()
+
+    def _hear(self) -> None:
+        for popen in self.processes:
+            assert popen.stdout is not None
+            popen.stdout.readline()
+
+
+@contextmanager
+def _generating(
+    process: Process, *, connections: int, warm_up: float, seconds: float, count: int
+) -> Iterator[_Generators]:
+    cores = process.layout.generators
+    certificate = process.certificate
+    with tempfile.TemporaryDirectory() as directory:
+        results = [Path(directory) / f"{number}" for number in range(len(cores))]
+        started = []
+        for mine, result in zip(cores, results, strict=True):
+            arguments = {
+                "host": "127.0.0.1",
+                "port": process.port,
+                "path": PATH,
+                "connections": connections // len(cores),
+                "warm_up": warm_up,
+                "seconds": seconds,
+                "count": count,
+                "growing": process.server.growing_ids,
+                "authority": None if certificate is None else str(certificate.authority),
+                "result": str(result),
+            }
+            popen = subprocess.Popen(
+                [sys.executable, str(HERE / "load.py"), json.dumps(arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                preexec_fn=lambda mine=mine: os.sched_setaffinity(0, mine),
+            )
+            started.append(popen)
+        generators = _Generators(started, results)
+        try:
+            generators.begin()
+            yield generators
+        finally:
+            for popen in started:
+                popen.kill()
+                popen.wait()
+                assert popen.stdout is not None
+                popen.stdout.close()
+
+
 def load(process: Process, *, connections: int, seconds: float, rate: int) -> dict[str, float]:
-    """Load a running server once, from core 1, and return what was measured."""
-    arguments = {
-        "host": "127.0.0.1",
-        "port": process.port,
-        "path": PATH,
-        "connections": connections,
-        "warm_up": 1.0,
-        "seconds": seconds,
-        "rate": rate,
-    }
-    generator = subprocess.Popen(
-        [sys.executable, str(HERE / "load.py"), json.dumps(arguments)],
-        stdout=subprocess.PIPE,
-        preexec_fn=lambda: pin(1),
-    )
+    """Load a running server once, and return what was measured."""
     samples = []
-    while generator.poll() is None:
-        samples.append((time.time(), process.cpu_seconds(), process.handled()))
-        time.sleep(0.1)
-    result = json.loads(generator.communicate()[0])
-    inside = [sample for sample in samples if result["began"] <= sample[0] <= result["ended"]]
+    with _generating(
+        process,
+        connections=connections,
+        warm_up=WARM_UP_SECONDS,
+        seconds=seconds,
+        count=int(rate * (WARM_UP_SECONDS + seconds)),
+    ) as generators:
+        while generators.running:
+            samples.append((time.time(), process.cpu_seconds(), process.handled()))
+            time.sleep(0.1)
+        results = generators.measured()
+    latencies = sorted(latency for result in results for latency in result["latencies_us"])
+    first, last = (max(r["began"] for r in results), min(r["ended"] for r in results))
+    inside = [sample for sample in samples if first <= sample[0] <= last]
     (first_at, first_cpu, first_handled), (last_at, last_cpu, _) = inside[0], inside[-1]
     used = (last_cpu - first_cpu) / (last_at - first_at)
-    answered = result["deliveries"] / result["seconds"]
+    answered = sum(len(result["latencies_us"]) / result["seconds"] for result in results)
     figures = {
         "rate": answered,
         "cpu_us": 1e6 * used / answered,
-        "used": used,
-        "p50_ms": result["p50_ms"],
-        "p99_ms": result["p99_ms"],
-        "errors": result["errors"],
-        "generator_used": result["generator_used"],
-        "peak_mb": process.memory_mb(),
+        "used": used / len(process.layout.servers),
+        "crowded": process.layout.crowded,
+        "p50_ms": latencies[len(latencies) // 2] / 1000,
+        "p99_ms": latencies[len(latencies) * 99 // 100] / 1000,
+        "errors": sum(result["errors"] + result["dropped"] for result in results),
+        "generator_used": statistics.mean(result["generator_used"] for result in results),
+        "loaded_mb": process.memory_mb(),
         "start_ms": process.start_ms,
         "idle_mb": process.idle_mb,
     }
@@ -144,6 +306,25 @@ def load(process: Process, *, connections: int, seconds: float, rate: int) -> di
     return figures
 
 
+def drain(process: Process, *, connections: int, rate: int) -> dict[str, float]:
+    """End a server in the middle of load: how long that takes, and what it leaves unanswered.
+
+    A request counts as unanswered when its connection was closed, and no answer before had said
+    that it would be. ``rate`` is more than it can answer in a second.
+    """
+    with _generating(
+        process, connections=connections, warm_up=0.0, seconds=STOP_SECONDS, count=rate
+    ) as generators:
+        generators.wait_until_begun()
+        time.sleep(0.3)
+        told = time.perf_counter()
+        process.stop()
+        process.wait()
+        drain_ms = 1000 * (time.perf_counter() - told)
+        results = generators.measured()
+    return {"drain_ms": drain_ms, "dropped": sum(result["dropped"] for result in results)}
+
+
 def _wait_until_done(process: Process) -> tuple[int, float]:
     """Wait until the count stands still; return it, and since when it has been so."""
     handled, at = process.handled(), time.time()
@@ -153,18 +334,6 @@ def _wait_until_done(process: Process) -> tuple[int, float]:
         if now != handled:
             handled, at = now, time.time()
     return handled, at
-
-
-def pin(core: int) -> None:
-    """Bind this process to one of the cores that it may use."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[core % len(cores)]})
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _family(pid: int) -> list[int]:

@@ -1,6 +1,6 @@
 """uvicorn with an ASGI application of a few lines: no framework, the `standardwebhooks` package.
 
-Argument: PORT.
+Arguments: PORT and WORKERS.
 """
 
 import sys
@@ -43,9 +43,10 @@ async def app(scope, receive, send):
 
 if __name__ == "__main__":
     uvicorn.run(
-        app,
+        "bare_peer:app",
         host="127.0.0.1",
         port=int(sys.argv[1]),
+        workers=int(sys.argv[2]),
         loop="uvloop",
         http="httptools",
         lifespan="off",

@@ -1,9 +1,10 @@
 """What many would write instead: FastAPI on uvicorn with the `standardwebhooks` package.
 
-Nothing is kept, duplicates are not noticed, the payload is an untyped dictionary. Argument: PORT.
-The same application is run by granian as well (``fastapi_peer:app``).
+Nothing is kept, duplicates are not noticed, the payload is an untyped dictionary. The same
+application is run by granian as well (``fastapi_peer:app``). Arguments: PORT and WORKERS.
 """
 
+import os
 import sys
 
 import uvicorn
@@ -37,11 +38,14 @@ async def receive(request: Request) -> dict:
 
 if __name__ == "__main__":
     uvicorn.run(
-        app,
+        "fastapi_peer:app",
         host="127.0.0.1",
         port=int(sys.argv[1]),
+        workers=int(sys.argv[2]),
         loop="uvloop",
         http="httptools",
         access_log=False,
         log_level="error",
+        ssl_certfile=os.environ.get("BENCHMARK_CERTIFICATE"),
+        ssl_keyfile=os.environ.get("BENCHMARK_KEY"),
     )

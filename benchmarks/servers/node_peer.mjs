@@ -1,4 +1,5 @@
-// The same on Node.js: its own http server with the `standardwebhooks` package. Argument: PORT.
+// The same on Node.js: its own http server with the `standardwebhooks` package. Arguments: PORT and WORKERS.
+import cluster from "node:cluster";
 import http from "node:http";
 import { Webhook } from "standardwebhooks";
 
@@ -25,10 +26,18 @@ async function receive(request, response) {
   response.end("{}");
 }
 
-const server = http.createServer(receive);
-server.keepAliveTimeout = 75_000;
-server.listen(Number(process.argv[2]), "127.0.0.1");
-process.on("SIGTERM", () => {
-  server.close(() => process.exit(0));
-  server.closeIdleConnections();
-});
+const workers = Number(process.argv[3]);
+if (cluster.isPrimary && workers > 1) {
+  for (let number = 0; number < workers; number++) cluster.fork();
+  process.on("SIGTERM", () => {
+    for (const worker of Object.values(cluster.workers)) worker.process.kill("SIGTERM");
+  });
+} else {
+  const server = http.createServer(receive);
+  server.keepAliveTimeout = 75_000;
+  server.listen(Number(process.argv[2]), "127.0.0.1");
+  process.on("SIGTERM", () => {
+    server.close(() => process.exit(0));
+    server.closeIdleConnections();
+  });
+}

@@ -98,10 +98,15 @@ class _Connection(TCPServer):
     """Hypercorn's connection, for HTTP/1.1 alone, which ends as soon as nothing more can arrive.
 
     Without that, the task that waits for the next request keeps a closed connection, and its file
-    descriptor, until the keep-alive time is over.
+    descriptor, until the keep-alive time is over. A request that has been read behind the last
+    answer of a drain would even be waited for until the drain's deadline.
     """
 
     _reading = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._reading_scope = trio.CancelScope()
 
     async def run(self) -> None:  # noqa: ASYNC910 - reading is a checkpoint, or it has raised
         stream = self.stream
@@ -137,10 +142,13 @@ class _Connection(TCPServer):
     async def protocol_send(self, event: Event) -> None:  # noqa: ASYNC910 - as hypercorn's own
         if self._reading or not isinstance(event, Updated):
             await super().protocol_send(event)
+        if isinstance(event, Closed):
+            self._reading_scope.cancel()
 
     async def _read_data(self) -> None:
         try:
-            await super()._read_data()
+            with self._reading_scope:
+                await super()._read_data()
         finally:
             self._reading = False
         await self.idle_task.stop()

@@ -599,6 +599,20 @@ async def test_the_end_has_a_deadline(fast):
             assert trio.current_time() - begun > 0.15
 
 
+@both
+async def test_a_request_behind_the_last_answer_does_not_hold_up_the_end(fast):
+    async with http_server(fast, graceful_seconds=3600, patience=20) as server:
+        with await server.connect() as busy:
+            await busy.send(get(b"/gate") + get())
+            await server.observer.began.wait()
+            server.server.stop()
+            await trio.testing.wait_all_tasks_blocked()
+            server.observer.gate.set()
+            # Whether the second one is begun depends on whether it had been read.
+            assert statuses(await busy.rest()) in ([200], [200, 200])
+            await server.server.ended.wait()
+
+
 async def test_the_last_answer_announces_the_end():
     async with http_server(True) as server:
         with await server.connect() as busy:
