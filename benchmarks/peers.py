@@ -1,5 +1,6 @@
 """The servers that are compared, and how the peers get installed."""
 
+import compileall
 import subprocess
 import sys
 import venv
@@ -51,6 +52,9 @@ def servers(options: Iterable[str], *, processes: int, store: Path) -> list[Serv
         processes: of each server; above 1, those that have no such form are left out.
         store: where the store full of finished events is.
     """
+    # As pip does with what it installs: the peers are compiled, and so are those who use us.
+    for directory in (HERE.parent / "sdk_trio", SERVERS):
+        compileall.compile_dir(directory, quiet=1)
     wanted = (None, *options)
     found = [*_ours(store), *_python_peers(), *_node_peers()]
     return [
@@ -121,6 +125,13 @@ def _python_peers() -> list[Server]:
     fastapi = (python, str(SERVERS / "fastapi_peer.py"), "PORT", "WORKERS")
     return [
         Server(REFERENCE, fastapi, "uvicorn + FastAPI + standardwebhooks"),
+        Server(
+            "fastapi-durable",
+            (python, str(SERVERS / "fastapi_durable_peer.py"), "PORT", "WORKERS"),
+            "fastapi that keeps each event in SQLite before it answers",
+            durable=True,
+            alone=True,
+        ),
         Server("tls-fastapi", fastapi, "fastapi over TLS", tls=True, only_with=TLS),
         Server(
             "uvicorn",

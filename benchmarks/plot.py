@@ -24,6 +24,7 @@ LABELS = {
     "stock": "sdk_trio on stock hypercorn",
     "minimal": "trio + httptools, no inbox: the limit",
     "fastapi": "uvicorn + FastAPI",
+    "fastapi-durable": "uvicorn + FastAPI, durable",
     "uvicorn": "uvicorn, bare ASGI",
     "granian": "granian + FastAPI",
     "node": "Node.js http",

@@ -82,12 +82,16 @@ class Problem:
 
 
 class OptionsValidationError(SdkError):
-    """The settings are invalid; ``problems`` holds every one of them (spec 7)."""
+    """The settings are invalid; ``problems`` holds every one of them (spec 7).
+
+    ``warnings`` are what is odd about them beside that: often the cause, such as a misspelt key.
+    """
 
     exit_code = EXIT_CONFIGURATION
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], warnings: Sequence[Problem] = ()) -> None:
         self.problems = tuple(problems)
+        self.warnings = tuple(warnings)
         lines = "\n".join(f"  {problem}" for problem in self.problems)
         count = len(self.problems)
         super().__init__(f"{count} problem{'s' if count != 1 else ''} in the settings:\n{lines}")

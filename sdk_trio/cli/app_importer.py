@@ -60,7 +60,7 @@ def import_part(option: str, reference: str, kind: type[T], *, example: str) -> 
             ) from None
     if not isinstance(found, kind):
         raise AppNotFoundError(
-            f"{option} {reference}: {attribute} is a {type(found).__name__}, not a "
+            f"{option} {reference}: {attribute} is of type {type(found).__name__}, not "
             f"{kind.__name__}{_parts_in(sys.modules[module_name], kind)}"
         )
     return found
@@ -105,4 +105,6 @@ def _place_of(error: BaseException) -> str:
 
 def _parts_in(module: ModuleType, kind: type[object]) -> str:
     names = [name for name, value in vars(module).items() if isinstance(value, kind)]
-    return f"; it has {', '.join(names)}" if names else ""
+    if names:
+        return f"; it has {', '.join(names)}"
+    return f"; it has no {kind.__name__}: put one into it"

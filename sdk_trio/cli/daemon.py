@@ -54,6 +54,7 @@ def run(arguments: Namespace) -> int:
         signal.signal(_HANGUP, lambda *_: reloader.request())
     loaded = read_again()
     settings = complete(loaded)
+    reloader.began_with(loaded)
     begin_logs(loaded)
     handlers = import_registry(arguments.app) if arguments.app else None
     runtime = Runtime(settings, handlers, standalone=arguments.standalone)

@@ -1,9 +1,7 @@
 """``dev``: a receiver to try, without any file (contracts 1)."""
 
 import errno
-import os
 import shlex
-import shutil
 import socket
 import sys
 from argparse import Namespace
@@ -28,7 +26,7 @@ from ..webhooks.simulator import PREFIX
 from .app_importer import import_registry
 from .daemon import announcement, begin_logs, serve
 from .presence import DEV_SECRET
-from .printer import print_text
+from .printer import print_text, program_name
 from .secret_finder import DEV_SECRET_NAME, provide_dev_secret
 from .settings_reader import assignments, read
 from .usage import UsageError
@@ -95,7 +93,7 @@ def guide(
     """Return what to do next: addresses, files and commands to copy; the secret is not in it."""
     directory = Path(settings.storage.path).absolute()
     address = started.receiver[0]
-    program = _program()
+    program = program_name()
     options = "".join(f" {shlex.quote(word)}" for word in settings_arguments)
     store = settings.storage.backend is StorageBackend.SQLITE
     simulator = own_url(address, f"{PREFIX}order.created")
@@ -173,20 +171,6 @@ def _settings_arguments(arguments: Namespace) -> list[str]:
     for assignment in arguments.set:
         words += ["--set", assignment]
     return words
-
-
-def _program() -> str:
-    """Return how this program is called in a shell, so that the printed commands work."""
-    script = sys.argv[0]
-    if not script.endswith("__main__.py"):
-        name = os.path.basename(script)
-        return name if shutil.which(name) == os.path.abspath(script) else shlex.quote(script)
-    python = shutil.which("python")
-    if python is not None and os.path.dirname(python) == os.path.dirname(sys.executable):
-        return "python -m sdk_trio"
-    relative = os.path.relpath(sys.executable)
-    interpreter = sys.executable if relative.startswith("..") else relative
-    return f"{shlex.quote(interpreter)} -m sdk_trio"
 
 
 def _curl(url: str) -> str:

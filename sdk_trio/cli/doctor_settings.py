@@ -42,9 +42,9 @@ def check_settings(loaded: Loaded, report: Report) -> None:
     if loaded.settings is not None:
         problems += missing_parts(loaded.settings) + unmet_needs(loaded.settings)
     for problem in problems:
-        report.problem(_place(problem), problem.message, _advice(problem))
+        report.problem(_place(problem), *_said_and_advised(problem))
     for warning in loaded.warnings:
-        report.warning(_place(warning), warning.message, _advice(warning))
+        report.warning(_place(warning), *_said_and_advised(warning))
     if not problems and not loaded.warnings:
         report.ok("Sdk", f"valid; {len(loaded.origins)} keys are set")
 
@@ -53,10 +53,13 @@ def _place(problem: Problem) -> str:
     return f"{problem.key} ({problem.origin})" if problem.origin else problem.key
 
 
-def _advice(problem: Problem) -> str:
-    """Return what the message itself advises: the last clause behind its first colon."""
-    _, colon, advice = problem.message.partition(": ")
-    return advice.rpartition("; ")[2] if colon else "see docs/reference/configuration.md"
+def _said_and_advised(problem: Problem) -> tuple[str, str]:
+    """Split a message into what is wrong and what to do: the last clause behind its first colon."""
+    said, colon, rest = problem.message.partition(": ")
+    if not colon:
+        return problem.message, "change it: 'config schema' describes every key"
+    reason, semicolon, advice = rest.rpartition("; ")
+    return f"{said}: {reason}" if semicolon else said, advice
 
 
 def check_secrets(settings: Settings, report: Report) -> None:

@@ -1,10 +1,11 @@
 """``init``: writes the files of a new application."""
 
+import shlex
 from argparse import Namespace
 from pathlib import Path
 
 from ..errors import SdkError
-from .printer import print_text, say
+from .printer import print_text, program_name, say
 from .starter_files import FILES, GITIGNORE_LINES
 
 
@@ -41,7 +42,10 @@ def init(arguments: Namespace) -> int:
         raise UnwritableFileError(
             f"{error.filename or directory} cannot be written: {error.strerror}"
         ) from error
-    say("next: copy .env.example to .env, set the secret, then: sdk-trio dev --app app:handlers")
+    here = directory.resolve() == Path.cwd()
+    enter = "" if here else f"cd {shlex.quote(str(directory))} && "
+    say(f"next: {enter}{program_name(elsewhere=not here)} dev --app app:handlers")
+    say("for deliveries of the upstream: copy .env.example to .env, and set its secret there")
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from .commands import COMMANDS, GROUPS
-from .usage import UsageError, check_words
+from .usage import UsageError, check_words, option_meant
 
 PROGRAM = "sdk-trio"
 
@@ -22,6 +22,11 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
+
+    @property
+    def options(self) -> list[str]:
+        """Every option that it takes, such as ``--config``."""
+        return list(self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting: one place words what people see."""
@@ -38,8 +43,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     check_words(arguments, [command.words for command in COMMANDS])
     parser = build_parser()
     parsed, rest = parser.parse_known_args(arguments)
+    chosen: Parser = parsed.parser
     if rest and not parsed.takes_fields:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        advice = option_meant(rest, chosen.options)
+        chosen.error(f"unrecognized arguments: {' '.join(rest)}{advice}")
+    del parsed.parser
     parsed.fields = rest
     return parsed
 
@@ -68,7 +76,10 @@ def build_parser() -> Parser:
         command.add_arguments(chosen)
         _add_settings(chosen)
         chosen.set_defaults(
-            target=command.target, words=command.words, takes_fields=command.takes_fields
+            target=command.target,
+            words=command.words,
+            takes_fields=command.takes_fields,
+            parser=chosen,
         )
     return parser
 

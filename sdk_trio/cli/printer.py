@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -70,6 +71,25 @@ def say(text: str) -> None:
     """Tell the user something that is no data."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def program_name(*, elsewhere: bool = False) -> str:
+    """Return how this program is called in a shell, so that printed commands work as they are.
+
+    ``elsewhere``: they are to work in another directory than the present one, too.
+    """
+    script = sys.argv[0]
+    if not script.endswith("__main__.py"):
+        name = os.path.basename(script)
+        if shutil.which(name) == os.path.abspath(script):
+            return name
+        return shlex.quote(os.path.abspath(script) if elsewhere else script)
+    python = shutil.which("python")
+    if python is not None and os.path.dirname(python) == os.path.dirname(sys.executable):
+        return "python -m sdk_trio"
+    relative = os.path.relpath(sys.executable)
+    interpreter = sys.executable if elsewhere or relative.startswith("..") else relative
+    return f"{shlex.quote(interpreter)} -m sdk_trio"
 
 
 class Progress:

@@ -61,6 +61,8 @@ def _status_of(error: BaseException, parsed: Namespace) -> int:
     if isinstance(error, SdkError):
         _show_detail(error, parsed)
         _complain(str(error))
+        for warning in getattr(error, "warnings", ()):
+            sys.stderr.write(f"{PROGRAM}: warning: {warning}\n")
         return error.exit_code
     if not _show_detail(error, parsed):
         _complain(

@@ -7,6 +7,7 @@ import trio
 
 from ..config import Loaded, Settings
 from ..config.key_file_reader import KeyFileReader, key_directories, key_files
+from ..config.table import ROOT
 from ..errors import OptionsValidationError, Problem
 from ..logs import get_logger
 from ..runtime import Runtime
@@ -37,8 +38,13 @@ class SettingsReloader:
         self._directories = key_directories(os.environ if environ is None else environ)
         self._key_files = KeyFileReader()
         self._wanted = trio.Event()
+        self._files: tuple[str, ...] = ()
         # What changes between this look and the first reading of the settings is noticed later.
         self._key_files.look(self._directories)
+
+    def began_with(self, loaded: Loaded) -> None:
+        """Remember the files that the settings in force come from: none of them may vanish."""
+        self._files = loaded.files
 
     def request(self) -> None:
         """Ask for a reload, as HUP does; several requests before it begins are one."""
@@ -81,6 +87,7 @@ class SettingsReloader:
         try:
             loaded, settings = await trio.to_thread.run_sync(self._read_all, abandon_on_cancel=True)
             done = runtime.reload(settings)
+            self.began_with(loaded)
         except OptionsValidationError as error:
             _report_failure(error.problems, cause=cause, files=files)
             await trio.lowlevel.checkpoint()
@@ -98,6 +105,16 @@ class SettingsReloader:
 
     def _read_all(self) -> tuple[Loaded, Settings]:
         loaded = self._read()
+        told = {problem.origin for problem in loaded.problems}
+        # Files that nobody named may be missing, but one that vanishes is an accident: without it,
+        # what it had set would fall back to the defaults, a source list to "everybody" among it.
+        gone = tuple(
+            Problem(ROOT, "the file has vanished: put it back, or restart without it", file)
+            for file in self._files
+            if file not in told and file not in loaded.files and not os.path.exists(file)
+        )
+        if gone:
+            raise OptionsValidationError((*gone, *loaded.problems))
         return loaded, self._complete(loaded)
 
 

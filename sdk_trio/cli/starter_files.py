@@ -20,8 +20,7 @@ APPSETTINGS = """\
       }
     },
     "Storage": {
-      "Backend": "Sqlite",
-      "Path": "sdk-data"
+      "Backend": "Sqlite"
     },
     "Logging": {
       "Level": "Info"
@@ -37,8 +36,8 @@ ENV_EXAMPLE = """\
 #
 # The secrets that the upstream issued for this endpoint; two while one is being replaced.
 SDK__WEBHOOKS__SECRETS__0=
-# The organization access token; not needed with --standalone.
-SDK__ACCESSTOKEN=
+# The organization access token, for calls of the upstream; not needed with --standalone.
+#SDK__ACCESSTOKEN=
 """
 
 APP = '''\

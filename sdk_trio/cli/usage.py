@@ -39,6 +39,19 @@ def check_words(arguments: Sequence[str], known: Collection[str]) -> None:
         _check(f"{first} {arguments[1]}", [c for c in known if c.startswith(f"{first} ")])
 
 
+def option_meant(given: Sequence[str], known: Collection[str]) -> str:
+    """Return ``; did you mean --config?`` for the first of ``given`` that is like one of ``known``.
+
+    Empty if none is.
+    """
+    for word in given:
+        if word.startswith("--"):
+            close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
+            if close:
+                return f"; did you mean {close[0]}?"
+    return ""
+
+
 def _check(chosen: str, candidates: Sequence[str]) -> None:
     if chosen in candidates:
         return

@@ -57,6 +57,22 @@ class Limiters:
         self._policy = policy
         self._clock = clock
         self._by_token: dict[tuple[str, str], RateLimiter] = {}
+        self._changed = trio.Event()
+
+    @property
+    def changed(self) -> trio.Event:
+        """Return what is set at the next :meth:`change`."""
+        return self._changed
+
+    def change(self, policy: LimitPolicy) -> None:
+        """Go on at another rate; who waits keeps the place and learns its new time at once."""
+        if policy == self._policy:
+            return
+        self._policy = policy
+        for limiter in self._by_token.values():
+            limiter.change(policy)
+        self._changed.set()
+        self._changed = trio.Event()
 
     def of(self, call: Call) -> RateLimiter:
         """Return the limiter that ``call`` comes under."""
@@ -104,16 +120,19 @@ class Admitter:
         admitted = False
         try:
             while True:
-                # Looked at again after each sleep: the gate may have been shut meanwhile.
+                # Looked at again after each wait: the gate may have been shut meanwhile, and the
+                # rate have changed.
                 now = self._clock()
-                leaves_at = max(not_before, place, limiter.shut_until)
+                leaves_at = max(not_before, place.due, limiter.shut_until)
                 if leaves_at <= now:
                     admitted = True
                     return None  # noqa: ASYNC910 - the attempt follows at once
                 if leaves_at - now > self._longest_wait or leaves_at >= call.deadline:
                     return TooLong(leaves_at - now)  # noqa: ASYNC910 - callers wait
-                await trio.sleep_until(leaves_at)
+                with trio.move_on_at(leaves_at):
+                    await self._limiters.changed.wait()
         finally:
+            limiter.leave(place)
             if not admitted:
                 limiter.give_back()
 

@@ -85,17 +85,30 @@ class Caller:
         self._headers = plan.headers(user_agent=agent)
         self._authorized = self._with_token(plan.access_token)
 
-    def prepare_token(self, token: str) -> Callable[[], None]:
-        """Return what gives ``token`` to every call that is put together from then on.
+    def prepare(self, wanted: ClientPlan) -> Callable[[], None]:
+        """Return what puts of ``wanted`` into force what a reload can change.
+
+        That is the rate, for whoever waits already too; the token, the timeouts, retries and
+        hedging for every call that is put together from then on.
 
         Raises:
-            ValueError: it cannot be sent.
+            ValueError: the token cannot be sent.
         """
-        plan = attrs.evolve(self.plan, access_token=token)
-        authorized = self._with_token(token)
+        plan = attrs.evolve(
+            self.plan,
+            access_token=wanted.access_token,
+            attempt_timeout=wanted.attempt_timeout,
+            total_timeout=wanted.total_timeout,
+            hedge_after=wanted.hedge_after,
+            retry=wanted.retry,
+            limit=wanted.limit,
+        )
+        authorized = self._with_token(plan.access_token)
 
         def commit() -> None:
             self.plan, self._authorized = plan, authorized
+            if self._pipeline is not None:
+                self._pipeline.limiters.change(plan.limit)
 
         return commit
 

@@ -34,6 +34,16 @@ logger = get_logger("client")
 
 HookType = TypeVar("HookType", bound=AttemptHook)
 
+#: The settings that :meth:`Client.prepare_reload` can change while calls are made.
+LIVE_KEYS = (
+    "Sdk:AccessToken",
+    "Sdk:TimeoutMs",
+    "Sdk:TotalTimeoutMs",
+    "Sdk:MaxRetries",
+    "Sdk:Upstream:RequestsPerMinute",
+    "Sdk:Resilience:HedgeAfterMs",
+)
+
 
 class Client(Resources, path=""):
     """The client of the upstream API: ``async with Client(settings) as client: ...``.
@@ -87,18 +97,18 @@ class Client(Resources, path=""):
         await self._calls.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - the transport bounds it
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
-        """Return what puts the access token of ``settings`` into force, and nothing else of them.
+        """Return what puts :data:`LIVE_KEYS` of ``settings`` into force, and nothing else of them.
 
-        Calls that have begun, and their retries, keep the token that they began with.
+        Calls that have begun, and their retries, keep the token and the times that they began
+        with. The rate counts at once: who waits for leave to send keeps the place in the order.
 
         Raises:
             OptionsValidationError: the token is missing or cannot be sent; nothing has changed.
         """
-        token = plan_of(settings).access_token
-        commit_token = self._calls.prepare_token(token)
+        commit_plan = self._calls.prepare(plan_of(settings))
 
         def commit() -> None:
-            commit_token()
+            commit_plan()
             self._settings = attrs.evolve(self._settings, access_token=settings.access_token)
 
         return commit

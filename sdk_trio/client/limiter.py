@@ -23,6 +23,18 @@ class LimitPolicy:
     burst: int = 10
 
 
+class Place:
+    """A place in the order of departure: the attempt leaves at ``due``, or when that has passed.
+
+    ``due`` changes with the rate while the place is waited for.
+    """
+
+    __slots__ = ("due",)
+
+    def __init__(self, due: float) -> None:
+        self.due = due
+
+
 class RateLimiter:
     """The limiter of one access token at one origin.
 
@@ -35,13 +47,17 @@ class RateLimiter:
     """
 
     def __init__(self, policy: LimitPolicy, *, clock: Callable[[], float]) -> None:
-        self.policy = policy
         self._clock = clock
-        rate = policy.per_minute
-        self._interval = 0.0 if rate is None else SECONDS_PER_MINUTE / rate
-        self._tolerance = self._interval * max(policy.burst - 1, 0)
         self._full_at = -math.inf
         self._shut_until = -math.inf
+        self._waited_for: set[Place] = set()
+        self._take(policy)
+
+    def _take(self, policy: LimitPolicy) -> None:
+        rate = policy.per_minute
+        self.policy = policy
+        self._interval = 0.0 if rate is None else SECONDS_PER_MINUTE / rate
+        self._tolerance = self._interval * max(policy.burst - 1, 0)
 
     @property
     def shut_until(self) -> float:
@@ -65,12 +81,40 @@ class RateLimiter:
         """The upstream answered 429: no attempt leaves for ``seconds``. It never shortens."""
         self._shut_until = max(self._shut_until, self._clock() + seconds)
 
-    def book(self) -> float:
-        """Take the next place in the order of departure; return its time, now or later."""
+    def change(self, policy: LimitPolicy) -> None:
+        """Go on at another rate.
+
+        Nobody loses a place and none is given twice: the attempts that the bucket has to make good
+        for stay as many, and who waits leaves in the same order, at the new pace from now on.
+        """
+        now = self._clock()
+        interval, tolerance = self._interval, self._tolerance
+        self._take(policy)
+        if not interval:
+            return  # nobody waited, and the bucket is full
+        pace = self._interval / interval
+        if self._full_at > now:
+            self._full_at = now + (self._full_at - now) * pace
+        for place in self._waited_for:
+            ahead = place.due + tolerance - now
+            place.due = max(now, now + ahead * pace - self._tolerance)
+
+    def book(self) -> Place:
+        """Take the next place in the order of departure; :meth:`leave` it when its time has come.
+
+        One that is due at once need not be left.
+        """
         now = self._clock()
         full_at = max(self._full_at, now)
         self._full_at = full_at + self._interval
-        return max(now, full_at - self._tolerance)
+        place = Place(max(now, full_at - self._tolerance))
+        if place.due > now:
+            self._waited_for.add(place)
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Wait for ``place`` no longer, whether the attempt departs or not."""
+        self._waited_for.discard(place)
 
     def book_now(self) -> bool:
         """Take a place if an attempt may leave this instant; return whether it may."""

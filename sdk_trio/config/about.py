@@ -42,6 +42,7 @@ class About:
     ``contracts 2``, or ``ours``); ``minimum`` and ``maximum`` are inclusive, in ``unit``;
     ``required`` means that it may not be blank while its section is in use. ``key`` replaces the
     name that is derived from the attribute. ``default_note`` says what a null default stands for.
+    ``live`` means that a reload puts a change into force; others wait for the next start.
     """
 
     doc: str
@@ -53,6 +54,7 @@ class About:
     required: bool = False
     key: str | None = None
     default_note: str | None = None
+    live: bool = False
 
 
 def about(doc: str, source: str, **details: Any) -> dict[str, About]:

@@ -46,6 +46,7 @@ class UpstreamOptions:
             minimum=1,
             unit="per minute",
             default_note="only what the upstream's answers ask for",
+            live=True,
         ),
     )
 
@@ -81,6 +82,7 @@ class ResilienceOptions:
             minimum=1,
             unit="milliseconds",
             default_note="disabled",
+            live=True,
         ),
     )
 

@@ -36,11 +36,15 @@ class Entry:
 
 @attrs.frozen
 class Layer:
-    """The entries of one source, and what was wrong or odd about the source itself."""
+    """The entries of one source, and what was wrong or odd about the source itself.
+
+    ``file`` is the path of a file of settings that was there; None for every other source.
+    """
 
     entries: tuple[Entry, ...] = ()
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
+    file: str | None = None
 
 
 @attrs.frozen

@@ -44,12 +44,14 @@ class Loaded:
 
     ``settings`` is None when there are ``problems``. ``origins`` holds, for each full key that
     some source gave (items of lists included), the file, variable or argument it came from.
+    ``files`` are the files of settings that were there, key files aside.
     """
 
     settings: Settings | None
     problems: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
     origins: Mapping[str, str]
+    files: tuple[str, ...] = ()
 
     def require(self) -> Settings:
         """Return the settings.
@@ -58,7 +60,7 @@ class Loaded:
             OptionsValidationError: there are problems; it holds all of them.
         """
         if self.settings is None:
-            raise OptionsValidationError(self.problems)
+            raise OptionsValidationError(self.problems, self.warnings)
         return self.settings
 
 
@@ -195,6 +197,7 @@ def _validated(
         problems=_located(problems, bound.origins),
         warnings=_located(warnings, bound.origins),
         origins=bound.origins,
+        files=tuple(layer.file for layer in layers if layer.file is not None),
     )
 
 

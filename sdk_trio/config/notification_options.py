@@ -140,12 +140,18 @@ class TemplateOptions:
     """The texts of one transition; placeholders such as ``{TenantName}`` are substituted."""
 
     email_subject: str = attrs.field(
-        metadata=about("Subject of the email.", "spec 2.9", form=Form.HEADER_TEXT, required=True)
+        metadata=about(
+            "Subject of the email.", "spec 2.9", form=Form.HEADER_TEXT, required=True, live=True
+        )
     )
     email_body: str = attrs.field(
-        metadata=about("Text of the email; its HTML form is made of it.", "spec 2.9", required=True)
+        metadata=about(
+            "Text of the email; its HTML form is made of it.", "spec 2.9", required=True, live=True
+        )
     )
-    sms_body: str = attrs.field(metadata=about("Text of the SMS.", "spec 2.9", required=True))
+    sms_body: str = attrs.field(
+        metadata=about("Text of the SMS.", "spec 2.9", required=True, live=True)
+    )
 
 
 def _template(texts: TemplateTexts) -> TemplateOptions:

@@ -82,6 +82,7 @@ class Settings:
             "Organization access token; keep it in a secret store.",
             "spec 2.1",
             default_note="none, required",
+            live=True,
         ),
     )
     custom_base_url: str | None = attrs.field(
@@ -118,11 +119,14 @@ class Settings:
             minimum=1000,
             maximum=300_000,
             unit="milliseconds",
+            live=True,
         ),
     )
     max_retries: int = attrs.field(
         default=3,
-        metadata=about("Retries of one upstream call.", "spec 2.1", minimum=0, maximum=10),
+        metadata=about(
+            "Retries of one upstream call.", "spec 2.1", minimum=0, maximum=10, live=True
+        ),
     )
     total_timeout_ms: int | None = attrs.field(
         default=None,
@@ -132,6 +136,7 @@ class Settings:
             minimum=1,
             unit="milliseconds",
             default_note="no deadline",
+            live=True,
         ),
     )
     environment: str = attrs.field(
@@ -159,6 +164,11 @@ class Settings:
     def is_development(self) -> bool:
         """Return whether Environment is ``Development``, in any case."""
         return self.environment.casefold() == DEVELOPMENT.casefold()
+
+    @property
+    def has_access_token(self) -> bool:
+        """Return whether there is an access token; one that is blank counts for none."""
+        return self.access_token is not None and bool(self.access_token.reveal().strip())
 
     @property
     def base_url(self) -> str:

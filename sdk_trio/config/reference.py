@@ -47,6 +47,9 @@ Keys are case-insensitive. `:` and `__` separate their parts, in files a dot doe
 the settings are under the root key `Sdk`; other root keys are ignored. The same key twice in one
 source is a problem, also when only its case differs.
 
+The column *Change* says when a changed value comes into force: at a reload (HUP, or
+`Runtime.reload`), or with the next start. [`run`](command-line.md#run) has the details.
+
 **Lists** are set as a whole, and then replace the list of the sources before, or by index
 (`SDK__WEBHOOKS__SECRETS__0`), which replaces one item. In a variable or argument a list is a JSON
 array; addresses, CIDR blocks and secrets that all begin with `whsec_` or `whpk_` may be separated
@@ -89,12 +92,12 @@ def _by_section() -> list[Setting]:
 
 def _table(settings: list[Setting]) -> str:
     rows = [
-        "| Key | Type | Default | Range or form | Meaning | Defined in |",
-        "|---|---|---|---|---|---|",
+        "| Key | Type | Default | Range or form | Meaning | Change | Defined in |",
+        "|---|---|---|---|---|---|---|",
     ]
     rows += [
         f"| `{setting.path[-1]}` | {type_name(setting)} | {_default(setting)} | {_range(setting)} "
-        f"| {_cell(setting.about.doc)} | {setting.about.source} |"
+        f"| {_cell(setting.about.doc)} | {_change(setting)} | {setting.about.source} |"
         for setting in settings
     ]
     return "\n".join(rows) + "\n"
@@ -134,6 +137,10 @@ def _range(setting: Setting) -> str:
     if setting.about.required and setting.default in ("", None):
         words.append("required where its section is used")
     return ", ".join(words)
+
+
+def _change(setting: Setting) -> str:
+    return "reload" if setting.about.live else "restart"
 
 
 def _cell(text: str) -> str:

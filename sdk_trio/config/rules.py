@@ -125,15 +125,15 @@ def _form_fault(setting: Setting, value: Any, settings: Settings) -> str | None:
 
 
 def _core(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
-    token = settings.access_token.reveal() if settings.access_token else ""
-    if not token.strip():
+    token = settings.access_token
+    if token is None or not settings.has_access_token:
         if not standalone:
             yield Problem(
                 ACCESS_TOKEN,
                 "is required: set it through the variable SDK__ACCESSTOKEN or a secret store, or "
                 "run standalone, without the client",
             )
-    elif not all("!" <= character <= "~" for character in token):
+    elif not all("!" <= character <= "~" for character in token.reveal()):
         yield Problem(
             ACCESS_TOKEN,
             "holds white space, a line break or characters outside ASCII: copy it again",

@@ -20,11 +20,14 @@ class ServerOptions:
             "PEM certificate chain: TLS ends here. Needs KeyFile.",
             "contracts 2",
             default_note="no TLS",
+            live=True,
         ),
     )
     key_file: str | None = attrs.field(
         default=None,
-        metadata=about("PEM private key. Needs CertFile.", "contracts 2", default_note="no TLS"),
+        metadata=about(
+            "PEM private key. Needs CertFile.", "contracts 2", default_note="no TLS", live=True
+        ),
     )
     trusted_proxies: tuple[str, ...] = attrs.field(
         default=(),
@@ -33,6 +36,7 @@ class ServerOptions:
             "socket.",
             "contracts 2",
             form=Form.PROXY,
+            live=True,
         ),
     )
     fast_path: bool = attrs.field(
@@ -60,6 +64,7 @@ class ServerOptions:
             minimum=0,
             maximum=3600,
             unit="seconds",
+            live=True,
         ),
     )
     key_file_poll_seconds: float = attrs.field(
@@ -70,6 +75,7 @@ class ServerOptions:
             minimum=0,
             maximum=86_400,
             unit="seconds",
+            live=True,
         ),
     )
 
@@ -96,7 +102,8 @@ class AdminOptions:
         ),
     )
     read_only: bool = attrs.field(
-        default=False, metadata=about("The console shows, and changes nothing.", "contracts 2")
+        default=False,
+        metadata=about("The console shows, and changes nothing.", "contracts 2", live=True),
     )
     allowed_hosts: tuple[str, ...] = attrs.field(
         default=(),
@@ -105,6 +112,7 @@ class AdminOptions:
             "and the host of Bind.",
             "ours",
             form=Form.HOST,
+            live=True,
         ),
     )
 
@@ -152,9 +160,10 @@ class LoggingOptions:
     """What the command line logs; an embedding host configures logging itself."""
 
     level: LogLevel = attrs.field(
-        default=LogLevel.INFO, metadata=about("The least severe events that are written.", "ours")
+        default=LogLevel.INFO,
+        metadata=about("The least severe events that are written.", "ours", live=True),
     )
     format: LogFormat = attrs.field(
         default=LogFormat.AUTO,
-        metadata=about("Auto is readable on a terminal and JSON elsewhere.", "ours"),
+        metadata=about("Auto is readable on a terminal and JSON elsewhere.", "ours", live=True),
     )

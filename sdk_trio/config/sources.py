@@ -22,6 +22,7 @@ from .layers import (
     read_mapping,
     read_section,
     split_key,
+    split_mapping_key,
 )
 from .table import ROOT
 
@@ -54,11 +55,12 @@ def read_file(path: Path, *, optional: bool = False) -> Layer:
     else:
         content, message = None, "has an unknown kind: name the file .json or .toml"
     if content is None:
-        return Layer(problems=(Problem(ROOT, message, name),))
+        return Layer(problems=(Problem(ROOT, message, name),), file=name)
     layer = read_mapping(content, name)
-    if layer.entries or layer.problems or _has_root(content):
-        return layer
-    return Layer(warnings=(Problem(ROOT, f"is missing: the file has no key {ROOT}", name),))
+    warnings = layer.warnings
+    if not (layer.entries or layer.problems or _has_root(content)):
+        warnings = (Problem(ROOT, f"is missing: the file has no key {ROOT}", name),)
+    return Layer(layer.entries, layer.problems, warnings, file=name)
 
 
 def read_dotenv(path: Path) -> Layer:
@@ -79,7 +81,8 @@ def read_dotenv(path: Path) -> Layer:
         if below is not None:
             entries.append(Entry(below, _dotenv_value(match), f"{path}:{number}"))
     layer = layer_of(entries, str(path))
-    return Layer(layer.entries, (*problems, *layer.problems))
+    file = None if text is None else str(path)
+    return Layer(layer.entries, (*problems, *layer.problems), file=file)
 
 
 def read_directory(directory: Path) -> Layer:
@@ -135,8 +138,12 @@ def read_environ(environ: Mapping[str, str]) -> Layer:
 
 
 def read_overrides(overrides: Mapping[str, Any]) -> Layer:
-    """Read ``Sdk:Mode``-like keys from the command line; the root may be left out."""
-    layer = read_section(overrides, "arguments")
+    """Read ``Sdk:Mode``-like keys from the command line; each of them may leave out the root."""
+    rooted = {
+        key if below_root(split_mapping_key(key)) is not None else f"{ROOT}:{key}": value
+        for key, value in overrides.items()
+    }
+    layer = read_section(rooted, "arguments")
     entries = (Entry(e.path, e.value, f"argument {e.key}") for e in layer.entries)
     return Layer(tuple(entries), layer.problems)
 

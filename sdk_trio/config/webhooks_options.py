@@ -93,6 +93,7 @@ class WebhooksOptions:
             "spec 2.4",
             form=Form.SIGNING,
             default_note="none",
+            live=True,
         ),
     )
     secrets: tuple[Secret, ...] = attrs.field(
@@ -101,6 +102,7 @@ class WebhooksOptions:
             "Active secrets; verification passes if any one matches (rotation).",
             "spec 2.4",
             form=Form.SIGNING,
+            live=True,
         ),
     )
     path: str = attrs.field(
@@ -122,6 +124,7 @@ class WebhooksOptions:
             "spec 2.4",
             minimum=1,
             unit="seconds",
+            live=True,
         ),
     )
     fail_on_missing_handlers: bool = attrs.field(
@@ -137,6 +140,7 @@ class WebhooksOptions:
             "How a secret becomes the HMAC key: Standard (decoded), Utf8 (whole text), "
             "Auto (either).",
             "contracts 2",
+            live=True,
         ),
     )
     max_payload_bytes: int = attrs.field(
@@ -195,6 +199,7 @@ class WebhooksOptions:
             "When not empty, other addresses get 403 before the body is read.",
             "contracts 2",
             form=Form.CIDR,
+            live=True,
         ),
     )
     rate_limit_per_minute: int | None = attrs.field(
@@ -205,6 +210,7 @@ class WebhooksOptions:
             minimum=1,
             unit="per minute",
             default_note="no limit",
+            live=True,
         ),
     )
     reconciliation: ReconciliationOptions = attrs.field(factory=ReconciliationOptions)

@@ -12,7 +12,7 @@ from ..errors import NotRunningError, StoreUnavailableError
 from ..logs import get_logger
 from ..monitoring import Check, CheckSource, Sample
 from .access import Access, Refusal, header_map
-from .event_answerer import EventAnswerer
+from .event_answerer import EVENTS, EventAnswerer
 from .exposition import CONTENT_TYPE, UnknownMetricError, expose
 from .metrics import metric_of
 from .observed import Observed, Sources
@@ -45,8 +45,7 @@ REFUSAL_LOG_SECONDS = 10.0
 MOST_REPORTED = 100
 
 PROBES = ("/livez", "/readyz")
-EVENTS = "/api/events"
-REPLAY = "/api/events/replay"
+REPLAY = f"{EVENTS}/replay"
 LATER = ("/", "/feed")
 
 
@@ -102,6 +101,10 @@ class AdminApp:
     def listen_at(self, addresses: tuple[str, ...]) -> None:
         """Take the real addresses, which decide about Host headers and about what is open."""
         self._access = attrs.evolve(self._access, addresses=addresses)
+
+    def restrict(self, *, allowed_hosts: tuple[str, ...], read_only: bool) -> None:
+        """Change who may do what, from the next request on."""
+        self._access = attrs.evolve(self._access, allowed_hosts=allowed_hosts, read_only=read_only)
 
     async def run(self) -> None:  # noqa: ASYNC910 - it never returns
         """Look at the store for whoever asks, until cancelled."""

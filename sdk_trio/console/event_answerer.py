@@ -1,15 +1,19 @@
 """Answers ``/api/events``: listings, one event, and replay (contracts 8 and 9)."""
 
+from ..errors import UnknownTenantError
 from ..logs import get_logger
 from ..storage.ports import Inbox
 from ..storage.record_fields import listed, shown
 from ..storage.records import DeliveryState
 from ..storage.replayer import find_chosen, find_named, put_back, replay_rows
 from .observed import Observed
-from .queries import LARGEST_REPLAY, ListQuery, ReplayOrder
+from .paging import link_header, page_of, reads_oldest_first
+from .queries import LARGEST_REPLAY, BadQueryError, ListQuery, ReplayOrder
 from .replies import Reply, document, problem
 
 _log = get_logger("admin")
+
+EVENTS = "/api/events"
 
 
 class EventAnswerer:
@@ -19,11 +23,34 @@ class EventAnswerer:
         self._observed = observed
 
     async def list(self, query: ListQuery) -> Reply:
-        """Return an array of events without bodies, with the fields of ``events list``."""
-        records = await self._inbox.find(
-            type=query.type, state=query.state, after_sequence=query.after, limit=query.limit
+        """Return an array of events without bodies, with the fields of ``events list``.
+
+        The ``Link`` header leads to the pages beside it.
+
+        Raises:
+            BadQueryError: there is no such tenant.
+        """
+        tenant_id = None
+        if query.tenant is not None:
+            try:
+                tenant_id = await self._observed.tenant_id(query.tenant)
+            except UnknownTenantError as error:
+                raise BadQueryError(f"tenant: {error}") from None
+        found = await self._inbox.find(
+            type=query.type,
+            state=query.state,
+            since=query.since,
+            until=query.until,
+            after_sequence=query.after,
+            before_sequence=query.before,
+            subject=query.subject,
+            tenant_id=tenant_id,
+            oldest_first=reads_oldest_first(query),
+            limit=query.limit + 1,
         )
-        return document(200, [listed(record) for record in records])
+        page = page_of(query, found)
+        extra = ((b"link", link_header(EVENTS, page.links).encode("ascii")),) if page.links else ()
+        return document(200, [listed(record) for record in page.records], *extra)
 
     async def show(self, webhook_id: str, *, body: bool) -> Reply:
         """Return one event with its failed runs, as ``events show``; 404 without one."""

@@ -30,6 +30,15 @@ class Observed(Protocol):
         """
         ...
 
+    async def tenant_id(self, name: str) -> str:
+        """Return the id of the tenant with this identifier or id.
+
+        Raises:
+            UnknownTenantError: there is none.
+            NotRunningError: the store is not open.
+        """
+        ...
+
     def status(self) -> Mapping[str, Any]:
         """Return addresses and figures of this moment for ``GET /api/status``."""
         ...

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from ..storage.records import REPLAYABLE, DeliveryState
-from .queries import LARGEST_LIMIT, LARGEST_REPLAY, LARGEST_SEQUENCE, USUAL_LIMIT
+from .queries import LARGEST_LIMIT, LARGEST_REPLAY, LARGEST_SEQUENCE, MOMENT, USUAL_LIMIT
 
 _STATES: Final = [str(state) for state in DeliveryState]
 
@@ -205,6 +205,10 @@ def admin_document(*, version: str) -> dict[str, Any]:
     }
 
 
+_MOMENT: Final = {"type": "string", "pattern": MOMENT}
+_MOMENT_FORM: Final = "Unix seconds, or RFC 3339 with Z or an offset."
+_CURSOR: Final = {"type": "integer", "minimum": 0, "maximum": LARGEST_SEQUENCE}
+
 _METRICS: Final = {
     "description": "The text format of Prometheus.",
     "content": {"text/plain": {"schema": {"type": "string"}}},
@@ -213,7 +217,14 @@ _METRICS: Final = {
 
 def _events(errors: tuple[int, ...]) -> dict[str, Any]:
     listed = {
-        "description": "Newest first; with after, oldest first.",
+        "description": "One page.",
+        "headers": {
+            "Link": {
+                "description": "The pages beside this one, next and prev (RFC 8288), where there "
+                "are any.",
+                "schema": _TEXT,
+            }
+        },
         "content": {"application/json": {"schema": _list_of("Event")}},
     }
     return {
@@ -221,15 +232,21 @@ def _events(errors: tuple[int, ...]) -> dict[str, Any]:
         "parameters": [
             _query("type", _TEXT, "Only this event type."),
             _query("state", _STATE, "Only this state."),
+            _query("tenant", _TEXT, "Only of this tenant: its identifier or its id."),
+            _query("subject", _TEXT, "Only about this object: the id in the event's data."),
+            _query("since", _MOMENT, "Only received at or after this time. " + _MOMENT_FORM),
+            _query("until", _MOMENT, "Only received before this time. " + _MOMENT_FORM),
             _query(
                 "limit",
                 {"type": "integer", "minimum": 1, "maximum": LARGEST_LIMIT, "default": USUAL_LIMIT},
                 "At most this many.",
             ),
+            _query("after", _CURSOR, "The events next to this sequence whose own is greater."),
+            _query("before", _CURSOR, "The events next to this sequence whose own is smaller."),
             _query(
-                "after",
-                {"type": "integer", "minimum": 0, "maximum": LARGEST_SEQUENCE},
-                "Only events whose sequence is greater, oldest first.",
+                "order",
+                {"type": "string", "enum": ["newest", "oldest"]},
+                "In which order they are shown; with after alone oldest first, else newest first.",
             ),
         ],
     }

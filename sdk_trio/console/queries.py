@@ -1,6 +1,8 @@
 """Reads what a call of ``/api`` asks for: its query and its body. Pure (contracts 8)."""
 
+import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
@@ -19,6 +21,14 @@ LARGEST_REPLAY = 1000
 #: The greatest sequence that a store has.
 LARGEST_SEQUENCE = 2**63 - 1
 
+#: How a moment is written: Unix seconds, or RFC 3339 with its offset from UTC. The plus sign of an
+#: offset that was not escaped arrives as a space.
+MOMENT = (
+    r"^([0-9]{1,11}(\.[0-9]{1,6})?"
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
+    r"(Z|[+ -][0-9]{2}:[0-9]{2}))$"
+)
+
 _MAX_PARAMETERS = 20
 
 
@@ -28,12 +38,22 @@ class BadQueryError(ValueError):
 
 @attrs.frozen
 class ListQuery:
-    """What ``GET /api/events`` lists; oldest first with ``after``, else newest first."""
+    """What ``GET /api/events`` lists, and in which order.
+
+    ``tenant`` is an identifier or an id; ``since`` and ``until`` are Unix seconds, the latter not
+    included; ``after`` and ``before`` are sequences that are not included either.
+    """
 
     type: str | None = None
     state: DeliveryState | None = None
+    tenant: str | None = None
+    subject: str | None = None
+    since: float | None = None
+    until: float | None = None
     limit: int = USUAL_LIMIT
     after: int | None = None
+    before: int | None = None
+    order: Literal["newest", "oldest"] = "newest"
 
 
 @attrs.frozen
@@ -51,15 +71,27 @@ def parse_list(query: bytes) -> ListQuery:
     Raises:
         BadQueryError: a parameter is unknown, given twice, or has a value that it does not take.
     """
-    given = _parameters(query, ("type", "state", "limit", "after"))
-    state = given.get("state")
+    given = _parameters(query, tuple(field.name for field in attrs.fields(ListQuery)))
+    state, order = given.get("state"), given.get("order")
     if state is not None and state not in set(DeliveryState):
         raise BadQueryError(f"state takes one of {', '.join(DeliveryState)}")
+    if order not in (None, "newest", "oldest"):
+        raise BadQueryError("order takes newest or oldest")
+    after = _number(given, "after", None, 0, LARGEST_SEQUENCE)
+    before = _number(given, "before", None, 0, LARGEST_SEQUENCE)
+    # Who asks for what comes after an event follows the inbox, and wants it in its order.
+    usual = "newest" if after is None or before is not None else "oldest"
     return ListQuery(
-        given.get("type"),
-        None if state is None else DeliveryState(state),
-        _number(given, "limit", USUAL_LIMIT, 1, LARGEST_LIMIT) or USUAL_LIMIT,
-        _number(given, "after", None, 0, LARGEST_SEQUENCE),
+        type=given.get("type"),
+        state=None if state is None else DeliveryState(state),
+        tenant=given.get("tenant"),
+        subject=given.get("subject"),
+        since=_moment(given, "since"),
+        until=_moment(given, "until"),
+        limit=_number(given, "limit", USUAL_LIMIT, 1, LARGEST_LIMIT) or USUAL_LIMIT,
+        after=after,
+        before=before,
+        order="oldest" if (order or usual) == "oldest" else "newest",
     )
 
 
@@ -131,3 +163,19 @@ def _number(
         if least <= value <= greatest:
             return value
     raise BadQueryError(f"{name} takes a number from {least} to {greatest}")
+
+
+def _moment(given: Mapping[str, str], name: str) -> float | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if re.fullmatch(MOMENT, text):
+        if "T" not in text:
+            return float(text)
+        try:
+            return datetime.fromisoformat(text.replace(" ", "+")).timestamp()
+        except (ValueError, OverflowError):
+            pass
+    raise BadQueryError(
+        f"{name} takes Unix seconds or a time such as 2026-01-31T12:00:00Z, with Z or its offset"
+    )

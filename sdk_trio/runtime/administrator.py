@@ -11,6 +11,7 @@ from ..console.access import Access
 from ..console.app import AdminApp
 from ..console.observed import Sources, TenantCounts
 from ..console.token_keeper import AdminToken, provide_token
+from ..errors import UnknownTenantError
 from ..logs import get_logger
 from ..monitoring import Check
 from ..storage.data_directory import lock_data_directory
@@ -28,6 +29,9 @@ _log = get_logger("admin")
 #: Scrapers, probes and people: few connections, and none of them is slow for a good reason.
 LIMITS = Limits(connections=128, head_seconds=5.0, body_seconds=10.0, write_seconds=10.0)
 
+#: The settings that :meth:`Administrator.prepare_reload` can change while requests are served.
+LIVE_KEYS = ("Sdk:Admin:ReadOnly", "Sdk:Admin:AllowedHosts")
+
 #: How long requests in progress may take at the very end, in seconds.
 GRACEFUL_SECONDS = 1.0
 
@@ -44,6 +48,7 @@ class Administrator:
         self.token: AdminToken | None = None
         self._runtime = runtime
         self._clock = clock
+        self._app: AdminApp | None = None
         self._addresses: tuple[str, ...] = ()
         self.sources.checks.extend((self._check_drain, self._check_receiver, self._check_queue))
         self.sources.samples.extend(
@@ -77,6 +82,7 @@ class Administrator:
         self.token = token = provide_token(self._runtime.settings)
         access = Access(token.value, (), options.allowed_hosts, options.read_only)
         app = AdminApp(self, self.sources, access, version=__version__, clock=self._clock)
+        self._app = app
         server = Server(
             app,
             [options.bind],
@@ -96,6 +102,16 @@ class Administrator:
             _log.info("admin.started", admin=addresses, token=token.place)
             task_status.started(addresses)
 
+    def prepare_reload(self, settings: Settings) -> Callable[[], None]:
+        """Return what puts :data:`LIVE_KEYS` of ``settings`` into force for the next request."""
+        options = settings.admin
+
+        def commit() -> None:
+            if self._app is not None:
+                self._app.restrict(allowed_hosts=options.allowed_hosts, read_only=options.read_only)
+
+        return commit
+
     # -- what the application looks at -------------------------------------------------------
 
     @property
@@ -110,6 +126,13 @@ class Administrator:
         receiver = self._runtime.receiver
         tenants = self._runtime.settings.multi_tenant.enabled
         return receiver.store, receiver.tenancy.service.counts if tenants else None
+
+    async def tenant_id(self, name: str) -> str:
+        """Return the id of the tenant with this identifier or id, or raise UnknownTenantError."""
+        if not self._runtime.settings.multi_tenant.enabled:
+            await trio.lowlevel.checkpoint()
+            raise UnknownTenantError("there are no tenants: Sdk:MultiTenant:Enabled is false")
+        return (await self._runtime.receiver.tenancy.service.get(name)).id
 
     def wake(self) -> None:
         """Make the workers look for due events."""

@@ -45,6 +45,11 @@ class Reloader:
         """
         self._parts.append((prepare, tuple(keys)))
 
+    @property
+    def live_keys(self) -> tuple[str, ...]:
+        """Full keys, or keys of sections, that some part can change while it runs."""
+        return tuple(key for _, keys in self._parts for key in keys)
+
     def reload(self, wanted: Settings) -> Reloaded:
         """Put ``wanted`` into force, as far as that can be done while running.
 
@@ -54,8 +59,7 @@ class Reloader:
         Raises:
             OptionsValidationError: with every problem of every part; nothing has changed.
         """
-        live = [key for _, keys in self._parts for key in keys]
-        plan = plan_reload(self.settings, wanted, live=live)
+        plan = plan_reload(self.settings, wanted, live=self.live_keys)
         # The new values were checked beside others that are not in force before the next start.
         known = self._problems(self.settings)
         problems = [found for found in self._problems(plan.settings) if found not in known]

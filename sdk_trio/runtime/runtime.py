@@ -100,7 +100,7 @@ class Runtime:
             raise OptionsValidationError(unmet_needs(settings))
         self.settings = settings
         if standalone is None:
-            standalone = client is None and settings.access_token is None
+            standalone = client is None and not settings.has_access_token
         self._client = None if standalone else client or make_client(settings)
         self._reconciles = settings.webhooks.reconciliation.enabled
         if self._reconciles and self._client is None:
@@ -119,14 +119,16 @@ class Runtime:
             companion=make_companion(settings, self._notifier),
         )
         self._clock = clock
-        self._reloader = Reloader(settings, standalone=settings.access_token is None)
+        self._reloader = Reloader(settings, standalone=not settings.has_access_token)
         self._reloader.subscribe(self.receiver.prepare_reload, LIVE_KEYS)
         if self._notifier is not None:
             self._reloader.subscribe(self._notifier.prepare_reload, _TEMPLATE_KEYS)
         # Read whenever they are needed, so nobody has to be told.
         self._reloader.subscribe(lambda _: lambda: None, _READ_AT_USE)
         if self._client is not None and client is None:
-            self._reloader.subscribe(self._client.prepare_reload, ("Sdk:AccessToken",))
+            from ..client.client import LIVE_KEYS as CLIENT_KEYS  # loaded by those who have one
+
+            self._reloader.subscribe(self._client.prepare_reload, CLIENT_KEYS)
         self.started: Started | None = None
         #: How replication stands, and its metrics; None: there is none, or it has not begun.
         self.replication: ReplicationOverseer | None = None
@@ -141,6 +143,10 @@ class Runtime:
         self._used = False
         self._served = False
         self._administrator = make_administrator(self, clock) if settings.admin.enabled else None
+        if self._administrator is not None:
+            from .administrator import LIVE_KEYS as ADMIN_KEYS  # loaded by those who have one
+
+            self._reloader.subscribe(self._administrator.prepare_reload, ADMIN_KEYS)
 
     @property
     def report(self) -> DrainReport | None:
@@ -218,6 +224,11 @@ class Runtime:
             keys: full keys, or keys of sections, that the part can change while it runs.
         """
         self._reloader.subscribe(prepare, keys)
+
+    @property
+    def live_keys(self) -> tuple[str, ...]:
+        """Full keys, or keys of sections, that :meth:`reload` can change at this moment."""
+        return self._reloader.live_keys
 
     def reload(self, settings: Settings) -> Reloaded:
         """Put new settings into force, as far as that can be done while running.

@@ -1,6 +1,8 @@
 """The rows of the inbox in memory and what is looked up in them, without I/O."""
 
+import math
 from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -123,6 +125,37 @@ class Deliveries:
         if not row.ordered or row.subject is None:
             return True
         return min(self._lines[row.subject]) == row.sequence
+
+    def matching(
+        self,
+        equal: Mapping[str, object],
+        *,
+        received: tuple[float | None, float | None],
+        between: tuple[int | None, int | None],
+        oldest_first: bool,
+    ) -> Iterator[Row]:
+        """Return the rows that meet every condition which is not None.
+
+        Args:
+            equal: what fields are to hold, by their names.
+            received: received at or after the first, and before the second.
+            between: whose sequence is above the first and below the second.
+            oldest_first: by rising sequence, else by falling.
+        """
+        wanted = [(name, value) for name, value in equal.items() if value is not None]
+        since, until = received
+        after, before = between
+        return (
+            row
+            for row in (
+                self.by_sequence.values() if oldest_first else reversed(self.by_sequence.values())
+            )
+            if (since is None or row.received_at >= since)
+            and row.received_at < (math.inf if until is None else until)
+            and row.sequence > (after or 0)
+            and row.sequence < (math.inf if before is None else before)
+            and all(getattr(row, name) == value for name, value in wanted)
+        )
 
     def oldest_waiting(self) -> float | None:
         """Return when the first queued delivery that waits or runs arrived, or None."""

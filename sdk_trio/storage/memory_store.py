@@ -369,24 +369,23 @@ class MemoryInbox(MemoryBackend):
         type: str | None = None,
         state: DeliveryState | None = None,
         since: float | None = None,
+        until: float | None = None,
         after_sequence: int | None = None,
+        before_sequence: int | None = None,
         subject: str | None = None,
+        tenant_id: str | None = None,
+        oldest_first: bool | None = None,
         limit: int = 50,
     ) -> Sequence[DeliveryRecord]:
         """See :meth:`.ports.Inbox.find`."""
         await self._begin()
-        rows = self._rows.by_sequence
-        order = reversed(rows.values()) if after_sequence is None else rows.values()
-        matching = (
-            row.record(body=False)
-            for row in order
-            if type in (None, row.type)
-            and state in (None, row.state)
-            and subject in (None, row.subject)
-            and (since is None or row.received_at >= since)
-            and (after_sequence is None or row.sequence > after_sequence)
+        matching = self._rows.matching(
+            {"type": type, "state": state, "subject": subject, "tenant_id": tenant_id},
+            received=(since, until),
+            between=(after_sequence, before_sequence),
+            oldest_first=after_sequence is not None if oldest_first is None else oldest_first,
         )
-        return list(islice(matching, limit))
+        return [row.record(body=False) for row in islice(matching, limit)]
 
     async def counts(self) -> dict[DeliveryState, int]:
         """See :meth:`.ports.Inbox.counts`."""

@@ -141,11 +141,19 @@ class Inbox(Protocol):
         type: str | None = None,
         state: DeliveryState | None = None,
         since: float | None = None,
+        until: float | None = None,
         after_sequence: int | None = None,
+        before_sequence: int | None = None,
         subject: str | None = None,
+        tenant_id: str | None = None,
+        oldest_first: bool | None = None,
         limit: int = 50,
     ) -> Sequence[DeliveryRecord]:
-        """List deliveries without bodies, newest first (oldest first with ``after_sequence``)."""
+        """List deliveries without bodies that meet every condition which is given.
+
+        ``since`` and ``until`` are Unix seconds of arrival. ``until`` and both sequences are not
+        included. ``oldest_first`` is by rising sequence; None: with ``after_sequence`` only.
+        """
         ...
 
     async def counts(self) -> dict[DeliveryState, int]:

@@ -106,17 +106,24 @@ def find(
     type: str | None,
     state: DeliveryState | None,
     since: float | None,
+    until: float | None,
     after_sequence: int | None,
+    before_sequence: int | None,
     subject: str | None,
+    tenant_id: str | None,
+    oldest_first: bool | None,
     limit: int,
 ) -> Sequence[DeliveryRecord]:
-    """List deliveries without bodies, newest first, or oldest first with ``after_sequence``."""
+    """List deliveries without bodies; see :meth:`.ports.Inbox.find`."""
     choices = {
         "type = ?": type,
         "state = ?": state,
         "received_at >= ?": since,
+        "received_at < ?": until,
         "sequence > ?": after_sequence,
+        "sequence < ?": before_sequence,
         "subject = ?": subject,
+        "tenant_id = ?": tenant_id,
     }
     given = {text: value for text, value in choices.items() if value is not None}
     conditions = list(given)
@@ -124,7 +131,9 @@ def find(
         # Lets SQLite use the index of what is not done, instead of reading all that is.
         conditions.append("state <> 'done'")
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    order = "DESC" if after_sequence is None else "ASC"
+    if oldest_first is None:
+        oldest_first = after_sequence is not None
+    order = "ASC" if oldest_first else "DESC"
     statement = (
         f"SELECT {COLUMNS}, NULL, tenant_id FROM inbox {where} ORDER BY sequence {order} LIMIT ?"  # noqa: S608 - only constants
     )

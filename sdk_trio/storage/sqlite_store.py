@@ -193,8 +193,12 @@ class SqliteInbox:
         type: str | None = None,
         state: DeliveryState | None = None,
         since: float | None = None,
+        until: float | None = None,
         after_sequence: int | None = None,
+        before_sequence: int | None = None,
         subject: str | None = None,
+        tenant_id: str | None = None,
+        oldest_first: bool | None = None,
         limit: int = 50,
     ) -> Sequence[DeliveryRecord]:
         """See :meth:`.ports.Inbox.find`."""
@@ -204,8 +208,12 @@ class SqliteInbox:
                 type=type,
                 state=state,
                 since=since,
+                until=until,
                 after_sequence=after_sequence,
+                before_sequence=before_sequence,
                 subject=subject,
+                tenant_id=tenant_id,
+                oldest_first=oldest_first,
                 limit=limit,
             )
         )

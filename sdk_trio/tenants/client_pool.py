@@ -31,10 +31,11 @@ _SHARED = ""
 
 @attrs.define(eq=False)
 class _Entry:
-    """An open client, the task that holds it, and who uses it."""
+    """An open client, the task that holds it, who uses it, and as of which reload it is."""
 
     key: str
     token: Secret
+    reloads: int
     client: Any = None
     users: int = 0
     idle_since: float = 0.0
@@ -62,6 +63,7 @@ class ClientPool:
         max_open: int = MAX_OPEN,
     ) -> None:
         self._settings = settings
+        self._reloads = 0
         self._credentials = credentials
         self._factory = factory
         self._idle_seconds = idle_seconds
@@ -75,9 +77,30 @@ class ClientPool:
         """How many clients are open, replaced ones that are still in use aside."""
         return len(self._entries)
 
-    def reload(self, settings: Settings) -> None:
-        """Take the host's access token of ``settings``: for tenants without one of their own."""
-        self._settings = attrs.evolve(self._settings, access_token=settings.access_token)
+    def prepare_reload(self, settings: Settings) -> Callable[[], None]:
+        """Return what makes clients go by ``settings``, each with its own token.
+
+        Open clients that have a ``prepare_reload`` of their own change in their place; of the
+        others, the next block gets a new one, if anything has changed for clients at all.
+
+        Raises:
+            OptionsValidationError: a client cannot use them; nothing has changed.
+        """
+        changed = _of_clients(settings) != _of_clients(self._settings)
+        commits: list[tuple[_Entry, Callable[[], None]]] = []
+        for entry in self._entries.values() if changed else ():
+            prepare = getattr(entry.client, "prepare_reload", None)
+            if prepare is not None:
+                commits.append((entry, prepare(attrs.evolve(settings, access_token=entry.token))))
+
+        def commit() -> None:
+            self._settings = settings
+            self._reloads += changed
+            for entry, commit_client in commits:
+                commit_client()
+                entry.reloads = self._reloads
+
+        return commit
 
     @asynccontextmanager
     async def lease(self, tenant: Tenant) -> AsyncIterator[Any]:
@@ -107,7 +130,7 @@ class ClientPool:
             )
         async with self._alone(key):
             entry = self._entries.get(key)
-            if entry is None or entry.token != token:
+            if entry is None or entry.token != token or entry.reloads != self._reloads:
                 entry = await self._open(key, token)
             entry.users += 1
             return entry
@@ -134,7 +157,7 @@ class ClientPool:
         if replaced is not None:
             self._retire(replaced)
         self._make_room()
-        entry = _Entry(key, token)
+        entry = _Entry(key, token, self._reloads)
         await self._nursery.start(self._hold, entry)
         self._entries[key] = entry
         return entry
@@ -202,3 +225,15 @@ class ClientPool:
         for entry in list(self._entries.values()):
             if not entry.users and entry.idle_since <= before:
                 self._retire(entry)
+
+
+def _of_clients(settings: Settings) -> tuple[object, ...]:
+    """Return what clients go by, the token aside."""
+    return (
+        settings.timeout_ms,
+        settings.total_timeout_ms,
+        settings.max_retries,
+        settings.upstream,
+        settings.resilience,
+        settings.connection,
+    )

@@ -138,16 +138,17 @@ class WebhookReceiver:
             OptionsValidationError: they cannot be used; nothing has changed.
         """
         commit_rules = self._receiver.prepare(settings)
+        tenancy = None if self._running is None else self._running.tenancy
+        commit_clients = None if tenancy is None else tenancy.clients.prepare_reload(settings)
 
         def commit() -> None:
             commit_rules()
             self.settings = settings
             if self._running is not None:
                 self._running.dispatcher.mask(settings)
-            tenancy = None if self._running is None else self._running.tenancy
-            if tenancy is not None:
+            if tenancy is not None and commit_clients is not None:
                 tenancy.credentials.reload()
-                tenancy.clients.reload(settings)
+                commit_clients()
                 self._receiver.tenant_keys = _tenant_keys(tenancy, settings)
 
         return commit

@@ -59,6 +59,48 @@ async def test_a_broken_file_is_named_and_rejects_nothing(manager):
     assert NEW_SECRET not in everything
 
 
+async def test_a_named_file_that_vanished_is_told_of_once(manager):
+    config = manager.directory / "named.json"
+    config.write_text("{}")
+    daemon = manager.start("--config", str(config))
+    await manager.url()
+    config.unlink()
+    failed = await hang_up(manager, "runtime.reload_failed")
+    assert [str(config) in problem for problem in failed["problems"]] == [True]
+    assert await manager.stop(daemon) == 0
+
+
+VANISHING = {
+    "appsettings.json": (),
+    "appsettings.Production.json": (),
+    "sdk.toml": (),
+    "named.Production.json": ("--config", "named.json"),
+}
+
+
+@pytest.mark.parametrize("name", VANISHING)
+async def test_a_file_that_vanished_keeps_its_settings_until_it_is_back(manager, name):
+    directory = manager.directory
+    (directory / "named.json").write_text("{}")
+    text = '{"Sdk": {"Webhooks": {"RateLimitPerMinute": 1}}}'
+    if name == "sdk.toml":
+        text = "[Sdk.Webhooks]\nRateLimitPerMinute = 1\n"
+    (directory / name).write_text(text)
+    daemon = manager.start(*VANISHING[name])
+    sender = Senders(await manager.url())
+    (directory / name).rename(directory / "elsewhere")
+    failed = await hang_up(manager, "runtime.reload_failed")
+    assert failed["level"] == "error"
+    assert [name in problem for problem in failed["problems"]] == [True]
+    assert "has vanished" in failed["problems"][0]
+    assert [await sender._attempt(each) for each in "ab"] == [200, 429]
+    # It need not say the same when it is back.
+    (directory / name).write_text(text.replace("1", "2"))
+    reloaded = await hang_up(manager, "runtime.reloaded")
+    assert reloaded["changed"] == ["Sdk:Webhooks:RateLimitPerMinute"]
+    assert await manager.stop(daemon) == 0
+
+
 async def test_a_rotation_in_its_order_rejects_no_delivery(manager):
     daemon = manager.start()
     senders = Senders(await manager.url(), retry=False)

@@ -285,6 +285,12 @@ async def test_a_listing_filters_and_pages(stores: Stores) -> None:
     assert await find(subject="s1", type="t0") == ["m3"]
     second = (await inbox.find())[-2].sequence
     assert await find(after_sequence=second, limit=2) == ["m2", "m3"]
+    assert await find(before_sequence=second + 3, limit=2) == ["m3", "m2"]
+    assert await find(before_sequence=second + 3, after_sequence=second) == ["m2", "m3"]
+    assert await find(after_sequence=second, oldest_first=False, limit=2) == ["m5", "m4"]
+    assert await find(oldest_first=True, limit=2) == ["m0", "m1"]
+    assert await find(since=1001, until=1003) == ["m2", "m1"]
+    assert await find(tenant_id="nobody") == []
 
 
 async def test_retention_removes_bodies_then_records_but_no_dead_letter(stores: Stores) -> None:

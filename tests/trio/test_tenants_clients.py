@@ -257,3 +257,58 @@ async def test_each_line_of_each_source_is_a_secret_and_none_is_shown(tmp_path: 
     )
     assert [secret.reveal() for secret in secrets] == ["one", "two", "three"]
     assert "one" not in repr(secrets)
+
+
+class ReloadableClient(FakeClient):
+    """As the real one: takes new settings in its place."""
+
+    retries: int | None = None
+
+    def prepare_reload(self, settings: Settings) -> Any:
+        assert settings.access_token is not None
+        assert settings.access_token.reveal() == self.token, "its own token stays"
+        return lambda: setattr(self, "retries", settings.max_retries)
+
+
+async def test_a_reload_changes_open_clients_in_their_place(monkeypatch: Any) -> None:
+    kit = Kit()
+    monkeypatch.setattr(
+        kit.__class__,
+        "make",
+        lambda self, settings: ReloadableClient(settings.access_token.reveal(), self.open),
+    )
+    a, b = kit.tenant("a", "token-a"), kit.tenant("b")
+    async with kit.pool() as pool, pool.lease(a) as one, pool.lease(b) as two:
+        pool.prepare_reload(attrs.evolve(SETTINGS, max_retries=7))()
+        assert (one.retries, two.retries) == (7, 7)
+        async with pool.lease(a) as again, pool.lease(b) as shared:
+            assert (again, shared) == (one, two)
+
+
+async def test_after_a_reload_a_client_that_cannot_change_gives_way_to_a_new_one() -> None:
+    kit = Kit()
+    made: list[Settings] = []
+    make = kit.make
+
+    def remembering(settings: Settings) -> FakeClient:
+        made.append(settings)
+        return make(settings)
+
+    pool = ClientPool(SETTINGS, kit.reader, remembering)
+    tenant = kit.tenant("a", "token-a")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(pool.run)
+        async with pool.lease(tenant) as before:
+            # Nothing that clients go by: the same one serves.
+            webhooks = attrs.evolve(SETTINGS.webhooks, tolerance_seconds=60)
+            pool.prepare_reload(attrs.evolve(SETTINGS, webhooks=webhooks))()
+            async with pool.lease(tenant) as same:
+                assert same is before
+            pool.prepare_reload(attrs.evolve(SETTINGS, max_retries=7))()
+            async with pool.lease(tenant) as after:
+                assert after is not before
+                assert len(kit.open) == 2, "what is in use is not closed"
+        await trio.testing.wait_all_tasks_blocked()
+        assert [settings.max_retries for settings in made] == [SETTINGS.max_retries, 7]
+        assert len(kit.open) == 1
+        nursery.cancel_scope.cancel()

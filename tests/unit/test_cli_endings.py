@@ -30,6 +30,7 @@ MODULES = {
     "ends": "raise SystemExit(0)",
     "wants": "import a_module_that_nobody_has",
     "broken_syntax": "def",
+    "empty": "",
 }
 
 
@@ -168,7 +169,8 @@ def test_run_refuses_parts_of_later_versions(command_line, monkeypatch):
         ("nowhere:handlers", 78, "--app nowhere:handlers: there is no module 'nowhere' in "),
         ("good.below:handlers", 78, "there is no module 'good.below'"),
         ("good:handler", 78, "good has no attribute 'handler'; it has handlers"),
-        ("good:other", 78, "other is a int, not a HandlerRegistry; it has handlers"),
+        ("good:other", 78, "other is of type int, not HandlerRegistry; it has handlers"),
+        ("empty:handlers", 78, "empty has no attribute 'handlers'; it has no HandlerRegistry: "),
         ("fails:handlers", 1, "fails.py:1: ZeroDivisionError: division by zero"),
         ("ends:handlers", 1, "ends.py:1: SystemExit: 0"),
         ("wants:handlers", 1, "No module named 'a_module_that_nobody_has'"),

@@ -1,4 +1,7 @@
 import json
+import os
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,7 @@ from support.deliveries import SECRET
 
 from sdk_trio.cli.app_importer import import_registry
 from sdk_trio.cli.starter_files import APPSETTINGS, FILES
+from sdk_trio.config import read_settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "config" / "appsettings.json"
 
@@ -30,12 +34,28 @@ def test_init_writes_an_application_that_is_valid_once_the_secret_is_set(command
     variables = [
         line.removesuffix("=")
         for line in (directory / ".env.example").read_text().splitlines()
-        if not line.startswith("#")
+        if line and not line.startswith("#")
     ]
     for name in variables:
         monkeypatch.setenv(name, SECRET)
-    answer = command_line("config", "check")
+    answer = command_line("config", "check", "--standalone")
     assert (answer.status, answer.err) == (0, "errors: 0, warnings: 0\n")
+    monkeypatch.setenv("SDK__ACCESSTOKEN", "not-a-real-token")
+    assert command_line("config", "check").status == 0
+
+
+@pytest.mark.parametrize(("words", "enter"), [((), ""), (("--directory", "a b"), "cd 'a b' && ")])
+def test_what_it_says_to_do_next_is_a_command_that_exists(command_line, words, enter, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/sdk_trio/__main__.py"])
+    monkeypatch.setenv("PATH", "")
+    answer = command_line("init", *words)
+    interpreter = sys.executable if enter else shlex.quote(relative_interpreter())
+    assert f"next: {enter}{interpreter} -m sdk_trio dev --app app:handlers\n" in answer.err
+
+
+def relative_interpreter():
+    relative = os.path.relpath(sys.executable)
+    return sys.executable if relative.startswith("..") else relative
 
 
 def test_the_application_it_writes_has_a_handler(command_line, monkeypatch):
@@ -48,6 +68,11 @@ def test_the_application_it_writes_has_a_handler(command_line, monkeypatch):
 def test_the_example_is_what_init_writes():
     assert EXAMPLE.read_text(encoding="utf-8") == APPSETTINGS
     assert json.loads(APPSETTINGS)["Sdk"]["Webhooks"]["Path"] == "/hooks/sdk"
+
+
+def test_its_settings_leave_the_data_directory_to_the_service_manager():
+    loaded = read_settings(EXAMPLE, environ={"STATE_DIRECTORY": "/var/lib/x"}, standalone=True)
+    assert "STATE_DIRECTORY" in loaded.origins["Sdk:Storage:Path"]
 
 
 def test_init_never_overwrites_without_force(command_line):

@@ -49,7 +49,11 @@ def test_every_command_has_code_help_and_the_settings_options(command, capsys):
         (["zzz"], "there is no command 'zzz': choose from run, health, dev"),
         (["events"], "arguments are required: COMMAND"),
         ([], "arguments are required: COMMAND"),
-        (["events", "list", "--stat", "dead"], "unrecognized arguments: --stat dead"),
+        (
+            ["events", "list", "--stat", "dead"],
+            "unrecognized arguments: --stat dead; did you mean --state?\nusage: sdk-trio events",
+        ),
+        (["run", "--zzz"], "unrecognized arguments: --zzz\nusage: sdk-trio run"),
         (["events", "list", "--state", "lost"], "invalid choice: 'lost'"),
         (["verify"], "the following arguments are required: --headers"),
     ],

@@ -31,6 +31,23 @@ def test_check_reports_every_problem_and_warning_at_once(command_line, monkeypat
     assert {tuple(row) for row in rows} == {("level", "key", "message", "origin")}
 
 
+def test_a_start_that_fails_says_what_is_odd_as_well(command_line):
+    """A misspelt section is why the secret is missing."""
+    (command_line.directory / "bad.json").write_text(
+        json.dumps({"Sdk": {"Webhoks": {"Secret": SECRET}}})
+    )
+    for command in (["run", "--standalone"], ["events", "list", "--set", "MaxRetries=99"]):
+        answer = command_line(*command, "--config", "bad.json")
+        assert answer.status == 78
+        first, *_, last = answer.err.splitlines()
+        assert first == "sdk-trio: error: 1 problem in the settings:"
+        assert last == (
+            "sdk-trio: warning: Sdk:Webhoks: is not a known key: did you mean Sdk:Webhooks? "
+            "(from bad.json)"
+        )
+        assert SECRET not in answer.err
+
+
 def test_check_finds_parts_that_this_version_lacks(command_line, monkeypatch):
     monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
     answer = command_line("config", "check", "--standalone", "--set", "Sdk:Relay:Enabled=true")
@@ -99,6 +116,15 @@ def test_an_assignment_needs_key_and_value(command_line, text):
     answer = command_line("config", "show", "--set", text)
     assert answer.status == 2
     assert "--set takes KEY=VALUE" in answer.err
+
+
+def test_keys_with_and_without_the_root_go_together(command_line):
+    words = ["--set", "Sdk:MaxRetries=1", "--set", "Webhooks:Queue:MaxAttempts=2"]
+    rows = command_line("config", "show", "--format", "json", *words).document
+    assert {row["key"]: row["value"] for row in rows} == {
+        "Sdk:MaxRetries": "1",
+        "Sdk:Webhooks:Queue:MaxAttempts": "2",
+    }
 
 
 def test_the_last_assignment_of_a_key_wins_however_it_is_spelled(command_line):

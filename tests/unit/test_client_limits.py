@@ -84,7 +84,7 @@ def test_no_window_holds_more_departures_than_burst_and_rate_allow(per_minute, b
     departures = []
     for gap in gaps:
         clock.now += gap
-        departures.append(limiter.book())
+        departures.append(limiter.book().due)
     assert departures == sorted(departures)
     for i, first in enumerate(departures):
         for j in range(i, len(departures)):
@@ -94,15 +94,15 @@ def test_no_window_holds_more_departures_than_burst_and_rate_allow(per_minute, b
 
 def test_an_idle_bucket_lets_a_burst_leave_at_once():
     limiter = RateLimiter(LimitPolicy(60, burst=3), clock=Clock())
-    assert [limiter.book() for _ in range(5)] == pytest.approx([50, 50, 50, 51, 52])
+    assert [limiter.book().due for _ in range(5)] == pytest.approx([50, 50, 50, 51, 52])
 
 
 def test_a_place_given_back_moves_later_ones_up():
     limiter = RateLimiter(LimitPolicy(60, burst=1), clock=Clock())
-    assert limiter.book() == 50
-    assert limiter.book() == 51
+    assert limiter.book().due == 50
+    assert limiter.book().due == 51
     limiter.give_back()
-    assert limiter.book() == 51
+    assert limiter.book().due == 51
     limiter.give_back()
     limiter.give_back()
     assert limiter.backlog == 0
@@ -122,7 +122,7 @@ def test_booking_now_takes_a_place_only_when_none_has_to_wait():
 def test_without_a_rate_only_the_gate_holds_back():
     clock = Clock()
     limiter = RateLimiter(LimitPolicy(), clock=clock)
-    assert {limiter.book() for _ in range(100)} == {50.0}
+    assert {limiter.book().due for _ in range(100)} == {50.0}
     assert limiter.backlog == 0
     limiter.shut(10)
     assert not limiter.book_now()
@@ -143,3 +143,63 @@ def test_the_gate_opens_no_earlier_than_the_latest_that_was_asked_for(seconds):
     assert limiter.shut_until == max(asked)
     clock.now = max(asked)
     assert limiter.is_idle
+
+
+RATES = st.none() | st.integers(1, 6000)
+
+
+@given(
+    before=RATES,
+    after=RATES,
+    burst=st.integers(1, 20),
+    gaps=st.lists(st.floats(0, 5), max_size=30),
+    later=st.lists(st.floats(0, 5), max_size=30),
+)
+def test_after_a_change_of_rate_the_order_stays_and_the_new_rate_is_kept(
+    before, after, burst, gaps, later
+):
+    clock = Clock()
+    limiter = RateLimiter(LimitPolicy(before, burst), clock=clock)
+    places = []
+    for gap in gaps:
+        clock.now += gap
+        for place in [place for place in places if place.due <= clock.now]:
+            limiter.leave(place)
+        places.append(limiter.book())
+    changed_at, backlog = clock.now, limiter.backlog
+    left = sum(place.due <= changed_at for place in places)
+    gone = [place.due for place in places[:left]]
+    limiter.change(LimitPolicy(after, burst))
+    assert [place.due for place in places[:left]] == gone, "who may leave is not called back"
+    if before is not None and after is not None:
+        # No place is lost, and none is given twice.
+        assert limiter.backlog == pytest.approx(backlog, abs=1e-6)
+    for gap in later:
+        clock.now += gap
+        places.append(limiter.book())
+    departures = [place.due for place in places]
+    assert departures == sorted(departures)
+    waiting = departures[left:]
+    if after is None:
+        assert all(due <= changed_at for due in waiting[: len(gaps) - left])
+        return
+    for i, first in enumerate(waiting):
+        for j in range(i, len(waiting)):
+            allowed = burst + (waiting[j] - first) * after / 60
+            assert j - i + 1 <= allowed + 1e-6
+
+
+def test_a_place_that_is_waited_for_comes_nearer_or_goes_further_with_the_rate():
+    clock = Clock()
+    limiter = RateLimiter(LimitPolicy(60, burst=1), clock=clock)
+    places = [limiter.book() for _ in range(4)]
+    clock.now += 0.5
+    limiter.change(LimitPolicy(120, burst=1))
+    assert [place.due for place in places] == pytest.approx([50, 50.75, 51.25, 51.75])
+    limiter.leave(places[1])
+    limiter.give_back()
+    limiter.change(LimitPolicy(60, burst=1))
+    assert [place.due for place in places[2:]] == pytest.approx([52, 53])
+    assert limiter.book().due == pytest.approx(53), "the one that was given back is free"
+    limiter.change(LimitPolicy(None))
+    assert [place.due for place in places[2:]] == [50.5, 50.5]

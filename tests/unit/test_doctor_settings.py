@@ -9,9 +9,10 @@ from sdk_trio.cli.doctor_settings import (
     check_handlers,
     check_https,
     check_secrets,
+    check_settings,
     check_sources,
 )
-from sdk_trio.config import Settings
+from sdk_trio.config import Settings, read_settings
 from sdk_trio.webhooks.peers import TrustedProxies
 
 PROBLEM, WARNING, NOTE, OK = Level
@@ -26,6 +27,30 @@ def found(check, **keys):
         assert finding.remedy or finding.level in (NOTE, OK)
         assert SECRET not in repr(finding)
     return report.findings
+
+
+def test_what_is_wrong_and_what_to_do_are_two_things():
+    environ = {"SDK__TIMEOUTMS": "1", "SDK__WEBHOKS__PATH": "/x"}
+    report = Report("settings")
+    check_settings(read_settings("/dev/null/no.json", environ=environ), report)
+    assert ("the file cannot be read", "Not a directory") in said(report)
+    report = Report("settings")
+    check_settings(read_settings(environ=environ, directory="/nonexistent"), report)
+    assert {
+        (
+            "must be 1000 to 300000 milliseconds, not 1",
+            "change it: 'config schema' describes every key",
+        ),
+        (
+            "is required: the receiver needs at least one secret",
+            "set it through the variable SDK__WEBHOOKS__SECRET or a secret store",
+        ),
+        ("is not a known key", "did you mean Sdk:Webhooks?"),
+    } <= said(report)
+
+
+def said(report):
+    return {(finding.what, finding.remedy) for finding in report.findings}
 
 
 def worst(check, **keys):

@@ -1,0 +1,90 @@
+"""Which settings a reload changes: the running program, the metadata and the pages agree."""
+
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+import trustme
+from support.admin import TOKEN, administered
+from support.deliveries import SECRET
+from support.notifications import VARIABLES
+
+from sdk_trio.config import Settings
+from sdk_trio.config.gates import is_below
+from sdk_trio.config.table import table
+from sdk_trio.runtime import Runtime
+
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
+
+#: What the command line adds for the logs that it writes.
+OF_THE_COMMAND = ("Sdk:Logging",)
+
+
+def below(keys):
+    return {setting.key for setting in table() if any(is_below(setting.key, key) for key in keys)}
+
+
+@pytest.fixture
+def everything(tmp_path, monkeypatch):
+    """Settings with every part that can be told of a change."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    certificate = trustme.CA().issue_cert("localhost")
+    certificate.cert_chain_pems[0].write_to_path("cert.pem")
+    certificate.private_key_pem.write_to_path("key.pem")
+    return Settings.from_mapping(
+        {
+            "Environment": "Development",
+            "AccessToken": "not-a-real-token",
+            "Server:Bind": ["127.0.0.1:0"],
+            "Server:CertFile": "cert.pem",
+            "Server:KeyFile": "key.pem",
+            "Admin:Bind": "127.0.0.1:0",
+            "Storage:Backend": "Memory",
+            "Webhooks:Secret": SECRET,
+            "MultiTenant:Enabled": True,
+            "MultiTenant:Notifications:Enabled": True,
+            "MultiTenant:Notifications:Email:FromAddress": "noreply@platform.example",
+        }
+    )
+
+
+async def test_what_the_program_can_change_is_what_the_pages_say(everything):
+    with trio.fail_after(60):
+        runtime = Runtime(everything)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            live = below((*runtime.live_keys, *OF_THE_COMMAND))
+            runtime.shut_down("the test ended")
+    assert live == {setting.key for setting in table() if setting.about.live}
+    page = (DOCS / "command-line.md").read_text()
+    rows = page.partition("HUP reads every source again")[2].partition("`runtime.reloaded` names")[
+        0
+    ]
+    named = re.findall(r"`([A-Z][A-Za-z:]+)`", "\n".join(re.findall(r"^\| (`.*?) \|", rows, re.M)))
+    assert below([f"Sdk:{key}" for key in named]) == live
+
+
+async def test_who_may_change_and_by_which_name_changes_with_a_reload(monkeypatch, tmp_path):
+    monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+    async with administered(patience=60) as admin:
+        runtime = admin.runtime
+
+        def reload(**changes):
+            options = attrs.evolve(runtime.settings.admin, **changes)
+            return runtime.reload(attrs.evolve(runtime.settings, admin=options))
+
+        assert (await admin.get("/healthz", host="shop.internal")).status_code == 403
+        assert (await admin.replay({"ids": ["x"]})).status_code == 200
+        done = reload(read_only=True, allowed_hosts=("shop.internal",))
+        assert done.applied == ("Sdk:Admin:ReadOnly", "Sdk:Admin:AllowedHosts")
+        assert (await admin.get("/healthz", host="shop.internal")).status_code == 200
+        assert (await admin.replay({"ids": ["x"]})).status_code == 403
+        assert (await admin.api("/status"))["read_only"] is True
+        reload(read_only=False, allowed_hosts=())
+        assert (await admin.get("/healthz", host="shop.internal")).status_code == 403
+        assert (await admin.replay({"ids": ["x"]})).status_code == 200
