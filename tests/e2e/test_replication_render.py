@@ -1,6 +1,5 @@
 """``replication render``, and a runtime that keeps the file current and tells the replicator."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import yaml
 from support.command_line import CommandLine
 from support.deliveries import SECRET
 from support.deliveries import settings as settings_of
+from support.ports import free_port
 from support.programs import program
 
 from sdk_trio import Runtime
@@ -175,10 +175,7 @@ async def test_a_new_tenant_is_replicated_by_a_replicator_of_another_process(
     tmp_path: Path,
 ) -> None:
     program("litestream")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    values = {"MultiTenant__FileDb__Replication__MetricsPort": port}
+    values = {"MultiTenant__FileDb__Replication__MetricsPort": free_port()}
     pid_file, replica = tmp_path / "pid", tmp_path / "replica"
     replicator: subprocess.Popen[bytes] | None = None
     runtime = Runtime(settings_of(**keys(tmp_path, **values)))

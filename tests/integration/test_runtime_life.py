@@ -10,6 +10,7 @@ import sys
 import pytest
 import trio
 from support.deliveries import settings
+from support.ports import free_port
 from support.serving import RawWire, asgi_headers, ask, delivery_request, registry, signed
 
 from sdk_trio.errors import (
@@ -116,10 +117,8 @@ async def test_a_second_runtime_on_one_data_directory_is_refused_and_harms_nothi
 
 
 async def test_an_address_in_use_names_key_and_address_and_frees_the_others(store):
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = f"127.0.0.1:{probe.getsockname()[1]}"
-        probe.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = f"127.0.0.1:{free_port()}"
         used = f"127.0.0.1:{taken.getsockname()[1]}"
         with trio.fail_after(60):
             with pytest.raises(BindError) as caught:
