@@ -1,6 +1,7 @@
 """Settings of the whole suite."""
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +14,17 @@ settings.register_profile(
 settings.load_profile("default")
 
 REQUIRE_ALL = "SDK_TEST_REQUIRE_ALL"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    """Give the processes of pytest-xdist directories with short names.
+
+    Many tests put a Unix socket into theirs, and its path may have no more than 103 bytes.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        config.option.basetemp = str(Path(config.option.basetemp).with_name(worker))
 
 
 @pytest.hookimpl(wrapper=True)

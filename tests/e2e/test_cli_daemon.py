@@ -14,12 +14,13 @@ from pathlib import Path
 import attrs
 import httpx
 import pytest
+from support.command_forker import run_command
 from support.deliveries import SECRET
 
 from sdk_trio.testing import sign_delivery
 
 #: A process that takes longer than this for a step hangs, in seconds.
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 COMMAND = (sys.executable, "-m", "sdk_trio")
 
@@ -85,13 +86,8 @@ class Workplace:
         raise AssertionError(f"{text!r} did not come: {printed}")
 
     def run(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        ran = subprocess.run(
-            [*COMMAND, *words],
-            cwd=self.directory,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
+        ran = run_command(
+            words, environ=self.environment, directory=self.directory, seconds=PATIENCE
         )
         assert ran.returncode == status, (ran.stdout, ran.stderr)
         return ran

@@ -27,7 +27,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 DOCKERFILE = EXAMPLES / "container" / "Dockerfile"
 COMPOSE = EXAMPLES / "container" / "compose.yaml"
 MANIFESTS = sorted((EXAMPLES / "kubernetes").glob("*.yaml"))
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def passes(*command):

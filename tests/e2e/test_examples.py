@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 from support.deliveries import SECRET
+from support.ports import free_port
 from support.scripted_upstream import TOKEN, ScriptedUpstream, scripted_upstream
 
 from sdk_trio.testing import sign_delivery
@@ -41,7 +41,7 @@ async def delivered_to_example(
     )
     printed = b""
     try:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while url is None:
                 printed += await process.stdout.receive_some()
                 found = re.search(rb"(http://\S+)\n", printed)
@@ -71,9 +71,7 @@ async def test_the_embedded_example_receives_and_handles():
 
 
 async def test_the_standalone_example_receives_and_handles(monkeypatch):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("PORT", str(port))
     url = f"http://127.0.0.1:{port}/hooks/sdk"
     assert "paid: from-a-test" in await delivered_to_example("standalone.py", url)

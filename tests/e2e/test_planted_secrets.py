@@ -24,10 +24,11 @@ import attrs
 import httpx
 import pytest
 import trustme
+from support.command_forker import run_command
 
 from sdk_trio.testing import sign_delivery
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def secret(name):
@@ -165,7 +166,7 @@ class Unwelcoming(http.server.BaseHTTPRequestHandler):
         self.told.append(body + str(self.headers))
         if "lost" in body:
             if self.path == "/in":  # longer than the channel waits
-                time.sleep(1.2)
+                time.sleep(2.4)
             self.close_connection = True
         elif "refused" in body:
             shown = f"{ADDRESS} {ADDRESS.lower()}" if "mail" in self.path else f"+{PHONE} {PHONE}"
@@ -201,7 +202,7 @@ class Place:
     sent: list = attrs.Factory(list)
     # One for all requests: each new one would read the authorities' certificates again.
     client: httpx.Client = attrs.Factory(
-        lambda: httpx.Client(timeout=20, limits=httpx.Limits(max_keepalive_connections=0))
+        lambda: httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
     )
     answers: str = ""
 
@@ -210,13 +211,11 @@ class Place:
         return self.directory / "sdk-data"
 
     def run(self, *words, bodies=False, **variables):
-        ran = subprocess.run(
-            [sys.executable, "-m", "sdk_trio", *words],
-            cwd=self.directory,
-            env={**self.environment, **variables},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
+        ran = run_command(
+            words,
+            environ={**self.environment, **variables},
+            directory=self.directory,
+            seconds=PATIENCE,
         )
         everything = ran.stdout + ran.stderr
         if bodies:
@@ -301,7 +300,7 @@ def notifications(url):
             "EmailProviderA": {"BaseUrl": url},
         },
         "Sms": {"SmsProviderA": {"FromNumber": "+15550000000", "BaseUrl": url}},
-        "Webhook": {"Url": f"{url}/in", "TimeoutSeconds": 1, "AllowPrivateAddresses": True},
+        "Webhook": {"Url": f"{url}/in", "TimeoutSeconds": 2, "AllowPrivateAddresses": True},
         "Templates": {"Suspended": {"EmailSubject": TEXT, "EmailBody": TEXT, "SmsBody": TEXT}},
     }
 

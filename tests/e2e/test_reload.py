@@ -189,7 +189,8 @@ async def test_a_key_file_that_was_swapped_is_noticed_without_a_signal(manager, 
     change(manager)
     began = trio.current_time()
     reloaded = await manager.wait_for("runtime.reloaded")
-    assert trio.current_time() - began < POLL_SECONDS + 2
+    # Without the setting, it would be up to five seconds.
+    assert trio.current_time() - began < 5
     assert reloaded["cause"] == "key files"
     assert reloaded["files"] == [str(key_file(manager, 0))]
     assert await sender._attempt("after") == 200
@@ -219,7 +220,8 @@ async def test_a_stop_during_a_reload_stops(manager, signals, status):
     daemon.send_signal(signal.SIGHUP)
     await manager.said("RELOADING=1", after=place)
     # An event that is still handled when the signals come, so that there is something to force.
-    assert await senders._attempt("meanwhile", seconds=0.5) == 200
+    lasts = 4 if signal.SIGINT in signals else 0.5
+    assert await senders._attempt("meanwhile", seconds=lasts) == 200
     for number in signals:
         daemon.send_signal(number)
         if number == signal.SIGTERM:
@@ -232,7 +234,7 @@ async def test_a_stop_during_a_reload_stops(manager, signals, status):
     daemon = manager.start("--config", str(config))
     senders.url = await manager.url()
     assert [await senders._attempt(name) for name in "ab"] == [200, 429]
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while not {"meanwhile", "a"} <= set(manager.handled()):
             await trio.sleep(0.01)
     assert await manager.stop(daemon) == 0

@@ -14,8 +14,9 @@ import attrs
 import pytest
 import trio
 from support.command_forker import run_command
+from support.ports import free_port
 from support.programs import program
-from support.replicating import free_port, replicators_of, running, write
+from support.replicating import replicators_of, running, write
 
 from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication.control_client import ControlClient
@@ -120,7 +121,7 @@ def workplace(tmp_path):
     wait_for(lambda: replicators_of(tmp_path) == [])
 
 
-def wait_for(condition, seconds: float = 20) -> None:
+def wait_for(condition, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come about in time"
@@ -164,7 +165,7 @@ def test_it_reloads_on_a_hangup_shows_its_status_and_ends_on_term(workplace):
 
     write(str(first), 4)
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(40) == 0
+    assert process.wait(60) == 0
     assert not workplace.pid_file.exists()
     assert workplace.status()[0] == 69
     assert workplace("replication", "render", "--output", str(workplace.config)).returncode == 0
@@ -184,7 +185,7 @@ def test_a_daemon_and_a_replicator_beside_it_need_nobody(workplace):
     replicator = workplace.start("replication", "run")
     wait_for(workplace.pid_file.exists)
     workplace.start("run", *daemon)
-    wait_for(lambda: "runtime.started" in workplace.log(), 30)
+    wait_for(lambda: "runtime.started" in workplace.log())
     wait_for(lambda: replicated(workplace, 0))
     added = workplace("tenant", "add", "acme", "--name", "Acme", "--format", "json")
     (workplace.root / "data" / "tenants").mkdir(exist_ok=True)
@@ -194,7 +195,7 @@ def test_a_daemon_and_a_replicator_beside_it_need_nobody(workplace):
     wait_for(lambda: replicated(workplace, 0))
     for process in reversed(workplace.started):
         process.terminate()
-        assert process.wait(40) == 0
+        assert process.wait(60) == 0
     assert "replication.reloaded" in workplace.log(0)
     assert replicator.returncode == 0
 
@@ -218,11 +219,11 @@ def test_killed_with_9_its_child_ends_too_and_the_next_start_runs_one(workplace)
     assert child != orphan
     assert int(workplace.pid_file.read_text()) == workplace.started[-1].pid
     third = workplace.start("replication", "run")
-    assert third.wait(40) == 69
+    assert third.wait(60) == 69
     assert f"process {workplace.started[1].pid}" in workplace.log()
     assert replicators_of(workplace.root) == [child]
     workplace.started[1].terminate()
-    assert workplace.started[1].wait(40) == 0
+    assert workplace.started[1].wait(60) == 0
     assert workplace.restored(file) == [1, 2, 3]
 
 
@@ -235,7 +236,7 @@ def test_a_second_signal_ends_a_stop_that_hangs(workplace):
     wait_for(lambda: "replication.stopping" in workplace.log())
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 128 + signal.SIGINT
+    assert process.wait(60) == 128 + signal.SIGINT
     assert "replication.forced" in workplace.log()
 
 

@@ -1,6 +1,5 @@
 """``replication render``, and a runtime that keeps the file current and tells the replicator."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import yaml
 from support.command_line import CommandLine
 from support.deliveries import SECRET
 from support.deliveries import settings as settings_of
+from support.ports import free_port
 from support.programs import program
 
 from sdk_trio import Runtime
@@ -148,7 +148,7 @@ async def test_a_runtime_keeps_the_file_current_and_tells_the_replicator(
     out, output = tmp_path / "out", tmp_path / "replicator.yml"
     replicator = subprocess.Popen([sys.executable, "-c", OBEDIENT, str(out), str(tmp_path / "pid")])
     try:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
             runtime = Runtime(settings_of(**keys(tmp_path)))
             async with trio.open_nursery() as nursery:
@@ -175,10 +175,7 @@ async def test_a_new_tenant_is_replicated_by_a_replicator_of_another_process(
     tmp_path: Path,
 ) -> None:
     program("litestream")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    values = {"MultiTenant__FileDb__Replication__MetricsPort": port}
+    values = {"MultiTenant__FileDb__Replication__MetricsPort": free_port()}
     pid_file, replica = tmp_path / "pid", tmp_path / "replica"
     replicator: subprocess.Popen[bytes] | None = None
     runtime = Runtime(settings_of(**keys(tmp_path, **values)))
@@ -203,7 +200,7 @@ async def test_a_new_tenant_is_replicated_by_a_replicator_of_another_process(
     finally:
         if replicator is not None:
             replicator.terminate()
-            assert replicator.wait(40) == 0
+            assert replicator.wait(60) == 0
 
 
 async def test_without_the_switch_nothing_is_regenerated_and_that_is_said(
@@ -211,7 +208,7 @@ async def test_without_the_switch_nothing_is_regenerated_and_that_is_said(
 ) -> None:
     caplog.set_level("INFO")
     key = "MultiTenant__FileDb__Replication__AutoRegenerateOnTenantChange"
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         runtime = Runtime(settings_of(**keys(tmp_path, **{key: False})))
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.run)
@@ -231,7 +228,7 @@ async def test_a_fleet_that_is_large_for_its_sync_interval_is_warned_of_once(
     ids = await trio.to_thread.run_sync(add_tenants, tmp_path, [f"t{i}" for i in range(24)])
     for tenant_id in ids:
         database(tmp_path, tenant_id)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         runtime = Runtime(settings_of(**values))
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.run)

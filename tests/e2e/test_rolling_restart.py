@@ -5,6 +5,7 @@ import socket
 
 import pytest
 import trio
+from support.ports import free_port
 from support.programs import program
 from support.senders import Senders
 from support.service_manager import service_manager
@@ -15,7 +16,7 @@ RESTARTS = int(os.environ.get("SDK_TEST_RESTARTS", "2"))
 
 async def all_run(manager, senders):
     """Wait until everything that was answered 200 has been handled, then stop the last daemon."""
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while not set(senders.accepted) <= set(manager.handled()):
             await trio.sleep(0.02)
 
@@ -59,11 +60,6 @@ http {{
 """
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 def configure(directory, port, addresses):
     servers = " ".join(f"server {address.removeprefix('http://')};" for address in addresses)
     text = NGINX.format(directory=directory, servers=servers, port=port)
@@ -71,7 +67,7 @@ def configure(directory, port, addresses):
 
 
 async def wait_until_reachable(port):
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while True:
             try:
                 await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
@@ -89,7 +85,7 @@ async def test_behind_a_balancer_that_watches_readiness_every_delivery_is_answer
         place.mkdir()
     with service_manager(places[0]) as first, service_manager(places[1]) as second:
         for manager in (first, second):
-            manager.settings["Server:ShutdownDelaySeconds"] = "0.7"
+            manager.settings["Server:ShutdownDelaySeconds"] = "3"
         daemons = [first.start(), second.start()]
         addresses = [await first.url(), await second.url()]
         configure(tmp_path, port, addresses)
@@ -116,7 +112,7 @@ async def test_behind_a_balancer_that_watches_readiness_every_delivery_is_answer
                         await trio.run_process([*command, "-s", "reload"])
                         await senders.wait_for(50)
                     senders.stop()
-                with trio.fail_after(30):
+                with trio.fail_after(60):
                     while not set(senders.accepted) <= {*first.handled(), *second.handled()}:
                         await trio.sleep(0.02)
                 assert [await first.stop(daemons[0]), await second.stop(daemons[1])] == [0, 0]

@@ -108,7 +108,7 @@ async def test_the_command_of_the_unit_starts_with_the_sockets_of_the_units(tmp_
             for url, held in ((started["receiver"], web), (started["admin"], console)):
                 assert url == [f"http://127.0.0.1:{held.getsockname()[1]}"]
             assert (tmp_path / "state" / "inbox.db").exists()
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 assert await manager.stop(daemon) == 0
         else:
             assert await manager.ended(daemon) == EXIT_CONFIGURATION

@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from support.command_forker import run_command
 
 from sdk_trio.testing import running_app, settings_for_tests
 
@@ -22,13 +22,11 @@ class Shell:
     def __call__(self, *words: str, **keys: str) -> subprocess.CompletedProcess[str]:
         keys = {"Sdk:Storage:Path": str(self.directory), "Sdk:MultiTenant:Enabled": "true", **keys}
         settings = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
-        return subprocess.run(
-            [sys.executable, "-m", "sdk_trio", "tenant", *words, *settings],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "NO_COLOR": "1"},
+        return run_command(
+            ("tenant", *words, *settings),
+            environ={**os.environ, "NO_COLOR": "1"},
+            directory=self.directory.parent,
+            seconds=60,
         )
 
     def json(self, *words: str, **keys: str) -> Any:

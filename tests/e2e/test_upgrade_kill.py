@@ -24,7 +24,7 @@ def test_killed_anywhere_the_next_run_comes_to_the_same_end_and_no_row_is_lost_o
         [sys.executable, KILLER, tmp_path, str(lines), str(times), "7"],
         capture_output=True,
         text=True,
-        timeout=3600 if everywhere else 100,
+        timeout=3600 if everywhere else 300,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-4000:]

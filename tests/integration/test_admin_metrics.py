@@ -175,7 +175,7 @@ async def test_the_age_of_the_oldest_waiting_event_is_told():
     async with administered(registry(waits, enqueue=True)) as admin:
         await admin.app.deliver("order.paid", settle=False)
         await trio.sleep(0.05)
-        assert 0.02 < (await admin.metrics())["sdk_queue_oldest_seconds"] < 5
+        assert 0.02 < (await admin.metrics())["sdk_queue_oldest_seconds"] < 60
         release.set()
 
 

@@ -36,7 +36,7 @@ async def test_it_says_whether_the_daemon_lives_and_takes_deliveries(tmp_path, b
         settings(Server__ShutdownDelaySeconds=30, Storage__Path=str(tmp_path / "data"), **keys),
         registry(works),
     )
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             started = await nursery.start(runtime.run)
             url = started.admin[0]

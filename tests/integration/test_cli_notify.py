@@ -48,7 +48,7 @@ def listening(status, body=b"", **headers):
             yield f"http://127.0.0.1:{server.server_port}", arrived
         finally:
             server.shutdown()
-            thread.join(10)
+            thread.join(60)
 
 
 def settings(**keys):

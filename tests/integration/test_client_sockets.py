@@ -13,7 +13,7 @@ from sdk_trio.client.transport import Transport
 from sdk_trio.config import Mode, Secret, Settings
 from sdk_trio.config.options import ConnectionOptions
 
-PATIENCE_SECONDS = 10
+PATIENCE_SECONDS = 60
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
@@ -64,7 +64,7 @@ async def test_a_write_that_waited_for_a_connection_was_certainly_not_executed()
 async def test_a_write_that_left_has_an_unknown_outcome():
     async with served(lambda head: False) as port, Client(settings(port)) as client:
         with pytest.raises(OutcomeUnknownError) as caught:
-            await client.request("POST", "/x", attempt_timeout=0.2)
+            await client.request("POST", "/x", attempt_timeout=1)
     assert caught.value.attempts == 1
 
 
@@ -97,6 +97,8 @@ async def test_hedged_and_cancelled_calls_leave_no_connection_in_use():
                 async with trio.open_nursery() as nursery:
                     for number in range(30):
                         nursery.start_soon(call, number / 1000)
-            statistics = transport.statistics
-            assert (statistics.exchanges, statistics.waiting, statistics.connecting) == (0, 0, 0)
+            # A connection that was begun for a call that has gone is still opened, for the next.
+            while transport.statistics.connecting:
+                await trio.sleep(0.005)
+            assert (transport.statistics.exchanges, transport.statistics.waiting) == (0, 0)
             assert not client.breaker.probe_is_out

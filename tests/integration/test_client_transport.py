@@ -31,7 +31,7 @@ async def client_of(upstream, handler=None, **options):
     async with serving(upstream, handler or http1_handler(upstream)):
         transport = Transport(ConnectionOptions(**options))
         base_url = f"http://127.0.0.1:{upstream.port}"
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             async with httpx.AsyncClient(
                 transport=transport, base_url=base_url, timeout=None
             ) as client:
@@ -107,9 +107,10 @@ async def test_a_connection_is_replaced_at_its_lifetime():
     upstream = Upstream()
     async with client_of(upstream, pooled_connection_lifetime_minutes=0.1 / 60) as client:
         started = trio.current_time()
-        while trio.current_time() - started < 0.45:
+        while upstream.connections < 4:
             await client.get("/after/0.005")
-        assert 3 <= upstream.connections <= 5
+        # Three lived as long as they may, one after the other.
+        assert trio.current_time() - started >= 0.3
         assert upstream.most_connections == 1
 
 
@@ -391,7 +392,7 @@ async def test_tls_with_an_authority_of_its_own_and_without():
     async with serving(upstream, http1_handler(upstream), context=context):
         url = f"https://localhost:{upstream.port}/"
         trusting = Transport(ConnectionOptions(), verify=AUTHORITY.client_context())
-        async with httpx.AsyncClient(transport=trusting) as client:
+        async with httpx.AsyncClient(transport=trusting, timeout=60) as client:
             assert (await client.get(url)).content == BODY
             assert len((await client.get(f"{url}size/2000000")).content) == 2_000_000
             response = await client.post(f"{url}upload", content=bytes(2_000_000))

@@ -32,7 +32,7 @@ async def client_of(upstream, handler=None, protocols=("h2", "http/1.1"), **opti
     context = AUTHORITY.server_context(*protocols)
     async with serving(upstream, handler or http2_handler(upstream), context=context):
         transport = Transport(ConnectionOptions(**options), verify=AUTHORITY.client_context())
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             async with httpx.AsyncClient(
                 transport=transport, base_url=f"https://localhost:{upstream.port}", timeout=None
             ) as client:
@@ -178,7 +178,7 @@ async def test_cancelling_everything_at_once_still_tells_the_server():
                 nursery.start_soon(client.get, f"https://localhost:{upstream.port}/hang")
                 await until(lambda: upstream.requests == 1)
                 scope.cancel()
-        with trio.fail_after(2):
+        with trio.fail_after(60):
             await until(lambda: upstream.open_connections == 0)
 
 
@@ -249,16 +249,16 @@ async def test_a_read_timeout_ends_its_stream_only():
 async def test_connections_are_replaced_at_their_lifetime_without_losing_a_request():
     upstream = Upstream()
     async with client_of(upstream, pooled_connection_lifetime_minutes=0.1 / 60) as client:
-        end = trio.current_time() + 0.45
+        began = trio.current_time()
 
         async def get():
-            while trio.current_time() < end:
+            while upstream.connections < 4:
                 assert (await client.get("/after/0.01")).status_code == 200
 
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 nursery.start_soon(get)
-        assert 3 <= upstream.connections <= 6
+        assert trio.current_time() - began >= 0.3
         await until(lambda: upstream.open_connections <= 1)
 
 
@@ -291,11 +291,13 @@ async def test_a_graceful_goodbye_loses_no_request():
 async def test_a_server_that_closes_fails_all_streams_at_once():
     upstream = Upstream()
 
-    async def close_soon(stream):
-        with trio.move_on_after(0.1):
+    closing = trio.CancelScope()
+
+    async def close_when_told(stream):
+        with closing if upstream.connections == 1 else trio.CancelScope():
             await http2_handler(upstream)(stream)
 
-    async with client_of(upstream, close_soon) as client:
+    async with client_of(upstream, close_when_told) as client:
         outcomes = []
 
         async def get():
@@ -307,6 +309,8 @@ async def test_a_server_that_closes_fails_all_streams_at_once():
         async with trio.open_nursery() as nursery:
             for _ in range(10):
                 nursery.start_soon(get)
+            await until(lambda: upstream.requests == 10)
+            closing.cancel()
         assert outcomes == [httpx.ReadError] * 10
         assert client.pool.statistics.connections == 0
         assert (await client.get("/")).status_code == 200

@@ -28,12 +28,19 @@ REQUEST_CANCELLED = 0x10C
 AUTHORITY = Authority()
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Let nobody give up HTTP/3 because this machine is slow."""
+    monkeypatch.setattr(http3_origins, "ATTEMPT_SECONDS", 30)
+    monkeypatch.setattr("sdk_trio.client.http3.SILENCE_SECONDS", 30)
+
+
 @asynccontextmanager
 async def client_of(port, *, trusts=AUTHORITY, **options):
     transport = Transport(
         ConnectionOptions(enable_http3=True, **options), verify=trusts.client_context()
     )
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with httpx.AsyncClient(
             transport=transport, base_url=f"https://localhost:{port}", timeout=None
         ) as client:
@@ -76,7 +83,7 @@ async def test_a_request_over_the_limit_of_streams_waits_and_may_be_given_up():
         trio.open_nursery() as nursery,
     ):
         for _ in range(4):
-            nursery.start_soon(client.get, "/after/0.2")
+            nursery.start_soon(client.get, "/after/2")
         await until(lambda: upstream.requests == 4)
         left = []
         with trio.move_on_after(0.05):
@@ -136,9 +143,9 @@ async def test_a_read_timeout():
 async def test_connections_are_replaced_at_their_lifetime():
     async with both(pooled_connection_lifetime_minutes=0.1 / 60) as (upstream, client):
         started = trio.current_time()
-        while trio.current_time() - started < 0.45:
+        while upstream.connections < 4:
             assert (await client.get("/after/0.01")).http_version == "HTTP/3"
-        assert 3 <= upstream.connections <= 6
+        assert trio.current_time() - started >= 0.3
         await until(lambda: upstream.open_connections <= 1)
 
 
@@ -175,11 +182,11 @@ async def test_without_it_requests_go_over_tcp_and_the_failure_is_remembered(udp
     ):
         assert (await client.post("/upload", content=b"once")).text == "4"
         assert upstream.requests == 1
-        started = trio.current_time()
+        # Another attempt over UDP would now take longer than this test may.
+        monkeypatch.setattr(http3_origins, "ATTEMPT_SECONDS", 3600)
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 nursery.start_soon(client.get, "/")
-        assert trio.current_time() - started < 0.15
 
 
 async def test_a_failure_is_forgotten_after_a_while(monkeypatch):

@@ -1,5 +1,6 @@
 """Messages on both stores against an independent model: any order of calls by two processes."""
 
+import os
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,9 @@ from sdk_trio.storage.notification_records import (
     NotificationState,
 )
 from sdk_trio.storage.tenant_records import AuditAction
+
+#: Sequences of calls that are tried on each store; a full-size run sets it to 40 or more.
+EXAMPLES = int(os.environ.get("SDK_TEST_MODEL_EXAMPLES", "15"))
 
 CHANNELS = {"email": False, "webhook": True}
 OPEN = ("pending", "sending", "retrying")
@@ -321,7 +325,7 @@ def test_any_order_of_calls_gives_what_the_model_says(machine: Any) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
+            max_examples=EXAMPLES,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

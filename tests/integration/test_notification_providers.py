@@ -74,7 +74,7 @@ def prism(file):
             time.sleep(0.05)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def variables(monkeypatch, tmp_path):
 
 
 async def test_a_reload_changes_the_texts_of_the_messages_after_it():
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with fake_provider(http_answer(202, X_Message_Id="m1")) as provider:
             runtime = Runtime(settings_with(provider))
             async with trio.open_nursery() as nursery:
@@ -65,7 +65,9 @@ async def test_a_reload_changes_the_texts_of_the_messages_after_it():
                 before, after = subjects(provider)
                 assert "Bad news" not in before
                 assert after == "Bad news for bolt"
-                async with httpx.AsyncClient(base_url=runtime.started.admin[0]) as admin:
+                async with httpx.AsyncClient(
+                    base_url=runtime.started.admin[0], timeout=60
+                ) as admin:
                     sent = 'sdk_notifications_total{channel="email",result="sent"} 2\n'
                     while sent not in (await admin.get("/metrics")).text:
                         await trio.sleep(0.01)

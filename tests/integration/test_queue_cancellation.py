@@ -38,7 +38,7 @@ async def test_what_was_committed_although_its_request_was_cancelled_is_handled(
         payload_seconds=3600,
     )
     bench = Bench.of(handlers, inbox)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(bench.queue.run)
             await trio.sleep(0.05)  # lets the feeder see that nothing is left from before

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import trio
+import trio.testing
 from support.deliveries import SECRET
 from support.serving import (
     RawWire,
@@ -16,6 +17,7 @@ from support.serving import (
     request,
     serving,
     signed,
+    waiting_for_run_of,
 )
 
 from sdk_trio.errors import RetryLater
@@ -441,9 +443,9 @@ async def test_while_it_drains_the_answer_is_503_and_nothing_is_kept(store):
             await started.wait()
             # Its request has begun before the drain, so that its connection stays.
             await second.send(data[:-10])
-            await trio.sleep(0.05)
+            await trio.testing.wait_all_tasks_blocked(0.05)
             app.runtime.shut_down("test")
-            await trio.sleep(0.05)
+            await trio.testing.wait_all_tasks_blocked(0.05)
             await second.send(data[-10:])
             answer = await second.answer()
             assert (answer.status, answer.body) == (503, b'{"error":"temporarily unavailable"}')
@@ -466,7 +468,7 @@ async def test_a_client_that_leaves_does_not_stop_its_handler(store):
         with await RawWire.connect(app.url) as wire:
             await wire.send(delivery_request(signed(webhook_id="a")))
             await started.wait()
-        await trio.sleep(0.05)
+        await trio.testing.wait_all_tasks_blocked(0.05)  # the receiver has seen it leave
         gate.set()
         await ended.wait()
         await app.settle()
@@ -517,7 +519,7 @@ async def test_an_enqueued_event_is_not_answered_before_it_is_committed(tmp_path
         Storage__Path=str(tmp_path / "data"),
     ) as app:
         blocker = apsw.Connection(str(tmp_path / "data" / "inbox.db"))
-        blocker.set_busy_timeout(2000)
+        blocker.set_busy_timeout(60_000)
         blocker.execute("BEGIN IMMEDIATE")  # nobody else can commit now
         with await RawWire.connect(app.url) as wire:
             await wire.send(delivery_request(signed(webhook_id="a")))
@@ -543,7 +545,9 @@ async def _deliver_fifty(app, delivery, started, gate):
         for _ in range(50):
             nursery.start_soon(deliver)
         await started.wait()
-        await trio.sleep(0.1)
+        # One that arrives only after the run has ended would be a redelivery.
+        while waiting_for_run_of(app, delivery.webhook_id) < 49:
+            await trio.sleep(0.005)
         gate.set()
     return answers
 
@@ -556,7 +560,7 @@ async def test_fifty_deliveries_of_one_id_at_once_run_once(store):
         started.set()
         await gate.wait()
 
-    async with serving(registry(handler), **store) as app:
+    async with serving(registry(handler), Webhooks__InlineTimeoutSeconds=60, **store) as app:
         answers = await _deliver_fifty(app, signed(), started, gate)
         assert {(answer.status, answer.body) for answer in answers} == {(200, b"{}")}
     assert len(runs) == 1
@@ -572,10 +576,9 @@ async def test_those_who_wait_for_a_run_that_fails_get_500_and_a_redelivery_runs
         if len(runs) == 1:
             raise RuntimeError("the first run fails")
 
-    async with serving(registry(handler), **store) as app:
+    async with serving(registry(handler), Webhooks__InlineTimeoutSeconds=60, **store) as app:
         delivery = signed(webhook_id="a")
         answers = await _deliver_fifty(app, delivery, started, gate)
-        # One that arrives only after the failure is a redelivery itself; here all had arrived.
         assert [answer.status for answer in answers] == [500] * 50
         assert (await exchange(app, delivery_request(delivery))).status == 200
         assert (await app.store.get("a")).state is DeliveryState.DONE

@@ -15,7 +15,7 @@ def store(request, tmp_path):
     return {"Storage__Backend": request.param, "Storage__Path": str(tmp_path / "data")}
 
 
-@pytest.mark.parametrize(("seconds", "fast"), [(0.2, True), (0.2, False), (1.2, True)])
+@pytest.mark.parametrize(("seconds", "fast"), [(0.7, True), (0.7, False), (1.2, True)])
 async def test_late_handlers_are_500_and_their_connection_goes_on(store, seconds, fast):
     async def handler(event):
         if event.webhook_id.startswith("slow"):

@@ -115,10 +115,10 @@ async def test_tls_of_its_own_satisfies_require_https(authority, certificate):
     verify = ssl.create_default_context()
     authority.configure_trust(verify)
     settings = settings_for_tests(certificate)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with running_app(registry(works), settings) as app:
             assert app.url.startswith("https://127.0.0.1:")
-            async with httpx.AsyncClient(verify=verify) as client:
+            async with httpx.AsyncClient(verify=verify, timeout=60) as client:
                 for number in range(3):
                     delivery = app.sign("order.paid", webhook_id=f"m{number}")
                     answer = await client.post(
@@ -140,13 +140,13 @@ async def test_tls_of_its_own_satisfies_require_https(authority, certificate):
 async def test_a_connection_that_speaks_no_tls_ends_alone(authority, certificate, noise):
     verify = ssl.create_default_context()
     authority.configure_trust(verify)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with running_app(registry(works), settings_for_tests(certificate)) as app:
             with await RawWire.connect(app.url.replace("https", "http")) as wire:
                 await wire.send(noise)
                 await wire.end_of_sending()
                 assert b"HTTP/" not in await wire.rest()
-            async with httpx.AsyncClient(verify=verify) as client:
+            async with httpx.AsyncClient(verify=verify, timeout=60) as client:
                 delivery = app.sign("order.paid")
                 answer = await client.post(app.url, content=delivery.body, headers=delivery.headers)
                 assert answer.status_code == 200
@@ -155,10 +155,10 @@ async def test_a_connection_that_speaks_no_tls_ends_alone(authority, certificate
 async def test_the_simulator_reaches_a_receiver_with_tls(authority, certificate):
     verify = ssl.create_default_context()
     authority.configure_trust(verify)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with running_app(registry(works), settings_for_tests(certificate)) as app:
             url = app.url.replace("/hooks/sdk", "/test/webhook/simulate/order.paid")
-            async with httpx.AsyncClient(verify=verify) as client:
+            async with httpx.AsyncClient(verify=verify, timeout=60) as client:
                 simulated = (await client.post(url)).json()
             assert simulated["status"] == 200
             assert simulated["targetUrl"] == app.url
@@ -167,7 +167,7 @@ async def test_the_simulator_reaches_a_receiver_with_tls(authority, certificate)
 
 async def test_a_certificate_that_is_none_stops_the_start_and_names_the_key(certificate, tmp_path):
     (tmp_path / "certificate.pem").write_text("no certificate")
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         with pytest.raises(OptionsValidationError, match="Sdk:Server:CertFile") as caught:
             await _run(settings_for_tests(certificate))
     assert caught.value.exit_code == 78
@@ -199,12 +199,12 @@ async def test_a_unix_socket_is_a_proxys_and_believed_only_when_listed(
             "Webhooks:RequireHttps": True,
         }
     )
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with running_app(registry(works), settings) as app:
             assert app.runtime.started.receiver == (f"unix:{socket_path}",)
             delivery = app.sign("order.paid")
             transport = httpx.AsyncHTTPTransport(uds=socket_path)
-            async with httpx.AsyncClient(transport=transport) as client:
+            async with httpx.AsyncClient(transport=transport, timeout=60) as client:
                 headers = {**delivery.headers, **({"x-forwarded-proto": proto} if proto else {})}
                 answer = await client.post(
                     "http://receiver/hooks/sdk", content=delivery.body, headers=headers
@@ -214,7 +214,7 @@ async def test_a_unix_socket_is_a_proxys_and_believed_only_when_listed(
 
 async def test_the_kit_delivers_over_a_unix_socket(tmp_path):
     settings = settings_for_tests({"Server:Bind": [f"unix:{tmp_path / 'receiver.sock'}"]})
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with running_app(registry(works), settings) as app:
             assert (await app.deliver("order.paid")).status == 200
             url = own_url(app.runtime.started.receiver[0], "/elsewhere")

@@ -34,7 +34,7 @@ async def served(application):
     config.bind = ["127.0.0.1:0"]
     config.errorlog = None
     ending = trio.Event()
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             [address] = await nursery.start(
                 lambda task_status: serve(
@@ -46,7 +46,7 @@ async def served(application):
 
 
 async def post(address, delivery, path="/hooks/sdk"):
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(
             f"{address}{path}", content=delivery.body, headers=delivery.headers
         )
@@ -105,7 +105,7 @@ async def test_a_route_of_a_starlette_application_takes_deliveries():
         lifespan=lifespan,
     )
     async with served(application) as address:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             assert (await client.get(f"{address}/hello")).text == "hello"
         assert await post(address, signed(webhook_id="a")) == (200, b"{}")
         assert (await receiver.store.get("a")).state is DeliveryState.DONE
@@ -150,7 +150,7 @@ async def test_a_locked_store_is_a_lifespan_failure_that_says_so(sqlite):
         await trio.lowlevel.checkpoint()
         return {"type": "lifespan.startup"}
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.run)
             with pytest.raises(ExceptionGroup) as raised:

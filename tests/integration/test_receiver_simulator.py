@@ -21,7 +21,7 @@ async def works(event):
 
 async def simulate(app, event_type, content=b"", method="POST"):
     url = app.url.replace("/hooks/sdk", f"/test/webhook/simulate/{event_type}")
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         return await client.request(method, url, content=content)
 
 

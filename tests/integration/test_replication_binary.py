@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 import pytest
+from support.ports import free_port
 from support.programs import program
 
 from sdk_trio.config.choices import ReplicaTargetType
@@ -33,7 +34,7 @@ from sdk_trio.replication.manifest import (
     render_manifest,
 )
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 #: A directory as unfriendly as they come; the validator refuses the dollar alone.
 HOSTILE = 'it\'s a $HOME ${HOME} "dir" é : - ☃ & [x]'
@@ -53,12 +54,6 @@ def database(directory: Path, name: str = "t1") -> TenantDatabaseFile:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("CREATE TABLE t (x)")
     return TenantDatabaseFile(name, str(file))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def options_for(target: ReplicaTargetType, directory: Path) -> ReplicationOptions:

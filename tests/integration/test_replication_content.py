@@ -108,7 +108,7 @@ async def test_a_long_comparison_can_be_cancelled(tmp_path):
         with opened_snapshot(file) as snapshot:
             return snapshot.read(pause)
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.to_thread.run_sync, work)
             await begun.wait()
@@ -125,7 +125,7 @@ async def test_a_snapshot_has_the_commit_that_was_under_way_when_it_was_opened(t
     async def open_it():
         opened.append(await trio.to_thread.run_sync(Snapshot, file))
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(open_it)
             await trio.sleep(0.2)

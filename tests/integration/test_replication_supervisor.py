@@ -12,9 +12,9 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
+from support.ports import free_port
 from support.programs import program
 from support.replicating import (
-    free_port,
     local_fleet,
     replicators_of,
     rows,
@@ -68,7 +68,7 @@ async def all_synced(supervisor, fleet):
 
 async def test_it_replicates_and_its_end_brings_the_last_rows(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: all_synced(supervisor, fleet))
@@ -82,7 +82,7 @@ async def test_it_replicates_and_its_end_brings_the_last_rows(fleet, caplog):
 
 async def test_a_cancelled_caller_stops_it_in_an_orderly_way(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: all_synced(supervisor, fleet))
@@ -94,7 +94,7 @@ async def test_a_cancelled_caller_stops_it_in_an_orderly_way(fleet, caplog):
 
 async def test_a_new_tenant_is_replicated_after_a_reload(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: supervisor.confirmed)
@@ -109,7 +109,7 @@ async def test_a_new_tenant_is_replicated_after_a_reload(fleet, caplog):
 
 async def test_a_database_that_goes_is_let_go_of_without_a_restart(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: all_synced(supervisor, fleet))
@@ -126,7 +126,7 @@ async def test_a_database_that_goes_is_let_go_of_without_a_restart(fleet, caplog
 
 async def test_a_broken_configuration_keeps_the_old_one_running(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: supervisor.confirmed)
@@ -144,7 +144,7 @@ async def test_a_broken_configuration_keeps_the_old_one_running(fleet, caplog):
 
 async def test_a_killed_child_is_started_again_and_no_row_is_lost(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: supervisor.confirmed)
@@ -163,7 +163,7 @@ async def test_a_killed_child_is_started_again_and_no_row_is_lost(fleet, caplog)
 async def test_a_child_that_hangs_is_replaced(fleet, caplog):
     supervisor = supervisor_of(fleet, attrs.evolve(QUICK, reload_stop=0.3))
     supervisor.client._seconds = 0.3
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: supervisor.confirmed)
@@ -203,7 +203,7 @@ async def test_a_target_that_is_away_from_the_start_is_no_hanging_replicator(fle
         return False
 
     checker = HealthChecker(fleet.options, supervisor.socket_path, wanted=wanted)
-    with trio.fail_after(40):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: supervisor.confirmed)
@@ -222,7 +222,7 @@ async def test_a_target_that_is_away_from_the_start_is_no_hanging_replicator(fle
 
 async def test_a_stop_that_hangs_is_cut_short_and_said(fleet, caplog):
     supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=0.5, watch=60))
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: supervisor.confirmed)
@@ -233,19 +233,19 @@ async def test_a_stop_that_hangs_is_cut_short_and_said(fleet, caplog):
 
 async def test_a_stop_takes_no_longer_than_what_is_left_of_the_drain(fleet, caplog):
     supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=60, last_sync=0.2, watch=60))
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: supervisor.confirmed)
             os.kill(supervisor.pid, signal.SIGSTOP)
-            supervisor.end_by(trio.current_time() + 0.7)
+            supervisor.end_by(trio.current_time() + 2)
             supervisor.stop()
-    assert 0.2 < said(caplog, "replication.killed")[0]["after"] <= 0.7
+    assert 0.2 < said(caplog, "replication.killed")[0]["after"] <= 2
 
 
 async def test_a_stop_after_the_end_of_the_drain_still_has_a_moment(fleet, caplog):
     supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=60, last_sync=0.3, watch=60))
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: supervisor.confirmed)
@@ -260,7 +260,7 @@ async def test_a_stop_does_not_wait_for_a_binary_that_hangs_as_it_reads(fleet, t
     binary.write_text('#!/bin/sh\ntouch "$0.began"\nexec sleep 60\n')
     binary.chmod(0o755)
     supervisor = supervisor_of(fleet, replicator_path=str(binary))
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(tmp_path.joinpath("hangs.began").exists)
@@ -269,7 +269,7 @@ async def test_a_stop_does_not_wait_for_a_binary_that_hangs_as_it_reads(fleet, t
 
 async def test_force_ends_it_at_once(fleet):
     supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=60, watch=60))
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: supervisor.confirmed)
@@ -282,7 +282,7 @@ async def test_force_ends_it_at_once(fleet):
 async def test_a_missing_binary_is_reported_until_it_is_there(fleet, caplog, tmp_path):
     path = tmp_path / "later"
     supervisor = supervisor_of(fleet, replicator_path=str(path))
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             assert not await supervisor.reload([])
@@ -300,7 +300,7 @@ async def test_a_target_that_ends_it_at_the_start_is_reported_with_its_last_word
         bad.replace("type: sftp", "type: sftp\n      user: u\n      key-path: /no/key")
     )
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: len(said(caplog, "replication.failed")) >= 2)
@@ -320,7 +320,7 @@ async def test_a_busy_metrics_port_is_reported_and_stops_no_replication(fleet, c
         taken.bind(("127.0.0.1", fleet.options.metrics_port))
         taken.listen()
         supervisor = supervisor_of(fleet)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 await nursery.start(supervisor.run)
                 await until(lambda: all_synced(supervisor, fleet))
@@ -330,7 +330,7 @@ async def test_a_busy_metrics_port_is_reported_and_stops_no_replication(fleet, c
 
 async def test_a_second_supervisor_of_the_same_databases_is_refused(fleet):
     first = supervisor_of(fleet)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(first.run)
             await until(lambda: first.confirmed)
@@ -339,7 +339,7 @@ async def test_a_second_supervisor_of_the_same_databases_is_refused(fleet):
             assert replicators_of(fleet.root) == [first.pid]
             first.stop()
     second = supervisor_of(fleet)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(second.run)
             await until(lambda: second.confirmed)
@@ -354,7 +354,7 @@ async def test_a_replicator_that_is_not_ours_keeps_ours_away_until_it_ends(fleet
     )
     supervisor = supervisor_of(fleet)
     try:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await until((fleet.directory / "replicator.sock").exists)
             async with trio.open_nursery() as nursery:
                 await nursery.start(supervisor.run)
@@ -377,7 +377,7 @@ def test_a_directory_whose_socket_would_have_too_long_a_path_is_refused(fleet):
 
 async def test_a_configuration_that_ends_the_replicator_gives_way_to_the_one_before(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: supervisor.confirmed)
@@ -399,7 +399,7 @@ async def test_a_configuration_that_ends_the_replicator_gives_way_to_the_one_bef
 
 async def test_a_database_that_the_replicator_lost_comes_back(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: all_synced(supervisor, fleet))
@@ -412,7 +412,7 @@ async def test_a_database_that_the_replicator_lost_comes_back(fleet, caplog):
 
 async def test_only_the_right_databases_of_the_right_process_are_a_confirmation(fleet):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.run)
             await until(lambda: supervisor.confirmed)
@@ -428,7 +428,7 @@ async def test_only_the_right_databases_of_the_right_process_are_a_confirmation(
 
 
 async def test_the_lock_lasts_as_long_as_the_child(tmp_path):
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             with lock_databases(tmp_path) as lock:
                 run = partial(run_child, ["/bin/sleep", "60"], environment={}, inherited=(lock,))

@@ -149,6 +149,7 @@ def test_a_replica_that_lags_because_the_target_is_away_is_found(tmp_path):
         host.add("acme", ROWS)
         with host.replicating():
             target.stop()
+            host.ending_seconds = 1
             host.write("acme", 5)
             ended = host.verify()
     assert ended.status == 1
@@ -241,7 +242,7 @@ async def test_connections_leave_the_log_of_a_replicated_database_alone(tmp_path
         # 100 pages: SQLite by itself copies the log at 1000, and begins it anew.
         connection.execute("INSERT INTO grants VALUES (zeroblob(400000))")
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with databases.open(tenant_id) as database:
             await database.run(create)
             for _ in range(25):
@@ -257,7 +258,7 @@ async def test_connections_leave_the_log_of_a_replicated_database_alone(tmp_path
 
 
 async def _seen_at_the_admin_address(url):
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         # The check of the lag looks at its own times.
         async def metrics_of_one_healthy():
             text = (await client.get("/metrics")).text
@@ -306,6 +307,6 @@ async def test_the_runtime_verifies_by_itself(tmp_path, monkeypatch, caplog):
                 assert runtime.verification.state.failed == {}
                 (sample,) = sample_verification(runtime.verification)
                 assert sample.name == "sdk_replication_verified_age_seconds"
-                assert 0 <= sample.value < 30
+                assert 0 <= sample.value < 60
                 await _seen_at_the_admin_address(runtime.started.admin[0])
                 runtime.shut_down("the test has seen it")

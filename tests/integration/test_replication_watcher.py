@@ -1,5 +1,6 @@
 """The manifest follows the tenants and their files: a real store, real files, real time."""
 
+import itertools
 import os
 import sqlite3
 import tempfile
@@ -19,6 +20,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.deliveries import settings as settings_of
+from support.replicating import said, until
 
 from sdk_trio.config.choices import ReplicaTargetType
 from sdk_trio.config.replication_options import LocalDiskOptions, ReplicationOptions
@@ -145,7 +147,7 @@ class World:
             return ["no manifest"]
         return [entry["path"] for entry in yaml.safe_load(text)["dbs"]]
 
-    async def settle(self, seconds: float = 10) -> None:
+    async def settle(self, seconds: float = 60) -> None:
         """Wait until the manifest, and the replicator, are at what the store and files say."""
         expected = await self.expected()
         deadline = trio.current_time() + seconds
@@ -223,16 +225,16 @@ async def test_a_restart_catches_up_and_tells_once_more(tmp_path: Path) -> None:
 
 
 async def test_changes_that_undo_each_other_in_a_window_are_none(tmp_path: Path) -> None:
-    async with world(tmp_path, window=0.4) as here:
+    async with world(tmp_path, window=2) as here:
         tenant = await here.tenants.add("a", name="a")
         here.file(tenant.id).touch()
         watcher = await here.start()
         await here.tenants.deactivate(tenant.id)
         await here.tenants.reactivate(tenant.id)
         here.file(tenant.id).rename(here.directory / "away")
-        await trio.sleep(0.25)
+        await trio.sleep(0.4)  # a scan has seen that it is not there
         (here.directory / "away").rename(here.file(tenant.id))
-        await trio.sleep(0.6)
+        await trio.sleep(2.5)
         assert watcher.regenerations == 1
         assert len(here.replicator.reloads) == 1
 
@@ -256,7 +258,8 @@ async def test_what_cannot_be_written_is_said_once_and_tried_until_it_can(
         here.file(tenant.id).touch()
         here.output.parent.rmdir()
         await here.start()
-        await trio.sleep(0.3)
+        await until(lambda: said(caplog, "replication.regeneration_failed"))
+        await trio.sleep(0.3)  # it is tried again in this time, and not said again
         here.output.parent.mkdir()
         await here.settle()
     failures = [r.sdk for r in caplog.records if r.levelname == "ERROR"]
@@ -365,20 +368,26 @@ async def test_a_burst_of_databases_is_one_regeneration_a_window(tmp_path: Path)
         assert known == count
         assert watcher.regenerations - before <= windows + (created > 0.1)
         # The window from the first of them, the scan that saw it, and a machine that is busy.
-        assert last - began < created + 2.0 + 8.0
+        assert last - began < created + 2.0 + 50.0
         assert len(os.listdir("/proc/self/fd")) <= descriptors + 3
 
 
 async def test_changes_without_end_are_regenerated_all_the_same(tmp_path: Path) -> None:
     async with world(tmp_path, window=0.3) as here:
         ids = [(await here.tenants.add(f"t{i}", name="t")).id for i in range(60)]
+        began = trio.current_time()
         watcher = await here.start()
-        for tenant_id in ids:
-            here.file(tenant_id).touch()
+        changed = itertools.cycle(ids)
+        while watcher.regenerations < 4:
+            tenant_id = next(changed)
+            if here.file(tenant_id).exists():
+                here.file(tenant_id).unlink()
+            else:
+                here.file(tenant_id).touch()
             await trio.sleep(0.02)
-        assert watcher.regenerations >= 3
         await here.settle()
-        assert watcher.regenerations <= 8
+        # One at its start, and then no more than one a window.
+        assert watcher.regenerations <= 2 + (trio.current_time() - began) / 0.3
 
 
 async def test_the_command_and_the_watcher_find_the_same(tmp_path: Path) -> None:

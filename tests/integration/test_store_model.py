@@ -1,5 +1,6 @@
 """Both stores against an independent model: any order of calls gives the same records."""
 
+import os
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,9 @@ outcomes = st.one_of(
     st.just(("dead", "broken")),
     st.tuples(st.just("retry"), st.sampled_from((None, 0, 5, 30)), st.sampled_from(("e1", "e2"))),
 )
+
+#: Sequences of calls that are tried on each store; a full-size run sets it to 80 or more.
+EXAMPLES = int(os.environ.get("SDK_TEST_MODEL_EXAMPLES", "30"))
 
 
 class Model:
@@ -417,7 +421,7 @@ def test_any_order_of_calls_gives_what_the_model_says(machine: type[StoreMachine
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=80,
+            max_examples=EXAMPLES,
             stateful_step_count=40,
             deadline=None,
             # Without Phase.explain, which runs for minutes with a store on disk.

@@ -94,7 +94,7 @@ def promises_of_a_killed_child(file: Path) -> set[str]:
     os.kill(child.pid, signal.SIGKILL)
     told += child.stdout.readlines()
     child.stdout.close()
-    child.wait(10)
+    child.wait(60)
     # The last line may have been cut off by the kill; every whole one was a promise.
     promised = {line.decode().strip() for line in told if line.endswith(b"\n")}
     assert len(promised) >= 400
@@ -138,7 +138,7 @@ async def test_a_command_beside_the_daemon_is_noticed(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         for _ in range(4):
             nursery.start_soon(keep_writing)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             result = await trio.run_process(
                 [sys.executable, "-c", REPLAY, str(file)], capture_stdout=True
             )
@@ -152,7 +152,7 @@ async def test_a_command_beside_the_daemon_is_noticed(tmp_path: Path) -> None:
 
 
 async def test_a_store_that_is_never_closed_does_not_keep_the_process(tmp_path: Path) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         result = await trio.run_process(
             [sys.executable, "-W", "error", "-c", LEAVE_WITHOUT_CLOSING, tmp_path / "inbox.db"],
             capture_stderr=True,
@@ -222,7 +222,7 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
     ):
         pass
     child.kill()
-    child.wait(10)
+    child.wait(60)
     child.stdout.close()
     with lock_data_directory(tmp_path):
         pass

@@ -72,13 +72,13 @@ async def test_functions_of_one_tenant_run_one_at_a_time_in_order_and_tenants_si
     both = threading.Barrier(2)
 
     async with opened(tmp_path) as databases, trio.open_nursery() as nursery:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             # Two tenants meet in their functions; of one tenant they would wait for ever.
             async with trio.open_nursery() as meeting:
-                meeting.start_soon(databases.run, TENANT, lambda _c: both.wait(10))
-                meeting.start_soon(databases.run, OTHER, lambda _c: both.wait(10))
+                meeting.start_soon(databases.run, TENANT, lambda _c: both.wait(60))
+                meeting.start_soon(databases.run, OTHER, lambda _c: both.wait(60))
         gate = threading.Event()
-        nursery.start_soon(databases.run, TENANT, lambda _c: gate.wait(10))
+        nursery.start_soon(databases.run, TENANT, lambda _c: gate.wait(60))
         await trio.testing.wait_all_tasks_blocked()
         for number in range(20):
             nursery.start_soon(databases.run, TENANT, add(f"{number:02}"))
@@ -94,7 +94,7 @@ async def test_cancelled_before_it_began_nothing_happens_and_later_it_is_finishe
 
         def slow(connection):
             began.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             time.sleep(0.1)
             add("began")(connection)
             ended.set()
@@ -121,9 +121,9 @@ async def test_a_disk_that_hangs_lets_a_cancelled_caller_go_and_is_waited_for_by
     monkeypatch.setattr(database_opener, "STALL_SECONDS", 0.05)
     disk = threading.Event()
     async with opened(tmp_path) as databases:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             with trio.move_on_after(0.05):
-                await databases.run(TENANT, lambda c: (disk.wait(20), add("late")(c)))
+                await databases.run(TENANT, lambda c: (disk.wait(60), add("late")(c)))
             with trio.move_on_after(0.1) as impatient:
                 await databases.run(TENANT, create)
             assert impatient.cancelled_caught, "two functions ran on one connection"
@@ -152,9 +152,9 @@ async def test_what_waits_when_they_are_closed_is_refused_and_what_runs_is_finis
         with pytest.raises(StoreUnavailableError, match="closed"):
             await databases.run(OTHER, create)
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(databases.run, TENANT, lambda c: (go_on.wait(10), add("ran")(c)))
+            nursery.start_soon(databases.run, TENANT, lambda c: (go_on.wait(60), add("ran")(c)))
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(databases.close)
             await trio.testing.wait_all_tasks_blocked()

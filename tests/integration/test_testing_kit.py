@@ -218,7 +218,7 @@ async def test_an_event_that_waits_for_its_retry_counts_as_settled():
     async def handler(event):
         raise RetryLater(600, "not today")
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with running_app(registry(handler, enqueue=True)) as app:
             delivered = await app.deliver("order.paid")
             assert delivered.state is DeliveryState.RETRYING
@@ -232,7 +232,7 @@ async def test_what_does_not_settle_is_an_error_after_a_while(monkeypatch):
     async def handler(event):
         await trio.sleep_forever()
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         settings = settings_for_tests({"Webhooks:GracefulDrainTimeoutSeconds": 0.1})
         async with running_app(registry(handler, enqueue=True), settings) as app:
             with pytest.raises(trio.TooSlowError):
@@ -245,19 +245,18 @@ async def test_an_error_in_the_block_does_not_wait_for_handlers():
     async def handler(event):
         await trio.sleep_forever()
 
-    before = trio.current_time()
-    with trio.fail_after(10):
+    settings = settings_for_tests({"Webhooks:GracefulDrainTimeoutSeconds": 600})
+    with trio.fail_after(60):
         try:
-            async with running_app(registry(handler, enqueue=True)) as app:
+            async with running_app(registry(handler, enqueue=True), settings) as app:
                 await app.deliver("order.paid", settle=False)
                 raise ZeroDivisionError
         except* ZeroDivisionError:
             pass
-    assert trio.current_time() - before < 2
 
 
 async def test_each_app_has_a_secret_and_a_port_of_its_own():
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with running_app(registry(works)) as one, running_app(registry(works)) as two:
             assert one.url != two.url
             assert (await two.deliver(two.sign("order.paid"))).status == 200
@@ -265,7 +264,7 @@ async def test_each_app_has_a_secret_and_a_port_of_its_own():
 
 
 async def test_a_receiver_that_is_gone_is_a_clear_error():
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with running_app(registry(works)) as app:
             url, signed = app.url, app.sign("order.paid")
         with pytest.raises(DeliveryFailedError, match="Is the receiver running there"):

@@ -291,7 +291,7 @@ async def test_a_host_that_withdraws_its_signal_stops_the_upgrade_between_two_ba
 
 
 async def test_max_run_duration_in_a_step_keeps_the_position_and_the_next_run_goes_on(tmp_path):
-    async with opened_host(host_settings(tmp_path, seconds=0.3)) as host:
+    async with opened_host(host_settings(tmp_path, seconds=2)) as host:
         await deliver(host.store, 5)
         step = CountingStep(before=lambda n: trio.Event().wait() if n == 3 else None)
         with pytest.raises(UpgradeTimedOutError, match="'host:counting', position 3") as caught:
@@ -307,9 +307,9 @@ async def test_max_run_duration_in_a_step_keeps_the_position_and_the_next_run_go
 
 async def test_max_run_duration_among_the_deliveries_keeps_whole_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(upgrader_module, "BATCH_DELIVERIES", 10)
-    async with opened_host(host_settings(tmp_path, seconds=0.3)) as host:
+    async with opened_host(host_settings(tmp_path, seconds=2)) as host:
         await deliver(host.store, 95)
-        reports = Reports({"deliveries": lambda: time.sleep(0.4)})
+        reports = Reports({"deliveries": lambda: time.sleep(2.1)})
         with pytest.raises(UpgradeTimedOutError) as caught:
             await host.upgrader(report=reports).run()
         marker = await host.store.upgrade.marker()
@@ -325,9 +325,9 @@ async def test_max_run_duration_among_the_deliveries_keeps_whole_batches(tmp_pat
 
 async def test_max_run_duration_while_copying_leaves_no_trace(tmp_path):
     write_database(tmp_path / "tenants" / "default.db", 100_000)
-    async with opened_host(host_settings(tmp_path, seconds=0.3)) as host:
+    async with opened_host(host_settings(tmp_path, seconds=2)) as host:
         before = await host.traces()
-        reports = Reports({"database": lambda: time.sleep(0.4)})
+        reports = Reports({"database": lambda: time.sleep(2.1)})
         with pytest.raises(UpgradeTimedOutError, match="while copying"):
             await host.upgrader(report=reports).run()
         assert len(reports.seen) == 1, "the copy went on after its end"
@@ -349,7 +349,7 @@ async def test_a_step_that_fails_keeps_the_position(tmp_path):
 
 
 async def test_a_step_that_was_interrupted_has_to_be_there_again(tmp_path):
-    async with opened_host(host_settings(tmp_path, seconds=0.2)) as host:
+    async with opened_host(host_settings(tmp_path, seconds=2)) as host:
         step = CountingStep(before=lambda _n: trio.Event().wait())
         with pytest.raises(UpgradeTimedOutError):
             await host.upgrader(steps=[step]).run()

@@ -34,7 +34,7 @@ async def test_the_old_data_has_moved_before_the_first_delivery_is_accepted(tmp_
     async with opened_host(settings) as host:
         await deliver(host.store, 5)
     starting = receiver(settings)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(starting.run)
             tenant = await starting.tenancy.service.get("default")
@@ -55,7 +55,7 @@ async def test_of_two_hosts_on_one_data_directory_the_second_is_refused_meanwhil
 
     step = CountingStep(before=lambda n: wait() if n == 0 else None)
     one, other = receiver(settings, step), receiver(settings, step)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one.run)
             await entered.wait()
@@ -69,7 +69,7 @@ async def test_of_two_hosts_on_one_data_directory_the_second_is_refused_meanwhil
 
 
 async def test_a_host_whose_upgrade_takes_too_long_does_not_start_and_goes_on_next_time(tmp_path):
-    settings = host_settings(tmp_path, seconds=0.3)
+    settings = host_settings(tmp_path, seconds=2)
     step = CountingStep(before=lambda n: trio.Event().wait() if n == 2 else None)
     starting = receiver(settings, step)
     with pytest.raises(UpgradeTimedOutError):
@@ -77,7 +77,7 @@ async def test_a_host_whose_upgrade_takes_too_long_does_not_start_and_goes_on_ne
     assert not starting.ready
     step.before = None
     again = receiver(settings, step)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(again.run)
             nursery.start_soon(again.drain)

@@ -17,14 +17,23 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-#: Modules that the commands of replication load.
+#: Modules that most of the commands load.
 _MODULES = (
     "sdk_trio.cli.commands",
+    "sdk_trio.cli.config",
+    "sdk_trio.cli.doctor",
+    "sdk_trio.cli.event_rows",
+    "sdk_trio.cli.events",
+    "sdk_trio.cli.notification_previewer",
+    "sdk_trio.cli.notification_retrier",
+    "sdk_trio.cli.notification_tester",
+    "sdk_trio.cli.notifications",
     "sdk_trio.cli.replica_verifier",
     "sdk_trio.cli.replication",
     "sdk_trio.cli.replication_status",
     "sdk_trio.cli.restorer",
     "sdk_trio.cli.tenants",
+    "sdk_trio.cli.trigger",
     "sdk_trio.runtime.replication_runner",
 )
 
@@ -78,7 +87,7 @@ class _Server:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
-        self._process.wait(30)
+        self._process.wait(60)
         self._directory.cleanup()
 
 
@@ -132,6 +141,7 @@ def _become(request: dict) -> None:
     os.environ.clear()
     os.environ.update(request["environ"])
     os.chdir(request["directory"])
+    sys.path[0] = request["directory"]  # as "python -m" has it
     signal.alarm(int(request["seconds"]) + 1)
     from sdk_trio.cli import main
 

@@ -222,7 +222,7 @@ async def http_server(
     limits: Limits = QUICK,
     graceful_seconds: float = 5.0,
     bind: str = "127.0.0.1:0",
-    patience: float = 10.0,
+    patience: float = 60.0,
     app: Any = None,
     certificate: tuple[str | None, str | None] = (None, None),
     http2: bool = False,

@@ -21,15 +21,15 @@ class Loop:
 
         self._thread = threading.Thread(target=trio.run, args=(main,))
         self._thread.start()
-        self._token = started.get(timeout=10)
+        self._token = started.get(timeout=60)
 
     def __call__(self, call: Callable[[], Awaitable[Any]]) -> Any:
         async def bounded() -> Any:
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 return await call()
 
         return trio.from_thread.run(bounded, trio_token=self._token)
 
     def stop(self) -> None:
         trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
-        self._thread.join(10)
+        self._thread.join(60)

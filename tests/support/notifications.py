@@ -81,7 +81,7 @@ def options(base, *, webhook_url=None, timeout_seconds=10, **changes):
 async def send(channel, chosen, *, variables=VARIABLES, poster=None, what=None):
     """Send through the real sender, on real sockets unless a poster is given."""
     channels = make_channels(chosen, poster=poster, read_variable=variables.get, clock=time.time)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         return await channels[channel].send(what or record())
 
 

@@ -134,7 +134,7 @@ def answering(*outcomes: Outcome) -> Callable[[int], Awaitable[Outcome]]:
     return behave
 
 
-async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait until a condition holds; its answer may be awaitable."""
     with trio.fail_after(seconds):
         while True:

@@ -13,6 +13,7 @@ import trio
 import trustme
 
 from sdk_trio.webhooks.sender import SignedDelivery
+from support.ports import free_port
 from support.programs import program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -26,11 +27,6 @@ def replaced(text: str, changes: dict[str, str]) -> str:
         assert old in text, f"the example has no {old!r} any more"
         text = text.replace(old, new)
     return text
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 @attrs.frozen
@@ -77,7 +73,9 @@ class Proxy:
             http2=http2,
         )
         transport = _Named(transport)
-        return httpx.AsyncClient(transport=transport, base_url=f"https://{address}:{self.port}")
+        return httpx.AsyncClient(
+            transport=transport, base_url=f"https://{address}:{self.port}", timeout=60
+        )
 
 
 class _Named(httpx.AsyncBaseTransport):
@@ -131,13 +129,15 @@ async def running(kind: str, directory: Path, upstream: str):
 
 
 async def _until_it_listens(process, port, log):
-    with trio.fail_after(15):
-        while True:
+    waited_for = ["127.0.0.1", "::1"]
+    with trio.fail_after(60):
+        while waited_for:
             assert process.poll() is None, log.read_text()
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                return
-            await trio.sleep(0.02)
+            try:
+                socket.create_connection((waited_for[-1], port), timeout=1).close()
+                waited_for.pop()
+            except OSError:
+                await trio.sleep(0.02)
 
 
 def _nginx(directory, port, upstream):

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,12 +31,13 @@ from sdk_trio.storage.tenant_records import Tenant
 from sdk_trio.tenants.service import TenantService
 
 from .command_forker import run_command
+from .ports import free_port
 from .programs import program
 from .replica_targets import Target
 from .replicating import sooner
 
 #: No single step takes as long, unless something hangs.
-PATIENCE_SECONDS = 40
+PATIENCE_SECONDS = 60
 
 
 @attrs.define
@@ -61,6 +61,8 @@ class ReplicaHost:
     target: Target
     extra: Mapping[str, Any] = attrs.field(factory=dict)
     tenants: dict[str, Tenant] = attrs.field(factory=dict)
+    #: How long a replicator may take to end: one whose target is away would try for half a minute.
+    ending_seconds: float = PATIENCE_SECONDS
 
     def __attrs_post_init__(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -70,7 +72,7 @@ class ReplicaHost:
             "Sdk:MultiTenant:Enabled": True,
             "Sdk:MultiTenant:TenantStatus:RequireVerifiedEmailForSuspension": False,
             f"{prefix}UseReplication": True,
-            f"{prefix}MetricsPort": _free_port(),
+            f"{prefix}MetricsPort": free_port(),
             f"{prefix}ConfigOutputPath": str(self.root / "replicator.yml"),
             f"{prefix}ReplicatorPidFilePath": str(self.root / "replicator.pid"),
             f"{prefix}AutoRegenerateDebounceWindow": "00:00:00.1",
@@ -232,7 +234,7 @@ class ReplicaHost:
         finally:
             child.send_signal(signal.SIGTERM)
             try:
-                child.wait(5)
+                child.wait(self.ending_seconds)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
@@ -315,10 +317,3 @@ def _nested(keys: Mapping[str, Any]) -> dict[str, Any]:
             place = place.setdefault(parent, {})
         place[last] = value
     return document
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -25,6 +25,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
+from .ports import free_port
 from .programs import program
 
 #: A server that has not answered after so many seconds will not; Node and Python start slowly on
@@ -133,7 +134,7 @@ def local_disk(directory: Path) -> Iterator[Target]:
 def object_store(directory: Path) -> Iterator[Target]:
     """moto's server, which speaks S3."""
     target = _ObjectStore("ObjectStore", directory)
-    target.port = _free_port()
+    target.port = free_port()
     target.keys = {
         "Bucket": BUCKET,
         "EndpointUrl": f"http://127.0.0.1:{target.port}",
@@ -157,7 +158,7 @@ class _ObjectStore(Target):
 def blob_store(directory: Path) -> Iterator[Target]:
     """Azurite, with an account of its own instead of the one that everybody knows."""
     target = _BlobStore("BlobStore", directory)
-    target.port = _free_port()
+    target.port = free_port()
     account, key = "emulated", base64.b64encode(secrets.token_bytes(64)).decode()
     target.keys = {
         "AccountName": account,
@@ -197,7 +198,7 @@ class _BlobStore(Target):
 def cloud_storage(directory: Path) -> Iterator[Target]:
     """gcp-storage-emulator, and a service account that exists nowhere."""
     target = Target("CloudStorage", directory)
-    target.port = _free_port()
+    target.port = free_port()
     credentials = directory / "service-account.json"
     credentials.write_text(json.dumps(_service_account()))
     target.keys = {"Bucket": BUCKET, "CredentialsJsonPath": str(credentials)}
@@ -239,7 +240,7 @@ def _service_account() -> dict[str, str]:
 def sftp(directory: Path) -> Iterator[Target]:
     """Debian's sshd with keys of its own; only its SFTP part, only the user of the tests."""
     target = Target("Sftp", directory)
-    target.port = _free_port()
+    target.port = free_port()
     host_public = _ssh_key(directory / "host_key")
     user_public = _ssh_key(directory / "user_key")
     (directory / "authorized_keys").write_text(user_public + "\n")
@@ -310,13 +311,6 @@ def _running(target: Target, *command: str, **environ: str) -> Iterator[None]:
         yield
     finally:
         target.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _request(port: int, method: str, path: str, headers: Mapping[str, str]) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import sqlite3
 import subprocess
 import uuid
@@ -17,6 +16,7 @@ from sdk_trio.config.replication_options import LocalDiskOptions, ReplicationOpt
 from sdk_trio.replication.control_socket import control_socket_path
 from sdk_trio.replication.manifest import TenantDatabaseFile, render_manifest
 
+from .ports import free_port
 from .programs import program
 
 
@@ -28,12 +28,6 @@ def sooner(manifest: str) -> str:
     assert "\nsync-interval: 1s\n" in manifest
     quick = manifest.replace("\nsync-interval: 1s\n", "\nsync-interval: 100ms\n")
     return re.sub(r"(\n  - path: .*)", r"\1\n    monitor-interval: 100ms", quick)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @attrs.define
@@ -147,7 +141,7 @@ def replicators_of(directory: Path) -> list[int]:
     return found
 
 
-async def until(condition, seconds: float = 20.0) -> None:
+async def until(condition, seconds: float = 60.0) -> None:
     """Wait for a condition, which may be asynchronous."""
     with trio.fail_after(seconds):
         while True:

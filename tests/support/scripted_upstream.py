@@ -161,7 +161,7 @@ class ScriptedUpstream(Upstream):
 async def scripted_upstream():
     """Serve one for the length of the block."""
     upstream = ScriptedUpstream()
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             upstream.nursery = nursery
             async with serving(upstream, upstream.handle):

@@ -46,7 +46,7 @@ class Senders:
         await self._until(lambda: len(self.accepted) >= wanted)
 
     async def _until(self, done: Callable[[], bool]) -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while not done():
                 await trio.sleep(0.005)
 
@@ -67,7 +67,7 @@ class Senders:
         )
         answer: int | str
         try:
-            with trio.fail_after(20), await Wire.connect(self.url) as wire:
+            with trio.fail_after(60), await Wire.connect(self.url) as wire:
                 answer = (await wire.post(signed)).status
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
             answer = type(error).__name__

@@ -19,7 +19,7 @@ import trio
 from .deliveries import SECRET
 
 #: A process that takes longer than this for a step hangs, in seconds.
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 APPLICATION = """
 import os, time, trio, sdk_trio

@@ -18,7 +18,7 @@ from .deliveries import SECRET, settings
 from .wire import Wire
 
 #: No single step of these tests takes as long, unless something hangs.
-PATIENCE_SECONDS = 10
+PATIENCE_SECONDS = 60
 
 PATH = "/hooks/sdk"
 
@@ -103,6 +103,14 @@ class RawWire(Wire):
         """Send until everything is sent, or the receiver has closed."""
         with suppress(trio.BrokenResourceError):
             await self._stream.send_all(data)
+
+
+def waiting_for_run_of(app: AppUnderTest, webhook_id: str) -> int:
+    """How many deliveries wait for the outcome of the inline run of the same id."""
+    flight = app.runtime.receiver._running.dispatcher._flights.get(webhook_id)
+    if flight is None or flight.settled is None:
+        return 0
+    return flight.settled.statistics().tasks_waiting
 
 
 async def exchange(app: AppUnderTest, data: bytes) -> Any:

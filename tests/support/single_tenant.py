@@ -26,7 +26,8 @@ def host_settings(data: Path, *, seconds: float | None = None, **keys: Any) -> S
     ``seconds`` is MaxRunDuration, also below the second that the settings allow.
     """
     prefix = "MultiTenant:SingleTenantUpgrade:"
-    mapping = {"Storage:Path": str(data), "MultiTenant:Enabled": True}
+    mapping: dict[str, Any] = {"Storage:Path": str(data), "MultiTenant:Enabled": True}
+    mapping |= {"Server:Bind": ["127.0.0.1:0"], "Admin:Bind": "127.0.0.1:0"}
     mapping |= {f"{prefix}{name}": value for name, value in keys.items()}
     settings = Settings.from_mapping(mapping, standalone=True, receiver=False)
     if seconds is None:
