@@ -41,6 +41,8 @@ imports: $(VENV)/.installed-dev
 
 tests: $(VENV)/.installed-dev
 	rm -f .coverage .coverage.*
+	# Programs that tests start are compiled once, as those of an installed package are.
+	$(BIN)/python -m compileall -q sdk_trio
 	# Each file as a whole, so that its fixtures are made once. In the order of their names, as the
 	# files that take longest (e2e, integration) come first then, and no process waits at the end.
 	$(BIN)/coverage run -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
