@@ -27,6 +27,12 @@ COLUMNS = ("identifier", "state", "lag", "last_sync", "reason")
 
 _PAGE = 500
 
+#: How long a replicator without a socket may take to show that it goes on reading, in seconds: it
+#: reads every database once a second.
+_READING_SECONDS = 10.0
+
+_LOOK_AGAIN_SECONDS = 0.5
+
 _NOBODY = (
     "no replicator runs on this data directory, or this user may not ask it: start the daemon with "
     "Supervise, or 'replication run'; compare Sdk:Storage:Path and Sdk:MultiTenant:FileDb:Directory"
@@ -67,13 +73,15 @@ async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
         return [file.path for file in files]
 
     replication = settings.multi_tenant.file_db.replication
+    surveyor = None if replication.supervise else LagSurveyor(settings)
     checker = HealthChecker(
-        replication,
-        control_socket_path(str(directory)),
-        wanted=wanted,
-        surveyor=None if replication.supervise else LagSurveyor(settings),
+        replication, control_socket_path(str(directory)), wanted=wanted, surveyor=surveyor
     )
     health = await checker.check(even_if_disabled=True)
+    with trio.move_on_after(_READING_SECONDS):
+        while surveyor is not None and surveyor.book.waits_for_reading():
+            await trio.sleep(_LOOK_AGAIN_SECONDS)
+            health = await checker.check(even_if_disabled=True)
     return health, {file.path: identifiers[file.tenant_id] for file in files}
 
 

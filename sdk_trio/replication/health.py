@@ -39,6 +39,10 @@ _NO_REPLICA: Final = (
     "that the replicator runs with"
 )
 
+_NOT_READ: Final = (
+    "the replicator has not been seen to read it; if that stays so, its own log says why"
+)
+
 _NOT_COMPARED: Final = "not compared with its replica yet"
 
 _JUDGED: Final = (HealthState.HEALTHY, HealthState.DEGRADED, HealthState.UNHEALTHY)
@@ -211,11 +215,16 @@ def judge_by_replicas(
         elif path in known:
             databases.append(DatabaseHealth(path, HealthState.DEGRADED, lag, last, unanswered))
             continue
-        looked = book is not None and book.was_looked_at(path)
-        no_lag = unanswered or (_NO_REPLICA if looked else _NOT_COMPARED)
+        no_lag = unanswered or _why_no_lag(path, book)
         seen = _Seen("replicating" if path in known else None, last, lag, no_lag)
         databases.append(_judge_one(path, seen, history, rules, now))
     return _summed(databases, now, problem or unanswered)
+
+
+def _why_no_lag(path: str, book: LagBook | None) -> str:
+    if book is None or not book.was_looked_at(path):
+        return _NOT_COMPARED
+    return _NOT_READ if book.has_replica(path) else _NO_REPLICA
 
 
 def _lag_of_history(

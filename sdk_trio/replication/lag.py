@@ -6,6 +6,7 @@ arrived there. What lies between waits, and its age is the lag. The metrics are 
 as they show that the replicator goes on reading.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -39,7 +40,7 @@ class _Known:
 
     Attributes:
         metrics: as they were read last.
-        read_at: when the replicator was seen to read the database.
+        read_at: when the replicator was seen to read the database; None: never.
         tried_at: when the target was asked, also without an answer; None: never.
         looked_at: when it was asked and answered; None: never.
         held: what the target held then.
@@ -47,7 +48,7 @@ class _Known:
     """
 
     metrics: DatabaseMetrics
-    read_at: float
+    read_at: float | None = None
     tried_at: float | None = None
     looked_at: float | None = None
     held: int = 0
@@ -59,9 +60,13 @@ class _Known:
 
 
 class LagBook:
-    """Remembers what was seen of each database, and says which are to be looked at again."""
+    """Remembers what was seen of each database, and says which are to be looked at again.
 
-    def __init__(self) -> None:
+    ``fresh_seconds``: how long a look counts; what was not reached again gets older after that.
+    """
+
+    def __init__(self, fresh_seconds: float = math.inf) -> None:
+        self._fresh_seconds = fresh_seconds
         self._known: dict[str, _Known] = {}
         self._noted_at = 0.0
 
@@ -70,9 +75,10 @@ class LagBook:
         self._noted_at = now
         found = {}
         for path, each in metrics.items():
-            known = self._known.get(path, _Known(each, now))
-            # Fewer than before: it was restarted.
-            read_at = known.read_at if each.syncs == known.metrics.syncs else now
+            known = self._known.get(path, _Known(each))
+            # One look shows what was read some time, two show that it goes on. Fewer than before:
+            # it was restarted, and none at all is no success.
+            read_at = known.read_at if each.syncs in (0, known.metrics.syncs) else now
             found[path] = attrs.evolve(known, metrics=each, read_at=read_at)
         self._known = found
 
@@ -123,6 +129,14 @@ class LagBook:
         """Return whether the target was ever asked for this database."""
         return path in self._known and self._known[path].looked_at is not None
 
+    def has_replica(self, path: str) -> bool:
+        """Return whether the target held anything of this database."""
+        return path in self._known and self._known[path].held > 0
+
+    def waits_for_reading(self) -> bool:
+        """Return whether there is a database that the replicator was not seen to read yet."""
+        return any(known.read_at is None for known in self._known.values())
+
     def in_step_at(self, path: str) -> float | None:
         """Return up to when all of a database is known to be at the target, None if nothing is."""
         known = self._known.get(path)
@@ -133,13 +147,15 @@ class LagBook:
     def delay(self, path: str, now: float, *, unanswered: bool) -> float | None:
         """Return how old the oldest is that waits, in seconds; None if nobody knows.
 
-        It is as of the last look. When the target does not answer any more, it grows by itself.
+        It is as of the last look. When the target does not answer any more, or was not asked for
+        this database in time, it grows by itself.
         """
         known = self._known.get(path)
-        if known is None or known.looked_at is None:
+        if known is None or known.looked_at is None or known.read_at is None:
             return None
         in_step_at = self.in_step_at(path)
-        as_of = now if unanswered else known.looked_at
+        outdated = unanswered or now - known.looked_at > self._fresh_seconds
+        as_of = now if outdated else known.looked_at
         if known.is_in_step:
             as_of = self._noted_at
         return None if in_step_at is None else max(0.0, as_of - in_step_at)

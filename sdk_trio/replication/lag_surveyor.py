@@ -66,7 +66,8 @@ class LagSurveyor:
         threshold = max(float(options.health_check_max_lag_seconds), LEAST_PAUSE_SECONDS)
         self._pause = min(threshold, LONGEST_PAUSE_SECONDS) if pause is None else pause
         self._next_at = float("-inf")
-        self.book = LagBook()
+        # Two surveys of a busy database lie that far apart at most, unless it was left out.
+        self.book = LagBook(2 * self._pause + SURVEY_SECONDS)
         #: Why the target could not be asked the last time; empty: it answered.
         self.problem = ""
 

@@ -4,6 +4,7 @@ Its configuration is by hand, so its target may be reached on another way than o
 an outage is made that concerns its uploads alone.
 """
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -179,7 +180,7 @@ async def test_a_survey_is_bounded_and_the_next_one_takes_what_was_left(
                 health = await checker.check()
                 left.append(sum("not compared" in each.reason for each in health.databases))
             assert left == [2, 1, 0]
-            assert checker.latest.state is HealthState.HEALTHY
+            await until(Seen(checker).is_healthy, PATIENCE_SECONDS)
 
 
 def test_the_command_says_it_too(tmp_path: Path) -> None:
@@ -191,6 +192,34 @@ def test_the_command_says_it_too(tmp_path: Path) -> None:
             ended = host.run("replication", "status", "--format", "json")
             assert (ended.status, ended.document[0]["state"]) == (0, "Healthy"), ended.err
             assert ended.document[0]["lag_seconds"] == 0
+
+
+def test_the_command_does_not_believe_a_replicator_that_reads_nothing(tmp_path: Path) -> None:
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target)
+        host.add("acme")
+        with replicating(host):
+            trio.run(_until_healthy, host)
+        # What it keeps beside the database is no directory any more: every look at it fails.
+        database = host.database("acme")
+        kept = database.with_name(f".{database.name}-litestream") / "ltx"
+        shutil.rmtree(kept)
+        kept.touch()
+        host.write("acme", 3)
+        with replicating(host):
+            trio.run(_until_it_answers, host)
+            ended = host.run("replication", "status", "--format", "json")
+            assert (ended.status, ended.document[0]["state"]) == (1, "Degraded"), ended.err
+            assert "not been seen to read it" in ended.document[0]["reason"]
+
+
+async def _until_it_answers(host: ReplicaHost) -> None:
+    checker = checker_of(host)
+
+    async def answers() -> bool:
+        return (await checker.check()).reachable
+
+    await until(answers, PATIENCE_SECONDS)
 
 
 async def _until_healthy(host: ReplicaHost) -> None:

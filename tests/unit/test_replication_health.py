@@ -108,7 +108,8 @@ def book_of(**positions):
     """A book of databases that were read up to transaction 5, and looked at at 1000."""
     book = LagBook()
     paths = {name: f"/t/{name}.db" for name in positions}
-    book.note({path: DatabaseMetrics(5, 1) for path in paths.values()}, 1000.0)
+    for syncs, now in enumerate((999.0, 1000.0)):
+        book.note({path: DatabaseMetrics(5, syncs) for path in paths.values()}, now)
     for name, (txid, at, since) in positions.items():
         book.found(paths[name], ReplicaPosition(txid, at), since, 1000.0)
     return book

@@ -65,6 +65,38 @@ def test_a_replicator_that_reads_nothing_any_more_falls_behind():
     assert book.delay(A, 70.0, unanswered=False) == 50
 
 
+def test_one_look_does_not_show_that_the_replicator_goes_on_reading():
+    book = LagBook()
+    stuck = {A: DatabaseMetrics(5, 7)}
+    book.note(stuck, 10.0)
+    book.found(A, ReplicaPosition(5, 9.0), None, 10.0)
+    assert book.delay(A, 10.0, unanswered=False) is None
+    book.note(stuck, 20.0)
+    assert book.waits_for_reading()
+    assert book.delay(A, 20.0, unanswered=False) is None
+    book.note({A: DatabaseMetrics(5, 8)}, 30.0)
+    assert not book.waits_for_reading()
+    assert book.delay(A, 30.0, unanswered=False) == 0
+
+
+def test_a_replicator_that_was_restarted_and_reads_nothing_is_not_in_step():
+    book = LagBook()
+    book.note({A: DatabaseMetrics(5, 7)}, 10.0)
+    book.found(A, ReplicaPosition(5, 9.0), None, 10.0)
+    book.note({A: DatabaseMetrics(5, 8)}, 20.0)
+    book.note({A: DatabaseMetrics(0, 0)}, 50.0)
+    assert book.delay(A, 50.0, unanswered=False) == 30
+
+
+def test_what_no_survey_reaches_any_more_gets_older():
+    book = LagBook(fresh_seconds=60.0)
+    book.note({A: DatabaseMetrics(4, 6)}, 9.0)
+    book.note({A: DatabaseMetrics(5, 7)}, 10.0)
+    book.found(A, ReplicaPosition(4, 9.0), 9.5, 10.0)
+    assert book.delay(A, 70.0, unanswered=False) == 0.5
+    assert book.delay(A, 71.0, unanswered=False) == 61.5
+
+
 class Replicating(RuleBasedStateMachine):
     """One database that is written, read and uploaded, against what is said of it."""
 
@@ -110,7 +142,9 @@ class Replicating(RuleBasedStateMachine):
         if not self.held:
             assert delay is None
         elif self.held == len(self.read):
-            assert delay is not None
+            assert delay is not None or self.book.waits_for_reading()
+        elif delay is None:
+            assert self.book.waits_for_reading()
         else:
             oldest = self.read[self.held]
             assert delay >= self.now - oldest - 1e-6, "no lag is made smaller than it is"
