@@ -1,7 +1,7 @@
 """Looks at a directory of databases again and again, as cheaply as that can be had.
 
-A file that comes, goes or takes another one's place changes the time of its directory. While that
-stands still, so does the answer, and a look is one question to the kernel instead of 5000.
+A file that comes, goes or takes another one's place changes the times of its directory. While they
+stand still, so does the answer, and a look is one question to the kernel instead of 5000.
 """
 
 import os
@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .database_finder import database_files
+
+#: A directory's number, and its times: of its content, which whoever copies directories (``rsync
+#: -a``, ``tar``) sets back to what it was, and of any change, which nobody can set.
+_State = tuple[int, int, int]
 
 #: A directory's time has steps of some milliseconds: only what is older than that stands still.
 _SETTLED_SECONDS = 1.0
@@ -28,7 +32,7 @@ class DirectoryScanner:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._found: Mapping[str, str] = {}
-        self._changed_ns: int | None = None
+        self._state: _State | None = None
         self._read_at = float("-inf")
 
     def scan(self) -> Mapping[str, str]:
@@ -37,20 +41,21 @@ class DirectoryScanner:
         Raises:
             ReplicationError: the directory cannot be read.
         """
-        changed_ns, now_ns = self._time_of_directory(), time.time_ns()
+        state, now_ns = self._look(), time.time_ns()
         fresh = time.monotonic() - self._read_at < _READ_AGAIN_SECONDS
-        if fresh and changed_ns is not None and changed_ns == self._changed_ns:
+        if fresh and state is not None and state == self._state:
             return self._found
         # Asked for before it is read: a change meanwhile has the next look read it again.
         self._read_at = time.monotonic()
-        self._changed_ns = None
+        self._state = None
         self._found = database_files(self._directory)
-        if changed_ns is not None and now_ns - changed_ns > _SETTLED_SECONDS * 1_000_000_000:
-            self._changed_ns = changed_ns
+        if state is not None and now_ns - max(state[1:]) > _SETTLED_SECONDS * 1_000_000_000:
+            self._state = state
         return self._found
 
-    def _time_of_directory(self) -> int | None:
+    def _look(self) -> _State | None:
         try:
-            return os.stat(self._directory).st_mtime_ns
+            found = os.stat(self._directory)
         except OSError:
             return None
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns

@@ -336,19 +336,50 @@ async def test_a_directory_that_stands_still_is_not_read_again(
     scanner = DirectoryScanner(tmp_path)
     (tmp_path / "a.db").touch()
     assert scanner.scan().keys() == {"a"}
-    os.utime(tmp_path, (1, 1))
+    assert scanner.scan().keys() == {"a"}
+    assert len(reads) == 2, "what changed a moment ago may change again within the same step"
+    monkeypatch.setattr(directory_scanner, "_SETTLED_SECONDS", -1e6)
     for _ in range(3):
         assert scanner.scan().keys() == {"a"}
-    assert len(reads) == 2
+    assert len(reads) == 3
+    await _next_step(tmp_path)
     (tmp_path / "b.db").touch()
     assert scanner.scan().keys() == {"a", "b"}
     assert scanner.scan().keys() == {"a", "b"}
-    assert len(reads) == 4, "what changed a moment ago may change again within the same step"
+    assert len(reads) == 4
     monkeypatch.setattr(directory_scanner, "_READ_AGAIN_SECONDS", 0.0)
-    os.utime(tmp_path, (1, 1))
     scanner.scan()
     scanner.scan()
     assert len(reads) == 6
+
+
+async def test_a_directory_whose_time_is_set_back_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``rsync -a`` and ``tar`` put files in place, and then set the directory's time."""
+    monkeypatch.setattr(directory_scanner, "_SETTLED_SECONDS", -1e6)
+    monkeypatch.setattr(directory_scanner, "_READ_AGAIN_SECONDS", 1e6)
+    (tmp_path / "a.db").touch()
+    before = tmp_path.stat().st_mtime_ns
+    scanner = DirectoryScanner(tmp_path)
+    first = scanner.scan()
+    await _next_step(tmp_path)
+    (tmp_path / "new").touch()
+    (tmp_path / "new").rename(tmp_path / "a.db")
+    os.utime(tmp_path, ns=(before, before))
+    assert scanner.scan() != first
+
+
+async def _next_step(directory: Path) -> None:
+    """Wait until the file system's time is later than that of the directory's last change."""
+    changed = directory.stat().st_ctime_ns
+    probe = directory.parent / f"{directory.name}-probe"
+    with trio.fail_after(60):
+        while True:
+            probe.touch()
+            if probe.stat().st_ctime_ns > changed:
+                return
+            await trio.sleep(0.001)
 
 
 async def test_a_burst_of_databases_is_one_regeneration_a_window(tmp_path: Path) -> None:
