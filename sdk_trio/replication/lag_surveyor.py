@@ -16,7 +16,7 @@ from pathlib import Path
 import trio
 
 from ..config import Settings
-from ..errors import ReplicationError
+from ..errors import ReplicationError, StorageError
 from ..storage.data_directory import create_data_directory
 from .lag import DatabaseMetrics, LagBook
 from .replica import ReplicaFile, newest_position
@@ -101,7 +101,7 @@ class LagSurveyor:
             for path in waiting:
                 try:
                     await self._ask(path)
-                except (ReplicationError, OSError) as error:
+                except (ReplicationError, StorageError, OSError) as error:
                     self.problem = self.problem or str(error)
                     # What failed for one fails for all: the next survey tries again.
                     scope.cancel()

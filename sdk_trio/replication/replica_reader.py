@@ -176,9 +176,9 @@ class TenantReplica:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         told = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
         words = " ".join((told or lines or [f"exit status {ended.returncode}"])[-1].split())
-        words = words[:_SHOWN_CHARACTERS]
         for secret in self._secrets:
             words = words.replace(secret, "***")
+        words = words[:_SHOWN_CHARACTERS]
         if "no space left on device" in said or "disk quota exceeded" in said:
             return RestoreError(
                 f"the disk is full: free some space, or restore to another file system ({words})"

@@ -4,6 +4,7 @@ Its configuration is by hand, so its target may be reached on another way than o
 an outage is made that concerns its uploads alone.
 """
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +19,14 @@ from support.replica_host import PATIENCE_SECONDS, ReplicaHost
 from support.replica_targets import local_disk, object_store
 from support.replicating import until
 
+from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication import lag_surveyor
 from sdk_trio.replication.health import HealthState
 from sdk_trio.replication.health_checker import HealthChecker
+from sdk_trio.replication.lag import DatabaseMetrics
 from sdk_trio.replication.lag_surveyor import LagSurveyor
 from sdk_trio.replication.manifest import TenantDatabaseFile, child_environment, render_manifest
-from sdk_trio.replication.replica_reader import ReplicaReader
+from sdk_trio.replication.replica_reader import ReplicaReader, TenantReplica
 
 LAG_KEY = "MultiTenant:FileDb:Replication:HealthCheckMaxLagSeconds"
 
@@ -162,6 +165,33 @@ async def test_a_binary_that_is_missing_and_another_target_are_said(tmp_path: Pa
             health = await checker.check()
             assert health.state is HealthState.DEGRADED
             assert "ReplicatorPath" in health.reason
+
+
+async def test_a_data_directory_that_is_gone_is_said_and_ends_nothing(tmp_path: Path) -> None:
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target)
+        await trio.to_thread.run_sync(host.add, "acme")
+        surveyor = LagSurveyor(host.settings, ReplicaReader(host.settings), pause=0.0)
+        gone = tmp_path / "file"
+        gone.touch()
+        surveyor._data = gone / "data"
+        path = str(host.database("acme"))
+        with trio.fail_after(PATIENCE_SECONDS):
+            await surveyor.survey([path], {path: DatabaseMetrics(1, 1)})
+        assert "cannot be created" in surveyor.problem
+
+
+async def test_a_key_in_the_replicators_words_is_hidden_also_where_they_are_cut(
+    tmp_path: Path,
+) -> None:
+    key = "a-test-value-that-is-no-key-of-anybody"
+    binary = tmp_path / "binary"
+    binary.write_text(f"#!/bin/sh\necho 'Error: {'x' * 390} {key}' >&2\nexit 1\n")
+    binary.chmod(0o700)
+    replica = TenantReplica(str(binary), tmp_path / "c.yml", "a.db", dict(os.environ), [key])
+    with trio.fail_after(PATIENCE_SECONDS), pytest.raises(ReplicatorError) as caught:
+        await replica.list_files()
+    assert key[:5] not in str(caught.value)
 
 
 async def test_a_survey_is_bounded_and_the_next_one_takes_what_was_left(
