@@ -15,6 +15,9 @@ from ..runtime.systemd_notifier import SystemdNotifier
 
 _log = get_logger("runtime")
 
+_VANISHED = "the file has vanished: put it back, or restart without it"
+_EMPTIED = "the file holds no settings any more: put them back, or restart without them"
+
 
 class SettingsReloader:
     """One reload at a time; a request during one leads to another one after it.
@@ -44,7 +47,7 @@ class SettingsReloader:
 
     def began_with(self, loaded: Loaded) -> None:
         """Remember the files that the settings in force come from: none of them may vanish."""
-        self._files = loaded.files
+        self._files = _with_settings(loaded)
 
     def request(self) -> None:
         """Ask for a reload, as HUP does; several requests before it begins are one."""
@@ -105,17 +108,27 @@ class SettingsReloader:
 
     def _read_all(self) -> tuple[Loaded, Settings]:
         loaded = self._read()
+        if any(file not in loaded.files and os.path.exists(file) for file in self._files):
+            # It was being replaced at that moment, or belongs to another Environment by now.
+            loaded = self._read()
         told = {problem.origin for problem in loaded.problems}
         # Files that nobody named may be missing, but one that vanishes is an accident: without it,
         # what it had set would fall back to the defaults, a source list to "everybody" among it.
+        lost = [file for file in self._files if file not in {*told, *_with_settings(loaded)}]
         gone = tuple(
-            Problem(ROOT, "the file has vanished: put it back, or restart without it", file)
-            for file in self._files
-            if file not in told and file not in loaded.files and not os.path.exists(file)
+            Problem(ROOT, _EMPTIED if file in loaded.files else _VANISHED, file)
+            for file in lost
+            if file in loaded.files or not os.path.exists(file)
         )
         if gone:
             raise OptionsValidationError((*gone, *loaded.problems))
         return loaded, self._complete(loaded)
+
+
+def _with_settings(loaded: Loaded) -> tuple[str, ...]:
+    """Return the files that hold settings at all."""
+    empty = {warning.origin for warning in loaded.warnings if warning.key == ROOT}
+    return tuple(file for file in loaded.files if file not in empty)
 
 
 def _report_failure(problems: tuple[Problem, ...], *, cause: str, files: tuple[str, ...]) -> None:
