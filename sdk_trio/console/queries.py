@@ -29,6 +29,9 @@ MOMENT = (
     r"(Z|[+ -][0-9]{2}:[0-9]{2}))$"
 )
 
+#: The latest one that has a form in seconds.
+LATEST_MOMENT = 99_999_999_999.0
+
 _MAX_PARAMETERS = 20
 
 
@@ -170,12 +173,17 @@ def _moment(given: Mapping[str, str], name: str) -> float | None:
     if text is None:
         return None
     if re.fullmatch(MOMENT, text):
-        if "T" not in text:
-            return float(text)
         try:
-            return datetime.fromisoformat(text.replace(" ", "+")).timestamp()
+            given_at = (
+                datetime.fromisoformat(text.replace(" ", "+")).timestamp()
+                if "T" in text
+                else float(text)
+            )
         except (ValueError, OverflowError):
             pass
+        else:
+            # Nothing arrived outside of these, and links can say no others.
+            return min(max(given_at, 0.0), LATEST_MOMENT)
     raise BadQueryError(
         f"{name} takes Unix seconds or a time such as 2026-01-31T12:00:00Z, with Z or its offset"
     )

@@ -122,6 +122,16 @@ def test_a_link_keeps_all_that_was_asked_for(query, sequence):
     assert attrs.evolve(again, after=None, before=None) == query
 
 
+@pytest.mark.parametrize(
+    "moment",
+    ["0001-01-01T00:00:00Z", "1969-12-31T23:59:59Z", "9999-12-31T23:59:59Z", "99999999999.999999"],
+)
+def test_a_link_keeps_a_moment_that_is_far_away(moment):
+    query = parse_list(f"since={moment}".encode())
+    links = page_of(query, [record(sequence) for sequence in range(query.limit + 1, 0, -1)]).links
+    assert parse_list(links["next"].encode()).since == query.since
+
+
 async def test_pages_lead_to_each_other_over_http(store):
     async with administered(patience=60, **store) as admin:
         for number in range(1, 8):
