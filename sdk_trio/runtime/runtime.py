@@ -124,11 +124,13 @@ class Runtime:
         if self._notifier is not None:
             self._reloader.subscribe(self._notifier.prepare_reload, _TEMPLATE_KEYS)
         # Read whenever they are needed, so nobody has to be told.
-        self._reloader.subscribe(lambda _: lambda: None, _READ_AT_USE)
-        if self._client is not None and client is None:
+        self._reloader.subscribe(_nobody_is_told, _READ_AT_USE)
+        if self._client is not None and (client is None or settings.multi_tenant.enabled):
             from ..client.client import LIVE_KEYS as CLIENT_KEYS  # loaded by those who have one
 
-            self._reloader.subscribe(self._client.prepare_reload, CLIENT_KEYS)
+            # Tenants' clients, which the receiver tells, are there beside the application's, too.
+            prepare = self._client.prepare_reload if client is None else _nobody_is_told
+            self._reloader.subscribe(prepare, CLIENT_KEYS)
         self.started: Started | None = None
         #: How replication stands, and its metrics; None: there is none, or it has not begun.
         self.replication: ReplicationOverseer | None = None
@@ -415,6 +417,10 @@ class Runtime:
             lost=report.lost,
             ids=report.ids,
         )
+
+
+def _nobody_is_told(settings: Settings) -> Callable[[], None]:
+    return lambda: None
 
 
 def _prepare_addresses(server: Server, routes: Routes, settings: Settings) -> Callable[[], None]:

@@ -11,7 +11,8 @@ from support.admin import TOKEN, administered
 from support.deliveries import SECRET
 from support.notifications import VARIABLES
 
-from sdk_trio.config import Settings
+from sdk_trio.client.client import Client
+from sdk_trio.config import Secret, Settings
 from sdk_trio.config.gates import is_below
 from sdk_trio.config.table import table
 from sdk_trio.runtime import Runtime
@@ -66,6 +67,26 @@ async def test_what_the_program_can_change_is_what_the_pages_say(everything):
     ]
     named = re.findall(r"`([A-Z][A-Za-z:]+)`", "\n".join(re.findall(r"^\| (`.*?) \|", rows, re.M)))
     assert below([f"Sdk:{key}" for key in named]) == live
+
+
+async def test_tenants_clients_change_beside_one_of_the_application(everything):
+    with trio.fail_after(60):
+        runtime = Runtime(everything, client=Client(everything))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            tenancy = runtime.receiver.tenancy
+            await tenancy.service.add("acme", name="Acme")
+            async with tenancy.client_for("acme") as client:
+                done = runtime.reload(
+                    attrs.evolve(everything, timeout_ms=4000, access_token=Secret("another"))
+                )
+                assert done.applied == ("Sdk:AccessToken", "Sdk:TimeoutMs")
+                assert client._calls.plan.attempt_timeout == 4
+            async with tenancy.client_for("acme") as client:
+                assert client._calls.plan.access_token == "another"
+            own = runtime.client._calls.plan
+            assert (own.attempt_timeout, own.access_token) == (30, "not-a-real-token")
+            runtime.shut_down("the test ended")
 
 
 async def test_who_may_change_and_by_which_name_changes_with_a_reload(monkeypatch, tmp_path):
