@@ -78,10 +78,10 @@ async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
         replication, control_socket_path(str(directory)), wanted=wanted, surveyor=surveyor
     )
     health = await checker.check(even_if_disabled=True)
-    with trio.move_on_after(_READING_SECONDS):
-        while surveyor is not None and surveyor.book.waits_for_reading():
-            await trio.sleep(_LOOK_AGAIN_SECONDS)
-            health = await checker.check(even_if_disabled=True)
+    end = trio.current_time() + _READING_SECONDS
+    while surveyor and surveyor.book.waits_for_reading() and trio.current_time() < end:
+        await trio.sleep(_LOOK_AGAIN_SECONDS)
+        health = await checker.check(even_if_disabled=True)
     return health, {file.path: identifiers[file.tenant_id] for file in files}
 
 
