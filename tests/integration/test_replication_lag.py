@@ -237,19 +237,19 @@ def test_the_command_does_not_believe_a_replicator_that_reads_nothing(tmp_path: 
         kept.touch()
         host.write("acme", 3)
         with replicating(host):
-            trio.run(_until_it_answers, host)
+            trio.run(_until_it_is_not_seen_to_read, host)
             ended = host.run("replication", "status", "--format", "json")
             assert (ended.status, ended.document[0]["state"]) == (1, "Degraded"), ended.err
             assert "not been seen to read it" in ended.document[0]["reason"]
 
 
-async def _until_it_answers(host: ReplicaHost) -> None:
+async def _until_it_is_not_seen_to_read(host: ReplicaHost) -> None:
     checker = checker_of(host)
 
-    async def answers() -> bool:
-        return (await checker.check()).reachable
+    async def is_said() -> bool:
+        return "not been seen to read it" in (await checker.check()).reason
 
-    await until(answers, PATIENCE_SECONDS)
+    await until(is_said, PATIENCE_SECONDS)
 
 
 async def _until_healthy(host: ReplicaHost) -> None:
