@@ -5,7 +5,7 @@ stays at 0. What shows it is when a database was last in step with its replica.
 """
 
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 import attrs
@@ -210,8 +210,11 @@ def judge_by_replicas(
     for path in wanted:
         last, lag = _lag_of_history(path, history, rules, now)
         if book is not None:
-            last, delay = book.in_step_at(path), book.delay(path, now, unanswered=bool(unanswered))
-            lag = None if delay is None else max(0.0, delay - rules.sync_interval)
+            # Who has a socket and missed one answer is still known by those before.
+            last = _known(max, last, book.in_step_at(path))
+            delay = book.delay(path, now, unanswered=bool(unanswered))
+            told = None if delay is None else max(0.0, delay - rules.sync_interval)
+            lag = _known(min, lag, told)
         elif path in known:
             databases.append(DatabaseHealth(path, HealthState.DEGRADED, lag, last, unanswered))
             continue
@@ -219,6 +222,11 @@ def judge_by_replicas(
         seen = _Seen("replicating" if path in known else None, last, lag, no_lag)
         databases.append(_judge_one(path, seen, history, rules, now))
     return _summed(databases, now, problem or unanswered)
+
+
+def _known(choose: Callable[[Iterable[float]], float], *values: float | None) -> float | None:
+    given = [value for value in values if value is not None]
+    return choose(given) if given else None
 
 
 def _why_no_lag(path: str, book: LagBook | None) -> str:

@@ -132,6 +132,16 @@ def test_the_age_of_what_waits_is_the_lag(position, state, lag):
     assert bool(found.databases[0].reason) == (state is not HealthState.HEALTHY)
 
 
+def test_one_missed_answer_of_a_socket_is_no_doubt():
+    history, book = SyncHistory(), LagBook()
+    judge(PATHS[:1], [reported(PATHS[0], 995.0)], history, RULES, now=1000.0)
+    book.note({PATHS[0]: DatabaseMetrics(5, 9)}, 1005.0)
+    for now, state in ((1005.0, HealthState.HEALTHY), (1027.0, HealthState.DEGRADED)):
+        found = judge_by_replicas(PATHS[:1], PATHS[:1], book, history, RULES, now=now)
+        assert found.state is state
+        assert found.databases[0].last_sync_at == 995.0
+
+
 def test_a_target_that_does_not_answer_is_degraded_and_the_lag_of_what_waits_grows():
     book = book_of(a=(4, 100.0, 995.0), b=(5, 100.0, None))
     book.note({path: DatabaseMetrics(5, 1) for path in PATHS[:2]}, 1040.0)
