@@ -84,15 +84,17 @@ class Http3Origins:
         if origin.scheme != "https" or self.has_failed(origin):
             return None  # noqa: ASYNC910 - tries first; the exchange it is part of waits
         connection = self._usable(origin)
-        if connection is None:
+        while connection is None:
             attempt = self._attempts.get(origin)
             if attempt is None:
                 attempt = self._attempts[origin] = trio.Event()
                 self._nursery.start_soon(self._attempt, origin, attempt)
             await attempt.wait()
-            connection = self._usable(origin)
-        if connection is not None:
-            connection.in_use += 1
+            # A new one serves those who waited for it, even if its life is over by now.
+            connection = self._connections.get(origin)
+            if connection is None and self.has_failed(origin):
+                return None
+        connection.in_use += 1
         return connection  # noqa: ASYNC910 - tries first; the exchange it is part of waits
 
     def close(self) -> None:
