@@ -83,12 +83,12 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 # Dependency groups need pip 25.1; the pip that comes with a Python may be older.
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --no-compile --editable ".[ed25519,testing,http3,replication,otel]" --group dev
+	$(BIN)/python -m pip install --quiet --editable ".[ed25519,testing,http3,replication,otel]" --group dev
 	touch $@ $(VENV)/.installed
 
 tests/emulators/.installed: tests/emulators/package.json pyproject.toml
 	$(PYTHON) -m venv tests/emulators/.venv
 	tests/emulators/.venv/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	tests/emulators/.venv/bin/python -m pip install --quiet --no-compile --group emulators
+	tests/emulators/.venv/bin/python -m pip install --quiet --group emulators
 	npm install --prefix tests/emulators --no-package-lock --no-audit --no-fund --loglevel=error
 	touch $@

@@ -47,6 +47,14 @@ def require_http3() -> None:
         raise OptionsValidationError([problem]) from error
 
 
+class _Attempt:
+    """A connection in the making, for all who wait for it; it has failed if there is none then."""
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.connection: Http3Connection | None = None
+
+
 class Http3Origins:
     """At most one connection an origin, and what is known of those that have none.
 
@@ -68,7 +76,7 @@ class Http3Origins:
         self._tls = tls
         self._nursery = nursery
         self._connections: dict[Origin, Http3Connection] = {}
-        self._attempts: dict[Origin, trio.Event] = {}
+        self._attempts: dict[Origin, _Attempt] = {}
         self._failed_at: dict[Origin, float] = {}
 
     def has_failed(self, origin: Origin) -> bool:
@@ -84,15 +92,18 @@ class Http3Origins:
         if origin.scheme != "https" or self.has_failed(origin):
             return None  # noqa: ASYNC910 - tries first; the exchange it is part of waits
         connection = self._usable(origin)
-        if connection is None:
+        while connection is None:
             attempt = self._attempts.get(origin)
             if attempt is None:
-                attempt = self._attempts[origin] = trio.Event()
+                attempt = self._attempts[origin] = _Attempt()
                 self._nursery.start_soon(self._attempt, origin, attempt)
-            await attempt.wait()
-            connection = self._usable(origin)
-        if connection is not None:
-            connection.in_use += 1
+            await attempt.ended.wait()
+            if attempt.connection is None:
+                return None
+            # A new one serves those who waited for it, even if its life is over by now.
+            if not attempt.connection.is_draining and not attempt.connection.is_closed:
+                connection = attempt.connection
+        connection.in_use += 1
         return connection  # noqa: ASYNC910 - tries first; the exchange it is part of waits
 
     def close(self) -> None:
@@ -126,7 +137,7 @@ class Http3Origins:
             return None
         return connection
 
-    async def _attempt(self, origin: Origin, attempt: trio.Event) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def _attempt(self, origin: Origin, attempt: "_Attempt") -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
         try:
             with trio.move_on_after(ATTEMPT_SECONDS):
                 await self._connect(origin)
@@ -138,8 +149,9 @@ class Http3Origins:
                 _log.info("client.http3_left", origin=str(origin), seconds=FAILURE_SECONDS)
             else:
                 self._failed_at.pop(origin, None)
+            attempt.connection = self._connections.get(origin)
             del self._attempts[origin]
-            attempt.set()
+            attempt.ended.set()
 
     async def _connect(self, origin: Origin) -> None:
         from sdk_trio.client.http3 import Http3Connection

@@ -40,13 +40,14 @@ async def test_ready_reloading_ready_stopping(tmp_path, abstract):
 async def test_a_long_drain_asks_for_time_and_says_what_is_left(tmp_path):
     with service_manager(tmp_path) as manager:
         daemon = manager.start()
-        await deliver(await manager.url(), "order.paid", "4")
+        await deliver(await manager.url(), "order.paid", "600")
         daemon.send_signal(signal.SIGTERM)
         place = await manager.said("STOPPING=1\nSTATUS=stopping: SIGTERM")
         for _ in range(2):
             place = await manager.said("EXTEND_TIMEOUT_USEC=15000000", after=place)
             assert "; 1 events left" in manager.messages[place - 1]
-        assert await manager.ended(daemon) == 0
+        daemon.send_signal(signal.SIGINT)  # the second signal waits for nothing
+        assert await manager.ended(daemon) == 128 + signal.SIGINT
 
 
 async def test_the_watchdog_is_fed_until_the_loop_stands_still(tmp_path):

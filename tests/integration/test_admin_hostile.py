@@ -72,6 +72,7 @@ async def test_a_flood_of_the_admin_address_leaves_deliveries_their_pace():
         await deliveries_in_a_round(admin.app.url)
         for _ in range(ROUNDS):
             calm.append(await deliveries_in_a_round(admin.app.url))
+            began = trio.current_time()
             flood = await trio.lowlevel.open_process(
                 [sys.executable, "-c", FLOOD, admin.runtime.started.admin[0]],
                 stdin=subprocess.PIPE,
@@ -79,7 +80,6 @@ async def test_a_flood_of_the_admin_address_leaves_deliveries_their_pace():
             )
             try:
                 await flood.stdout.receive_some()
-                began = trio.current_time()
                 flooded.append(await deliveries_in_a_round(admin.app.url))
                 await flood.stdin.aclose()
                 answered = int(await flood.stdout.receive_some())

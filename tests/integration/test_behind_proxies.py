@@ -135,8 +135,10 @@ async def test_bodies_arrive_as_they_were_signed_or_are_refused(kind, tmp_path):
         assert (await proxy.post(large, content=pieces())).status_code == 200
         over = signed("order.paid", {"filler": "x" * 1_100_000})
         answer = await proxy.exchange(delivery_request(over))
-        # Caddy closes before it has read the body, so its answer can be lost on the way.
-        assert answer.startswith(b"HTTP/1.1 413 ") or (kind == "caddy" and not answer)
+        # Caddy closes before it has read the body, so its answer can be lost on the way; and it may
+        # notice the end of our connection, to which it still writes the body, before our answer.
+        refused = [b"HTTP/1.1 413 "] + ([b"HTTP/1.1 502 "] if kind == "caddy" else [])
+        assert answer.startswith(tuple(refused)) or (kind == "caddy" and not answer)
         assert await app.store.get(over.webhook_id) is None
         assert (await proxy.post(signed())).status_code == 200
 

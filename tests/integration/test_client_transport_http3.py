@@ -246,3 +246,10 @@ def test_canary_of_what_is_used_inside_aioquic():
     assert callable(quic._write_stream_limits)
     quic.send_stream_data(quic.get_next_available_stream_id(), b"four")
     assert bytes(quic._streams[0].sender._buffer) == b"four"
+
+
+async def test_a_connection_that_is_old_when_it_is_made_serves_who_waited_for_it():
+    async with both(pooled_connection_lifetime_minutes=1e-9) as (upstream, client):
+        for _ in range(3):
+            assert (await client.get("/")).http_version == "HTTP/3"
+        assert upstream.connections == 3

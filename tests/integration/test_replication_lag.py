@@ -125,6 +125,7 @@ async def test_an_object_store_that_does_not_answer_is_said_without_a_key(
             await until(Seen(checker).is_healthy, PATIENCE_SECONDS)
             monkeypatch.setattr(lag_surveyor, "SURVEY_SECONDS", 1.0)
             target.stop()
+            host.ending_seconds = 1
             host.write("acme", 3)
 
             async def is_said() -> bool:

@@ -295,14 +295,14 @@ async def serving_http3(upstream, authority, *, max_streams=128):
     configuration.private_key = load_pem_private_key(certificate.private_key_pem.bytes(), None)
     sock = trio.socket.socket(type=socket.SOCK_DGRAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 1024 * 1024)
-    await sock.bind(("127.0.0.1", upstream.port))
-    upstream.port = sock.getsockname()[1]
-    async with trio.open_nursery() as nursery:
-        server = _Http3Server(upstream, sock, configuration, max_streams, nursery)
-        nursery.start_soon(server.run)
-        yield upstream
-        nursery.cancel_scope.cancel()
-    sock.close()
+    with sock:
+        await sock.bind(("127.0.0.1", upstream.port))
+        upstream.port = sock.getsockname()[1]
+        async with trio.open_nursery() as nursery:
+            server = _Http3Server(upstream, sock, configuration, max_streams, nursery)
+            nursery.start_soon(server.run)
+            yield upstream
+            nursery.cancel_scope.cancel()
 
 
 class _Http3Server:
