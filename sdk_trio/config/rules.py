@@ -131,7 +131,7 @@ def _core(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
             yield Problem(
                 ACCESS_TOKEN,
                 "is required: set it through the variable SDK__ACCESSTOKEN or a secret store, or "
-                "run standalone, without the client",
+                "run standalone, without the client (run --standalone)",
             )
     elif not all("!" <= character <= "~" for character in token.reveal()):
         yield Problem(
