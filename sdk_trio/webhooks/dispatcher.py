@@ -179,6 +179,8 @@ class Dispatcher:
                     failure = await self._run(handler, event)
                 finally:
                     late = expiry.disarm()
+                    if late:  # what is said unless its end can be recorded
+                        expiry.answer = answers.unavailable(BUSY_RETRY_SECONDS)
             ended = True
         finally:
             if not ended:
