@@ -59,7 +59,6 @@ STORE_RETRY_SECONDS = 1.0
 
 
 _DONE = Done()
-_RELEASED = Released()
 
 #: The shortest secret, in characters, that is looked for in handlers' messages.
 LEAST_MASKED = 8
@@ -191,10 +190,6 @@ class Dispatcher:
                         expiry.answer = flight.answer
                     else:
                         await self._release(delivery.webhook_id)
-        if late:  # it has ended all the same, but nothing can wait here any more
-            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                return await self._conclude(delivery, attempt, failure)
-            return answers.unavailable(BUSY_RETRY_SECONDS)
         return await self._conclude(delivery, attempt, failure)
 
     async def _conclude(
@@ -206,7 +201,7 @@ class Dispatcher:
             outcome = after_inline_failure(
                 failure, attempts=attempt, max_attempts=self._inline_max_attempts
             )
-        await self._inbox.finish(delivery.webhook_id, outcome, now=self._clock())
+        await self._finish(delivery.webhook_id, outcome)
         self._report(delivery, attempt, outcome)
         if isinstance(outcome, Retry):
             asked = failure.retry_after if failure else None
@@ -268,9 +263,7 @@ class Dispatcher:
             if delivery.tenant_id is not None:
                 tenant = await self._insist(lambda: self.tenant_of(delivery))
             outcome = finished = await self._run_to_outcome(arrival, attempt, tenant)
-            await self._insist(
-                lambda: self._inbox.finish(delivery.webhook_id, finished, now=self._clock())
-            )
+            await self._insist(lambda: self._finish(delivery.webhook_id, finished))
         finally:
             if isinstance(outcome, Released):
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
@@ -364,6 +357,19 @@ class Dispatcher:
                 error=drift.message,
                 hint="the payload differs from the typed class; event.data holds what fits",
             )
+
+    async def _finish(self, webhook_id: str, outcome: Outcome) -> None:
+        """Tell the store how a run ended, also if it was cancelled and ended all the same."""
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        except trio.Cancelled:  # noqa: ASYNC103 - whatever waits next is cancelled
+            # The store would do nothing for us any more, and the handler would run once again.
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True) as patience:
+                await self._inbox.finish(webhook_id, outcome, now=self._clock())
+            if patience.cancelled_caught:
+                raise
+        else:
+            await self._inbox.finish(webhook_id, outcome, now=self._clock())
 
     async def _run(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
         """Run user code; every exception of its own becomes a :class:`Failure`."""
