@@ -360,6 +360,9 @@ class Connection:
                     data = data[self._socket.send(data) :]
                 except BlockingIOError:
                     continue
+        except trio.Cancelled:
+            self.ended = True  # what follows would be taken for the rest of this
+            raise
         finally:
             self.write_deadline = inf
 
