@@ -138,6 +138,7 @@ class Connection:
             await trio.lowlevel.checkpoint()
         finally:
             self.ended = True
+            self._exchange = None  # it knows us: both would stay for the garbage collector
             if not handed_over:
                 trio.lowlevel.notify_closing(self._descriptor)
                 self._socket.close()

@@ -1,5 +1,6 @@
 """HTTP/1.1 as both paths serve it: our own connections and hypercorn's, over real sockets."""
 
+import gc
 import socket
 
 import attrs
@@ -9,6 +10,9 @@ import trio.testing
 from support.hostile_requests import BAD_CHUNKS, REFUSED, STRICTER, get, post, streamed
 from support.http_serving import QUICK, http_server
 from support.serving import RawWire, chunked, delivery_request, serving, signed
+
+from sdk_trio.runtime.exchange import Exchange
+from sdk_trio.runtime.fast_path import Connection
 
 both = pytest.mark.parametrize("fast", [True, False], ids=["fast", "stock"])
 
@@ -716,3 +720,22 @@ async def test_a_connection_costs_one_task_and_a_request_none():
             trio.lowlevel.remove_instrument(counter)
     assert counter.spawned == 0
     assert counter.steps == 20
+
+
+async def test_a_connection_that_has_ended_leaves_nothing_to_the_garbage_collector():
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    def left():
+        return sum(isinstance(found, Connection | Exchange) for found in gc.get_objects())
+
+    async with http_server(True, app=app) as server:
+        gc.collect()
+        gc.disable()
+        try:
+            assert b" 204 " in await server.exchange(get(b"/"))
+            while left():
+                await trio.sleep(0.01)
+        finally:
+            gc.enable()
