@@ -144,11 +144,20 @@ class Dispatcher:
             if flight.settled is not None:
                 flight.settled.set()
 
-    async def _wait_for(self, flight: _Flight) -> Answer:
+    async def land(self) -> None:
+        """Wait until no inline run is in progress, so that each can record how it ended."""
+        while self._flights:
+            await self._end_of(next(iter(self._flights.values())))
+        await trio.lowlevel.checkpoint()
+
+    async def _end_of(self, flight: _Flight) -> None:
         if flight.settled is None:
             flight.settled = trio.Event()
+        await flight.settled.wait()
+
+    async def _wait_for(self, flight: _Flight) -> Answer:
         with trio.move_on_after(self._inline_timeout):
-            await flight.settled.wait()
+            await self._end_of(flight)
         self._counters.count("duplicate")
         return flight.answer or answers.unavailable(BUSY_RETRY_SECONDS)
 
