@@ -34,6 +34,8 @@ from .lifecycle import (
     after_inline_failure,
     after_queued_failure,
     describe_error,
+    failure_of_time,
+    hint_when_parked,
     retry_after_of,
 )
 from .registry import BoundHandler, BoundHandlers
@@ -180,7 +182,7 @@ class Dispatcher:
                 with trio.move_on_after(self._inline_timeout) as scope:
                     failure = await self._run(handler, event)
                 if scope.cancelled_caught:
-                    failure = self._took_too_long(handler)
+                    failure = failure_of_time(handler.name, self._inline_timeout)
             else:
                 expiry.arm(self._inline_timeout)
                 try:
@@ -194,7 +196,7 @@ class Dispatcher:
             if not ended:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     if late and expiry is not None:
-                        failure = self._took_too_long(handler)
+                        failure = failure_of_time(handler.name, self._inline_timeout)
                         flight.answer = await self._conclude(delivery, attempt, failure)
                         expiry.answer = flight.answer
                     else:
@@ -216,12 +218,6 @@ class Dispatcher:
             asked = failure.retry_after if failure else None
             return answers.HANDLER_FAILED if asked is None else answers.unavailable(asked)
         return answers.OK
-
-    def _took_too_long(self, handler: BoundHandler) -> Failure:
-        return Failure(
-            f"the handler {handler.name} took longer than InlineTimeoutSeconds "
-            f"({self._inline_timeout:g} s); register it with enqueue=True"
-        )
 
     async def _release(self, webhook_id: str) -> None:
         try:
@@ -440,7 +436,7 @@ class Dispatcher:
                 _log.error("webhook.dead", **fields, error=error)
             case Parked():
                 self._counters.count("parked")
-                _log.warning("webhook.parked", **fields, hint=_hint_of(tenant))
+                _log.warning("webhook.parked", **fields, hint=hint_when_parked(tenant))
             case Released():
                 _log.info("webhook.released", **fields)
 
@@ -448,13 +444,3 @@ class Dispatcher:
 def _is_held(handler: BoundHandler, tenant: "Tenant | None") -> bool:
     """Whether the handler does not run for this tenant at present."""
     return not handler.run_when_suspended and tenant is not None and not tenant.is_active
-
-
-def _hint_of(tenant: "Tenant | None") -> str:
-    """Say why an event was parked, and what to do."""
-    if tenant is None or tenant.is_active:
-        return "no handler for this type; register one, then replay the event"
-    return (
-        f"its tenant {tenant.identifier} is {tenant.status}, and the handler has "
-        "run_when_suspended=False; reactivate the tenant, then replay the event"
-    )
