@@ -138,6 +138,7 @@ class Connection:
             await trio.lowlevel.checkpoint()
         finally:
             self.ended = True
+            self._exchange = None  # it knows us: both would stay for the garbage collector
             if not handed_over:
                 trio.lowlevel.notify_closing(self._descriptor)
                 self._socket.close()
@@ -360,6 +361,9 @@ class Connection:
                     data = data[self._socket.send(data) :]
                 except BlockingIOError:
                     continue
+        except trio.Cancelled:
+            self.ended = True  # what follows would be taken for the rest of this
+            raise
         finally:
             self.write_deadline = inf
 

@@ -253,7 +253,8 @@ class WebhookReceiver:
         what keeps it from being done.
 
         Returns after :meth:`drain`. Cancelled, running handlers are cancelled and their events
-        released; :attr:`report` says what is left.
+        released; :attr:`report` says what is left. Inline runs belong to their requests: the store
+        stays open until they have ended, for 5 s at most once this is cancelled.
         """
         async with AsyncExitStack() as stack:
             inbox, tenancy, store = await self._open(stack)
@@ -265,8 +266,11 @@ class WebhookReceiver:
             self._warn_of_missing_handlers()
             try:
                 await self._run_queue(running, task_status=task_status)
+                await running.dispatcher.land()
             finally:
                 self._running = None
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await running.dispatcher.land()
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._write_report(inbox, running)
                 self._drained.set()

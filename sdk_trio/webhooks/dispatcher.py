@@ -34,6 +34,8 @@ from .lifecycle import (
     after_inline_failure,
     after_queued_failure,
     describe_error,
+    failure_of_time,
+    hint_when_parked,
     retry_after_of,
 )
 from .registry import BoundHandler, BoundHandlers
@@ -59,7 +61,6 @@ STORE_RETRY_SECONDS = 1.0
 
 
 _DONE = Done()
-_RELEASED = Released()
 
 #: The shortest secret, in characters, that is looked for in handlers' messages.
 LEAST_MASKED = 8
@@ -145,11 +146,20 @@ class Dispatcher:
             if flight.settled is not None:
                 flight.settled.set()
 
-    async def _wait_for(self, flight: _Flight) -> Answer:
+    async def land(self) -> None:
+        """Wait until no inline run is in progress, so that each can record how it ended."""
+        while self._flights:
+            await self._end_of(next(iter(self._flights.values())))
+        await trio.lowlevel.checkpoint()
+
+    async def _end_of(self, flight: _Flight) -> None:
         if flight.settled is None:
             flight.settled = trio.Event()
+        await flight.settled.wait()
+
+    async def _wait_for(self, flight: _Flight) -> Answer:
         with trio.move_on_after(self._inline_timeout):
-            await flight.settled.wait()
+            await self._end_of(flight)
         self._counters.count("duplicate")
         return flight.answer or answers.unavailable(BUSY_RETRY_SECONDS)
 
@@ -172,27 +182,25 @@ class Dispatcher:
                 with trio.move_on_after(self._inline_timeout) as scope:
                     failure = await self._run(handler, event)
                 if scope.cancelled_caught:
-                    failure = self._took_too_long(handler)
+                    failure = failure_of_time(handler.name, self._inline_timeout)
             else:
                 expiry.arm(self._inline_timeout)
                 try:
                     failure = await self._run(handler, event)
                 finally:
                     late = expiry.disarm()
+                    if late:  # what is said unless its end can be recorded
+                        expiry.answer = answers.unavailable(BUSY_RETRY_SECONDS)
             ended = True
         finally:
             if not ended:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     if late and expiry is not None:
-                        failure = self._took_too_long(handler)
+                        failure = failure_of_time(handler.name, self._inline_timeout)
                         flight.answer = await self._conclude(delivery, attempt, failure)
                         expiry.answer = flight.answer
                     else:
                         await self._release(delivery.webhook_id)
-        if late:  # it has ended all the same, but nothing can wait here any more
-            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                return await self._conclude(delivery, attempt, failure)
-            return answers.unavailable(BUSY_RETRY_SECONDS)
         return await self._conclude(delivery, attempt, failure)
 
     async def _conclude(
@@ -204,18 +212,12 @@ class Dispatcher:
             outcome = after_inline_failure(
                 failure, attempts=attempt, max_attempts=self._inline_max_attempts
             )
-        await self._inbox.finish(delivery.webhook_id, outcome, now=self._clock())
+        await self._finish(delivery.webhook_id, outcome)
         self._report(delivery, attempt, outcome)
         if isinstance(outcome, Retry):
             asked = failure.retry_after if failure else None
             return answers.HANDLER_FAILED if asked is None else answers.unavailable(asked)
         return answers.OK
-
-    def _took_too_long(self, handler: BoundHandler) -> Failure:
-        return Failure(
-            f"the handler {handler.name} took longer than InlineTimeoutSeconds "
-            f"({self._inline_timeout:g} s); register it with enqueue=True"
-        )
 
     async def _release(self, webhook_id: str) -> None:
         try:
@@ -266,9 +268,7 @@ class Dispatcher:
             if delivery.tenant_id is not None:
                 tenant = await self._insist(lambda: self.tenant_of(delivery))
             outcome = finished = await self._run_to_outcome(arrival, attempt, tenant)
-            await self._insist(
-                lambda: self._inbox.finish(delivery.webhook_id, finished, now=self._clock())
-            )
+            await self._insist(lambda: self._finish(delivery.webhook_id, finished))
         finally:
             if isinstance(outcome, Released):
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
@@ -363,6 +363,19 @@ class Dispatcher:
                 hint="the payload differs from the typed class; event.data holds what fits",
             )
 
+    async def _finish(self, webhook_id: str, outcome: Outcome) -> None:
+        """Tell the store how a run ended, also if it was cancelled and ended all the same."""
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        except trio.Cancelled:  # noqa: ASYNC103 - whatever waits next is cancelled
+            # The store would do nothing for us any more, and the handler would run once again.
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True) as patience:
+                await self._inbox.finish(webhook_id, outcome, now=self._clock())
+            if patience.cancelled_caught:
+                raise
+        else:
+            await self._inbox.finish(webhook_id, outcome, now=self._clock())
+
     async def _run(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
         """Run user code; every exception of its own becomes a :class:`Failure`."""
         begun = self._stopwatch()
@@ -423,7 +436,7 @@ class Dispatcher:
                 _log.error("webhook.dead", **fields, error=error)
             case Parked():
                 self._counters.count("parked")
-                _log.warning("webhook.parked", **fields, hint=_hint_of(tenant))
+                _log.warning("webhook.parked", **fields, hint=hint_when_parked(tenant))
             case Released():
                 _log.info("webhook.released", **fields)
 
@@ -431,13 +444,3 @@ class Dispatcher:
 def _is_held(handler: BoundHandler, tenant: "Tenant | None") -> bool:
     """Whether the handler does not run for this tenant at present."""
     return not handler.run_when_suspended and tenant is not None and not tenant.is_active
-
-
-def _hint_of(tenant: "Tenant | None") -> str:
-    """Say why an event was parked, and what to do."""
-    if tenant is None or tenant.is_active:
-        return "no handler for this type; register one, then replay the event"
-    return (
-        f"its tenant {tenant.identifier} is {tenant.status}, and the handler has "
-        "run_when_suspended=False; reactivate the tenant, then replay the event"
-    )

@@ -1,6 +1,7 @@
 """What becomes of a delivery after a run failed: pure decisions (contracts 2, 3 and 5)."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -8,6 +9,9 @@ from ..config.secret import MASK
 from ..errors import RetryLater
 from ..jitter import longest_wait
 from ..storage.records import Dead, Retry
+
+if TYPE_CHECKING:
+    from ..storage.tenant_records import Tenant
 
 #: The longest error text that is kept with a delivery, in characters.
 MAX_ERROR_LENGTH = 2000
@@ -23,6 +27,14 @@ class Failure:
     error: str
     retry_after: float | None = None
     error_type: str = "timeout"
+
+
+def failure_of_time(handler: str, seconds: float) -> Failure:
+    """Return the failure of an inline run that outlasted InlineTimeoutSeconds."""
+    return Failure(
+        f"the handler {handler} took longer than InlineTimeoutSeconds ({seconds:g} s); "
+        "register it with enqueue=True"
+    )
 
 
 @attrs.frozen
@@ -94,6 +106,16 @@ def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
     for secret in secrets:
         text = text.replace(secret, MASK)
     return text if len(text) <= MAX_ERROR_LENGTH else text[: MAX_ERROR_LENGTH - 1] + "…"
+
+
+def hint_when_parked(tenant: "Tenant | None") -> str:
+    """Say why an event was parked, and what to do."""
+    if tenant is None or tenant.is_active:
+        return "no handler for this type; register one, then replay the event"
+    return (
+        f"its tenant {tenant.identifier} is {tenant.status}, and the handler has "
+        "run_when_suspended=False; reactivate the tenant, then replay the event"
+    )
 
 
 def _message_of(error: BaseException) -> str:

@@ -179,7 +179,7 @@ class Receiver:
             await trio.lowlevel.checkpoint()
 
     def _shortcut_in(self, scope: Scope) -> Shortcut | None:
-        shortcut: Shortcut | None = scope.get("extensions", {}).get(SHORTCUT)
+        shortcut: Shortcut | None = (scope.get("extensions") or {}).get(SHORTCUT)
         return shortcut
 
     async def _verify_and_take(

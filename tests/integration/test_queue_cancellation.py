@@ -26,17 +26,21 @@ def handlers(handled):
     return registry
 
 
-async def test_what_was_committed_although_its_request_was_cancelled_is_handled(
-    tmp_path, handlers, handled
-):
-    """A cancelled sender delivers again and is told 200: so the event must be on its way."""
-    inbox = await SqliteInbox.open(
-        tmp_path / "inbox.db",
+async def open_inbox(directory):
+    return await SqliteInbox.open(
+        directory / "inbox.db",
         owner="here",
         lease_seconds=75,
         dedup_seconds=3600,
         payload_seconds=3600,
     )
+
+
+async def test_what_was_committed_although_its_request_was_cancelled_is_handled(
+    tmp_path, handlers, handled
+):
+    """A cancelled sender delivers again and is told 200: so the event must be on its way."""
+    inbox = await open_inbox(tmp_path)
     bench = Bench.of(handlers, inbox)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
@@ -61,3 +65,42 @@ async def test_what_was_committed_although_its_request_was_cancelled_is_handled(
         await inbox.close()
     assert counts[DeliveryState.DONE] == 40
     assert sorted(handled) == sorted(f"m{number}" for number in range(40))
+
+
+@pytest.mark.parametrize("enqueue", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_run_that_ends_although_it_was_cancelled_is_not_forgotten(tmp_path, enqueue, fails):
+    """Its handler shields what must not be done twice: the next start must not repeat it."""
+    begun, cancelled = trio.Event(), trio.Event()
+
+    async def handle(event):
+        with trio.CancelScope(shield=True):
+            begun.set()
+            await cancelled.wait()
+        if fails:
+            raise ValueError("refused")
+
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, handle, enqueue=enqueue)
+    inbox = await open_inbox(tmp_path)
+    bench = Bench.of(handlers, inbox)
+    delivery = arrival(webhook_id="a")
+
+    async def run():
+        if enqueue:
+            await inbox.accept(delivery.delivery, leased=True)
+            await bench.dispatcher.run_queued(delivery, attempt=1)
+        else:
+            await bench.dispatcher.run_inline(delivery, bench.handler())
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await begun.wait()
+            nursery.cancel_scope.cancel()
+            cancelled.set()
+        record = await inbox.get("a")
+        await inbox.close()
+    assert record.state is (DeliveryState.RETRYING if fails else DeliveryState.DONE)
+    assert record.last_error == ("ValueError: refused" if fails else None)
+    assert bench.counters.values["failed" if fails else "handled"] == 1

@@ -57,3 +57,23 @@ async def test_a_late_answer_to_the_last_request_closes_the_connection(store):
             await wire.send(delivery.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
             assert (await wire.answer()).status == 500
             assert await wire.rest() == b""
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("ends_itself", [True, False])
+async def test_a_late_run_that_the_store_cannot_record_is_503(store, fast, ends_itself):
+    async def handler(event):
+        await app.store.close()
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            if not ends_itself:
+                raise
+
+    keys = {**store, KEY: 0.2, "Server__FastPath": fast}
+    async with serving(registry(handler), **keys) as app:
+        with await RawWire.connect(app.url) as wire:
+            for name in ("first", "second"):
+                await wire.send(delivery_request(signed(webhook_id=name)))
+                answer = await wire.answer()
+                assert (answer.status, answer.headers["retry-after"]) == (503, "5")

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from support.deliveries import settings
-from support.serving import registry, signed
+from support.serving import asgi_headers, ask, registry, signed
 
 from sdk_trio.runtime import Runtime
 from sdk_trio.storage.records import DeliveryState
@@ -187,3 +187,38 @@ async def test_two_receivers_of_one_application_share_a_given_store():
     async with served(two) as second:
         assert (await post(second, signed(webhook_id="a")))[0] == 200
     assert (await inbox.get("a")).attempts == 1
+
+
+@pytest.mark.parametrize("end", ["drain", "cancellation"])
+async def test_an_inline_run_that_outlasts_the_receiver_is_recorded(sqlite, end):
+    """Its handler shields what must not be done twice: the next start must not repeat it."""
+    begun = trio.Event()
+    answers = []
+
+    async def handler(event):
+        with trio.CancelScope(shield=True):
+            begun.set()
+            await trio.sleep(0.5)
+
+    async def deliver(receiver):
+        delivery = signed(webhook_id="a")
+        answers.append(await ask(receiver, delivery.body, asgi_headers(delivery)))
+
+    receiver = WebhookReceiver(settings(**sqlite), registry(handler))
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(receiver.run)
+            nursery.start_soon(deliver, receiver)
+            await begun.wait()
+            if end == "drain":
+                await receiver.drain()
+            else:
+                nursery.cancel_scope.cancel()
+        assert [answer.status for answer in answers] == ([200] if end == "drain" else [])
+
+        again = WebhookReceiver(settings(**sqlite), registry(handler))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(again.run)
+            record = await again.store.get("a")
+            await again.drain()
+    assert (record.state, record.attempts) == (DeliveryState.DONE, 1)

@@ -1,5 +1,6 @@
 """HTTP/1.1 as both paths serve it: our own connections and hypercorn's, over real sockets."""
 
+import gc
 import socket
 
 import attrs
@@ -9,6 +10,9 @@ import trio.testing
 from support.hostile_requests import BAD_CHUNKS, REFUSED, STRICTER, get, post, streamed
 from support.http_serving import QUICK, http_server
 from support.serving import RawWire, chunked, delivery_request, serving, signed
+
+from sdk_trio.runtime.exchange import Exchange
+from sdk_trio.runtime.fast_path import Connection
 
 both = pytest.mark.parametrize("fast", [True, False], ids=["fast", "stock"])
 
@@ -519,6 +523,38 @@ async def test_a_client_that_does_not_read_is_cut_off():
             assert len(await wire.rest()) < 20_000_000
 
 
+@pytest.mark.parametrize("by", ["its own scope", "its expiry"])
+async def test_an_answer_that_is_cancelled_halfway_is_the_last_one(by):
+    cancelled = trio.Event()
+
+    async def app(scope, receive, send):
+        if scope["path"] != "/big":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+            return
+        shortcut = scope["extensions"]["sdk_trio.shortcut"]
+        answer = (200, [(b"content-length", b"20000000")], b"x" * 20_000_000)
+        if by == "its expiry":
+            shortcut.expiry.arm(0.01)
+            with trio.CancelScope(shield=True):
+                await trio.sleep(0.1)
+            assert shortcut.expiry.disarm()
+        with trio.move_on_after(0.1):
+            try:
+                await shortcut.answer(answer)
+            finally:
+                cancelled.set()
+
+    async with http_server(True, app=app) as server:
+        with await server.connect() as wire:
+            last = b"GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
+            await wire.send(get(b"/big") + last)
+            await cancelled.wait()
+            received = await wire.rest()
+    assert 0 < len(received) < 20_000_000
+    assert b" 204 " not in received
+
+
 async def test_who_is_answered_early_may_go_on_sending_for_a_moment():
     """A reset would reach the client before it has read its answer."""
     async with http_server(True, limits=attrs.evolve(QUICK, linger_seconds=2)) as server:
@@ -684,3 +720,22 @@ async def test_a_connection_costs_one_task_and_a_request_none():
             trio.lowlevel.remove_instrument(counter)
     assert counter.spawned == 0
     assert counter.steps == 20
+
+
+async def test_a_connection_that_has_ended_leaves_nothing_to_the_garbage_collector():
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    def left():
+        return sum(isinstance(found, Connection | Exchange) for found in gc.get_objects())
+
+    async with http_server(True, app=app) as server:
+        gc.collect()
+        gc.disable()
+        try:
+            assert b" 204 " in await server.exchange(get(b"/"))
+            while left():
+                await trio.sleep(0.01)
+        finally:
+            gc.enable()

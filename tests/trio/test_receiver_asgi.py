@@ -350,3 +350,14 @@ async def test_it_serves_http_alone():
     receiver = WebhookReceiver(settings(), registry(works))
     with pytest.raises(NotRunningError, match="websocket"):
         await receiver({"type": "websocket"}, None, None)
+
+
+async def test_a_server_without_extensions_may_say_so(autojump_clock):
+    async with running(registry(works)) as receiver:
+
+        async def without(scope, receive, send):
+            await receiver({**scope, "extensions": None}, receive, send)
+
+        delivery = signed(webhook_id="a")
+        answer = await ask(without, delivery.body, asgi_headers(delivery))
+        assert answer.status == 200
