@@ -98,6 +98,8 @@ async def run_one_of_several(settings: sdk_trio.Settings) -> None:
             receiver,
             settings.server.bind,
             key="Sdk:Server:Bind",
+            cert_file=settings.server.cert_file,
+            key_file=settings.server.key_file,
             graceful_seconds=settings.webhooks.graceful_drain_timeout_seconds,
         )
         async with trio.open_nursery() as nursery:
