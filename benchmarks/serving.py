@@ -242,6 +242,7 @@ def _generating(
                 "count": count,
                 "growing": process.server.growing_ids,
                 "authority": None if certificate is None else str(certificate.authority),
+                "spin": not process.layout.crowded,
                 "result": str(result),
             }
             popen = subprocess.Popen(
