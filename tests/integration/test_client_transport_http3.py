@@ -150,7 +150,7 @@ async def test_connections_are_replaced_at_their_lifetime():
 
 
 async def test_an_idle_connection_is_closed_without_another_request():
-    async with both(pooled_connection_idle_timeout_minutes=0.2 / 60) as (upstream, client):
+    async with both(pooled_connection_idle_timeout_minutes=2 / 60) as (upstream, client):
         await client.get("/")
         await until(lambda: upstream.open_connections == 0)
         assert (await client.get("/")).http_version == "HTTP/3"
