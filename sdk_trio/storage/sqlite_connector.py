@@ -7,6 +7,7 @@ committed write could vanish. Other processes are fine.
 
 import os
 from contextlib import suppress
+from typing import Any, cast
 
 import apsw
 
@@ -107,11 +108,20 @@ def _migrate(connection: apsw.Connection, file: str) -> None:
         raise
 
 
+# One statement, so that all three are of one moment: another process may be making the tables.
+_STATE_OF_FILE = """
+SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
+FROM pragma_application_id, pragma_user_version
+"""
+
+
 def _plan(connection: apsw.Connection, file: str) -> tuple[str, ...]:
-    tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
+    application_id, user_version, tables = cast(
+        "Any", connection.execute(_STATE_OF_FILE).fetchone()
+    )
     statements = plan_migration(
-        application_id=connection.pragma("application_id"),
-        user_version=connection.pragma("user_version"),
+        application_id=application_id,
+        user_version=user_version,
         empty=tables == 0,
         file=file,
     )

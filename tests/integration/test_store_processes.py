@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import apsw
@@ -19,6 +20,7 @@ from sdk_trio.errors import NotInThisVersionError, StoreLockedError, StoreUnavai
 from sdk_trio.storage import open_inbox
 from sdk_trio.storage.data_directory import create_data_directory, lock_data_directory
 from sdk_trio.storage.records import Admission, Dead, DeliveryState, NewDelivery
+from sdk_trio.storage.sqlite_connector import connect_writer
 from sdk_trio.storage.sqlite_store import SqliteInbox
 
 TERMS = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40}
@@ -176,6 +178,27 @@ async def test_opening_a_new_file_at_once_from_several_sides(tmp_path: Path) -> 
     assert (await opened[4].accept(delivery("m"), leased=True)).admission is Admission.QUEUED
     for inbox in opened:
         await inbox.close()
+
+
+def test_no_side_takes_the_others_half_made_file_for_a_stranger(tmp_path: Path) -> None:
+    failures: list[BaseException] = []
+
+    def open_one(file: Path, together: threading.Barrier) -> None:
+        together.wait()
+        try:
+            connect_writer(str(file)).close()
+        except BaseException as error:
+            failures.append(error)
+
+    for number in range(25):
+        together = threading.Barrier(6)
+        file = tmp_path / f"{number}.db"
+        sides = [threading.Thread(target=open_one, args=(file, together)) for _ in range(6)]
+        for side in sides:
+            side.start()
+        for side in sides:
+            side.join()
+    assert failures == []
 
 
 # -- the data directory ------------------------------------------------------------------------
