@@ -6,6 +6,7 @@ committed write could vanish. Other processes are fine.
 """
 
 import os
+import time
 from contextlib import suppress
 from typing import Any, cast
 
@@ -23,9 +24,8 @@ BUSY_SECONDS = 3.0
 CHECKPOINT_PAGES = 4000
 
 _WRITER = (
-    # WAL keeps readers and the writer apart; FULL syncs the log in every commit (answer 200 means
-    # kept); fullfsync is what that takes on macOS, and nothing elsewhere.
-    "PRAGMA journal_mode = WAL",
+    # FULL syncs the log in every commit (answer 200 means kept); fullfsync is what that takes on
+    # macOS, and nothing elsewhere.
     "PRAGMA synchronous = FULL",
     "PRAGMA fullfsync = ON",
     f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}",
@@ -72,6 +72,7 @@ def connect_writer(file: str) -> apsw.Connection:
     try:
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
         _migrate(connection, file)
+        _use_log(connection)
         for statement in _WRITER:
             connection.execute(statement)
         # A first write finds out here, rather than at a delivery, that nothing can be written.
@@ -80,6 +81,20 @@ def connect_writer(file: str) -> apsw.Connection:
         connection.close()
         raise
     return connection
+
+
+def _use_log(connection: apsw.Connection) -> None:
+    """Keep readers and the writer apart (WAL); SQLite waits for nobody when it changes to that."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except apsw.BusyError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def connect_reader(file: str) -> apsw.Connection:
