@@ -1,0 +1,98 @@
+"""A disk that fails on demand: a library, compiled when it is first wanted, before the C library.
+
+Give a process :attr:`DiskFaults.environment`, and :meth:`DiskFaults.set` what shall go wrong; it
+begins with the next call and ends with :meth:`DiskFaults.clear`, while the process runs.
+"""
+
+import errno
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import attrs
+import pytest
+
+_SOURCE = Path(__file__).with_suffix(".c")
+
+
+@attrs.frozen
+class Fault:
+    """What goes wrong: ``kind`` is ``error``, ``slow``, ``hang`` or ``short``; see the C source.
+
+    ``operation`` is ``open``, ``read``, ``write``, ``sync``, ``delete`` or ``any``; ``prefix`` is
+    how the resolved paths of the files begin, and ``percent`` of the calls meet it.
+    """
+
+    kind: str
+    operation: str
+    prefix: str | os.PathLike[str]
+    argument: int = 0
+    percent: int = 100
+
+    def line(self) -> str:
+        prefix = os.path.realpath(self.prefix)
+        return f"{self.kind} {self.argument} {self.percent} {self.operation} {prefix}\n"
+
+
+def broken(operation: str, prefix: str | os.PathLike[str], *, percent: int = 100) -> Fault:
+    """The disk reports an error (EIO)."""
+    return Fault("error", operation, prefix, errno.EIO, percent)
+
+
+def full(prefix: str | os.PathLike[str]) -> Fault:
+    """There is no room for what is written (ENOSPC)."""
+    return Fault("error", "write", prefix, errno.ENOSPC)
+
+
+def hanging(operation: str, prefix: str | os.PathLike[str]) -> Fault:
+    """Calls do not return until the fault is gone."""
+    return Fault("hang", operation, prefix)
+
+
+def slow(operation: str, prefix: str | os.PathLike[str], milliseconds: int) -> Fault:
+    """Every call takes that much longer."""
+    return Fault("slow", operation, prefix, milliseconds)
+
+
+class DiskFaults:
+    """The faults of the processes that were started with :attr:`environment`.
+
+    Skips the test where there is no compiler, or the system has no such libraries.
+
+    Args:
+        directory: where the rules are kept: one that no fault concerns.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._rules = directory / "disk-faults"
+        self._rules.write_text("")
+        self.environment = {"LD_PRELOAD": _library(), "SDK_DISK_FAULTS": str(self._rules)}
+
+    def set(self, *faults: Fault) -> None:
+        """Let ``faults``, the first that fits first, take the place of those before."""
+        partial = self._rules.with_suffix(".partial")
+        partial.write_text("".join(fault.line() for fault in faults))
+        partial.replace(self._rules)
+
+    def clear(self) -> None:
+        """Let the disk work again; what hangs goes on."""
+        self.set()
+
+
+@functools.cache
+def _library() -> str:
+    if sys.platform != "linux":
+        pytest.skip("disk faults are made with a preloaded library of Linux")
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("disk faults need a C compiler (cc)")
+    directory = Path(tempfile.mkdtemp(prefix="sdk-trio-faults-"))
+    library = directory / "disk_faults.so"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-o", library, _SOURCE, "-ldl"], check=True
+    )
+    return str(library)
