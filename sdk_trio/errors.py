@@ -10,6 +10,7 @@
     │   └── MissingHandlersError        FailOnMissingHandlers and known types without a handler
     ├── StorageError
     │   ├── StoreUnavailableError       the store cannot read or write at present
+    │   │   └── StoreLostError          its files were taken away or damaged: only a restart helps
     │   ├── StoreLockedError            another process uses the data directory
     │   └── StoreVersionError           the store was written by another version
     ├── TenantError                     base of what concerns tenants
@@ -129,6 +130,13 @@ class StoreUnavailableError(StorageError):
     """The store cannot read or write at present: disk full, I/O error, closed."""
 
     exit_code = EXIT_UNAVAILABLE
+
+
+class StoreLostError(StoreUnavailableError):
+    """The store's files were removed, replaced, cut or damaged while they were in use.
+
+    It is not tried again: a restart opens what is there by then.
+    """
 
 
 class StoreLockedError(StorageError):

@@ -7,6 +7,7 @@ a large store costs a few per cent of one reading thread at most.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,9 @@ class StoreObserver:
 
     def check(self) -> Check:
         """Say whether the store can write, by what is known."""
+        with suppress(NotRunningError):
+            if (lost := self._stores()[0].lost) is not None:
+                return Check("store", False, lost)
         taken = trio.current_time() - self._writing_since
         if taken > STALLED_SECONDS:
             return Check("store", False, f"the store has not answered for {taken:.0f} s")

@@ -91,6 +91,11 @@ class MemoryInbox(MemoryBackend):
         if self._closed:
             raise StoreUnavailableError("the store is closed")
 
+    @property
+    def lost(self) -> str | None:
+        """See :attr:`.ports.Inbox.lost`: nobody can take it away."""
+        return None
+
     # -- deliveries ------------------------------------------------------------------------------
 
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:

@@ -45,6 +45,14 @@ class Inbox(Protocol):
     (``take_due``) or that are known to be dead (``recover``).
     """
 
+    @property
+    def lost(self) -> str | None:
+        """Why every method fails until the process restarts: its files are gone, or damaged.
+
+        None as long as they are in order; known already, so nothing is waited for.
+        """
+        ...
+
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
         """Keep ``delivery`` for our own workers, before the sender is answered 200.
 

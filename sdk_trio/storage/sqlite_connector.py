@@ -6,6 +6,7 @@ committed write could vanish. Other processes are fine.
 """
 
 import os
+import sys
 import time
 from contextlib import suppress
 from typing import Any, cast
@@ -19,42 +20,84 @@ from .schema import plan_migration
 #: milliseconds, so this outlasts a daemon under load; every delivery waits meanwhile.
 BUSY_SECONDS = 3.0
 
-#: Pages in the write-ahead log before they are copied into the database. Events come in bursts; a
-#: log of 16 MB copies each page of an index once for many commits.
-CHECKPOINT_PAGES = 4000
-
 _WRITER = (
     # FULL syncs the log in every commit (answer 200 means kept); fullfsync is what that takes on
     # macOS, and nothing elsewhere.
     "PRAGMA synchronous = FULL",
     "PRAGMA fullfsync = ON",
-    f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}",
     "PRAGMA journal_size_limit = 67108864",
     "PRAGMA cache_size = -32768",
 )
 
+_FULL = "the disk or its quota is full; free some space, it continues by itself"
+_DAMAGED = "it is damaged; stop, and restore a backup"
+_READ_ONLY = "it or its directory is read-only; make both writable for this user"
+
+#: By SQLite's extended result code, where that says more than the class of the error.
+_REMEDIES_BY_CODE: dict[int, str] = {
+    # SQLite makes room in it by writing its last byte, and does not say what that ran into.
+    apsw.SQLITE_IOERR_SHMSIZE: "the disk or its quota is full: its index (-shm) cannot become "
+    "larger; free some space, then restart",
+    apsw.SQLITE_IOERR_SHMMAP: "its index (-shm) cannot be mapped; give the process more memory, "
+    "and keep the store off network disks",
+    apsw.SQLITE_IOERR_SHMOPEN: "its index (-shm) cannot be opened or made: the disk or its "
+    "quota is full, or another user owns it; free some space, or check owner and mode",
+    apsw.SQLITE_IOERR_NOMEM: "memory is exhausted; give the process more",
+    apsw.SQLITE_IOERR_LOCK: "its file system does not lock; move it to a local disk",
+    apsw.SQLITE_IOERR_SHORT_READ: _DAMAGED,
+    apsw.SQLITE_IOERR_DATA: _DAMAGED,
+    apsw.SQLITE_IOERR_CORRUPTFS: "its file system is damaged; check it (fsck), restore a backup",
+    apsw.SQLITE_READONLY_DBMOVED: "it was moved or replaced while it was open; restart",
+    apsw.SQLITE_READONLY_DIRECTORY: "its directory is read-only; make it writable for this user",
+    apsw.SQLITE_CANTOPEN_ISDIR: "it is a directory; move that away",
+    apsw.SQLITE_CANTOPEN_SYMLINK: "it is a symbolic link, which is refused; name the file itself",
+    apsw.SQLITE_BUSY_RECOVERY: "another process recovers it after a crash; try again in a moment",
+}
+
 _REMEDIES: tuple[tuple[type[apsw.Error], str], ...] = (
-    (apsw.FullError, "the disk or its quota is full; free some space, it continues by itself"),
+    (apsw.FullError, _FULL),
     (apsw.NotADBError, "it is no SQLite database; restore a backup or move it away"),
-    (apsw.CorruptError, "it is damaged; stop, and restore a backup"),
+    (apsw.CorruptError, _DAMAGED),
     (apsw.BusyError, "another process holds its write lock; end that process or try again"),
     (apsw.LockedError, "another connection holds its lock; try again"),
-    (apsw.ReadOnlyError, "it or its directory is read-only; make both writable for this user"),
+    (apsw.ReadOnlyError, _READ_ONLY),
     (apsw.CantOpenError, "it cannot be opened; check that the directory exists and is writable"),
     (apsw.PermissionsError, "access was refused; check its owner and mode"),
     (apsw.IOError, "the disk reported an error; check it (dmesg) and free space, then restart"),
     (apsw.NoMemError, "memory is exhausted; give the process more"),
 )
 
+#: Where less room is left than this, an error of the disk is that of a full one, in bytes.
+_NO_ROOM = 65_536
+
 
 def describe_failure(error: apsw.Error, file: str) -> StoreUnavailableError:
     """Return the exception that callers get for ``error`` at ``file``: what, where, what to do."""
-    remedy = next(
-        (text for kind, text in _REMEDIES if isinstance(error, kind)), "this is unexpected"
+    unavailable = StoreUnavailableError(
+        f"the store {file} failed: {_remedy(error, file)} ({error})"
     )
-    unavailable = StoreUnavailableError(f"the store {file} failed: {remedy} ({error})")
     unavailable.__cause__ = error
     return unavailable
+
+
+def _remedy(error: apsw.Error, file: str) -> str:
+    if isinstance(error, apsw.IOError | apsw.CantOpenError) and _is_full(file):
+        return _FULL
+    code = getattr(error, "extendedresult", None)
+    if code in _REMEDIES_BY_CODE:
+        return _REMEDIES_BY_CODE[code]
+    return next((text for kind, text in _REMEDIES if isinstance(error, kind)), "this is unexpected")
+
+
+def _is_full(file: str) -> bool:
+    if sys.platform == "win32":
+        return False
+    try:
+        found = os.statvfs(os.path.dirname(os.path.abspath(file)))
+    except OSError:
+        return False
+    no_inodes = found.f_files > 0 and found.f_favail == 0
+    return found.f_bavail * found.f_frsize < _NO_ROOM or no_inodes
 
 
 def connect_writer(file: str) -> apsw.Connection:
@@ -65,9 +108,10 @@ def connect_writer(file: str) -> apsw.Connection:
         apsw.Error: SQLite could not open it.
     """
     # Bodies are personal data, and SQLite gives its other files the mode of this one. Where this
-    # fails, SQLite says why in a moment.
+    # fails, SQLite says why in a moment. A file that exists is not opened: closing it would drop
+    # the locks that other connections of this process hold of it.
     with suppress(OSError):
-        os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     connection = apsw.Connection(file)
     try:
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))

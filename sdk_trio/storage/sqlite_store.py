@@ -11,9 +11,10 @@ from . import sqlite_leaser as leaser
 from . import sqlite_reader as reader
 from . import sqlite_writer as writer
 from .admission import Terms
-from .committer import STALL_SECONDS, Committer, Posted
+from .committer import CLOSE_SECONDS, Committer, Posted
 from .query_runner import QueryRunner
 from .records import (
+    Admission,
     Admitted,
     AttemptRecord,
     DeliveryRecord,
@@ -23,6 +24,7 @@ from .records import (
     NewDelivery,
     Outcome,
     Purged,
+    Released,
 )
 from .sqlite_connector import connect_writer, describe_failure
 from .sqlite_notifications import SqliteNotifications
@@ -49,7 +51,7 @@ class SqliteInbox:
     def __init__(self, file: str, terms: Terms, committer: Committer) -> None:
         self._terms = terms
         self._committer = committer
-        self._queries = QueryRunner(file)
+        self._queries = QueryRunner(file, committer)
         self._data_version: int | None = None
         # Starts that nobody waits for, until their runs have ended: what was posted, and when.
         self._begun: dict[str, tuple[Posted, float]] = {}
@@ -90,35 +92,59 @@ class SqliteInbox:
         )
         file = os.fspath(path)
         committer = Committer(
+            file,
             partial(connect_writer, file),
             partial(describe_failure, file=file),
             name="sdk_trio-inbox",
         )
         inbox = cls(file, terms, committer)
         try:
+            # An older file is brought up to date by this, which takes as long as it takes.
+            await committer.submit(lambda _: None, patient=True)
             await inbox.changed_elsewhere()
         except BaseException:
-            with trio.move_on_after(STALL_SECONDS, shield=True):
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await inbox.close()
             raise
         return inbox
+
+    @property
+    def lost(self) -> str | None:
+        """See :attr:`.ports.Inbox.lost`."""
+        return self._committer.lost
 
     # -- deliveries ------------------------------------------------------------------------------
 
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
         """See :meth:`.ports.Inbox.accept`."""
         terms = self._terms
-        return await self._committer.submit(lambda c: writer.accept(c, terms, delivery, leased))
+        return await self._committer.submit(
+            lambda c: writer.accept(c, terms, delivery, leased),
+            undo=partial(self._give_up, delivery) if leased else None,
+            told=True,
+        )
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`.ports.Inbox.claim`."""
         terms = self._terms
-        return await self._committer.submit(lambda c: writer.claim(c, terms, delivery))
+        return await self._committer.submit(
+            lambda c: writer.claim(c, terms, delivery),
+            undo=partial(self._give_up, delivery),
+            told=True,
+        )
 
     async def park(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`.ports.Inbox.park`."""
         terms = self._terms
-        return await self._committer.submit(lambda c: writer.park(c, terms, delivery))
+        return await self._committer.submit(lambda c: writer.park(c, terms, delivery), told=True)
+
+    def _give_up(
+        self, delivery: NewDelivery, connection: apsw.Connection, admitted: Admitted
+    ) -> None:
+        """Release what was taken for a caller who has not heard of it, and so will not run it."""
+        if admitted.admission is Admission.NEW:
+            now = delivery.received_at
+            writer.finish(connection, self._terms, delivery.webhook_id, Released(), now)
 
     # -- runs ------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from . import sqlite_tenant_rows as rows
-from .committer import Committer
+from .committer import ANSWER_SECONDS, Committer
 from .query_runner import QueryRunner
 from .tenant_records import AuditRecord, OutboxRecord, Tenant, TenantPurged, TenantStatus
 
@@ -17,7 +17,7 @@ class SqliteTenants:
 
     def __init__(self, file: str, committer: Committer) -> None:
         self._committer = committer
-        self._queries = QueryRunner(file)
+        self._queries = QueryRunner(file, committer)
 
     async def add(self, tenant: Tenant, audit: AuditRecord) -> None:
         """See :meth:`.ports.TenantStore.add`."""
@@ -37,15 +37,19 @@ class SqliteTenants:
 
     async def get(self, tenant_id: str) -> Tenant | None:
         """See :meth:`.ports.TenantStore.get`."""
-        return await self._queries.run(lambda c: rows.get(c, "id", tenant_id))
+        return await self._look_up("id", tenant_id)
 
     async def find(self, identifier: str) -> Tenant | None:
         """See :meth:`.ports.TenantStore.find`."""
-        return await self._queries.run(lambda c: rows.get(c, "identifier", identifier))
+        return await self._look_up("identifier", identifier)
 
     async def find_by_organization(self, organization_id: str) -> Tenant | None:
         """See :meth:`.ports.TenantStore.find_by_organization`."""
-        return await self._queries.run(lambda c: rows.get(c, "organization_id", organization_id))
+        return await self._look_up("organization_id", organization_id)
+
+    async def _look_up(self, column: str, value: str) -> Tenant | None:
+        # A sender may wait for it.
+        return await self._queries.run(lambda c: rows.get(c, column, value), seconds=ANSWER_SECONDS)
 
     async def page(
         self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100

@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from ..config import Settings
-from ..errors import StoreUnavailableError
+from ..errors import StoreLostError, StoreUnavailableError
 from ..events import Drift, Event, decode_event
 from ..logs import get_logger
 from ..storage.ports import Inbox
@@ -262,13 +262,14 @@ class Dispatcher:
             if fresh:
                 self._inbox.begin(delivery.webhook_id, now=self._clock())
             else:
-                await self._insist(
-                    lambda: self._inbox.start(delivery.webhook_id, now=self._clock())
-                )
+                await self._keep(lambda: self._inbox.start(delivery.webhook_id, now=self._clock()))
             if delivery.tenant_id is not None:
                 tenant = await self._insist(lambda: self.tenant_of(delivery))
             outcome = finished = await self._run_to_outcome(arrival, attempt, tenant)
-            await self._insist(lambda: self._finish(delivery.webhook_id, finished))
+            await self._keep(lambda: self._finish(delivery.webhook_id, finished))
+        except StoreLostError as error:  # it cannot be known whose event it is
+            _log.error("store.unavailable", webhook_id=delivery.webhook_id, error=str(error))
+            await trio.lowlevel.checkpoint()
         finally:
             if isinstance(outcome, Released):
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
@@ -294,11 +295,28 @@ class Dispatcher:
             fraction=self._jitter(),
         )
 
+    async def _keep(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Repeat ``write`` as :meth:`_insist` does, and go on without it when the store is lost.
+
+        No later start would find what this process has in memory, so it is handled here and now.
+        """
+        try:
+            await self._insist(write)
+        except StoreLostError as error:
+            _log.error("store.unavailable", error=str(error))
+            await trio.lowlevel.checkpoint()
+
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Repeat ``ask`` until the store answers: what has run must not be forgotten."""
+        """Repeat ``ask`` until the store answers: what has run must not be forgotten.
+
+        Raises:
+            StoreLostError: it never will.
+        """
         while True:
             try:
                 return await ask()
+            except StoreLostError:
+                raise
             except StoreUnavailableError as error:
                 _log.error("store.unavailable", error=str(error), retry_in=STORE_RETRY_SECONDS)
                 await trio.sleep(STORE_RETRY_SECONDS)

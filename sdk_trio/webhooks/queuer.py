@@ -13,10 +13,10 @@ from math import inf
 import trio
 
 from ..config import Settings
-from ..errors import DeliveryDecodingError, StoreUnavailableError
+from ..errors import DeliveryDecodingError, StoreLostError, StoreUnavailableError
 from ..logs import get_logger
 from ..storage.ports import Inbox
-from ..storage.records import Admission, Admitted, Dead, DeliveryRecord, Retry
+from ..storage.records import Admission, Dead, DeliveryRecord, Retry
 from . import answers
 from .answers import Answer
 from .arrival import Arrival, arrival_of
@@ -108,7 +108,6 @@ class Queuer:
         # An ordered event, and any event while older ones wait on disk, takes its turn there.
         direct = not (arrival.delivery.ordered or self._behind)
         queued = False
-        admitted: Admitted | None = None
         try:
             admitted = await self._inbox.accept(arrival.delivery, leased=direct)
             if admitted.admission is not Admission.NEW:
@@ -120,11 +119,8 @@ class Queuer:
                 queued = True
             return answers.OK
         finally:
-            if admitted is None and direct:
-                # Cancelled, or not answered in time: it may be committed all the same, and its
-                # sender will be told so. Without our lease the feeder finds it.
-                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await self._release([arrival.delivery.webhook_id])
+            # Cancelled, or not answered in time, it may be committed all the same, and its sender
+            # will be told so: the store gives up our lease then, and the feeder finds it.
             if not queued:
                 self._free_place()
                 self._want_feed()
@@ -185,6 +181,8 @@ class Queuer:
             try:
                 await self._fetch()
                 await self._wait_for_work()
+            except StoreLostError:
+                return  # nothing is in it for this process any more
             except StoreUnavailableError as error:
                 _log.error("store.unavailable", error=str(error), retry_in=STORE_RETRY_SECONDS)
                 await trio.sleep(STORE_RETRY_SECONDS)

@@ -28,6 +28,7 @@ class Store:
     write_seconds: float = 0.0
     count_seconds: float = 0.0
     fault: Exception | None = None
+    lost: str | None = None
 
     def stores(self):
         return self, self.tenants
