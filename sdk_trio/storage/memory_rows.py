@@ -1,14 +1,30 @@
 """The rows of the inbox in memory and what is looked up in them, without I/O."""
 
+import hashlib
 import math
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 import msgspec
 
 from .records import UNFINISHED, AttemptRecord, DeliveryRecord, DeliveryState
+
+#: How many finished deliveries are kept with what is known of them, for who looks; never a body.
+RECENT_ROWS = 1000
+
+#: How many ids of finished deliveries are remembered beyond those, at up to 200 bytes each.
+REMEMBERED_IDS = 500_000
+
+#: How much the deliveries that are not finished may take, bodies included, in bytes.
+HELD_BYTES = 256 * 1024 * 1024
+
+#: What a row takes beside its body, about, in bytes.
+ROW_BYTES = 1000
+
+#: Ids that take more than this are remembered by their digest, in characters.
+_LONGEST_KEY = 64
 
 
 class Row(msgspec.Struct, eq=False):
@@ -36,6 +52,12 @@ class Row(msgspec.Struct, eq=False):
     owner: str | None = None
     until: float = 0.0
     failures: tuple[AttemptRecord, ...] = ()
+    # Of a body that is not kept any more: another one under the same id is worth a word.
+    body_hash: int | None = None
+
+    def has_body(self, raw: bytes) -> bool:
+        """Return whether ``raw`` is its body, as far as that is known."""
+        return hash(raw) == self.body_hash if self.raw is None else raw == self.raw
 
     def record(self, *, body: bool = True) -> DeliveryRecord:
         """Return the delivery as it is now, with or without its body."""
@@ -59,66 +81,127 @@ class Row(msgspec.Struct, eq=False):
         )
 
 
+def _key_of(webhook_id: str) -> str | bytes:
+    if len(webhook_id) <= _LONGEST_KEY and webhook_id.isascii():
+        return webhook_id
+    encoded = webhook_id.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(encoded, digest_size=16).digest()
+
+
 @attrs.define(eq=False)
 class Deliveries:
-    """The rows of one store; inboxes of several owners may work on the same ones."""
+    """The rows of one store; inboxes of several owners may work on the same ones.
+
+    Of a finished delivery the body goes at once, and the row when :data:`RECENT_ROWS` others have
+    finished; then its id alone is remembered, until the dedup retention ends or
+    :data:`REMEMBERED_IDS` others have followed. Any of these costs a loop's turn nothing.
+    """
 
     last_sequence: int = 0
     changes: int = 0
     by_id: dict[str, Row] = attrs.Factory(dict)
     by_sequence: dict[int, Row] = attrs.Factory(dict)
     unfinished: dict[int, Row] = attrs.Factory(dict)
-    parked: dict[int, Row] = attrs.Factory(dict)
+    # Those that wait for a person or for a redelivery, in the order in which they began to.
+    set_aside: dict[int, Row] = attrs.Factory(dict)
+    held_bytes: int = 0
+    #: Whether ids were forgotten, or deliveries that wait for somebody, for want of room.
+    overflowed: bool = False
     checkpoints: dict[str, str] = attrs.Factory(dict)
     states: Counter[DeliveryState] = attrs.Factory(Counter)
     # Sequences of the unfinished ordered deliveries of each subject.
     _lines: dict[str, set[int]] = attrs.Factory(dict)
-    # Done deliveries in the order of their end: those that still have a body, and all.
-    _with_body: deque[Row] = attrs.Factory(deque)
+    # Done deliveries in the order of their end: the last ones, and before them ids with that time.
     _done: deque[Row] = attrs.Factory(deque)
+    _remembered: dict[str | bytes, float] = attrs.Factory(dict)
+    _in_order: deque[str | bytes] = attrs.Factory(deque)
 
     def add(self, row: Row) -> None:
         """Take in a new row."""
         self.by_id[row.webhook_id] = row
         self.by_sequence[row.sequence] = row
+        self.held_bytes += _bytes_of(row)
         self._enlist(row)
         self.changes += 1
 
+    def make_room(self, body: bytes) -> bool:
+        """Return whether a delivery with ``body`` has room; what is set aside gives way."""
+        wanted = HELD_BYTES - len(body) - ROW_BYTES
+        while self.held_bytes > wanted and self.set_aside:
+            self.forget(next(iter(self.set_aside.values())))
+            self.overflowed = True
+        return self.held_bytes <= wanted
+
     def change(self, row: Row, state: DeliveryState, **values: Any) -> None:
-        """Give ``row`` its new state, and what else changes with it, by the names of its fields."""
-        before = row.state
+        """Give ``row`` its new state, which is not done, and what else changes with it."""
         self.changes += 1
         self._strike(row)
         row.state = state
         for name, value in values.items():
             setattr(row, name, value)
         self._enlist(row)
-        if state is DeliveryState.DONE and before is not DeliveryState.DONE:
-            self._with_body.append(row)
-            self._done.append(row)
 
     def finish(self, row: Row, now: float) -> None:
-        """Let an unfinished ``row`` be done: what :meth:`change` would do, for every delivery."""
+        """Let an unfinished ``row`` be done; its body goes."""
         self.changes += 1
         self._strike(row)
+        self.held_bytes -= _bytes_of(row)
         row.state = DeliveryState.DONE
         row.finished_at = now
-        row.next_attempt_at = row.owner = None
+        row.body_hash = hash(row.raw)
+        row.raw = row.next_attempt_at = row.owner = None
         row.until = 0.0
         self.states[DeliveryState.DONE] += 1
-        self._with_body.append(row)
         self._done.append(row)
+        if len(self._done) > RECENT_ROWS:
+            self._remember(self._done.popleft())
 
-    def forget(self, row: Row) -> None:
-        """Remove ``row``."""
+    def _remember(self, row: Row) -> None:
+        """Keep of a done delivery its id and the time of its end."""
         del self.by_id[row.webhook_id]
         del self.by_sequence[row.sequence]
+        key = _key_of(row.webhook_id)
+        self._remembered[key] = row.finished_at or 0.0
+        self._in_order.append(key)
+        if len(self._in_order) > REMEMBERED_IDS:
+            self._forget_oldest_id()
+            self.overflowed = True
+
+    def _forget_oldest_id(self) -> None:
+        del self._remembered[self._in_order.popleft()]
+        self.states[DeliveryState.DONE] -= 1
+
+    def finished_at(self, webhook_id: str) -> float | None:
+        """Return when a delivery ended of which the id alone is remembered, or None."""
+        return self._remembered.get(_key_of(webhook_id)) if self._remembered else None
+
+    def known(self, webhook_ids: Iterable[str]) -> frozenset[str]:
+        """Return those of ``webhook_ids`` that are in any state or remembered."""
+        return frozenset(
+            i for i in webhook_ids if i in self.by_id or self.finished_at(i) is not None
+        )
+
+    def forget(self, row: Row) -> None:
+        """Remove ``row``, which is not done."""
+        del self.by_id[row.webhook_id]
+        del self.by_sequence[row.sequence]
+        self.held_bytes -= _bytes_of(row)
         self._strike(row)
         self.changes += 1
-        # Both queues are in the same order, so what was forgotten does not pile up in either.
-        for waiting in (self._with_body, self._done):
-            while waiting and not self._holds(waiting[0]):
-                waiting.popleft()
+
+    def forget_done(self, before: float) -> int:
+        """Forget the deliveries that were done before that time; return how many."""
+        forgotten = 0
+        while self._in_order and self._remembered[self._in_order[0]] < before:
+            self._forget_oldest_id()
+            forgotten += 1
+        while self._done and (self._done[0].finished_at or 0.0) < before:
+            row = self._done.popleft()
+            del self.by_id[row.webhook_id]
+            del self.by_sequence[row.sequence]
+            self.states[DeliveryState.DONE] -= 1
+            forgotten += 1
+        return forgotten
 
     def is_first_in_line(self, row: Row) -> bool:
         """Return whether no earlier unfinished ordered delivery has the same subject."""
@@ -166,31 +249,12 @@ class Deliveries:
         )
         return min(waiting, default=(0, None))[1]
 
-    def done_before(self, before: float) -> list[Row]:
-        """Take off and return the deliveries that were done before that time."""
-        return self._take(self._done, before)
-
-    def done_with_body_before(self, before: float) -> list[Row]:
-        """Take off and return those of them whose bodies have not been taken off yet."""
-        return self._take(self._with_body, before)
-
-    def _take(self, waiting: deque[Row], before: float) -> list[Row]:
-        taken = []
-        while waiting and (waiting[0].finished_at or 0.0) < before:
-            row = waiting.popleft()
-            if self._holds(row):
-                taken.append(row)
-        return taken
-
-    def _holds(self, row: Row) -> bool:
-        return self.by_sequence.get(row.sequence) is row
-
     def _enlist(self, row: Row) -> None:
         state = row.state
         self.states[state] += 1
-        if state is DeliveryState.PARKED:
-            self.parked[row.sequence] = row
-        elif state in UNFINISHED:
+        if _is_set_aside(row):
+            self.set_aside[row.sequence] = row
+        if state in UNFINISHED:
             self.unfinished[row.sequence] = row
             if row.ordered and row.subject is not None:
                 self._lines.setdefault(row.subject, set()).add(row.sequence)
@@ -198,12 +262,22 @@ class Deliveries:
     def _strike(self, row: Row) -> None:
         state = row.state
         self.states[state] -= 1
-        if state is DeliveryState.PARKED:
-            del self.parked[row.sequence]
-        elif state in UNFINISHED:
+        self.set_aside.pop(row.sequence, None)
+        if state in UNFINISHED:
             del self.unfinished[row.sequence]
             if row.ordered and row.subject is not None:
                 line = self._lines[row.subject]
                 line.discard(row.sequence)
                 if not line:
                     del self._lines[row.subject]
+
+
+def _is_set_aside(row: Row) -> bool:
+    """Whether nothing here will run it: it waits for a person, or for the sender's redelivery."""
+    if row.state is DeliveryState.RETRYING:
+        return not row.queued
+    return row.state in (DeliveryState.DEAD, DeliveryState.PARKED)
+
+
+def _bytes_of(row: Row) -> int:
+    return ROW_BYTES + len(row.raw or b"")

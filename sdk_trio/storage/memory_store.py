@@ -1,7 +1,9 @@
 """The inbox in this process's memory: for tests, development, and where losing it is no loss.
 
-It keeps nothing after the process has ended, and forgets a done delivery whole, with its body, as
-soon as the dedup retention has passed: its size is bounded by that and by what is unfinished.
+It keeps nothing after the process has ended, and its size is bounded: the body of a done delivery
+goes at once, and what is remembered of it shrinks to its id, see :class:`~.memory_rows.Deliveries`.
+Where what waits takes too much, dead, parked and failed inline deliveries go, the oldest first, and
+after them new ones are refused. The first time, a warning says so.
 
 Cancellation: a method is one checkpoint, *before* anything is looked at or changed. Cancelled
 therefore means untouched, and a change is complete the moment it is made. ``close``, and ``finish``
@@ -9,6 +11,7 @@ of an inline run, are none, and ``claim`` lets no other task run: such a run sta
 which waits for its client once, and a checkpoint costs as much as everything that is done here.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -16,6 +19,7 @@ from typing import Any
 import trio
 
 from ..errors import StoreUnavailableError
+from ..logs import get_logger
 from .admission import (
     ACCEPTING,
     CLAIMING,
@@ -28,7 +32,7 @@ from .admission import (
     standing_of,
 )
 from .memory_backend import MemoryBackend
-from .memory_rows import Deliveries, Row
+from .memory_rows import HELD_BYTES, REMEMBERED_IDS, Deliveries, Row
 from .records import (
     REPLAYABLE,
     UNFINISHED,
@@ -49,6 +53,9 @@ from .records import (
 )
 
 _NEW = Admitted(Admission.NEW)
+_DONE = Admitted(Admission.DONE)
+
+_log = get_logger("storage")
 
 
 class MemoryInbox(MemoryBackend):
@@ -82,6 +89,7 @@ class MemoryInbox(MemoryBackend):
         self._own_changes = 0
         self._foreign_changes = self._rows.changes
         self._closed = False
+        self._warned = False
 
     async def _begin(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -125,6 +133,8 @@ class MemoryInbox(MemoryBackend):
         self._forget_done(now - self._terms.dedup_seconds)
         row = self._rows.by_id.get(delivery.webhook_id)
         if row is None:
+            if self._rows.finished_at(delivery.webhook_id) is not None:
+                return _DONE
             self._insert(delivery, state, leased)
             return _NEW
         known = Known(
@@ -134,13 +144,10 @@ class MemoryInbox(MemoryBackend):
             row.finished_at,
             row.until if row.owner not in (None, self._terms.owner) else None,
         )
-        standing = standing_of(known, now=now, dedup_seconds=self._terms.dedup_seconds)
+        # What is older than the dedup retention is forgotten already, so nothing is replaced.
+        standing = standing_of(known, now=now, dedup_seconds=math.inf)
         ruling = rulings[standing]
-        if ruling.change is Change.REPLACE:
-            self._forget(row)
-            self._insert(delivery, state, leased)
-            return _NEW
-        same_body = row.raw is None or row.raw == delivery.raw
+        same_body = row.has_body(delivery.raw)
         if ruling.change is Change.NOTHING:
             return Admitted(ruling.admission, row.attempts, same_body)
         restart = ruling.change is Change.RESTART
@@ -163,6 +170,12 @@ class MemoryInbox(MemoryBackend):
     def _insert(self, delivery: NewDelivery, state: DeliveryState, leased: bool) -> None:
         running = state is DeliveryState.RUNNING
         now = delivery.received_at
+        if not self._rows.make_room(delivery.raw):
+            raise StoreUnavailableError(
+                f"the store in memory is full: {len(self._rows.unfinished)} unfinished events take "
+                f"{HELD_BYTES // 2**20} MiB; wait until they are handled, or use Storage:Backend "
+                "Sqlite"
+            )
         self._rows.last_sequence += 1
         row = Row(
             self._rows.last_sequence,
@@ -183,6 +196,15 @@ class MemoryInbox(MemoryBackend):
             row.owner, row.until = self._terms.owner, now + self._terms.lease_seconds
         self._rows.add(row)
         self._own_changes += 1
+        if self._rows.overflowed and not self._warned:
+            self._warned = True
+            _log.warning(
+                "store.memory_full",
+                remembered_ids=REMEMBERED_IDS,
+                held_bytes=HELD_BYTES,
+                hint="the oldest finished ids, or dead and parked events, are forgotten for want "
+                "of room; Storage:Backend Sqlite keeps them",
+            )
 
     def _write(
         self,
@@ -361,7 +383,7 @@ class MemoryInbox(MemoryBackend):
     async def known(self, webhook_ids: Sequence[str]) -> frozenset[str]:
         """See :meth:`.ports.Inbox.known`."""
         await self._begin()
-        return frozenset(self._rows.by_id.keys() & set(webhook_ids))
+        return self._rows.known(webhook_ids)
 
     async def attempts(self, webhook_id: str) -> Sequence[AttemptRecord]:
         """See :meth:`.ports.Inbox.attempts`."""
@@ -426,23 +448,25 @@ class MemoryInbox(MemoryBackend):
     # -- retention and end -----------------------------------------------------------------------
 
     async def purge(self, *, now: float) -> Purged:
-        """See :meth:`.ports.Inbox.purge`; here done deliveries go after the dedup retention."""
+        """See :meth:`.ports.Inbox.purge`; here bodies have gone with the end of their delivery."""
         await self._begin()
         old = now - self._terms.payload_seconds
-        stripped = self._rows.done_with_body_before(old)
-        for row in stripped:
-            self._write(row, row.state, raw=None)
-        parked = [row for row in self._rows.parked.values() if row.received_at < old]
+        parked = [
+            row
+            for row in self._rows.set_aside.values()
+            if row.state is DeliveryState.PARKED and row.received_at < old
+        ]
         for row in parked:
             self._forget(row)
-        finished = self._forget_done(now - self._terms.dedup_seconds)
-        return Purged(len(stripped), finished, len(parked))
+        return Purged(0, self._forget_done(now - self._terms.dedup_seconds), len(parked))
+
+    async def wipe(self) -> bool:
+        """See :meth:`.ports.Inbox.wipe`: memory that is free is not kept."""
+        await self._begin()
+        return True
 
     def _forget_done(self, before: float) -> int:
-        forgotten = self._rows.done_before(before)
-        for row in forgotten:
-            self._forget(row)
-        return len(forgotten)
+        return self._rows.forget_done(before)
 
     async def close(self) -> None:
         """See :meth:`.ports.Inbox.close`."""

@@ -3,8 +3,9 @@
 Every method is a checkpoint, but for ``finish`` of an inline run in memory. A method that writes
 returns after the change is durable to the degree of the store (SQLite: synced to disk; memory: kept
 by this process), and is *not* undone by cancellation: the write is finished, then ``Cancelled`` is
-raised. Every method raises :class:`~sdk_trio.errors.StoreUnavailableError` when the store cannot do
-it at present.
+raised. A lease or claim that was taken is given up then, because nobody will run what nobody has
+heard of; so it is after an error that says that the store does not answer. Every method raises
+:class:`~sdk_trio.errors.StoreUnavailableError` when the store cannot do it at present.
 """
 
 from collections.abc import Mapping, Sequence
@@ -196,6 +197,18 @@ class Inbox(Protocol):
         Bodies of done deliveries go after the payload retention; done deliveries go when both
         the payload and the dedup retention have passed; parked ones after the payload retention.
         Dead letters stay until they are replayed.
+        """
+        ...
+
+    async def wipe(self) -> bool:
+        """Overwrite what was deleted, wherever the store's own files still hold it.
+
+        :meth:`purge` and the deletions of the other parts leave nothing in the database; this is
+        for after them, and also reaches what earlier versions have left behind, which may take a
+        while once. Copies elsewhere (backups, replicas) are not reached.
+
+        Returns:
+            False when a reader still needs the write-ahead log, so that remnants stay in it.
         """
         ...
 

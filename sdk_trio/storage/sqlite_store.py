@@ -7,6 +7,7 @@ from functools import partial
 import apsw
 import trio
 
+from ..logs import get_logger
 from . import sqlite_leaser as leaser
 from . import sqlite_reader as reader
 from . import sqlite_writer as writer
@@ -26,7 +27,13 @@ from .records import (
     Purged,
     Released,
 )
-from .sqlite_connector import connect_writer, describe_failure
+from .sqlite_connector import (
+    BUSY_SECONDS,
+    clear_log,
+    connect_writer,
+    describe_failure,
+    overwrite_remnants,
+)
 from .sqlite_notifications import SqliteNotifications
 from .sqlite_tenants import SqliteTenants
 from .sqlite_upgrade import SqliteUpgrade
@@ -36,6 +43,11 @@ _Delete = Callable[[apsw.Connection, Sequence[int], DeliveryState, float], int]
 #: How many deliveries one transaction of the retention removes: a pass over a large store takes
 #: many short turns between deliveries instead of one long one.
 PURGE_CHUNK = 500
+
+#: How long deliveries wait for a reader that keeps the log from being cleared, in seconds.
+SHORT_SECONDS = 0.2
+
+_log = get_logger("storage")
 
 
 class SqliteInbox:
@@ -277,11 +289,32 @@ class SqliteInbox:
         old_body = now - terms.payload_seconds
         forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
         delete = writer.delete_deliveries
-        return Purged(
+        purged = Purged(
             bodies=await self._delete(DeliveryState.DONE, old_body, writer.delete_bodies),
             finished=await self._delete(DeliveryState.DONE, forgotten, delete),
             parked=await self._delete(DeliveryState.PARKED, old_body, delete),
         )
+        if purged != Purged(0, 0, 0):
+            await self._clear_log(SHORT_SECONDS)
+        return purged
+
+    async def wipe(self) -> bool:
+        """See :meth:`.ports.Inbox.wipe`."""
+        await self._committer.submit(overwrite_remnants, patient=True, alone=True)
+        return await self._clear_log(BUSY_SECONDS)
+
+    async def _clear_log(self, seconds: float) -> bool:
+        """Leave nothing of what was deleted in the write-ahead log either."""
+        cleared = await self._committer.submit(
+            lambda c: clear_log(c, seconds), patient=True, alone=True
+        )
+        if not cleared:
+            _log.warning(
+                "store.log_kept",
+                hint="deleted bodies stay in the write-ahead log until the reader that needs it "
+                "(a backup, the replicator, an sqlite3 shell) has ended, and it is written anew",
+            )
+        return cleared
 
     async def _delete(
         self,

@@ -301,7 +301,9 @@ async def test_retention_removes_bodies_then_records_but_no_dead_letter(stores: 
     await inbox.finish("dead", Dead("boom"), now=1001)
     await inbox.finish("parked", Parked(), now=1001)
     assert await inbox.purge(now=1040) == Purged(0, 0, 0)
-    assert await inbox.purge(now=1041.5) == Purged(1, 0, 1)
+    # In memory the body has gone with the end of its delivery.
+    bodies = 0 if stores.kind == "memory" else 1
+    assert await inbox.purge(now=1041.5) == Purged(bodies, 0, 1)
     done = await inbox.get("done")
     assert done is not None
     assert done.raw is None
@@ -395,7 +397,11 @@ async def test_a_call_cancelled_at_any_step_is_undone_or_done(
     await prepare(whole)
     before = await everything(whole)
     await CALLS[call](whole)
-    after = await everything(whole)
+    ends = [before, await everything(whole)]
+    if call == "claim":
+        # Nobody knows of it, so nobody will run it: it is given up, as after a run cut short.
+        await whole.finish("new", Released(), now=1000)
+        ends.append(await everything(whole))
     await whole.close()
 
     inbox = await stores.open()
@@ -406,7 +412,7 @@ async def test_a_call_cancelled_at_any_step_is_undone_or_done(
             # One step of the loop: the call has begun and waits, if it does, for its thread.
             await trio.lowlevel.cancel_shielded_checkpoint()
             scope.cancel()
-    assert await everything(inbox) in (before, after)
+    assert await everything(inbox) in ends
     # A purge that was cut short finishes at the next one; all else is still usable too.
     await inbox.purge(now=2000)
     assert (await inbox.accept(delivery("later"), leased=True)).admission is Admission.NEW

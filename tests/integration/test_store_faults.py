@@ -372,3 +372,81 @@ async def test_the_database_and_its_log_are_readable_by_their_owner_alone(
     modes = {path.name: path.stat().st_mode & 0o777 for path in file.parent.iterdir()}
     assert set(modes) == {"inbox.db", "inbox.db-wal", "inbox.db-shm"}
     assert set(modes.values()) == {0o600}
+
+
+# -- what was deleted --------------------------------------------------------------------------
+
+MARKERS = (b"marker-short", b"marker-long", b"marker-parked", b"marker-early")
+
+
+def found_in(directory: Path) -> set[bytes]:
+    """The markers that any file of the directory holds."""
+    contents = [path.read_bytes() for path in directory.iterdir()]
+    return {marker for marker in MARKERS if any(marker in content for content in contents)}
+
+
+async def keep_bodies(inbox: SqliteInbox) -> None:
+    short, long, parked, _ = MARKERS
+    for number in range(20):
+        for name, body in (("short", short), ("long", long * 2000)):
+            told = NewDelivery(f"{name}-{number}", "order.paid", body, 7, 1000.0)
+            await inbox.accept(told, leased=True)
+            await inbox.finish(told.webhook_id, Done(), now=1001)
+    await inbox.park(NewDelivery("parked", "order.paid", parked, 7, 1000.0))
+
+
+async def test_what_retention_removes_is_in_no_file_any_more(
+    inbox: SqliteInbox, file: Path
+) -> None:
+    await keep_bodies(inbox)
+    assert found_in(file.parent) == set(MARKERS[:3])
+    purged = await inbox.purge(now=1050)
+    assert (purged.bodies, purged.parked) == (40, 1)
+    assert found_in(file.parent) == set()
+    await inbox.close()
+    assert found_in(file.parent) == set()
+
+
+async def test_wiping_reaches_what_earlier_versions_left_behind(
+    inbox: SqliteInbox, file: Path
+) -> None:
+    await submit(inbox, "DELETE FROM checkpoint WHERE name = 'storage.wiped'")
+    other = apsw.Connection(str(file))
+    other.execute("INSERT INTO body VALUES (9, ?)", (MARKERS[3] * 1000,))
+    other.execute("DELETE FROM body WHERE sequence = 9")
+    other.close()
+    await inbox.accept(delivery("kept"), leased=True)
+    assert found_in(file.parent) == {MARKERS[3]}
+    assert await inbox.wipe()
+    assert found_in(file.parent) == set()
+    assert (await inbox.accept(delivery("kept"), leased=True)).admission is Admission.QUEUED
+
+
+async def test_wiping_says_when_a_reader_keeps_the_log(inbox: SqliteInbox, file: Path) -> None:
+    other = apsw.Connection(str(file))
+    other.execute("BEGIN")
+    other.execute("SELECT count(*) FROM inbox").fetchall()
+    await keep_bodies(inbox)
+    await inbox.purge(now=1050)
+    assert found_in(file.parent) == set(MARKERS[:3]), "it can still be read by the other one"
+    other.execute("ROLLBACK")
+    other.close()
+    assert await inbox.wipe()
+    assert found_in(file.parent) == set()
+
+
+async def test_overwriting_costs_the_ordinary_way_of_a_delivery_no_page(tmp_path: Path) -> None:
+    """Counted in pages of the log, which is what is written and synced."""
+    pages = {}
+    for mode in ("OFF", "ON"):
+        inbox = await open_inbox(tmp_path / f"{mode}.db")
+        await submit(inbox, f"PRAGMA secure_delete = {mode}")
+        for number in range(100):
+            told = delivery(f"m{number}", size=600 if number % 5 else 9000)
+            await inbox.accept(told, leased=True)
+            await inbox.start(told.webhook_id, now=1000)
+            outcome = Done() if number % 3 else Retry(1001, "boom")
+            await inbox.finish(told.webhook_id, outcome, now=1000)
+        pages[mode] = (tmp_path / f"{mode}.db-wal").stat().st_size
+        await inbox.close()
+    assert pages["ON"] == pages["OFF"] > 0

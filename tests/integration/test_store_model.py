@@ -129,6 +129,8 @@ class Model:
         match outcome:
             case ("done",):
                 row.state, row.finished = "done", now
+                row.gone = row.raw if self.forgets_early else None
+                row.raw = None if self.forgets_early else row.raw
             case ("released",):
                 if row.state == "running":
                     row.attempts -= 1
@@ -268,7 +270,7 @@ class StoreMachine(RuleBasedStateMachine):
     def admit(self, by: int, verb: str, id_: str, body: int, ordered: bool, leased: bool) -> None:
         delivery = self.delivery(id_, body, ordered)
         known = self.model.rows.get(id_)
-        first = None if known is None else known.raw
+        first = None if known is None else known.raw or getattr(known, "gone", None)
         options = {"leased": leased} if verb == "accept" else {}
         leased = leased and verb == "accept"
         admitted = self.loop(lambda: getattr(self.inboxes[by], verb)(delivery, **options))

@@ -1,9 +1,16 @@
 """The store in memory on Trio's own terms: checkpoints, and a size that stays bounded."""
 
+import gc
+import sys
+import tracemalloc
+
+import pytest
 import trio.testing
 
+from sdk_trio.errors import StoreUnavailableError
+from sdk_trio.storage import memory_rows, memory_store
 from sdk_trio.storage.memory_store import MemoryInbox
-from sdk_trio.storage.records import Admission, DeliveryState, Done, NewDelivery
+from sdk_trio.storage.records import Admission, Dead, DeliveryState, Done, NewDelivery, Retry
 
 
 def make() -> MemoryInbox:
@@ -69,3 +76,83 @@ async def test_an_inline_run_lets_nobody_in_between() -> None:
     record = await inbox.get("m")
     assert record is not None
     assert record.state is DeliveryState.DONE
+
+
+async def measure_growth(inbox: MemoryInbox, first: int, count: int, size: int) -> float:
+    """Return the bytes that each of ``count`` further finished deliveries takes."""
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(first, first + count):
+        delivery = NewDelivery(f"msg_{number:027}", "order.paid", b"x" * size, 7, 1.0)
+        await inbox.claim(delivery)
+        await inbox.finish(delivery.webhook_id, Done(), now=number / 1000)
+    gc.collect()
+    return (tracemalloc.get_traced_memory()[0] - before) / count
+
+
+async def test_a_finished_delivery_costs_its_id_and_no_body() -> None:
+    inbox = MemoryInbox(owner="one", lease_seconds=10, dedup_seconds=1e6, payload_seconds=1e6)
+    await measure_growth(inbox, 0, memory_rows.RECENT_ROWS, 20)
+    tracemalloc.start()
+    try:
+        small = await measure_growth(inbox, 10_000, 20_000, 20)
+        large = await measure_growth(inbox, 30_000, 20_000, 4000)
+    finally:
+        tracemalloc.stop()
+    assert max(small, large) <= 200
+    assert await deliver(inbox, f"msg_{15_000:027}", 50) is Admission.DONE
+    assert await inbox.known([f"msg_{15_000:027}", "other"]) == {f"msg_{15_000:027}"}
+    assert (await inbox.counts())[DeliveryState.DONE] == memory_rows.RECENT_ROWS + 40_000
+
+
+@pytest.mark.parametrize("webhook_id", ["x" * 256, "\u2603" * 256, "\ud800" * 200])
+async def test_a_long_id_is_remembered_at_the_same_price(
+    monkeypatch: pytest.MonkeyPatch, webhook_id: str
+) -> None:
+    monkeypatch.setattr(memory_rows, "RECENT_ROWS", 0)
+    inbox = make()
+    assert await deliver(inbox, webhook_id, 1) is Admission.NEW
+    assert await deliver(inbox, webhook_id, 2) is Admission.DONE
+    ((key, _),) = inbox._rows._remembered.items()
+    assert sys.getsizeof(key) <= 64
+    assert await deliver(inbox, webhook_id, 200) is Admission.NEW, "after the dedup retention"
+
+
+async def test_the_oldest_finished_ids_go_first_and_one_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory_rows, "RECENT_ROWS", 2)
+    monkeypatch.setattr(memory_rows, "REMEMBERED_IDS", 3)
+    inbox = make()
+    for number in range(20):
+        assert await deliver(inbox, f"m{number}", 1) is Admission.NEW
+    assert await inbox.known([f"m{n}" for n in range(20)]) == {f"m{n}" for n in range(15, 20)}
+    assert (await inbox.counts())[DeliveryState.DONE] == 5
+    assert caplog.text.count("store.memory_full") == 1
+    assert await deliver(inbox, "m16", 1) is Admission.DONE
+    assert await deliver(inbox, "m1", 1) is Admission.NEW
+
+
+async def test_what_waits_for_somebody_gives_way_and_what_is_unfinished_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_store, "HELD_BYTES", 20_000)
+    monkeypatch.setattr(memory_rows, "HELD_BYTES", 20_000)
+    inbox = make()
+
+    def big(name: str) -> NewDelivery:
+        return NewDelivery(name, "t", b"x" * 4000, 7, 1.0)
+
+    await inbox.park(big("parked"))
+    await inbox.claim(big("dead"))
+    await inbox.finish("dead", Dead("boom"), now=1)
+    await inbox.claim(big("failed"))
+    await inbox.finish("failed", Retry(None, "boom"), now=1)
+    for name in ("a", "b", "c", "d"):
+        await inbox.accept(big(name), leased=False)
+    assert {record.webhook_id for record in await inbox.find()} == {"a", "b", "c", "d"}
+    with pytest.raises(StoreUnavailableError, match="full"):
+        await inbox.accept(big("e"), leased=False)
+    await inbox.take_due(limit=1, now=1)
+    await inbox.finish("a", Done(), now=1)
+    assert (await inbox.accept(big("e"), leased=False)).admission is Admission.NEW
