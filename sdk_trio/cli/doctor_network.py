@@ -112,7 +112,7 @@ def _explain(status: int, where: str, settings: Settings, report: Report) -> Non
             report.problem(
                 where,
                 "503: the receiver has no room or no store, or is stopping",
-                "look at its log: queue.full or store.unavailable",
+                "look at its log: queue.full, store.unavailable or store.lost",
             )
         case _:
             report.problem(where, f"{status} was answered", "look at the receiver's log")

@@ -1,5 +1,6 @@
 """What ``doctor`` says of the store and of the tenants in it; changes nothing."""
 
+import os
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ..storage.tenant_records import Tenant, TenantStatus
 from ..tenants.credential_reader import CredentialReader
 from .doctor_findings import Report
 from .doctor_machine import STORAGE_PATH, size_text
+from .presence import NobodyThereError, find
 
 #: The event that ``doctor`` delivers to the running receiver, always the same.
 PROBE_ID = "msg_sdk_trio_doctor"
@@ -50,8 +52,10 @@ async def examine_store(settings: Settings) -> Examination | None:
 
 def describe_store(settings: Settings, found: Examination | None, report: Report) -> None:
     """Say how the store is, and what in it waits for somebody."""
+    backend = settings.storage.backend
+    if backend is StorageBackend.SQLITE:
+        _compare_with_receiver(settings, report)
     if found is None:
-        backend = settings.storage.backend
         why = (
             "there is no inbox yet: the first start makes it"
             if backend is StorageBackend.SQLITE
@@ -62,6 +66,37 @@ def describe_store(settings: Settings, found: Examination | None, report: Report
     _describe_file(found, report)
     if found.is_current:
         _describe_contents(found, report)
+
+
+def _compare_with_receiver(settings: Settings, report: Report) -> None:
+    """Say when the running receiver writes to another file than the one that a restart opens."""
+    try:
+        receiver = find(settings.storage.path)
+    except NobodyThereError:
+        return
+    file = Path(settings.storage.path) / DATABASE_NAME
+    if not file.exists():
+        what = "it is gone, although the receiver (process {pid}) is running"
+    elif _has_open(receiver.pid, file) is False:
+        what = "it was replaced: the receiver (process {pid}) has another file open"
+    else:
+        return
+    report.problem(
+        str(file),
+        f"{what.format(pid=receiver.pid)}; nothing that it is sent is accepted",
+        "put back what was there, or restore a backup, and restart the receiver; until it ends, "
+        f"Linux still has what it wrote under /proc/{receiver.pid}/fd",
+    )
+
+
+def _has_open(pid: int, file: Path) -> bool | None:
+    """Return whether a process has ``file`` open; None where the system does not tell."""
+    try:
+        wanted = file.stat()
+        opened = [os.stat(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+    except OSError:
+        return None
+    return any(os.path.samestat(wanted, one) for one in opened)
 
 
 def _describe_file(found: Examination, report: Report) -> None:

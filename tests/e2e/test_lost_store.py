@@ -1,6 +1,7 @@
 """A daemon whose store is taken away under it: what is answered 200 is found by a restart."""
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -69,6 +70,22 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 #: After these a new process is started as well, which costs its time.
 RESTARTED = ("all removed", "directory renamed", "log emptied", "index removed")
 
+#: What doctor sees of by itself; of the others it says that the receiver has no store.
+SEEN_BY_DOCTOR = ("all removed", "database replaced")
+
+
+async def examine(manager: ServiceManager, where: str) -> list[dict[str, str]]:
+    """The problems that ``doctor`` has with the file ``where``."""
+    command = [sys.executable, "-m", "sdk_trio", "doctor", "--standalone", "--format", "json"]
+    for key, value in manager.settings.items():
+        command += ["--set", f"Sdk:{key}={value}"]
+    environment = {**os.environ, **manager.environment}
+    ended = await trio.run_process(
+        command, cwd=manager.directory, env=environment, capture_stdout=True, check=False
+    )
+    found = json.loads(ended.stdout)
+    return [one for one in found if one["where"] == where and one["level"] == "problem"]
+
 
 @contextlib.contextmanager
 def manager_with_admin(directory: Path) -> Iterator[ServiceManager]:
@@ -107,6 +124,10 @@ async def test_nothing_is_acknowledged_into_a_store_that_a_restart_would_not_fin
             answer = await client.get("/readyz")
             assert answer.status_code == 503
             assert lost["error"] in [check["detail"] for check in answer.json()["checks"]]
+        if damage in SEEN_BY_DOCTOR:
+            (finding,) = await examine(manager, str(data / "inbox.db"))
+            assert f"process {daemon.pid}" in finding["what"]
+            assert "restart" in finding["remedy"]
         assert await manager.stop(daemon) == 0
         if damage not in RESTARTED:
             return

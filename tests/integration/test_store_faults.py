@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from sdk_trio.errors import StoreUnavailableError, StoreVersionError
+from sdk_trio.errors import StoreLostError, StoreUnavailableError, StoreVersionError
 from sdk_trio.storage import committer as committer_module
 from sdk_trio.storage.records import Admission, DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.storage.schema import APPLICATION_ID, VERSION
@@ -202,6 +202,22 @@ async def test_a_damaged_page_is_reported_where_it_is_read(file: Path) -> None:
     damage_every_page_but_the_first(file)
     with pytest.raises(StoreUnavailableError, match="damaged"):
         await open_and_list(file)
+
+
+async def test_damage_that_is_read_stops_what_is_written(file: Path) -> None:
+    """The pages of the listing are damaged, those of a new delivery are not read from the disk."""
+    inbox = await open_inbox(file)
+    for n in range(100):
+        await inbox.accept(delivery(f"m{n}", size=3000), leased=True)
+    await inbox.wipe()
+    damage_every_page_but_the_first(file)
+    assert inbox.lost is None
+    with pytest.raises(StoreLostError, match="damaged"):
+        await inbox.find()
+    with pytest.raises(StoreLostError, match="damaged"):
+        await inbox.accept(delivery("later"), leased=True)
+    assert str(file) in str(inbox.lost)
+    await inbox.close()
 
 
 async def test_a_newer_schema_is_refused_with_what_to_do(file: Path) -> None:
