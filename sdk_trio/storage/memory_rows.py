@@ -46,6 +46,8 @@ class Row(msgspec.Struct, eq=False):
     started_at: float | None
     raw: bytes | None
     tenant_id: str | None
+    # What it takes until it is done.
+    held_bytes: int
     next_attempt_at: float | None = None
     finished_at: float | None = None
     last_error: str | None = None
@@ -113,24 +115,23 @@ class Deliveries:
     _lines: dict[str, set[int]] = attrs.Factory(dict)
     # Done deliveries in the order of their end: the last ones, and before them ids with that time.
     _done: deque[Row] = attrs.Factory(deque)
-    _remembered: dict[str | bytes, float] = attrs.Factory(dict)
+    remembered: dict[str | bytes, float] = attrs.Factory(dict)
     _in_order: deque[str | bytes] = attrs.Factory(deque)
 
     def add(self, row: Row) -> None:
         """Take in a new row."""
         self.by_id[row.webhook_id] = row
         self.by_sequence[row.sequence] = row
-        self.held_bytes += _bytes_of(row)
+        self.held_bytes += row.held_bytes
         self._enlist(row)
         self.changes += 1
 
-    def make_room(self, body: bytes) -> bool:
-        """Return whether a delivery with ``body`` has room; what is set aside gives way."""
-        wanted = HELD_BYTES - len(body) - ROW_BYTES
-        while self.held_bytes > wanted and self.set_aside:
+    def make_room(self, wanted: int) -> bool:
+        """Return whether there is room for so many bytes; what is set aside gives way."""
+        while self.held_bytes + wanted > HELD_BYTES and self.set_aside:
             self.forget(next(iter(self.set_aside.values())))
             self.overflowed = True
-        return self.held_bytes <= wanted
+        return self.held_bytes + wanted <= HELD_BYTES
 
     def change(self, row: Row, state: DeliveryState, **values: Any) -> None:
         """Give ``row`` its new state, which is not done, and what else changes with it."""
@@ -145,7 +146,8 @@ class Deliveries:
         """Let an unfinished ``row`` be done; its body goes."""
         self.changes += 1
         self._strike(row)
-        self.held_bytes -= _bytes_of(row)
+        self.held_bytes -= row.held_bytes
+        row.held_bytes = 0
         row.state = DeliveryState.DONE
         row.finished_at = now
         row.body_hash = hash(row.raw)
@@ -161,19 +163,19 @@ class Deliveries:
         del self.by_id[row.webhook_id]
         del self.by_sequence[row.sequence]
         key = _key_of(row.webhook_id)
-        self._remembered[key] = row.finished_at or 0.0
+        self.remembered[key] = row.finished_at or 0.0
         self._in_order.append(key)
         if len(self._in_order) > REMEMBERED_IDS:
             self._forget_oldest_id()
             self.overflowed = True
 
     def _forget_oldest_id(self) -> None:
-        del self._remembered[self._in_order.popleft()]
+        del self.remembered[self._in_order.popleft()]
         self.states[DeliveryState.DONE] -= 1
 
     def finished_at(self, webhook_id: str) -> float | None:
         """Return when a delivery ended of which the id alone is remembered, or None."""
-        return self._remembered.get(_key_of(webhook_id)) if self._remembered else None
+        return self.remembered.get(_key_of(webhook_id))
 
     def known(self, webhook_ids: Iterable[str]) -> frozenset[str]:
         """Return those of ``webhook_ids`` that are in any state or remembered."""
@@ -185,14 +187,14 @@ class Deliveries:
         """Remove ``row``, which is not done."""
         del self.by_id[row.webhook_id]
         del self.by_sequence[row.sequence]
-        self.held_bytes -= _bytes_of(row)
+        self.held_bytes -= row.held_bytes
         self._strike(row)
         self.changes += 1
 
     def forget_done(self, before: float) -> int:
         """Forget the deliveries that were done before that time; return how many."""
         forgotten = 0
-        while self._in_order and self._remembered[self._in_order[0]] < before:
+        while self._in_order and self.remembered[self._in_order[0]] < before:
             self._forget_oldest_id()
             forgotten += 1
         while self._done and (self._done[0].finished_at or 0.0) < before:
@@ -252,7 +254,7 @@ class Deliveries:
     def _enlist(self, row: Row) -> None:
         state = row.state
         self.states[state] += 1
-        if _is_set_aside(row):
+        if state in _MAY_BE_SET_ASIDE and _is_set_aside(row):
             self.set_aside[row.sequence] = row
         if state in UNFINISHED:
             self.unfinished[row.sequence] = row
@@ -262,7 +264,8 @@ class Deliveries:
     def _strike(self, row: Row) -> None:
         state = row.state
         self.states[state] -= 1
-        self.set_aside.pop(row.sequence, None)
+        if row.sequence in self.set_aside:
+            del self.set_aside[row.sequence]
         if state in UNFINISHED:
             del self.unfinished[row.sequence]
             if row.ordered and row.subject is not None:
@@ -272,12 +275,9 @@ class Deliveries:
                     del self._lines[row.subject]
 
 
+_MAY_BE_SET_ASIDE = (DeliveryState.RETRYING, DeliveryState.DEAD, DeliveryState.PARKED)
+
+
 def _is_set_aside(row: Row) -> bool:
     """Whether nothing here will run it: it waits for a person, or for the sender's redelivery."""
-    if row.state is DeliveryState.RETRYING:
-        return not row.queued
-    return row.state in (DeliveryState.DEAD, DeliveryState.PARKED)
-
-
-def _bytes_of(row: Row) -> int:
-    return ROW_BYTES + len(row.raw or b"")
+    return row.state is not DeliveryState.RETRYING or not row.queued

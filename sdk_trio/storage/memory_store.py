@@ -14,6 +14,7 @@ which waits for its client once, and a checkpoint costs as much as everything th
 import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from sys import intern
 from typing import Any
 
 import trio
@@ -32,7 +33,7 @@ from .admission import (
     standing_of,
 )
 from .memory_backend import MemoryBackend
-from .memory_rows import HELD_BYTES, REMEMBERED_IDS, Deliveries, Row
+from .memory_rows import HELD_BYTES, REMEMBERED_IDS, ROW_BYTES, Deliveries, Row
 from .records import (
     REPLAYABLE,
     UNFINISHED,
@@ -133,7 +134,7 @@ class MemoryInbox(MemoryBackend):
         self._forget_done(now - self._terms.dedup_seconds)
         row = self._rows.by_id.get(delivery.webhook_id)
         if row is None:
-            if self._rows.finished_at(delivery.webhook_id) is not None:
+            if self._rows.remembered and self._rows.finished_at(delivery.webhook_id) is not None:
                 return _DONE
             self._insert(delivery, state, leased)
             return _NEW
@@ -170,7 +171,8 @@ class MemoryInbox(MemoryBackend):
     def _insert(self, delivery: NewDelivery, state: DeliveryState, leased: bool) -> None:
         running = state is DeliveryState.RUNNING
         now = delivery.received_at
-        if not self._rows.make_room(delivery.raw):
+        held = len(delivery.raw) + ROW_BYTES
+        if self._rows.held_bytes + held > HELD_BYTES and not self._rows.make_room(held):
             raise StoreUnavailableError(
                 f"the store in memory is full: {len(self._rows.unfinished)} unfinished events take "
                 f"{HELD_BYTES // 2**20} MiB; wait until they are handled, or use Storage:Backend "
@@ -180,7 +182,7 @@ class MemoryInbox(MemoryBackend):
         row = Row(
             self._rows.last_sequence,
             delivery.webhook_id,
-            delivery.type,
+            intern(delivery.type),  # few, and each row would keep one of its own
             state,
             state is DeliveryState.RECEIVED,  # queued
             int(running),  # attempts
@@ -191,6 +193,7 @@ class MemoryInbox(MemoryBackend):
             now if running else None,  # started_at
             delivery.raw,
             delivery.tenant_id,
+            held,
         )
         if leased:
             row.owner, row.until = self._terms.owner, now + self._terms.lease_seconds

@@ -113,7 +113,7 @@ async def test_a_long_id_is_remembered_at_the_same_price(
     inbox = make()
     assert await deliver(inbox, webhook_id, 1) is Admission.NEW
     assert await deliver(inbox, webhook_id, 2) is Admission.DONE
-    ((key, _),) = inbox._rows._remembered.items()
+    ((key, _),) = inbox._rows.remembered.items()
     assert sys.getsizeof(key) <= 64
     assert await deliver(inbox, webhook_id, 200) is Admission.NEW, "after the dedup retention"
 
