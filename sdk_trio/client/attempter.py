@@ -4,15 +4,17 @@ import contextlib
 from collections.abc import Callable
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import trio
 
 from .attempts import AttemptKind, AttemptObserver, AttemptRecord, AttemptResult
 from .errors import AttemptTimeoutError, ConnectionFailedError, DeadlineExceededError, mask
+from .exchange import Incident, NetworkError
 from .request import Call
 from .retry import FailureKind
+from .transport import ABANDONED, BEFORE_SEND, NotProcessed, TransportClosed
 
 #: How long a connection that is given up may take to say goodbye, in seconds.
 CLOSING_SECONDS = 1.0
@@ -20,21 +22,47 @@ CLOSING_SECONDS = 1.0
 #: Names under which upstreams send the id of a request.
 REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 
-#: Name of the request's extension that a transport calls before the request leaves.
-BEFORE_SEND = "sdk_trio.before_send"
-
 _KINDS: MappingProxyType[type[Exception], FailureKind] = MappingProxyType(
     {
         httpx.ConnectError: FailureKind.NOT_SENT,
         httpx.ConnectTimeout: FailureKind.NOT_SENT,
         httpx.PoolTimeout: FailureKind.NO_CONNECTION_FREE,
+        NotProcessed: FailureKind.NOT_PROCESSED,
+        TransportClosed: FailureKind.REFUSED,
         httpx.UnsupportedProtocol: FailureKind.REFUSED,
         httpx.LocalProtocolError: FailureKind.REFUSED,
     }
 )
 
+#: What an attempt was still without when its time was over.
+_WAITED_FOR = {
+    FailureKind.NOT_SENT: "no connection",
+    FailureKind.NO_CONNECTION_FREE: "none of our connections was free",
+}
+
+_Failed = TypeVar("_Failed", bound=ConnectionFailedError)
+
 #: Parsing an address costs more than the rest of a request object; calls repeat addresses.
 _parse_url = lru_cache(maxsize=512)(httpx.URL)
+
+
+class _Abandoned:
+    """What is told of an attempt that is given up while it waits, by a transport that tells."""
+
+    __slots__ = ("_call", "incident", "kind")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.kind = FailureKind.UNCONFIRMED
+        self.incident: Incident | None = None
+
+    def note(self, incident: Incident | None, was_sent: bool) -> None:
+        """Take what the transport knows (``ABANDONED``)."""
+        self.incident = incident
+        if not was_sent:
+            waits = incident is not None
+            self.kind = FailureKind.NOT_SENT if waits else FailureKind.NO_CONNECTION_FREE
+            self._call.is_unconfirmed = False
 
 
 class Attempter:
@@ -42,7 +70,8 @@ class Attempter:
 
     A transport whose attribute ``tells_before_send`` is true calls the extension ``BEFORE_SEND``
     of a request, without arguments, before anything of it can reach the upstream. So a write that
-    never got a connection is known not to have been executed.
+    never got a connection is known not to have been executed. It calls ``ABANDONED`` when the
+    request is cancelled while it waits for a connection, so that it is known what for.
 
     Args:
         transport: sends it.
@@ -89,9 +118,10 @@ class Attempter:
         request = _request(call)
         response: httpx.Response | None = None
         failure: Exception | None = None
-        self._expect_departure(call, request)
+        abandoned = _Abandoned(call)
+        self._expect_departure(call, request, abandoned)
         try:
-            response = await self._exchange(call, request, started_at)
+            response = await self._exchange(call, request, started_at, abandoned)
             call.is_unconfirmed = False
         except ConnectionFailedError as error:
             failure = error
@@ -108,17 +138,17 @@ class Attempter:
                 )
         return response
 
-    def _expect_departure(self, call: Call, request: httpx.Request) -> None:
+    def _expect_departure(self, call: Call, request: httpx.Request, abandoned: _Abandoned) -> None:
         """Note from when on the upstream may execute a write: when it leaves, if we are told."""
-        if call.idempotent:
-            return
         if self._transport_tells:
-            request.extensions[BEFORE_SEND] = call.note_departure
-        else:
+            request.extensions[ABANDONED] = abandoned.note
+            if not call.idempotent:
+                request.extensions[BEFORE_SEND] = call.note_departure
+        elif not call.idempotent:
             call.note_departure()
 
     async def _exchange(
-        self, call: Call, request: httpx.Request, started_at: float
+        self, call: Call, request: httpx.Request, started_at: float, abandoned: _Abandoned
     ) -> httpx.Response:
         response: httpx.Response | None = None
         limit = started_at + call.attempt_timeout
@@ -137,12 +167,17 @@ class Attempter:
         if response is not None and not response.is_success:
             # The status is answer enough: of a write it tells what became of it.
             return _without_body(response, request)  # noqa: ASYNC910 - as above
-        was_sent = call.idempotent or call.is_unconfirmed
-        raise AttemptTimeoutError(
-            f"no answer within {call.attempt_timeout:g} s",
-            kind=FailureKind.UNCONFIRMED if was_sent else FailureKind.NOT_SENT,
-            method=call.method,
-            path=call.path,
+        kind = abandoned.kind
+        if kind is FailureKind.UNCONFIRMED and not (call.idempotent or call.is_unconfirmed):
+            kind = FailureKind.NOT_SENT
+        raise _with_incident(
+            AttemptTimeoutError(
+                f"{_WAITED_FOR.get(kind, 'no answer')} within {call.attempt_timeout:g} s",
+                kind=kind,
+                method=call.method,
+                path=call.path,
+            ),
+            abandoned.incident,
         )
 
 
@@ -183,9 +218,16 @@ def failed(error: httpx.RequestError, call: Call) -> ConnectionFailedError:
     kind = _KINDS.get(type(error), FailureKind.UNCONFIRMED)
     text = mask(str(error), call.token) or type(error).__name__
     context: dict[str, Any] = {"kind": kind, "method": call.method, "path": call.path}
+    cause = error.__cause__
+    incident = cause.incident if isinstance(cause, NetworkError) else None
     if isinstance(error, httpx.TimeoutException):
-        return AttemptTimeoutError(text, **context)
-    return ConnectionFailedError(text, **context)
+        return _with_incident(AttemptTimeoutError(text, **context), incident)
+    return _with_incident(ConnectionFailedError(text, **context), incident)
+
+
+def _with_incident(error: _Failed, incident: Incident | None) -> _Failed:
+    error.incident = incident
+    return error
 
 
 def request_id_of(response: httpx.Response) -> str | None:

@@ -3,11 +3,15 @@
 Every admitted attempt holds a permit of the breaker's *generation*. Each change of state begins a
 new generation, and what is reported under an older one changes nothing, so an attempt that was
 sent before an outage cannot close or reopen the circuit after it.
+
+An attempt's failure may name its *incident*: what befell a connection or a dial, with all the
+attempts that rode on it. However many of them report it, it is one failure.
 """
 
 import enum
 from collections import deque
 from collections.abc import Callable
+from weakref import WeakSet
 
 import attrs
 
@@ -37,7 +41,7 @@ class AttemptOutcome(enum.Enum):
     FAILURE = enum.auto()
     """No connection, no answer in time, or an answer that admits a fault."""
     NEUTRAL = enum.auto()
-    """Nothing is known: the caller cancelled, or the fault was on our side."""
+    """Nothing is known: the caller cancelled, the fault was ours, or the server said "not here"."""
 
 
 @attrs.frozen
@@ -94,6 +98,8 @@ class CircuitBreaker:
         self._probe_is_out = False
         self._opens_until = 0.0
         self._failures: deque[float] = deque(maxlen=policy.failure_threshold)
+        # Weak: an incident that no error holds any longer cannot be reported again.
+        self._counted: WeakSet[object] = WeakSet()
 
     @property
     def state(self) -> BreakerState:
@@ -124,10 +130,20 @@ class CircuitBreaker:
         self._probe_is_out = True
         return Permit(self._generation, is_probe=True)
 
-    def report(self, permit: Permit, outcome: AttemptOutcome) -> None:
-        """Say how the attempt of ``permit`` ended; an older generation's report is ignored."""
+    def report(
+        self, permit: Permit, outcome: AttemptOutcome, incident: object | None = None
+    ) -> None:
+        """Say how the attempt of ``permit`` ended; an older generation's report is ignored.
+
+        ``incident`` is what the attempt shares with others, None when it failed by itself. It is
+        known by its identity, and a second failure of it is ``NEUTRAL``.
+        """
         if permit.generation != self._generation:
             return
+        if outcome is AttemptOutcome.FAILURE and incident is not None:
+            if incident in self._counted:
+                outcome = AttemptOutcome.NEUTRAL
+            self._counted.add(incident)
         if permit.is_probe:
             self._decide_probe(outcome)
         elif outcome is AttemptOutcome.SUCCESS:

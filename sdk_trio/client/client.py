@@ -28,7 +28,7 @@ from .request import (
     encode_query,
 )
 from .streamer import ResponseStream
-from .transport import Transport
+from .transport import Transport, require_trio
 
 logger = get_logger("client")
 
@@ -81,6 +81,7 @@ class Client(Resources, path=""):
         super().__init__(self._calls)
 
     async def __aenter__(self) -> Self:
+        require_trio()
         await self._calls.__aenter__()
         plan = self._calls.plan
         logger.info("client.started", **plan.summary(), **attrs.asdict(self._settings.connection))

@@ -163,6 +163,9 @@ class ServerError(ApiError):
 class ConnectionFailedError(CallError):
     """No whole answer came: no connection, or it broke. ``kind`` says whether to try again."""
 
+    #: What befell the dial or the connection, for whoever counts failures; None: only this call.
+    incident: object | None = None
+
     def __init__(self, message: str, *, kind: FailureKind, **context: Any) -> None:
         self.kind = kind
         super().__init__(message, **context)

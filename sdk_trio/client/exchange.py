@@ -9,7 +9,9 @@ The connection files know nothing of httpx; ``transport.py`` translates in both 
     │   ├── ConnectFailedError
     │   │   └── ConnectTimedOutError
     │   ├── PoolTimedOutError       no connection became free in time
+    │   ├── ClosedError             the transport itself was closed
     │   └── NotProcessedError       the server said so (GOAWAY, REFUSED_STREAM), or never got it
+    │       └── RenewedError        its connection has served others and is to be replaced
     ├── ReadFailedError
     │   ├── ReadTimedOutError
     │   └── StaleConnectionError    a reused connection ended before any byte of the answer
@@ -20,15 +22,37 @@ The connection files know nothing of httpx; ``transport.py`` translates in both 
 """
 
 from collections.abc import AsyncIterable, Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import attrs
 
 Headers = list[tuple[bytes, bytes]]
 
 
+class Incident:
+    """One thing that befell one dial or one connection, with all the requests that rode on it.
+
+    Known by its identity alone: whoever counts failures counts each incident once.
+    """
+
+    __slots__ = ("__weakref__",)
+
+
 class NetworkError(Exception):
-    """Base of what can go wrong with an exchange."""
+    """Base of what can go wrong with an exchange.
+
+    ``incident`` says what befell the whole connection or the dial; None when it was this exchange
+    alone, as with everything that ends an HTTP/1.1 connection.
+    """
+
+    incident: Incident | None = None
+
+    def again(self) -> Self:
+        """Return an equal error for another exchange: each raises its own traceback."""
+        other = type(self)(*self.args)
+        other.incident = self.incident
+        other.__cause__ = self.__cause__
+        return other
 
 
 class NothingSentError(NetworkError):
@@ -47,8 +71,16 @@ class PoolTimedOutError(NothingSentError):
     """No connection became free in time."""
 
 
+class ClosedError(NothingSentError):
+    """The transport was closed, by whoever opened it; nothing will be sent any more."""
+
+
 class NotProcessedError(NothingSentError):
     """The server promised not to have acted on the request, or never received it."""
+
+
+class RenewedError(NotProcessedError):
+    """The server ended a connection that has served others, as servers do now and then."""
 
 
 class ReadFailedError(NetworkError):
@@ -104,6 +136,11 @@ class Origin(NamedTuple):
         return f"{self.scheme}://{host}:{self.port}"
 
 
+#: Told of a request that is given up: the incident that kept it waiting, None when it was none,
+#: and whether the server may have received the request.
+Abandoned = Callable[[Incident | None, bool], None]
+
+
 @attrs.frozen
 class Outgoing:
     """A request. ``body`` holds it whole; a streamed one is in ``stream`` instead."""
@@ -117,6 +154,8 @@ class Outgoing:
     timeouts: Timeouts
     #: Called once per try, just before anything of the request can reach the server.
     before_send: Callable[[], None] | None = None
+    #: Called when the request is cancelled while it waits for a connection, or on a silent one.
+    abandoned: Abandoned | None = None
 
     @property
     def is_replayable(self) -> bool:

@@ -224,6 +224,7 @@ class AnswerParser:
     """
 
     __slots__ = (
+        "_coding",
         "_head_bytes",
         "_is_head",
         "_parser",
@@ -241,6 +242,7 @@ class AnswerParser:
 
     def __init__(self, *, is_head: bool) -> None:
         self._is_head = is_head
+        self._coding: bytes | None = None
         self._head_bytes = 0
         self._until_close = False
         self._parser = httptools.HttpResponseParser(self)
@@ -276,6 +278,8 @@ class AnswerParser:
                 self.keeps_alive = False  # what follows a complete answer does not spoil it
                 return
             raise PeerProtocolError(f"the server's answer is no HTTP/1.1: {error}") from error
+        if self._coding is not None:
+            raise PeerProtocolError(f"the answer has the transfer coding {self._coding!r}")
         if self.ended:
             del self._parser  # it refers to this object: a cycle for each answer otherwise
         elif not self.head_ended and self._head_bytes > MAX_HEAD_BYTES:
@@ -295,8 +299,9 @@ class AnswerParser:
             self.keeps_alive = False
 
     def on_status(self, status: bytes) -> None:
-        """Keep the reason phrase."""
-        self.reason += status
+        """Keep the reason phrase, not that of something behind the answer."""
+        if not self.head_ended:
+            self.reason += status
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header, not a trailer."""
@@ -319,10 +324,15 @@ class AnswerParser:
         if self._is_head:
             self.ended = True
         else:
-            self._until_close = not any(
-                name.lower() in (b"content-length", b"transfer-encoding")
-                for name, _ in self.headers
-            )
+            self._until_close = True
+            for name, value in self.headers:
+                lower = name.lower()
+                if lower == b"content-length":
+                    self._until_close = False
+                elif lower == b"transfer-encoding":
+                    self._until_close = False
+                    if value.strip().lower() != b"chunked":
+                        self._coding = value  # one that we did not ask for (RFC 9112, 7.4)
 
     def on_body(self, body: bytes) -> None:
         """Keep some of the body."""

@@ -17,6 +17,7 @@ import trio
 from sdk_trio.client.exchange import (
     Answer,
     ConnectFailedError,
+    Incident,
     NetworkError,
     NotProcessedError,
     OurProtocolError,
@@ -24,6 +25,7 @@ from sdk_trio.client.exchange import (
     PeerProtocolError,
     ReadFailedError,
     ReadTimedOutError,
+    RenewedError,
     WriteTimedOutError,
 )
 from sdk_trio.client.http2_protocol import (
@@ -82,6 +84,10 @@ class Http2Connection:
         self._received_at = created
         self._pinged_at: float | None = None
         self._error: NetworkError | None = None
+        self._incident = Incident()
+        self._silence = Incident()
+        self._unsent: list[Stream] = []
+        self._sent_away: type[NotProcessedError] = NotProcessedError
 
     # What the pool asks
 
@@ -126,6 +132,7 @@ class Http2Connection:
                 self._work.set()
                 nursery.start_soon(self._write, nursery.cancel_scope)
                 nursery.start_soon(self._read, nursery.cancel_scope)
+                nursery.start_soon(self._listen, nursery.cancel_scope)
                 await self._settings_arrived.wait()
                 task_status.started()
             if not self._settings_arrived.is_set():
@@ -152,11 +159,24 @@ class Http2Connection:
                     break
                 self._work.set()
                 if was_suspect:
+                    self._silence = Incident()
                     self._released(self)
         except NetworkError as error:
             self._error = error
         except Exception as error:  # h2's own, or a fault in h2: only this connection ends
             self._error = PeerProtocolError(f"the server broke HTTP/2: {error!r}")
+        scope.cancel()
+
+    async def _listen(self, scope: trio.CancelScope) -> None:
+        """Ask a server that is silent while it owes answers whether it is there at all."""
+        while True:
+            await trio.sleep(PING_SECONDS)
+            now = trio.current_time()
+            if self.is_suspect(now, PING_SECONDS):
+                self._error = ReadFailedError(f"the server has been silent for {PING_SECONDS:g} s")
+                break
+            if self._streams and now - self._received_at >= PING_SECONDS:
+                self._ping()
         scope.cancel()
 
     async def _write(self, scope: trio.CancelScope) -> None:
@@ -169,6 +189,7 @@ class Http2Connection:
                 self._is_writing = True
                 try:
                     sent = self._wire.send_now(data[:MAX_SEND_BYTES])
+                    self._unsent.clear()
                     if sent < len(data):
                         with trio.fail_after(WRITE_STALL_SECONDS):
                             await self._wire.send_all(data[sent:])
@@ -180,6 +201,7 @@ class Http2Connection:
                 except NetworkError as error:
                     self._error = error
                     self.is_draining = True
+                    self._send_unsent_away()
                     # The reader goes on a while: the server may have answered before it left.
                     await trio.sleep(PING_SECONDS)
                     break
@@ -194,7 +216,8 @@ class Http2Connection:
             return  # half a frame is on its way, anything after it would be garbage
         try:
             self._h2.close_connection()
-            self._wire.send_now(self._h2.data_to_send())
+            if self._wire.send_now(self._h2.data_to_send()):
+                self._unsent.clear()
         except (NetworkError, h2.exceptions.ProtocolError):
             return
 
@@ -203,12 +226,24 @@ class Http2Connection:
             return
         self.is_closed = True
         self._wire.close()
+        if error.incident is None:
+            error.incident = self._incident
+        self._send_unsent_away()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
             self.in_use -= 1
         self._drained.set()
         self._released(self)
+
+    def _send_unsent_away(self) -> None:
+        """Fail the requests of which no byte has left: they may go elsewhere, whatever they are."""
+        unsent, self._unsent = self._unsent, []
+        for stream in unsent:
+            if stream.id in self._streams:
+                self._fail_stream(
+                    stream, NotProcessedError("the connection ended before the request was sent")
+                )
 
     # One exchange
 
@@ -228,6 +263,8 @@ class Http2Connection:
                 self.in_use -= 1
                 self._after_exchange()
             else:
+                if request.abandoned is not None and self._received_at < stream.opened:
+                    request.abandoned(self._silence, True)
                 self.abandon(stream)
             raise
         status, headers = stream.headers
@@ -235,7 +272,7 @@ class Http2Connection:
 
     def _open(self, request: Outgoing) -> Stream:
         if self.is_closed or self.is_draining:
-            raise NotProcessedError("the connection ended before the request was sent")
+            raise self._sent_away("the connection ended before the request was sent")
         headers = request_headers(request)
         has_body = request.stream is not None or bool(request.body)
         if request.before_send is not None:
@@ -252,6 +289,7 @@ class Http2Connection:
             raise OurProtocolError(f"HTTP/2 cannot carry this request: {error}") from error
         stream = Stream(stream_id, opened=trio.current_time(), upload_ended=not has_body)
         self._streams[stream_id] = stream
+        self._unsent.append(stream)
         self._work.set()
         return stream
 
@@ -345,7 +383,11 @@ class Http2Connection:
         self._close_stream(stream)
         self._acknowledge(stream)
         # Given up with nothing heard since it was sent: is the server still there at all?
-        if self._received_at < stream.opened and self._pinged_at is None:
+        if self._received_at < stream.opened:
+            self._ping()
+
+    def _ping(self) -> None:
+        if self._pinged_at is None and not self.is_closed:
             self._pinged_at = trio.current_time()
             self._h2.ping(b"sdktrio?")
             self._work.set()
@@ -432,9 +474,12 @@ class Http2Connection:
 
     def _on_goaway(self, event: Any) -> None:
         self.is_draining = True
+        last = event.last_stream_id or 0
+        if last and self._h2.highest_outbound_stream_id:
+            self._sent_away = RenewedError
         for stream in list(self._streams.values()):
-            if stream.id > (event.last_stream_id or 0):
-                self._fail_stream(stream, NotProcessedError("the server is going away"))
+            if stream.id > last:
+                self._fail_stream(stream, self._sent_away("the server is going away"))
         self._released(self)
 
     def _fail_stream(self, stream: Stream, error: NetworkError) -> None:

@@ -68,6 +68,9 @@ def request_headers(request: Outgoing) -> Headers:
             authority = value
         elif lower in _SECRET_HEADERS:
             headers.append(NeverIndexedHeaderTuple(lower, value.strip()))
+        elif lower == b"te":
+            if value.strip().lower() == b"trailers":  # nothing else is allowed (RFC 9113, 8.2.2)
+                headers.append((lower, b"trailers"))
         elif lower not in _CONNECTION_HEADERS:
             headers.append((lower, value.strip()))
     return [
@@ -135,4 +138,4 @@ class Stream:
     def check(self) -> None:
         """Raise what ended the stream, unless the answer is complete all the same."""
         if self.error is not None and not self.ended:
-            raise type(self.error)(*self.error.args)
+            raise self.error.again()

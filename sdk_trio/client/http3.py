@@ -27,6 +27,7 @@ from sdk_trio.client.exchange import (
     Answer,
     ConnectFailedError,
     Headers,
+    Incident,
     NetworkError,
     NotProcessedError,
     OurProtocolError,
@@ -106,6 +107,7 @@ class Http3Connection:
         self._timer = trio.CancelScope()
         self._received_at = trio.current_time()
         self._error: NetworkError | None = None
+        self._incident = Incident()
         self.created = trio.current_time()
         self.idle_since = self.created
         self.in_use = 0
@@ -188,6 +190,7 @@ class Http3Connection:
         if self.is_closed:
             return
         self._error = self._error or error
+        self._error.incident = self._incident
         self.is_closed = True
         trio.lowlevel.notify_closing(self._sock)
         self._sock.close()
@@ -265,6 +268,8 @@ class Http3Connection:
                 await self._wait(stream, request.timeouts.read)
         except BaseException:
             if stream is None:
+                if request.abandoned is not None:
+                    request.abandoned(None, False)
                 self._after_exchange()
             else:
                 self.abandon(stream)
@@ -400,7 +405,7 @@ class _Stream:
     def check(self) -> None:
         """Raise what ended the stream, unless the answer is complete all the same."""
         if self.error is not None and not self.ended:
-            raise type(self.error)(*self.error.args)
+            raise self.error.again()
 
 
 class _Body:

@@ -6,7 +6,7 @@ from typing import Protocol
 import attrs
 import trio
 
-from sdk_trio.client.exchange import NetworkError, Origin, Timeouts
+from sdk_trio.client.exchange import Incident, NetworkError, Origin, Timeouts
 from sdk_trio.client.http1 import Http1Connection
 from sdk_trio.client.http2 import Http2Connection
 
@@ -49,13 +49,46 @@ class PoolStatistics:
 class Waiter:
     """A request that waits for a connection."""
 
-    __slots__ = ("arrival", "connection", "error", "timeouts")
+    __slots__ = ("arrival", "began", "connection", "error", "timeouts")
 
     def __init__(self, timeouts: Timeouts) -> None:
         self.timeouts = timeouts
+        self.began = trio.current_time()
         self.connection: Http1Connection | Http2Connection | None = None
         self.error: NetworkError | None = None
         self.arrival = trio.Event()
+
+
+class ConnectionAttempt:
+    """One dial in progress. It is *overdue* once it has taken longer than ``patience`` seconds.
+
+    An overdue one is no longer counted on: another is begun beside it, and whichever arrives is
+    used. ``since`` is when the first of those was begun whose place it took. ``address`` is known
+    once it is connected to one, or tries one alone.
+    """
+
+    __slots__ = (
+        "address",
+        "began",
+        "incident",
+        "is_given_up",
+        "is_overdue",
+        "patience",
+        "scope",
+        "since",
+        "watch",
+    )
+
+    def __init__(self, *, patience: float, limit: float) -> None:
+        self.began = trio.current_time()
+        self.since = self.began
+        self.patience = patience
+        self.incident = Incident()
+        self.scope = trio.CancelScope(deadline=self.began + limit)
+        self.watch = trio.CancelScope()
+        self.is_overdue = False
+        self.is_given_up = False
+        self.address: str | None = None
 
 
 class Lane:
@@ -63,12 +96,16 @@ class Lane:
 
     __slots__ = (
         "active",
-        "connecting",
+        "attempts",
+        "connect_seconds",
         "dial_after",
+        "given_up",
         "http2",
         "idle",
         "multiplexed",
         "origin",
+        "patience",
+        "promising",
         "server",
         "waiters",
     )
@@ -79,8 +116,12 @@ class Lane:
         self.idle: list[Http1Connection] = []  # the most recently used last, and used first
         self.active: set[Http1Connection] = set()
         self.multiplexed: list[Http2Connection] = []
-        self.connecting = 0
+        self.attempts: list[ConnectionAttempt] = []
+        self.promising = 0  # how many of the attempts are not overdue
+        self.patience = 0.0  # of the next attempt, in seconds
+        self.connect_seconds = 0.0  # what the last connection took
         self.dial_after = 0.0
+        self.given_up: ConnectionAttempt | None = None  # whose place the next attempt takes
         # None until the first connection has told; decides how many to open at a time.
         self.http2: bool | None = None
         # Ordered, for leaving from the middle (cancellation) in constant time.

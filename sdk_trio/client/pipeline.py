@@ -50,7 +50,9 @@ REQUEST_TIMEOUT = 408
 INTERNAL_SERVER_ERROR = 500
 
 #: Failures that say nothing about the upstream's health.
-_OUR_FAULTS = frozenset({FailureKind.REFUSED, FailureKind.NO_CONNECTION_FREE})
+_OUR_FAULTS = frozenset(
+    {FailureKind.REFUSED, FailureKind.NO_CONNECTION_FREE, FailureKind.NOT_PROCESSED}
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -120,16 +122,16 @@ class BreakerLayer:
         if isinstance(permit, Refusal):
             await trio.lowlevel.checkpoint()
             raise _circuit_open(call, permit)
-        outcome = AttemptOutcome.NEUTRAL
+        outcome, incident = AttemptOutcome.NEUTRAL, None
         try:
             response = await self._inner.send(call, kind)
             outcome = outcome_of_status(response.status_code)
         except ConnectionFailedError as error:
             if error.kind not in _OUR_FAULTS:
-                outcome = AttemptOutcome.FAILURE
+                outcome, incident = AttemptOutcome.FAILURE, error.incident
             raise
         finally:
-            breaker.report(permit, outcome)
+            breaker.report(permit, outcome, incident)
         return response
 
 

@@ -121,7 +121,7 @@ def origin_of(url: str) -> str:
     """Return scheme, host and port of ``url``, the port always spelled out."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    port = parts.port or _PORTS.get(parts.scheme, 0)
+    port = _PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 

@@ -4,16 +4,26 @@ Every decision is synchronous and takes constant time in the number of requests 
 connections. Connecting runs in tasks of the pool, not of the requests: a cancelled request
 leaves the connection to the next one. A slot is taken when connecting starts and freed when the
 connection is closed, in one place each.
+
+An attempt to connect that takes long is raced by another one, as "Happy Eyeballs" does over
+addresses (RFC 8305): a lost SYN or a server that accepts and is silent holds nobody up. Why the
+times are what they are says docs/adr/0028-one-event-one-failure.md.
 """
 
+import contextlib
+import socket
 from collections.abc import Callable
+from functools import partial
 from ssl import SSLContext
 
 import trio
 
 from sdk_trio.client.exchange import (
+    Abandoned,
+    ClosedError,
     ConnectFailedError,
     ConnectTimedOutError,
+    Incident,
     NetworkError,
     Origin,
     PoolTimedOutError,
@@ -21,7 +31,14 @@ from sdk_trio.client.exchange import (
 )
 from sdk_trio.client.http1 import Http1Connection
 from sdk_trio.client.http2 import PING_SECONDS, Http2Connection
-from sdk_trio.client.lanes import ConnectionLimits, Lane, PoolStatistics, Server, Waiter
+from sdk_trio.client.lanes import (
+    ConnectionAttempt,
+    ConnectionLimits,
+    Lane,
+    PoolStatistics,
+    Server,
+    Waiter,
+)
 from sdk_trio.client.wire import Dial, open_wire
 from sdk_trio.logs import get_logger
 
@@ -32,6 +49,12 @@ CONNECT_SECONDS = 10.0
 SUSPECT_SECONDS = 1.0
 #: While HTTP/2 connections work, a failed attempt to add another is not repeated before this.
 REDIAL_SECONDS = 1.0
+#: A first attempt to connect is overdue after this, or after twice the time that the last
+#: connection took (RFC 8305, 5); each further one may take twice as long, up to the second number.
+RACE_SECONDS = 0.25
+LONGEST_RACE_SECONDS = 2.0
+#: An overdue attempt this old gives its slot to another when no other slot is free.
+GIVE_UP_SECONDS = 1.0
 #: The reaper looks this often at most and at least, in seconds.
 REAP_SECONDS = (0.02, 15.0)
 
@@ -45,7 +68,8 @@ class ConnectionPool:
         limits: the settings (spec 2.3), read on each use.
         tls: called at the first ``https`` connection for the context of all of them.
         nursery: where connecting, HTTP/2 connections and the reaper run; cancelling it ends all.
-        dial: makes TCP connections.
+        dial: makes TCP connections; None: Trio, and an attempt that races another one takes an
+            address of the name that no other tries.
     """
 
     def __init__(
@@ -54,7 +78,7 @@ class ConnectionPool:
         *,
         tls: Callable[[], SSLContext],
         nursery: trio.Nursery,
-        dial: Dial = trio.open_tcp_stream,
+        dial: Dial | None = None,
     ) -> None:
         self._limits = limits
         self._dial_tcp = dial
@@ -72,32 +96,35 @@ class ConnectionPool:
         return PoolStatistics(
             connections=idle + active + len(multiplexed),
             idle=idle + sum(connection.in_use == 0 for connection in multiplexed),
-            connecting=sum(lane.connecting for lane in lanes),
+            connecting=sum(len(lane.attempts) for lane in lanes),
             waiting=sum(len(lane.waiters) for lane in lanes),
             exchanges=active + sum(connection.in_use for connection in multiplexed),
         )
 
     async def acquire(
-        self, origin: Origin, timeouts: Timeouts
+        self, origin: Origin, timeouts: Timeouts, abandoned: Abandoned | None = None
     ) -> Http1Connection | Http2Connection:
         """Return a connection on which one exchange with ``origin`` may start, in FIFO order.
 
         Does not checkpoint when one is free; the exchange does. Cancelling gives back what may
-        have been assigned in the meantime.
+        have been assigned in the meantime, and tells ``abandoned`` what was waited for.
 
         Raises:
             ConnectFailedError: the server cannot be reached.
+            ClosedError: the pool was closed.
             PoolTimedOutError: none became free within the timeouts.
         """
         if self._closed:
             await trio.lowlevel.checkpoint()
-            raise ConnectFailedError("the client was closed")
+            raise ClosedError("the client was closed")
         lane = self._lane(origin)
         if not lane.waiters:
             connection = self._take(lane)
             if connection is not None:
                 return connection  # noqa: ASYNC910 - tries first; the exchange it is part of waits
         waiter = Waiter(timeouts)
+        if not lane.waiters:
+            self._begin_race(lane, waiter.began)
         lane.waiters[waiter] = None
         self._dial_where_needed(lane.server)
         limit = float("inf")
@@ -110,6 +137,8 @@ class ConnectionPool:
             lane.waiters.pop(waiter, None)
             if waiter.connection is not None:
                 self._give_back(waiter.connection)
+            if abandoned is not None:
+                abandoned(_held_up_by(lane, waiter), False)
             raise
         if waiter.connection is not None:
             return waiter.connection
@@ -137,7 +166,9 @@ class ConnectionPool:
                     active.close()
                 for multiplexed in list(lane.multiplexed):
                     multiplexed.close()
-                self._fail_waiters(lane, ConnectFailedError("the client was closed"))
+                for attempt in list(lane.attempts):
+                    self._give_up(lane, attempt)
+                self._fail_waiters(lane, ClosedError("the client was closed"))
 
     async def reap(self) -> None:
         """Close what is idle or old; runs until cancelled.
@@ -265,36 +296,45 @@ class ConnectionPool:
 
     def _fail_waiter(self, lane: Lane, error: NetworkError) -> None:
         waiter, _ = lane.waiters.popitem(last=False)
-        waiter.error = type(error)(*error.args)
-        waiter.error.__cause__ = error.__cause__
+        waiter.error = error.again()
         waiter.arrival.set()
 
     # Connecting
 
+    def _begin_race(self, lane: Lane, now: float) -> None:
+        """Let the first request that waits in a lane rely on no attempt that hangs already."""
+        usual = 2 * lane.connect_seconds
+        lane.patience = min(max(RACE_SECONDS, usual), LONGEST_RACE_SECONDS)
+        for attempt in lane.attempts:
+            if now - attempt.began >= lane.patience:
+                self._note_overdue(lane, attempt)
+
+    def _note_overdue(self, lane: Lane, attempt: ConnectionAttempt) -> None:
+        if not attempt.is_overdue:
+            attempt.is_overdue = True
+            lane.promising -= 1
+
     def _dial_where_needed(self, server: Server) -> None:
         for lane in server.lanes.values():
-            while lane.connecting < self._dials_wanted(lane):
+            if not lane.waiters:
+                continue
+            while lane.promising < self._dials_wanted(lane):
                 if server.slots_taken >= self._limits.max_connections_per_server and not (
                     self._evict_for(lane)
                 ):
                     return
-                limit = CONNECT_SECONDS
-                for waiter in lane.waiters:
-                    limit = min(limit, waiter.timeouts.connect or limit)
-                    break
-                lane.connecting += 1
-                server.slots_taken += 1
-                self._nursery.start_soon(self._dial, lane, limit)
+                self._begin_dial(lane)
 
     def _dials_wanted(self, lane: Lane) -> int:
+        """Return how many attempts the lane should have that are not overdue."""
         if self._closed or not lane.waiters:
+            return 0
+        has_live_http2 = lane.http2 is not False and self._has_live_http2(lane)
+        if (has_live_http2 or lane.attempts) and trio.current_time() < lane.dial_after:
             return 0
         if lane.http2 is False:
             return len(lane.waiters)
-        if self._has_live_http2(lane) and (
-            not self._limits.enable_multiple_http2_connections
-            or trio.current_time() < lane.dial_after
-        ):
+        if has_live_http2 and not self._limits.enable_multiple_http2_connections:
             return 0
         # One at a time: whether more are needed depends on how many streams it will carry.
         return 1
@@ -307,7 +347,8 @@ class ConnectionPool:
         )
 
     def _evict_for(self, lane: Lane) -> bool:
-        """Free a slot that an unused connection to another origin of the host holds."""
+        """Free a slot that an unused connection to another origin of the host holds, or a dial."""
+        now = trio.current_time()
         for other in lane.server.lanes.values():
             if other is not lane and other.idle:
                 self._close(other, other.idle.pop(0))
@@ -316,21 +357,76 @@ class ConnectionPool:
                 if other is not lane and not connection.in_use:
                     connection.close()
                     return True
+            if (other is lane or not other.waiters) and other.attempts:
+                oldest = other.attempts[0]
+                if oldest.is_overdue and now - oldest.began >= GIVE_UP_SECONDS:
+                    self._give_up(other, oldest)
+                    lane.given_up = oldest if other is lane else None
+                    return True
         return False
 
-    async def _dial(self, lane: Lane, limit: float) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    def _begin_dial(self, lane: Lane) -> None:
+        first = next(iter(lane.waiters))
+        connect = first.timeouts.connect
+        limit = CONNECT_SECONDS if connect is None else connect
+        attempt = ConnectionAttempt(patience=lane.patience, limit=limit)
+        predecessor, lane.given_up = lane.given_up, None
+        if predecessor is not None and predecessor.since >= first.began:
+            # The request's time to connect has been running since then.
+            attempt.since = predecessor.since
+            attempt.scope.deadline = predecessor.scope.deadline
+        lane.attempts.append(attempt)
+        lane.promising += 1
+        lane.server.slots_taken += 1
+        self._nursery.start_soon(self._dial, lane, attempt, limit)
+        self._nursery.start_soon(self._watch, lane, attempt)
+
+    async def _watch(self, lane: Lane, attempt: ConnectionAttempt) -> None:
+        """Begin another attempt when ``attempt`` takes long, and again when it may be given up."""
+        with attempt.watch:
+            await trio.sleep(attempt.patience)
+            self._note_overdue(lane, attempt)
+            lane.patience = min(max(lane.patience, 2 * attempt.patience), LONGEST_RACE_SECONDS)
+            self._dial_where_needed(lane.server)
+            await trio.sleep(max(0.0, GIVE_UP_SECONDS - attempt.patience))
+            self._dial_where_needed(lane.server)
+
+    async def _dial_later(self, server: Server, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._dial_where_needed(server)
+
+    def _end_attempt(self, lane: Lane, attempt: ConnectionAttempt) -> None:
+        """Count ``attempt`` no longer; its slot is the caller's business."""
+        if attempt in lane.attempts:
+            lane.attempts.remove(attempt)
+            self._note_overdue(lane, attempt)
+            attempt.watch.cancel()
+
+    def _give_up(self, lane: Lane, attempt: ConnectionAttempt) -> None:
+        """End ``attempt`` at once, its slot with it."""
+        attempt.is_given_up = True
+        lane.server.slots_taken -= 1
+        self._end_attempt(lane, attempt)
+        attempt.scope.cancel()
+
+    async def _dial(self, lane: Lane, attempt: ConnectionAttempt, limit: float) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
         try:
-            await self._connect(lane, limit)
+            await self._connect(lane, attempt, limit)
         except NetworkError as error:
-            self._dial_failed(lane, error)
+            failure: NetworkError = error
         except Exception as error:  # a fault here must not end the whole client
             _log.error("client.connection_failed", origin=str(lane.origin), exc_info=error)
-            self._dial_failed(lane, ConnectFailedError(f"cannot connect: {error!r}"))
+            failure = ConnectFailedError(f"cannot connect: {error!r}")
+        else:
+            return
+        if not attempt.is_given_up:
+            failure.incident = attempt.incident
+            self._dial_failed(lane, attempt, failure)
 
-    async def _connect(self, lane: Lane, limit: float) -> None:
-        connected = False
+    async def _connect(self, lane: Lane, attempt: ConnectionAttempt, limit: float) -> None:
+        connection: Http1Connection | Http2Connection | None = None
         try:
-            with trio.move_on_after(limit) as scope:
+            with attempt.scope:
                 protocols = ["http/1.1"]
                 if self._limits.enable_http2:
                     protocols.insert(0, "h2")
@@ -340,48 +436,91 @@ class ConnectionPool:
                     context=self._tls() if secure else None,
                     protocols=protocols,
                     limit=limit,
-                    dial=self._dial_tcp,
+                    dial=self._dial_tcp or partial(self._open_tcp, lane, attempt),
                 )
-                created = trio.current_time()
                 if wire.protocol == "h2":
                     multiplexed = Http2Connection(
-                        wire, released=lambda it: self._http2_released(lane, it), created=created
+                        wire,
+                        released=lambda it: self._http2_released(lane, it),
+                        created=trio.current_time(),
                     )
                     await self._nursery.start(multiplexed.run)
-                    connected = True
+                    connection = multiplexed
                 else:
                     connection = Http1Connection(
-                        wire, released=lambda it: self._http1_released(lane, it), created=created
+                        wire,
+                        released=lambda it: self._http1_released(lane, it),
+                        created=trio.current_time(),
                     )
-                    connected = True
-            if scope.cancelled_caught:
+            if connection is None:
                 raise ConnectTimedOutError(f"{lane.origin} did not answer within {limit:g} s")
-        finally:
-            lane.connecting -= 1
-            if not connected:
-                lane.server.slots_taken -= 1
-        if wire.protocol == "h2":
-            if multiplexed.is_closed:
-                lane.server.slots_taken -= 1
+            if attempt.is_given_up or connection.is_closed:
+                connection.close()
+                connection = None
                 raise ConnectFailedError(f"{lane.origin} closed the connection at once")
+        finally:
+            self._end_attempt(lane, attempt)
+            if connection is None and not attempt.is_given_up:
+                lane.server.slots_taken -= 1
+        self._connected(lane, attempt, connection)
+
+    async def _open_tcp(
+        self, lane: Lane, attempt: ConnectionAttempt, host: str, port: int
+    ) -> trio.SocketStream:
+        """Connect to ``host``, if possible at an address where no other attempt of the lane is."""
+        taken = {rival.address for rival in lane.attempts if rival is not attempt} - {None}
+        if taken:
+            for *_, address in await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                if address[0] not in taken:
+                    attempt.address = str(address[0])
+                    with contextlib.suppress(OSError):
+                        return await trio.open_tcp_stream(attempt.address, port)
+        stream = await trio.open_tcp_stream(host, port)
+        attempt.address = stream.socket.getpeername()[0]
+        return stream
+
+    def _connected(
+        self,
+        lane: Lane,
+        attempt: ConnectionAttempt,
+        connection: Http1Connection | Http2Connection,
+    ) -> None:
+        lane.connect_seconds = connection.created - attempt.began
+        lane.dial_after = 0.0
+        if isinstance(connection, Http2Connection):
             lane.http2 = True
-            lane.multiplexed.append(multiplexed)
-            self._http2_released(lane, multiplexed)
+            lane.multiplexed.append(connection)
+            self._http2_released(lane, connection)
         else:
             lane.http2 = False
             self._http1_released(lane, connection)
-            self._dial_where_needed(lane.server)
+        if not lane.waiters:  # the race is over
+            for rival in list(lane.attempts):
+                if rival.is_overdue or lane.http2:
+                    self._give_up(lane, rival)
+        self._dial_where_needed(lane.server)
 
-    def _dial_failed(self, lane: Lane, error: NetworkError) -> None:
+    def _dial_failed(self, lane: Lane, attempt: ConnectionAttempt, error: NetworkError) -> None:
         """Tell whoever waited for this connection, and let the others try again."""
-        if lane.http2 is False:
-            if lane.waiters:
+        now = trio.current_time()
+        if isinstance(error, ConnectTimedOutError):
+            # Who came later has not waited that long, and goes on.
+            while lane.waiters and next(iter(lane.waiters)).began <= attempt.since:
                 self._fail_waiter(lane, error)
-        elif self._has_live_http2(lane):
-            lane.dial_after = trio.current_time() + REDIAL_SECONDS
-        else:
+                if lane.http2 is False:
+                    break
+        elif lane.http2 is False and len(lane.waiters) > len(lane.attempts):
+            self._fail_waiter(lane, error)
+        elif lane.http2 is not False and self._has_live_http2(lane):
+            lane.dial_after = now + REDIAL_SECONDS
+        elif not lane.attempts:
             # One connection would have carried them all, and so one failure is everybody's.
             self._fail_waiters(lane, error)
+        elif lane.waiters:
+            # Others are still under way, and one of them may arrive.
+            lane.dial_after = now + lane.patience
+            self._nursery.start_soon(self._dial_later, lane.server, lane.patience)
+            lane.patience = min(2 * lane.patience, LONGEST_RACE_SECONDS)
         self._dial_where_needed(lane.server)
 
     # Ageing
@@ -403,3 +542,11 @@ class ConnectionPool:
                 unused and (multiplexed.is_draining or self._is_spent(multiplexed, now))
             ):
                 multiplexed.close()
+
+
+def _held_up_by(lane: Lane, waiter: Waiter) -> Incident | None:
+    """Return the attempt that ``waiter`` has waited for, None when it was for a free slot."""
+    if not lane.attempts:
+        return None
+    seen = (attempt for attempt in lane.attempts if attempt.began >= waiter.began)
+    return next(seen, lane.attempts[-1]).incident

@@ -29,6 +29,8 @@ class FailureKind(enum.Enum):
     """No byte of the request left: any method can be tried again."""
     NO_CONNECTION_FREE = enum.auto()
     """Not sent either, but for want of a connection of ours: no fault of the upstream."""
+    NOT_PROCESSED = enum.auto()
+    """The upstream promised not to have acted on it (GOAWAY, REFUSED_STREAM): no fault either."""
     UNCONFIRMED = enum.auto()
     """The request left, at least perhaps, and no whole answer came."""
     REFUSED = enum.auto()

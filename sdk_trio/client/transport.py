@@ -10,6 +10,7 @@ translated here, once. What matters to whoever retries:
   the method is idempotent and the body can be sent again.
 """
 
+import re
 import ssl
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -22,6 +23,7 @@ from sdk_trio.client.exchange import (
     NO_TIMEOUTS,
     Answer,
     BodyReader,
+    ClosedError,
     ConnectFailedError,
     Connection,
     ConnectTimedOutError,
@@ -34,6 +36,7 @@ from sdk_trio.client.exchange import (
     PoolTimedOutError,
     ReadFailedError,
     ReadTimedOutError,
+    RenewedError,
     StaleConnectionError,
     Timeouts,
     WriteFailedError,
@@ -43,21 +46,38 @@ from sdk_trio.client.http3_origins import Http3Origins, require_http3
 from sdk_trio.client.lanes import ConnectionLimits, PoolStatistics
 from sdk_trio.client.pool import ConnectionPool
 from sdk_trio.client.wire import Dial
+from sdk_trio.errors import NotRunningError
 
 #: Methods whose repetition changes nothing (RFC 9110, 9.2.2).
 IDEMPOTENT = frozenset([b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"])
-#: How often one request may meet a server that sends it away unprocessed.
+#: How often one request may be sent away unprocessed by a connection that served nobody.
 NOT_PROCESSED_TRIES = 3
 
 #: The request's extension that is called before it leaves.
 BEFORE_SEND = "sdk_trio.before_send"
+#: The request's extension that is called when it is cancelled before it left, or with no sign of
+#: life from its connection since then.
+ABANDONED = "sdk_trio.abandoned"
+
+
+class NotProcessed(httpx.ConnectError):
+    """The server said that it has not acted on the request; there is nothing wrong with it."""
+
+
+class TransportClosed(httpx.ConnectError):
+    """The transport was closed while the request waited; nothing was sent."""
+
 
 _PORTS = {"http": 80, "https": 443}
+#: The zone of an IPv6 address in a Host header, up to the bracket.
+_ZONE = re.compile(rb"%[^\]]*\]")
 _HTTPX_ERRORS: dict[type[NetworkError], type[httpx.TransportError]] = {
     ConnectFailedError: httpx.ConnectError,
     ConnectTimedOutError: httpx.ConnectTimeout,
     PoolTimedOutError: httpx.PoolTimeout,
-    NotProcessedError: httpx.ConnectError,
+    NotProcessedError: NotProcessed,
+    RenewedError: NotProcessed,
+    ClosedError: TransportClosed,
     ReadFailedError: httpx.ReadError,
     ReadTimedOutError: httpx.ReadTimeout,
     StaleConnectionError: httpx.ReadError,
@@ -66,6 +86,19 @@ _HTTPX_ERRORS: dict[type[NetworkError], type[httpx.TransportError]] = {
     PeerProtocolError: httpx.RemoteProtocolError,
     OurProtocolError: httpx.LocalProtocolError,
 }
+
+
+def require_trio() -> None:
+    """Check that this runs under Trio.
+
+    Raises:
+        NotRunningError: it runs under asyncio, or in no loop at all.
+    """
+    if not trio.lowlevel.in_trio_run():
+        raise NotRunningError(
+            "sdk_trio runs under Trio: start the program with trio.run(main), not asyncio.run; a "
+            "web application under asyncio calls the client from a thread that runs Trio"
+        )
 
 
 class ConnectionSettings(ConnectionLimits, Protocol):
@@ -116,10 +149,12 @@ class Transport(httpx.AsyncBaseTransport):
         self._context = verify
         self._dial = dial
         self._entered = 0
+        self._was_closed = False
         self._pool: ConnectionPool | None = None
         self._http3: Http3Origins | None = None
 
     async def __aenter__(self) -> "Transport":
+        require_trio()
         self._entered += 1
         if self._entered > 1:
             await trio.lowlevel.checkpoint()
@@ -147,6 +182,7 @@ class Transport(httpx.AsyncBaseTransport):
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+        self._was_closed = True
         if self._http3 is not None:
             self._http3.close()
         self._nursery.cancel_scope.cancel()
@@ -183,10 +219,13 @@ class Transport(httpx.AsyncBaseTransport):
 
         Raises:
             httpx.TransportError: see the module; the classes say whether anything was sent.
-            RuntimeError: the transport is not open.
+            RuntimeError: the transport was never opened.
         """
         pool = self._pool
         if pool is None:
+            await trio.lowlevel.checkpoint()
+            if self._was_closed:
+                raise TransportClosed("the client was closed", request=request)
             raise RuntimeError("the transport is not open: use it as 'async with Transport(...)'")
         try:
             outgoing = _outgoing(request)
@@ -205,20 +244,25 @@ class Transport(httpx.AsyncBaseTransport):
         )
 
     async def _exchange(self, pool: ConnectionPool, request: Outgoing) -> Answer:
-        tries = 1
+        tries = 0
         was_stale = False
         while True:  # noqa: ASYNC913 - acquire waits, or it returns
             connection: Connection | None = None
             if self._http3 is not None:
                 connection = await self._http3.acquire(request.origin)
             if connection is None:
-                connection = await pool.acquire(request.origin, request.timeouts)
+                # After a first try that may have been executed, nothing is certain any more.
+                abandoned = None if was_stale else request.abandoned
+                connection = await pool.acquire(request.origin, request.timeouts, abandoned)
             try:
                 return await connection.exchange(request)
+            except RenewedError:
+                if not request.is_replayable:
+                    raise
             except NotProcessedError:
+                tries += 1
                 if not request.is_replayable or tries >= NOT_PROCESSED_TRIES:
                     raise
-                tries += 1
             except StaleConnectionError:
                 if was_stale or request.method not in IDEMPOTENT or not request.is_replayable:
                     raise
@@ -265,6 +309,11 @@ def _outgoing(request: httpx.Request) -> Outgoing:
             f"the address {str(url.copy_with(query=None))!r} is neither http nor https",
             request=request,
         )
+    headers = request.headers.raw
+    if "%" in host:
+        # A zone means something on this machine only (RFC 6874, 4; RFC 4007, 11).
+        headers = [(k, _ZONE.sub(b"]", v) if k.lower() == b"host" else v) for k, v in headers]
+        host = host.replace("%25", "%", 1)
     limits = request.extensions.get("timeout")
     stream = request.stream
     if isinstance(stream, httpx.ByteStream):
@@ -276,13 +325,14 @@ def _outgoing(request: httpx.Request) -> Outgoing:
         raise TypeError("the request's body is synchronous: give an asynchronous iterable")
     return Outgoing(
         method=request.method.encode("ascii"),
-        origin=Origin(scheme, host, url.port or _PORTS[scheme]),
+        origin=Origin(scheme, host, _PORTS[scheme] if url.port is None else url.port),
         target=request.extensions.get("target") or url.raw_path,
-        headers=request.headers.raw,
+        headers=headers,
         body=body,
         stream=streamed,
         timeouts=_timeouts(limits) if limits else NO_TIMEOUTS,
         before_send=request.extensions.get(BEFORE_SEND),
+        abandoned=request.extensions.get(ABANDONED),
     )
 
 

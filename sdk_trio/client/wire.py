@@ -145,7 +145,9 @@ async def open_wire(
                 if context is not None:
                     context.set_alpn_protocols(protocols)
                     sock = context.wrap_socket(
-                        sock, server_hostname=origin.host, do_handshake_on_connect=False
+                        sock,
+                        server_hostname=origin.host.partition("%")[0],  # no zone is certified
+                        do_handshake_on_connect=False,
                     )
                     await _shake_hands(sock)
             except BaseException:
