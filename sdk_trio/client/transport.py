@@ -140,7 +140,7 @@ class Transport(httpx.AsyncBaseTransport):
         *,
         http3: bool | None = None,
         verify: ssl.SSLContext | None = None,
-        dial: Dial = trio.open_tcp_stream,
+        dial: Dial | None = None,
     ) -> None:
         self._settings = connection
         self._use_http3 = connection.enable_http3 if http3 is None else http3

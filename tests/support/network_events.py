@@ -80,7 +80,8 @@ class Front:
     """Forwards connections to ``target``; ``first`` is what the first one meets.
 
     ``reset``: it is reset after 20 ms. ``silence``: it is accepted and never answered.
-    ``drop``: it works, and is reset as soon as all requests of the scenario are out.
+    ``drop``: it works, and is reset when the event ``drop`` is set. ``mute``: from then on it
+    swallows what arrives.
     """
 
     def __init__(self, target: int, first: str) -> None:
@@ -99,6 +100,9 @@ class Front:
             if event == "reset":
                 await trio.sleep(0.02)
             elif event == "silence":
+                await trio.sleep_forever()
+            elif event == "mute":
+                await self._forward(stream, until=self.drop)
                 await trio.sleep_forever()
             else:
                 await self._forward(stream, until=self.drop if event == "drop" else None)
