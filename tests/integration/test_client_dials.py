@@ -345,6 +345,20 @@ async def test_a_connection_that_falls_silent_is_found_out_before_the_calls_give
         assert client.counters.circuits_opened == 0
 
 
+async def test_refused_streams_are_repeated_whatever_the_method_and_open_no_circuit():
+    """More refusals than the transport bears with by itself, so that calls are retried too."""
+    upstream = Upstream()
+    handler = http2_handler(upstream, refusals=70)
+    context = AUTHORITY.server_context("h2")
+    async with serving(upstream, handler, context=context), client_of(upstream.port) as client:
+        async with trio.open_nursery() as nursery:
+            for _ in range(TASKS):
+                nursery.start_soon(client.request, "POST", "/")
+        assert upstream.requests == TASKS
+        assert client.counters.attempts[AttemptKind.RETRY] > 0
+        assert client.counters.circuits_opened == 0
+
+
 async def test_an_upstream_that_answers_pings_alone_still_opens_the_circuit():
     async with upstream_of("h2") as upstream, client_of(upstream.port) as client:
         with pytest.raises(CircuitOpenError):

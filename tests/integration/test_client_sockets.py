@@ -1,17 +1,25 @@
 """The whole client over its own transport and real sockets."""
 
+import asyncio
 import contextlib
 import functools
 
+import httpx
 import pytest
 import trio
 import trio.testing
 
 from sdk_trio.client.client import Client
-from sdk_trio.client.errors import AttemptTimeoutError, ConnectionFailedError, OutcomeUnknownError
+from sdk_trio.client.errors import (
+    AttemptTimeoutError,
+    CallError,
+    ConnectionFailedError,
+    OutcomeUnknownError,
+)
 from sdk_trio.client.transport import Transport
 from sdk_trio.config import Mode, Secret, Settings
 from sdk_trio.config.options import ConnectionOptions
+from sdk_trio.errors import NotRunningError
 
 PATIENCE_SECONDS = 60
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -102,3 +110,36 @@ async def test_hedged_and_cancelled_calls_leave_no_connection_in_use():
                 await trio.sleep(0.005)
             assert (transport.statistics.exchanges, transport.statistics.waiting) == (0, 0)
             assert not client.breaker.probe_is_out
+
+
+async def test_a_read_under_way_when_the_client_closes_ends_with_an_error_of_calls():
+    errors = []
+    arrived = trio.Event()
+
+    def silent(head):
+        arrived.set()
+        return False
+
+    async with served(silent) as port, trio.open_nursery() as nursery:
+
+        async def call(client):
+            try:
+                await client.request("GET", "/x")
+            except CallError as error:
+                errors.append(error)
+
+        async with Client(settings(port)) as client:
+            nursery.start_soon(call, client)
+            await arrived.wait()
+    [error] = errors
+    assert isinstance(error, ConnectionFailedError)
+    assert "closed" in str(error)
+
+
+async def test_under_asyncio_the_client_says_what_it_needs():
+    async def main():
+        async with Client(settings(1), httpx.MockTransport(lambda request: None)):
+            raise AssertionError("it opened")
+
+    with pytest.raises(NotRunningError, match=r"trio\.run"):
+        await trio.to_thread.run_sync(asyncio.run, main())

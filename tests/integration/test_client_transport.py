@@ -1,5 +1,6 @@
 """The transport on real sockets, HTTP/1.1: bounds, ages, cancellation, errors."""
 
+import asyncio
 import random
 from contextlib import asynccontextmanager
 
@@ -19,6 +20,7 @@ from support.upstreams import (
 )
 
 from sdk_trio.client.transport import Transport, TransportClosed
+from sdk_trio.errors import NotRunningError
 
 STORM_REQUESTS = 12_000
 
@@ -456,3 +458,45 @@ async def test_the_caller_is_not_told_of_a_request_that_never_left():
             await client.post("/", extensions={"sdk_trio.before_send": lambda: left.append(True)})
         assert not left
         nursery.cancel_scope.cancel()
+
+
+async def test_port_zero_is_the_port_that_was_asked_for():
+    dialled = []
+
+    async def dial(host, port):
+        dialled.append(port)
+        return await trio.open_tcp_stream(host, port)
+
+    async with Transport(ConnectionOptions(), dial=dial) as transport:
+        with pytest.raises(httpx.ConnectError):
+            await transport.handle_async_request(httpx.Request("GET", "http://127.0.0.1:0/"))
+    assert dialled == [0]
+
+
+async def test_the_zone_of_an_address_is_dialled_and_not_sent():
+    heads, dialled = [], []
+
+    async def handle(stream):
+        heads.append(await stream.receive_some(65_536))
+        await stream.send_all(http1_answer())
+
+    upstream = Upstream()
+
+    async def dial(host, port):
+        dialled.append((host, port))
+        return await trio.open_tcp_stream("127.0.0.1", upstream.port)
+
+    async with serving(upstream, handle), Transport(ConnectionOptions(), dial=dial) as transport:
+        request = httpx.Request("GET", "http://[fe80::1%25lo]:8080/")
+        await (await transport.handle_async_request(request)).aread()
+    assert dialled == [("fe80::1%lo", 8080)]
+    assert b"\r\nHost: [fe80::1]:8080\r\n" in heads[0]
+
+
+async def test_under_asyncio_it_says_what_it_needs():
+    async def main():
+        async with Transport(ConnectionOptions()):
+            raise AssertionError("it opened")
+
+    with pytest.raises(NotRunningError, match=r"trio\.run"):
+        await trio.to_thread.run_sync(asyncio.run, main())

@@ -366,3 +366,13 @@ def test_canary_of_what_is_overridden_in_h2():
     assert isinstance(connection.open_outbound_streams, property)
     assert connection()._data_to_send == bytearray()
     assert connection().state_machine.state is h2.connection.ConnectionState.IDLE
+
+
+async def test_of_te_only_trailers_is_sent():
+    """Anything else is a protocol error to the server (RFC 9113, 8.2.2)."""
+    upstream = Upstream()
+    async with client_of(upstream) as client:
+        for value in ("gzip", "trailers", "Trailers"):
+            response = await client.get("/", headers={"te": value})
+            assert response.status_code == 200
+    assert upstream.connections == 1

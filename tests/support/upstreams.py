@@ -16,6 +16,7 @@ from functools import partial
 import attrs
 import h2.config
 import h2.connection
+import h2.errors
 import h2.events
 import h2.settings
 import trio
@@ -166,11 +167,17 @@ async def _http1_body(path, length):
     return http1_answer()
 
 
-def http2_handler(upstream, *, max_streams=100, goaway_after=None):
-    """An HTTP/2 server over TLS; ``goaway_after`` so many requests it says goodbye gracefully."""
+def http2_handler(upstream, *, max_streams=100, goaway_after=None, refusals=0):
+    """An HTTP/2 server over TLS; ``goaway_after`` so many requests it says goodbye gracefully.
+
+    The first ``refusals`` streams of all connections are refused unprocessed.
+    """
+    refused = iter(range(refusals))
 
     async def handle(stream):
-        await _Http2Server(upstream, stream, max_streams, goaway_after).run()
+        server = _Http2Server(upstream, stream, max_streams, goaway_after)
+        server.refused = refused
+        await server.run()
 
     return handle
 
@@ -220,6 +227,9 @@ class _Http2Server:
             case h2.events.RequestReceived():
                 if self.last_stream_id is not None:
                     return  # too late: the goodbye named an earlier one
+                if next(self.refused, None) is not None:
+                    self.h2.reset_stream(event.stream_id, h2.errors.ErrorCodes.REFUSED_STREAM)
+                    return
                 self.upstream.requests += 1
                 headers = dict(event.headers)
                 self.paths[event.stream_id] = headers[":path"]

@@ -1,5 +1,8 @@
 """The circuit breaker: examples, and a machine that compares it with a model made otherwise."""
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,6 +23,7 @@ from sdk_trio.client.breaker import (
     Permit,
     Refusal,
 )
+from sdk_trio.client.exchange import Incident
 
 OK, FAIL, NEUTRAL = AttemptOutcome.SUCCESS, AttemptOutcome.FAILURE, AttemptOutcome.NEUTRAL
 
@@ -170,14 +174,62 @@ def test_changes_are_told_once_each():
     assert told == ["open", "probing", "closed", "isolated", "closed"]
 
 
+def test_an_incident_is_one_failure_however_many_attempts_it_befell():
+    circuit, _ = breaker(threshold=3)
+    incident = Incident()
+    riders = [circuit.acquire() for _ in range(20)]
+    for permit in riders:
+        circuit.report(permit, FAIL, incident)
+    assert circuit.state is BreakerState.CLOSED
+    attempt(circuit, FAIL)
+    assert circuit.state is BreakerState.CLOSED
+    circuit.report(circuit.acquire(), FAIL, Incident())
+    assert circuit.state is BreakerState.OPEN
+
+
+def test_an_incident_told_late_is_not_a_second_failure():
+    circuit, _ = breaker(threshold=2)
+    incident = Incident()
+    early, late = circuit.acquire(), circuit.acquire()
+    circuit.report(early, FAIL, incident)
+    attempt(circuit, OK)
+    attempt(circuit, FAIL)
+    circuit.report(late, FAIL, incident)
+    assert circuit.state is BreakerState.CLOSED
+
+
+def test_what_an_older_generation_told_of_an_incident_does_not_count_it():
+    circuit, _ = breaker(threshold=1)
+    incident = Incident()
+    early = circuit.acquire()
+    circuit.close()
+    circuit.report(early, FAIL, incident)
+    assert circuit.state is BreakerState.CLOSED
+    circuit.report(circuit.acquire(), FAIL, incident)
+    assert circuit.state is BreakerState.OPEN
+
+
+def test_a_breaker_keeps_no_incident_alive():
+    circuit, _ = breaker()
+    incident = Incident()
+    reference = weakref.ref(incident)
+    circuit.report(circuit.acquire(), FAIL, incident)
+    del incident
+    gc.collect()
+    assert reference() is None
+
+
 class BreakerMachine(RuleBasedStateMachine):
     """Any order of permits, reports, waits and hands against a model that keeps all history.
+
+    Reports name incidents, often the same one.
 
     The model holds the story since the last change of state as a list, and asks of it what the
     specification says; the breaker keeps only what it needs.
     """
 
     THRESHOLD, SAMPLING, BREAK = 3, 30.0, 15.0
+    INCIDENTS = (None, *(Incident() for _ in range(4)))
     permits = Bundle("permits")
 
     def __init__(self):
@@ -188,6 +240,7 @@ class BreakerMachine(RuleBasedStateMachine):
         self.state = BreakerState.CLOSED
         self.opened_at = None
         self.probe = None
+        self.told = set()
 
     def begin(self, state):
         self.chapter += 1
@@ -212,12 +265,20 @@ class BreakerMachine(RuleBasedStateMachine):
             assert given.retry_after == pytest.approx(self.opened_at + self.BREAK - self.clock.now)
         return (given, token)
 
-    @rule(held=consumes(permits), outcome=st.sampled_from([OK, FAIL, FAIL, NEUTRAL]))
-    def report(self, held, outcome):
+    @rule(
+        held=consumes(permits),
+        outcome=st.sampled_from([OK, FAIL, FAIL, NEUTRAL]),
+        incident=st.sampled_from(INCIDENTS),
+    )
+    def report(self, held, outcome, incident):
         given, token = held
         if isinstance(given, Refusal):
             return
-        self.circuit.report(given, outcome)
+        self.circuit.report(given, outcome, incident)
+        if outcome is FAIL and incident is not None and token[0] == self.chapter:
+            if incident in self.told:
+                outcome = NEUTRAL
+            self.told.add(incident)
         if self.state is BreakerState.PROBING and token == self.probe:
             self.probe = None
             if outcome is OK:

@@ -1,9 +1,10 @@
 """The parser of HTTP/1.1 answers: the same whatever way the bytes arrive, and no surprises."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.client.exchange import NetworkError
+from sdk_trio.client.exchange import NetworkError, PeerProtocolError
 from sdk_trio.client.http1 import AnswerParser
 
 NAMES = st.from_regex(rb"\A[A-Za-z][A-Za-z0-9-]{0,20}\Z").filter(
@@ -41,6 +42,7 @@ def answers(draw):
 
 
 def parsed(parser):
+    assert parser.reason == b"Fine"
     return (
         parser.status,
         parser.headers,
@@ -93,7 +95,9 @@ def test_any_bytes_are_parsed_or_refused(pieces, is_head):
 
 
 # Line breaks alone are allowed between messages (RFC 9112, 2.2).
-SURPLUS = st.binary(min_size=1, max_size=50).filter(lambda data: data.strip(b"\r\n"))
+SURPLUS = st.binary(min_size=1, max_size=50).filter(lambda data: data.strip(b"\r\n")) | st.just(
+    b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+)
 
 
 @given(answers(), SURPLUS)
@@ -104,3 +108,24 @@ def test_what_follows_an_answer_ends_the_connection_and_changes_nothing(answer, 
     parser = AnswerParser(is_head=False)
     parser.feed(data + surplus)
     assert parsed(parser) == (*expected[:3], False)
+
+
+CHUNKED = b"2\r\nab\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "coding", [b"gzip, chunked", b"gzip", b"chunked, gzip", b"x\r\nTransfer-Encoding: chunked"]
+)
+def test_a_transfer_coding_that_was_not_asked_for_is_refused(coding):
+    """Handed on undecoded, the body would be taken for something else (RFC 9112, 7.4)."""
+    parser = AnswerParser(is_head=False)
+    with pytest.raises(PeerProtocolError):
+        parser.feed(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: " + coding + b"\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+        )
+
+
+def test_chunked_is_read_in_any_spelling():
+    parser = AnswerParser(is_head=False)
+    parser.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding:  Chunked \r\n\r\n" + CHUNKED)
+    assert (parser.chunks, parser.ended) == ([b"ab"], True)
