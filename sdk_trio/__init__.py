@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .client.records import Record
     from .client.request import CallOptions
     from .client.sender import UnexpectedAnswerError
+    from .client.transport import Transport
     from .config import Secret, Settings, load_settings
     from .errors import (
         HandlerRegistrationError,
@@ -105,6 +106,7 @@ __all__ = [
     "CallOptions",
     "Client",
     "Record",
+    "Transport",
     # the upgrade from a single tenant
     "DefaultTenantResolver",
     "HostUpgrade",
@@ -177,6 +179,7 @@ _HOMES = {
     "CallOptions": "client.request",
     "Client": "client.client",
     "Record": "client.records",
+    "Transport": "client.transport",
     "UnexpectedAnswerError": "client.sender",
     **dict.fromkeys(
         ("DefaultTenantResolver", "HostUpgrade", "Quiescence", "StepBatch", "UpgradeStep"),

@@ -11,7 +11,11 @@ import trio
 
 from ..client.client import Client
 from ..client.errors import CallError
+from ..client.proxy import URL_KEY as PROXY_URL
+from ..client.proxy import Proxy, ignored_variable, proxy_of
+from ..client.transport import tls_context
 from ..config import Settings
+from ..errors import OptionsValidationError
 from ..runtime.reconciliation import has_path
 from ..webhooks.peers import TrustedProxies
 from ..webhooks.sender import DeliveryFailedError, post, sign_body
@@ -123,11 +127,16 @@ async def check_upstream(
 ) -> None:
     """Reach the upstream step by step: name, connection, TLS, token, base path, endpoints."""
     where = settings.base_url
-    parts = urlsplit(where)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    if not await _is_reached(parts.hostname or "", port, parts.scheme == "https", where, report):
+    try:
+        made, proxy = Client(settings), proxy_of(settings.connection)
+        tls = tls_context(settings.connection) if where.startswith("https:") else None
+    except OptionsValidationError as error:
+        for problem in error.problems:
+            report.problem(problem.key, problem.message, "change the key, or what it names")
         return
-    async with Client(settings) as client:
+    if not await _is_reached(where, proxy, tls, report):
+        return
+    async with made as client:
         asked_at = time.time()
         try:
             response = await client.request(
@@ -146,33 +155,46 @@ async def check_upstream(
             await _check_endpoints(client, settings, handled, report)
 
 
-async def _is_reached(host: str, port: int, tls: bool, where: str, report: Report) -> bool:
+async def _is_reached(
+    where: str, proxy: Proxy | None, tls: ssl.SSLContext | None, report: Report
+) -> bool:
     """Try the name, the connection and TLS apart; report the first that fails."""
+    parts = urlsplit(where)
+    host, port = parts.hostname or "", parts.port or (443 if tls else 80)
+    asked = (host, port) if proxy is None else (proxy.host, proxy.port)
+    ignored = ignored_variable(host) if proxy is None else None
+    hint = f"; {ignored} is set, and is not followed: set {PROXY_URL} to use it" if ignored else ""
     await trio.lowlevel.checkpoint()
     try:
         with trio.fail_after(STEP_SECONDS):
-            await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            await trio.socket.getaddrinfo(*asked, type=socket.SOCK_STREAM)
     except (OSError, trio.TooSlowError) as error:
         report.problem(
             where,
-            f"DNS: the name {host} cannot be resolved ({_words(error)})",
-            f"check {UPSTREAM_KEYS} and CustomBaseUrl, and this machine's resolver",
+            f"DNS: the name {asked[0]} cannot be resolved ({_words(error)})",
+            f"check {UPSTREAM_KEYS} and CustomBaseUrl, and this machine's resolver{hint}"
+            if proxy is None
+            else f"check {PROXY_URL}, and this machine's resolver",
         )
         return False
     try:
         with trio.fail_after(STEP_SECONDS):
-            stream = await trio.open_tcp_stream(host, port)
+            dial = trio.open_tcp_stream if proxy is None else proxy.dial
+            stream = await dial(host, port)
     except (OSError, trio.TooSlowError) as error:
         report.problem(
             where,
             f"TCP: no connection to {host} port {port} ({_words(error)})",
-            "let this machine connect out to that port: firewall, proxy, or the address is wrong",
+            "let this machine connect out to that port: firewall, proxy, or the address is wrong"
+            f"{hint}"
+            if proxy is None
+            else f"check {PROXY_URL}, and what the proxy {proxy} lets through",
         )
         return False
     async with stream:
-        if not tls:
+        if tls is None:
             return True
-        secure = trio.SSLStream(stream, ssl.create_default_context(), server_hostname=host)
+        secure = trio.SSLStream(stream, tls, server_hostname=host)
         try:
             with trio.fail_after(STEP_SECONDS):
                 await secure.do_handshake()
@@ -181,8 +203,8 @@ async def _is_reached(host: str, port: int, tls: bool, where: str, report: Repor
             report.problem(
                 where,
                 f"TLS: {host} has no certificate that this machine believes ({_words(cause)})",
-                "set the clock right, install the authorities (ca-certificates), or name those of "
-                "a proxy in between with SSL_CERT_FILE",
+                "set the clock right, or name the authorities of a private certificate, or of a "
+                "proxy in between, with Sdk:Connection:CaFile",
             )
             return False
     return True

@@ -18,6 +18,8 @@ from .caller import JSON_TYPE, Caller, Sources
 from .operations import Resources
 from .pipeline import AttemptHook
 from .plan import ClientPlan, plan_of, token_warning
+from .proxy import URL_KEY as PROXY_URL_KEY
+from .proxy import ignored_variable
 from .request import (
     NO_OPTIONS,
     UNSET,
@@ -72,6 +74,7 @@ class Client(Resources, path=""):
         sources: Sources | None = None,
     ) -> None:
         self._settings = settings
+        self._dials_itself = transport is None and not settings.connection.proxy_url
         self._calls = Caller(
             plan_of(settings),
             Transport(settings.connection) if transport is None else transport,
@@ -85,6 +88,8 @@ class Client(Resources, path=""):
         await self._calls.__aenter__()
         plan = self._calls.plan
         logger.info("client.started", **plan.summary(), **attrs.asdict(self._settings.connection))
+        if self._dials_itself and (name := ignored_variable(plan.host)):
+            logger.warning("client.proxy_ignored", variable=name, key=PROXY_URL_KEY)
         if warning := token_warning(plan.access_token, self._settings.mode):
             logger.warning("client.token_doubted", reason=warning)
         return self

@@ -44,6 +44,11 @@ class ClientPlan:
     upstream_honours_keys: bool = False
     idempotency_header: str = "Idempotency-Key"
 
+    @property
+    def host(self) -> str:
+        """Return the name or address of the upstream."""
+        return urlsplit(self.base_url).hostname or ""
+
     def headers(self, *, user_agent: str) -> HeaderList:
         """Return the headers of every request but the token's, ``Host`` first."""
         host = urlsplit(self.base_url).netloc.rpartition("@")[2]

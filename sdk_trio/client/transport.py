@@ -45,8 +45,9 @@ from sdk_trio.client.exchange import (
 from sdk_trio.client.http3_origins import Http3Origins, require_http3
 from sdk_trio.client.lanes import ConnectionLimits, PoolStatistics
 from sdk_trio.client.pool import ConnectionPool
+from sdk_trio.client.proxy import ProxySettings, proxy_of
 from sdk_trio.client.wire import Dial
-from sdk_trio.errors import NotRunningError
+from sdk_trio.errors import NotRunningError, OptionsValidationError, Problem
 
 #: Methods whose repetition changes nothing (RFC 9110, 9.2.2).
 IDEMPOTENT = frozenset([b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"])
@@ -101,12 +102,24 @@ def require_trio() -> None:
         )
 
 
-class ConnectionSettings(ConnectionLimits, Protocol):
-    """``Sdk:Connection`` (spec 2.3)."""
+class ConnectionSettings(ConnectionLimits, ProxySettings, Protocol):
+    """``Sdk:Connection``."""
 
     @property
     def enable_http3(self) -> bool:
         """Whether HTTP/3 is tried first."""
+
+    @property
+    def ca_file(self) -> str | None:
+        """PEM file with the authorities to believe; None: httpx's."""
+
+    @property
+    def client_cert_file(self) -> str | None:
+        """PEM file with the certificate to show; None: none."""
+
+    @property
+    def client_key_file(self) -> str | None:
+        """PEM file with its key."""
 
 
 class Transport(httpx.AsyncBaseTransport):
@@ -121,14 +134,14 @@ class Transport(httpx.AsyncBaseTransport):
         connection: the settings of ``Sdk:Connection`` (spec 2.3); they are read on each use, so
             an object that changes has effect without a new transport.
         http3: overrides ``connection.enable_http3``.
-        verify: the context of TLS connections; its ALPN protocols are set by the transport.
-            Default: httpx's, with certifi's authorities or ``SSL_CERT_FILE``.
-        dial: makes the TCP connections of HTTP/1.1 and HTTP/2 in place of Trio's function.
-
-    Proxies are not supported.
+        verify: the context of TLS connections, in place of the files that ``connection`` names;
+            its ALPN protocols are set by the transport.
+        dial: makes the TCP connections of HTTP/1.1 and HTTP/2, in place of Trio's function and of
+            the proxy that ``connection`` names: ``await dial(host, port)``.
 
     Raises:
-        OptionsValidationError: HTTP/3 is asked for, and its extra is not installed.
+        OptionsValidationError: a file or variable that ``connection`` names cannot be used, or
+            HTTP/3 is asked for and its extra is not installed.
     """
 
     #: The extension ``sdk_trio.before_send`` of a request is called before it leaves.
@@ -146,7 +159,11 @@ class Transport(httpx.AsyncBaseTransport):
         self._use_http3 = connection.enable_http3 if http3 is None else http3
         if self._use_http3:
             require_http3()
+        if verify is None and (connection.ca_file or connection.client_cert_file):
+            verify = tls_context(connection)  # now, so that the start says what is wrong
         self._context = verify
+        if dial is None and (proxy := proxy_of(connection)) is not None:
+            dial = proxy.dial
         self._dial = dial
         self._entered = 0
         self._was_closed = False
@@ -272,8 +289,43 @@ class Transport(httpx.AsyncBaseTransport):
 
     def _tls(self) -> ssl.SSLContext:
         if self._context is None:
-            self._context = httpx.create_ssl_context()
+            self._context = tls_context(self._settings)
         return self._context
+
+
+def tls_context(connection: ConnectionSettings) -> ssl.SSLContext:
+    """Return a context that believes and shows what ``connection`` names.
+
+    Raises:
+        OptionsValidationError: a file cannot be used.
+    """
+    ca_file, cert_file = connection.ca_file, connection.client_cert_file
+    if not ca_file:
+        context = httpx.create_ssl_context()  # certifi's authorities, or SSL_CERT_FILE
+    else:
+        try:
+            context = ssl.create_default_context(cafile=ca_file)
+        except OSError as error:  # SSLError is one
+            raise _unusable(
+                "CaFile", f"{ca_file} cannot be used", error, "it must hold certificates as PEM"
+            ) from error
+    if cert_file:
+        try:
+            # A key with a passphrase is refused, or OpenSSL would ask for it on the terminal.
+            context.load_cert_chain(cert_file, connection.client_key_file, password=b"")
+        except OSError as error:
+            raise _unusable(
+                "ClientCertFile",
+                f"{cert_file} with ClientKeyFile {connection.client_key_file} cannot be used",
+                error,
+                "both must be PEM, and the key, without a passphrase, the certificate's",
+            ) from error
+    return context
+
+
+def _unusable(key: str, what: str, error: OSError, advice: str) -> OptionsValidationError:
+    said = f"{what}: {error.strerror or error}; {advice}"
+    return OptionsValidationError([Problem(f"Sdk:Connection:{key}", said)])
 
 
 class _ResponseStream(httpx.AsyncByteStream):

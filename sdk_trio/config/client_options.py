@@ -115,3 +115,47 @@ class ConnectionOptions:
         default=True,
         metadata=about("Allow several simultaneous HTTP/2 connections.", "spec 2.3"),
     )
+    proxy_url: str | None = attrs.field(
+        default=None,
+        metadata=about(
+            "HTTP proxy that opens a tunnel to the upstream for every connection (CONNECT); "
+            "HTTPS_PROXY is not followed.",
+            "ours",
+            form=Form.URL,
+            default_note="no proxy",
+        ),
+    )
+    proxy_credentials_env_var: str = attrs.field(
+        default="SDK_PROXY_CREDENTIALS",
+        metadata=about(
+            "Variable with user:password for the proxy, if it wants any.",
+            "ours",
+            form=Form.ENV_VAR,
+            required=True,
+        ),
+    )
+    ca_file: str | None = attrs.field(
+        default=None,
+        metadata=about(
+            "PEM file with the authorities whose certificates the upstream may have, and no "
+            "others.",
+            "ours",
+            default_note="the public ones, or those of SSL_CERT_FILE",
+        ),
+    )
+    client_cert_file: str | None = attrs.field(
+        default=None,
+        metadata=about(
+            "PEM certificate that the client shows to the upstream. Needs ClientKeyFile.",
+            "ours",
+            default_note="none",
+        ),
+    )
+    client_key_file: str | None = attrs.field(
+        default=None,
+        metadata=about(
+            "PEM private key of ClientCertFile, without a passphrase.",
+            "ours",
+            default_note="none",
+        ),
+    )

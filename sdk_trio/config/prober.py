@@ -43,6 +43,9 @@ def _files(settings: Settings) -> Iterator[Problem]:
     paths = [
         (full_key(("Server", "CertFile")), settings.server.cert_file),
         (full_key(("Server", "KeyFile")), settings.server.key_file),
+        (full_key(("Connection", "CaFile")), settings.connection.ca_file),
+        (full_key(("Connection", "ClientCertFile")), settings.connection.client_cert_file),
+        (full_key(("Connection", "ClientKeyFile")), settings.connection.client_key_file),
     ]
     if replication.use_replication:
         if replication.replica_target_type is ReplicaTargetType.CLOUD_STORAGE:
@@ -149,7 +152,10 @@ def _replica_directory(path: str) -> Iterator[Problem]:
 
 def _variables(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
     """Warn of each variable that something in use refers to and that is unset or empty."""
-    optional = {full_key(("Admin", "TokenEnvVar"))}  # a token is generated when it is unset
+    optional = {
+        full_key(("Admin", "TokenEnvVar")),  # a token is generated when it is unset
+        full_key(("Connection", "ProxyCredentialsEnvVar")),  # most proxies want none
+    }
     if settings.storage.backend is not StorageBackend.POSTGRES:
         optional.add(full_key(("Storage", "PostgresDsnEnvVar")))
     for setting in used_settings(settings):

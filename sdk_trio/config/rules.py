@@ -12,6 +12,7 @@ import attrs
 
 from ..errors import Problem
 from .choices import ApiVersionStrictness, Mode
+from .client_options import ConnectionOptions
 from .forms import check_form
 from .gates import is_below, used_settings
 from .notification_rules import notification_warnings
@@ -64,6 +65,7 @@ def check(
     secret_findings = _webhook_secrets(settings, receiver=receiver, invalid=invalid)
     problems += secret_findings.problems
     problems += _queue_and_servers(settings)
+    problems += _connection(settings.connection)
     problems += _reconciliation(settings, standalone=standalone)
     warnings = [*_version(settings, ApiVersionStrictness.WARN), *secret_findings.warnings]
     warnings += _environment(settings)
@@ -211,15 +213,9 @@ def _queue_and_servers(settings: Settings) -> Iterator[Problem]:
             full_key(("Webhooks", "Queue", "RetryCapSeconds")),
             f"must be at least RetryBaseSeconds ({queue.retry_base_seconds:g})",
         )
-    for present, missing, name in (
-        (server.cert_file, server.key_file, "KeyFile"),
-        (server.key_file, server.cert_file, "CertFile"),
-    ):
-        if not _is_blank(present) and _is_blank(missing):
-            yield Problem(
-                full_key(("Server", name)),
-                "is required: TLS needs both CertFile and KeyFile, or neither",
-            )
+    yield from _both_or_neither(
+        "Server", {"CertFile": server.cert_file, "KeyFile": server.key_file}
+    )
     taken: dict[str, str] = {}
     addresses = [(f"{full_key(('Server', 'Bind'))}:{i}", b) for i, b in enumerate(server.bind)]
     if settings.admin.enabled:
@@ -232,6 +228,42 @@ def _queue_and_servers(settings: Settings) -> Iterator[Problem]:
     for key, address in addresses:
         if settings.admin.enabled and key != admin and _covers(address, settings.admin.bind):
             yield Problem(admin, f"has the port of {key}, which takes it on every address")
+
+
+def _connection(connection: ConnectionOptions) -> Iterator[Problem]:
+    """Check what lies between the client and the upstream."""
+    proxy = (connection.proxy_url or "").casefold()
+    if proxy.startswith("https:"):
+        yield Problem(
+            full_key(("Connection", "ProxyUrl")),
+            "must begin with http://: the way to the proxy is plain, and TLS runs through it to "
+            "the upstream",
+        )
+    elif proxy and proxy.removeprefix("http://").rstrip("/").count("/"):
+        yield Problem(full_key(("Connection", "ProxyUrl")), "has a path: leave host and port")
+    yield from _both_or_neither(
+        "Connection",
+        {
+            "ClientCertFile": connection.client_cert_file,
+            "ClientKeyFile": connection.client_key_file,
+        },
+    )
+    if connection.enable_http3 and (proxy or connection.client_cert_file):
+        yield Problem(
+            full_key(("Connection", "EnableHttp3")),
+            "cannot be with ProxyUrl or ClientCertFile, which HTTP/3 would pass by: set it to "
+            "false",
+        )
+
+
+def _both_or_neither(section: str, files: dict[str, str | None]) -> Iterator[Problem]:
+    """Check a certificate and its key, by their names in ``section``."""
+    missing = [name for name, file in files.items() if _is_blank(file)]
+    if len(missing) == 1:
+        yield Problem(
+            full_key((section, missing[0])),
+            f"is required: TLS needs both {' and '.join(files)}, or neither",
+        )
 
 
 def _covers(one: str, other: str) -> bool:

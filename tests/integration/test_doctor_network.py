@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import trio
 from support.command_line import CommandLine, clear_environment
+from support.connect_proxies import proxying
 from support.deliveries import SECRET
 from support.doctor import Doctor
 from support.scripted_upstream import TOKEN, scripted_upstream
@@ -193,6 +194,32 @@ async def test_an_upstream_that_is_not_reached(doctor):
         found = await doctor.beside()
     found.one("upstream", "problem", "TLS: 127.0.0.1 has no certificate that this machine believes")
     (await doctor.beside("--offline")).one("upstream", "note", "not reached: offline")
+
+
+async def test_an_upstream_behind_a_proxy(doctor):
+    full_stack(doctor, "http://127.0.0.1:9")
+    doctor.monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    finding = (await doctor.beside()).one("upstream", "problem", "TCP: no connection")
+    assert "HTTPS_PROXY is set, and is not followed" in finding["remedy"]
+    async with scripted_upstream() as upstream, proxying() as proxy:
+        upstream.fails = lambda method, path: 401
+        full_stack(doctor, upstream.url)
+        doctor.set("Connection__ProxyUrl", proxy.url)
+        found = await doctor.beside()
+        found.one("upstream", "problem", "401: the upstream does not know the access token")
+        assert set(proxy.targets) == {f"127.0.0.1:{upstream.port}"}
+        proxy.answer = b"HTTP/1.1 403 Forbidden\r\n\r\n"
+        finding = (await doctor.beside()).one("upstream", "problem", "answered 403 Forbidden")
+        assert "what the proxy" in finding["remedy"]
+
+
+async def test_an_authority_that_is_none(doctor, tmp_path):
+    file = tmp_path / "ca.pem"
+    file.write_text("")
+    full_stack(doctor, "https://127.0.0.1:9")
+    doctor.set("Connection__CaFile", file)
+    finding = (await doctor.beside()).one("upstream", "problem", "cannot be used")
+    assert finding["where"] == "Sdk:Connection:CaFile"
 
 
 async def test_a_check_that_breaks_or_hangs_says_so_and_the_others_go_on(doctor, monkeypatch):

@@ -44,6 +44,11 @@ class ConnectionOptions:
     enable_http2: bool = True
     enable_http3: bool = False
     enable_multiple_http2_connections: bool = True
+    proxy_url: str | None = None
+    proxy_credentials_env_var: str = "SDK_PROXY_CREDENTIALS"
+    ca_file: str | None = None
+    client_cert_file: str | None = None
+    client_key_file: str | None = None
 
 
 class Authority:
