@@ -49,6 +49,8 @@ QUEUED_BYTES = 256 * 1024
 WRITE_STALL_SECONDS = 30.0
 #: A connection on which a PING stays unanswered for this long, with nothing else arriving, is gone.
 PING_SECONDS = 5.0
+#: The reader's turn comes well within this.
+READER_SECONDS = 0.05
 
 
 class Http2Connection:
@@ -172,6 +174,9 @@ class Http2Connection:
         while True:
             await trio.sleep(PING_SECONDS)
             now = trio.current_time()
+            if self.is_suspect(now, PING_SECONDS):
+                # A loop that was blocked for long has yet to read what arrived meanwhile.
+                await trio.sleep(READER_SECONDS)
             if self.is_suspect(now, PING_SECONDS):
                 self._error = ReadFailedError(f"the server has been silent for {PING_SECONDS:g} s")
                 break

@@ -20,10 +20,18 @@ from support.upstreams import (
     until,
 )
 
+from sdk_trio.client import pool
 from sdk_trio.client.transport import Transport
 
 CANCEL = int(h2.errors.ErrorCodes.CANCEL)
 AUTHORITY = Authority()
+
+
+@pytest.fixture(autouse=True)
+def _no_races(monkeypatch):
+    """Connections are counted here: a machine under load must not make more of them."""
+    monkeypatch.setattr(pool, "RACE_SECONDS", 60.0)
+    monkeypatch.setattr(pool, "LONGEST_RACE_SECONDS", 60.0)
 
 
 @asynccontextmanager
