@@ -127,6 +127,7 @@ async def check_upstream(
 ) -> None:
     """Reach the upstream step by step: name, connection, TLS, token, base path, endpoints."""
     where = settings.base_url
+    await trio.lowlevel.checkpoint()
     try:
         made, proxy = Client(settings), proxy_of(settings.connection)
         tls = tls_context(settings.connection) if where.startswith("https:") else None

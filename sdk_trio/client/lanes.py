@@ -63,8 +63,8 @@ class ConnectionAttempt:
     """One dial in progress. It is *overdue* once it has taken longer than ``patience`` seconds.
 
     An overdue one is no longer counted on: another is begun beside it, and whichever arrives is
-    used. ``since`` is when the first of those was begun whose place it took. ``address`` is known
-    once it is connected to one, or tries one alone.
+    used. ``is_second`` says that it repeats one that failed, ``since`` when the first of those was
+    begun whose place it took. ``address`` is known once it is connected to one, or tries one alone.
     """
 
     __slots__ = (
@@ -73,6 +73,7 @@ class ConnectionAttempt:
         "incident",
         "is_given_up",
         "is_overdue",
+        "is_second",
         "patience",
         "scope",
         "since",
@@ -88,6 +89,7 @@ class ConnectionAttempt:
         self.watch = trio.CancelScope()
         self.is_overdue = False
         self.is_given_up = False
+        self.is_second = False
         self.address: str | None = None
 
 

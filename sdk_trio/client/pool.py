@@ -14,7 +14,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 from functools import partial
-from ssl import SSLContext
+from ssl import SSLCertVerificationError, SSLContext
 
 import trio
 
@@ -365,11 +365,12 @@ class ConnectionPool:
                     return True
         return False
 
-    def _begin_dial(self, lane: Lane) -> None:
+    def _begin_dial(self, lane: Lane, *, is_second: bool = False) -> None:
         first = next(iter(lane.waiters))
         connect = first.timeouts.connect
         limit = CONNECT_SECONDS if connect is None else connect
         attempt = ConnectionAttempt(patience=lane.patience, limit=limit)
+        attempt.is_second = is_second
         predecessor, lane.given_up = lane.given_up, None
         if predecessor is not None and predecessor.since >= first.began:
             # The request's time to connect has been running since then.
@@ -514,8 +515,12 @@ class ConnectionPool:
         elif lane.http2 is not False and self._has_live_http2(lane):
             lane.dial_after = now + REDIAL_SECONDS
         elif not lane.attempts:
-            # One connection would have carried them all, and so one failure is everybody's.
-            self._fail_waiters(lane, error)
+            # One connection would have carried them all: another dial is cheaper than retries.
+            certified = not isinstance(error.__cause__, SSLCertVerificationError)
+            if len(lane.waiters) > 1 and certified and not attempt.is_second:
+                self._begin_dial(lane, is_second=True)
+            else:
+                self._fail_waiters(lane, error)
         elif lane.waiters:
             # Others are still under way, and one of them may arrive.
             lane.dial_after = now + lane.patience

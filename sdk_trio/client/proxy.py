@@ -70,10 +70,11 @@ class Proxy:
         try:
             await stream.send_all(self._request(host, port))
             self._check(await _head(stream))
-        except BaseException as error:
+        except trio.BrokenResourceError as error:
             stream.socket.close()
-            if isinstance(error, trio.BrokenResourceError):
-                raise ProxyRefusedError(f"the proxy {self} ended the connection") from error
+            raise ProxyRefusedError(f"the proxy {self} ended the connection") from error
+        except BaseException:
+            stream.socket.close()
             raise
         return stream
 
@@ -131,9 +132,8 @@ def ignored_variable(host: str, environ: Mapping[str, str] = os.environ) -> str 
 async def _head(stream: trio.SocketStream) -> bytes:
     """Receive an answer up to its empty line, and whatever came in the same packet."""
     head = b""
-    while b"\r\n\r\n" not in head and len(head) <= MAX_HEAD_BYTES:
+    while True:
         data = await stream.receive_some(MAX_HEAD_BYTES)
-        if not data:
-            break
         head += data
-    return head
+        if not data or b"\r\n\r\n" in head or len(head) > MAX_HEAD_BYTES:
+            return head

@@ -24,7 +24,12 @@ from sdk_trio.client import http2, pool
 from sdk_trio.client.attempts import AttemptKind
 from sdk_trio.client.breaker import BreakerState
 from sdk_trio.client.client import Client
-from sdk_trio.client.errors import AttemptTimeoutError, CallError, CircuitOpenError
+from sdk_trio.client.errors import (
+    AttemptTimeoutError,
+    CallError,
+    CircuitOpenError,
+    ConnectionFailedError,
+)
 from sdk_trio.client.retry import FailureKind
 from sdk_trio.client.transport import Transport
 from sdk_trio.config.options import ResilienceOptions
@@ -167,6 +172,35 @@ async def test_a_hedge_gets_through_while_the_first_dial_hangs(lost):
         client_of(upstream.port, dial=dialling(lost, None)) as client,
     ):
         await client.request("GET", "/", hedge_after=0.1, max_retries=0)
+
+
+async def test_a_failed_dial_that_a_hundred_wait_for_costs_none_of_them_an_attempt(refusing):
+    async with (
+        upstream_of("h2") as upstream,
+        client_of(upstream.port, dial=dialling(refusing, None)) as client,
+    ):
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(client.request, "POST", "/")
+        assert client.counters.attempts[AttemptKind.RETRY] == 0
+        assert upstream.requests == 100
+
+
+async def test_where_every_dial_fails_all_who_wait_are_told_and_it_is_one_failure(refusing):
+    errors = []
+    async with client_of(1, dial=dialling(refusing)) as client:
+
+        async def call():
+            with pytest.raises(ConnectionFailedError) as caught:
+                await client.request("GET", "/", max_retries=0)
+            errors.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(TASKS):
+                nursery.start_soon(call)
+        assert len({id(error.incident) for error in errors}) == 1
+        assert len(errors) == TASKS
+        assert client.breaker.state is BreakerState.CLOSED
 
 
 async def test_a_refused_rival_takes_nothing_from_a_dial_that_is_under_way(lost, refusing):
