@@ -75,28 +75,32 @@ def _compare_with_receiver(settings: Settings, report: Report) -> None:
     except NobodyThereError:
         return
     file = Path(settings.storage.path) / DATABASE_NAME
-    if not file.exists():
-        what = "it is gone, although the receiver (process {pid}) is running"
-    elif _has_open(receiver.pid, file) is False:
-        what = "it was replaced: the receiver (process {pid}) has another file open"
-    else:
+    if not _writes_elsewhere(receiver.pid, file):
         return
+    what = "was replaced" if file.exists() else "is gone"
     report.problem(
         str(file),
-        f"{what.format(pid=receiver.pid)}; nothing that it is sent is accepted",
+        f"it {what}: the receiver (process {receiver.pid}) has another file open; nothing that it "
+        "is sent is accepted",
         "put back what was there, or restore a backup, and restart the receiver; until it ends, "
         f"Linux still has what it wrote under /proc/{receiver.pid}/fd",
     )
 
 
-def _has_open(pid: int, file: Path) -> bool | None:
-    """Return whether a process has ``file`` open; None where the system does not tell."""
+def _writes_elsewhere(pid: int, file: Path) -> bool:
+    """Return whether a process has a store open, and not ``file``; False where nobody can tell."""
+    directory = f"/proc/{pid}/fd"
     try:
-        wanted = file.stat()
-        opened = [os.stat(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+        # A file that was removed keeps its name there, with a remark behind it.
+        opened = [
+            os.stat(f"{directory}/{number}")
+            for number in os.listdir(directory)
+            if os.path.basename(os.readlink(f"{directory}/{number}")).split(" ")[0] == DATABASE_NAME
+        ]
+        wanted = file.stat() if file.exists() else None
     except OSError:
-        return None
-    return any(os.path.samestat(wanted, one) for one in opened)
+        return False
+    return bool(opened) and not any(wanted and os.path.samestat(wanted, one) for one in opened)
 
 
 def _describe_file(found: Examination, report: Report) -> None:
