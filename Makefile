@@ -12,7 +12,7 @@ ROUNDS ?= 5
 # ASYNC127 asks for httpx2, but httpx is the public surface (its mocks and auth classes are users').
 FLAKE8_ASYNC := --enable ASYNC,ASYNC900,ASYNC910,ASYNC911,ASYNC912,ASYNC913 --disable ASYNC114,ASYNC127
 
-.PHONY: run test lint types imports tests emulators bench bench-report bench-client format clean
+.PHONY: run test lint types imports tests generate emulators bench bench-report bench-client format clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m sdk_trio dev
@@ -38,6 +38,11 @@ types: $(VENV)/.installed-dev
 
 imports: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-cache
+
+# What editors and type checkers know of the client, from the table of its operations and the
+# upstream's own client; a test says when it has not been run.
+generate: $(VENV)/.installed-dev
+	$(BIN)/python generate/client_types.py
 
 tests: $(VENV)/.installed-dev
 	rm -f .coverage .coverage.*

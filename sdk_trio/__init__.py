@@ -4,11 +4,13 @@ The names below are imported when they are first used, so that a program pays on
 that it has. Event classes are in :mod:`sdk_trio.events`, the test kit in :mod:`sdk_trio.testing`.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from .lazily import importing
 
 if TYPE_CHECKING:
+    from .client.blocking import SyncClient
     from .client.client import Client
     from .client.errors import (
         ApiError,
@@ -106,6 +108,7 @@ __all__ = [
     "CallOptions",
     "Client",
     "Record",
+    "SyncClient",
     "Transport",
     # the upgrade from a single tenant
     "DefaultTenantResolver",
@@ -179,6 +182,7 @@ _HOMES = {
     "CallOptions": "client.request",
     "Client": "client.client",
     "Record": "client.records",
+    "SyncClient": "client.blocking",
     "Transport": "client.transport",
     "UnexpectedAnswerError": "client.sender",
     **dict.fromkeys(
@@ -227,7 +231,7 @@ _HOMES = {
     "Services": "webhooks.services",
 }
 
-__getattr__ = importing(__name__, _HOMES)
+__getattr__: Callable[[str], Any] = importing(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

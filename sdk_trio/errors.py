@@ -91,8 +91,8 @@ class OptionsValidationError(SdkError):
     exit_code = EXIT_CONFIGURATION
 
     def __init__(self, problems: Sequence[Problem], warnings: Sequence[Problem] = ()) -> None:
-        self.problems = tuple(problems)
-        self.warnings = tuple(warnings)
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        self.warnings: tuple[Problem, ...] = tuple(warnings)
         lines = "\n".join(f"  {problem}" for problem in self.problems)
         count = len(self.problems)
         super().__init__(f"{count} problem{'s' if count != 1 else ''} in the settings:\n{lines}")
@@ -118,7 +118,7 @@ class MissingHandlersError(HandlerRegistrationError):
     """``FailOnMissingHandlers`` is true and known event types have no handler (spec 6.1)."""
 
     def __init__(self, missing: Sequence[str], message: str) -> None:
-        self.missing = tuple(missing)
+        self.missing: tuple[str, ...] = tuple(missing)
         super().__init__(message)
 
 

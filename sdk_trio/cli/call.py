@@ -103,7 +103,7 @@ async def _call(
                 print_json(_plain(document))
 
 
-async def _records(listing: Listing, limit: int | None) -> list[Any]:
+async def _records(listing: Listing[Record], limit: int | None) -> list[Any]:
     """Return the first records of a list, or all of them; say so when there are more."""
     records: list[Any] = []
     async for page in listing.pages():

@@ -29,6 +29,7 @@ from .request import (
     Query,
     encode_query,
 )
+from .sender import Sender
 from .streamer import ResponseStream
 from .transport import Transport, require_trio
 
@@ -174,7 +175,9 @@ class Client(Resources, path=""):
         call = self._call(method, path, params, json, content, options, fields)
         return ResponseStream(call, self._calls.bring)
 
-    def with_options(self, options: CallOptions = NO_OPTIONS, **fields: Any) -> Self:
+    def with_options(
+        self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
+    ) -> Self:
         """Return a view of this client whose calls do something otherwise.
 
         ``client.with_options(max_retries=0, total_timeout=2).orders.list()``. It shares
@@ -192,6 +195,11 @@ class Client(Resources, path=""):
         """
         self._calls.hooks.append(hook)
         return hook
+
+    @property
+    def sender(self) -> Sender:
+        """Return what sends the calls of the operations."""
+        return self._calls
 
     @property
     def plan(self) -> ClientPlan:

@@ -87,6 +87,17 @@ class CsvRows(AsyncIterator[dict[str, str]]):
                 raise unexpected(self._call, f"the export is no good CSV: {error}") from error
         return self._rows.popleft()
 
+    async def batch(self) -> list[dict[str, str]]:
+        """Return the next rows: all that have arrived, none at the end of the file.
+
+        Errors and cancellation are those of the iteration.
+        """
+        async for row in self:
+            rows = [row, *self._rows]
+            self._rows.clear()
+            return rows
+        return []
+
     async def _parse_next_chunk(self) -> list[dict[str, str]]:
         try:
             chunk = await anext(self._chunks)

@@ -32,7 +32,7 @@ class Place:
     __slots__ = ("due",)
 
     def __init__(self, due: float) -> None:
-        self.due = due
+        self.due: float = due
 
 
 class RateLimiter:

@@ -1,17 +1,17 @@
 """Lists of the upstream, read page by page while they are iterated."""
 
 from collections.abc import AsyncIterator
+from typing import Any, Generic
 
 import attrs
 import trio
 
 from .operation import PreparedCall
-from .pages import NotAPageError, Page, read_page, start_page, with_page
-from .records import Record
+from .pages import Item, NotAPageError, Page, read_page, start_page, with_page
 from .sender import Sender, decode_json, unexpected
 
 
-class Listing:
+class Listing(Generic[Item]):
     """A list of the upstream, read page by page while it is iterated.
 
     ``async for order in client.orders.list(): ...`` gives every record. Each loop starts anew from
@@ -27,14 +27,14 @@ class Listing:
         self._sender = sender
         self._call = call
 
-    def __aiter__(self) -> "RecordIterator":
+    def __aiter__(self) -> "RecordIterator[Item]":
         return RecordIterator(self.pages())
 
-    def pages(self) -> "PageIterator":
+    def pages(self) -> "PageIterator[Item]":
         """Return an iterator over the pages, for their counts or to work in batches."""
         return PageIterator(self._sender, self._call)
 
-    async def first_page(self) -> Page:
+    async def first_page(self) -> Page[Item]:
         """Return the page that the query asks for; it costs one request.
 
         Raises:
@@ -47,7 +47,7 @@ class Listing:
         return f"<listing {self._call.operation.full_name}>"
 
 
-class PageIterator(AsyncIterator[Page]):
+class PageIterator(AsyncIterator[Page[Item]]):
     """The pages of a list, one request each.
 
     Cancelling loses nothing: the page that was being fetched is the next one again. It serves one
@@ -60,7 +60,7 @@ class PageIterator(AsyncIterator[Page]):
         self._next: int | None = start_page(call.query)
         self._busy = False
 
-    async def __anext__(self) -> Page:
+    async def __anext__(self) -> Page[Item]:
         if self._next is None:
             await trio.lowlevel.checkpoint()
             raise StopAsyncIteration
@@ -75,15 +75,15 @@ class PageIterator(AsyncIterator[Page]):
         return page
 
 
-class RecordIterator(AsyncIterator[Record]):
+class RecordIterator(AsyncIterator[Item]):
     """The records of a list, in the upstream's order; cancelling loses none of them."""
 
-    def __init__(self, pages: PageIterator) -> None:
+    def __init__(self, pages: PageIterator[Item]) -> None:
         self._pages = pages
-        self._page: tuple[Record, ...] = ()
+        self._page: tuple[Item, ...] = ()
         self._position = 0
 
-    async def __anext__(self) -> Record:
+    async def __anext__(self) -> Item:
         if self._position < len(self._page):
             await trio.lowlevel.checkpoint()
         while self._position >= len(self._page):
@@ -94,9 +94,9 @@ class RecordIterator(AsyncIterator[Record]):
         return record  # noqa: ASYNC910 - either branch above is one
 
 
-async def _fetch_page(sender: Sender, call: PreparedCall, number: int) -> Page:
+async def _fetch_page(sender: Sender, call: PreparedCall, number: int) -> Page[Any]:
     response = await sender.send(attrs.evolve(call, query=with_page(call.query, number)))
     try:
-        return read_page(decode_json(response, call), number)
+        return read_page(decode_json(response, call), number, call.operation.full_name)
     except NotAPageError as error:
         raise unexpected(call, str(error)) from error

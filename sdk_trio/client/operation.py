@@ -4,8 +4,10 @@ The table of all operations is :mod:`sdk_trio.client.operations`; this file is w
 """
 
 import enum
+import functools
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import attrs
@@ -13,6 +15,7 @@ import attrs
 from .arguments import did_you_mean, json_value, path_segment, query_pairs
 from .request import NO_OPTIONS, UNSET, CallOptions, Unset
 from .retry import is_idempotent
+from .signatures import SIGNATURES
 
 _SPECIFICATION = re.compile(r"(GET|POST|PATCH|PUT|DELETE) (/\S*)")
 _PARAMETER = re.compile(r"{(\w+)}")
@@ -95,6 +98,11 @@ class Operation:
         return tuple(_PARAMETER.findall(self.path))
 
     @property
+    def known(self) -> "Known | None":
+        """Return what is known of its arguments; None for a row that the upstream's table lacks."""
+        return _known(self.full_name)
+
+    @property
     def pagination(self) -> Pagination:
         """Return how the rest of a list is asked for."""
         return _PAGINATION.get(self.answer, Pagination.NONE)
@@ -109,6 +117,44 @@ class Operation:
             lambda match: path_segment(values[match[1]], f"{self.full_name}({match[1]}=)"),
             self.path,
         )
+
+
+@attrs.frozen
+class Known:
+    """What the generated table says of an operation.
+
+    ``fields`` are the arguments by name, those of the path first: the type, as people read it, and
+    whether the upstream requires the field. ``is_open`` says that it takes others, too. ``returns``
+    is the type of what a call gives.
+    """
+
+    summary: str
+    scopes: tuple[str, ...]
+    returns: str
+    fields: Mapping[str, tuple[str, bool]]
+    is_open: bool
+
+
+@functools.cache
+def _known(full_name: str) -> Known | None:
+    text = SIGNATURES.get(full_name)
+    if text is None:
+        return None
+    summary, scopes, returns, *lines = text.strip().splitlines()
+    fields = {}
+    for line in lines:
+        name, _, kind = line.partition(": ")
+        fields[name.rstrip("?")] = kind, not name.endswith("?")
+    is_open = fields.pop("**fields", None) is not None
+    return Known(summary, tuple(scopes.removeprefix("-").split()), returns, fields, is_open)
+
+
+class UnknownArgumentError(TypeError):
+    """An operation was given an argument that it does not take; nothing was sent."""
+
+    def __init__(self, message: str, argument: str) -> None:
+        super().__init__(message)
+        self.argument = argument
 
 
 def operation(
@@ -179,6 +225,7 @@ def prepare(
     body: Any | Unset = UNSET,
     query: Any = None,
     options: CallOptions = NO_OPTIONS,
+    is_checked: bool = True,
 ) -> PreparedCall:
     """Sort the arguments of a call into path, query and body.
 
@@ -187,13 +234,15 @@ def prepare(
         positional: values of the path's parameters, in order.
         fields: path parameters by name; the rest goes into the body where the operation takes one,
             into the query where it does not.
-        body: the whole body, in place of fields.
-        query: a mapping: the query, beside what fields give. Anything else: the value of the
-            upstream's own field of this name, which its lists search by.
+        body: the body, to which fields add when it is a mapping. Its names are not checked.
+        query: a mapping: the query, beside what fields give; its names are not checked. Anything
+            else: the value of the upstream's own field of this name, which its lists search by.
         options: what the call does otherwise than the settings say.
+        is_checked: whether ``fields`` must be among those that the table knows.
 
     Raises:
-        TypeError: a path parameter is missing, given twice, or one too many.
+        TypeError: a path parameter is missing, given twice, or one too many, or a field is not
+            known (:class:`UnknownArgumentError`).
         ValueError: a value cannot be sent.
     """
     rest = dict(fields or {})
@@ -201,8 +250,13 @@ def prepare(
     in_query = dict(query) if isinstance(query, Mapping) else {}
     if query is not None and not isinstance(query, Mapping):
         rest["query"] = query
+    if is_checked and operation.known is not None:
+        _check_known(operation, operation.known, rest)
     if operation.body is not Body.NONE and isinstance(body, Unset):
         body, rest = rest, {}
+    elif operation.body is not Body.NONE and isinstance(body, Mapping):
+        _check_given_once(operation, body, rest)
+        body, rest = {**body, **rest}, {}
     if rest and operation.method in BODY_METHODS:
         _raise_surplus(operation, rest)
     json, form = _body_parts(operation, body)
@@ -260,6 +314,30 @@ def _raise_missing(operation: Operation, name: str, fields: Mapping[str, Any]) -
     )
 
 
+def _check_known(operation: Operation, known: Known, given: Mapping[str, Any]) -> None:
+    """Refuse names that the upstream would ignore: a filter that is not one gives everything."""
+    if known.is_open or given.keys() <= known.fields.keys():
+        return
+    for name in given:
+        # ``metadata[plan]`` is a member of the parameter ``metadata``.
+        if name.partition("[")[0] not in known.fields:
+            where = "query" if operation.body is Body.NONE else "body"
+            raise UnknownArgumentError(
+                f"{operation.full_name}() takes no {name!r}"
+                f"{did_you_mean(name, [*known.fields, *_OWN_ARGUMENTS])} "
+                f"({where}={{{name!r}: ...}} sends what is newer than this client)",
+                name,
+            )
+
+
+def _check_given_once(
+    operation: Operation, body: Mapping[str, Any], fields: Mapping[str, Any]
+) -> None:
+    for name in fields:
+        if name in body:
+            raise TypeError(f"{operation.full_name}() got {name!r} twice: by name and in body=")
+
+
 def _raise_surplus(operation: Operation, rest: Mapping[str, Any]) -> NoReturn:
     names = ", ".join(rest)
     if operation.body is Body.NONE:
@@ -268,5 +346,76 @@ def _raise_surplus(operation: Operation, rest: Mapping[str, Any]) -> NoReturn:
             "body={...} or query={...} sends what the upstream may have learnt since"
         )
     raise TypeError(
-        f"{operation.full_name}() got both body= and fields ({names}): give one of them"
+        f"{operation.full_name}() got fields ({names}) beside a body= that is no mapping: "
+        "give one of them"
     )
+
+
+# --- for people ---------------------------------------------------------------------------------
+
+#: What every operation takes beside the upstream's own parameters.
+_OWN_ARGUMENTS = ("query", "body", "options")
+
+
+def signature_of(operation: Operation) -> inspect.Signature:
+    """Return the operation's real parameters: for ``help()``, IPython and tests."""
+    known = operation.known
+    if known is None:
+        names = dict.fromkeys(operation.parameters, ("Any", True))
+        return inspect.Signature([*_parameters(operation, names), _ANY_FIELD])
+    parameters = list(_parameters(operation, known.fields))
+    if known.is_open:
+        parameters.append(_ANY_FIELD)
+    return inspect.Signature(parameters, return_annotation=_Text(known.returns))
+
+
+class _Text(str):
+    """A type as it is read by people: shown without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+_ANY_FIELD = inspect.Parameter("fields", inspect.Parameter.VAR_KEYWORD, annotation=Any)
+
+
+def _parameters(
+    operation: Operation, fields: Mapping[str, tuple[str, bool]]
+) -> Iterator[inspect.Parameter]:
+    unset = UNSET if operation.body is not Body.NONE else None
+    for name, (kind, is_required) in fields.items():
+        is_path = name in operation.parameters
+        yield inspect.Parameter(
+            name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD if is_path else inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if is_required else unset,
+            annotation=_Text(kind),
+        )
+    own: tuple[tuple[str, str, Any], ...] = (
+        ("query", "Mapping[str, Any] | None", None),
+        ("body", "Mapping[str, Any]", UNSET),
+        ("options", "CallOptions", NO_OPTIONS),
+    )
+    for name, kind, default in own:
+        if name not in fields and (name != "body" or operation.method in BODY_METHODS):
+            yield inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_Text(kind)
+            )
+
+
+def description_of(operation: Operation) -> str:
+    """Return what the operation does, needs and takes, in plain text."""
+    known = operation.known
+    lines = [] if known is None else [known.summary, ""]
+    lines.append(f"{operation.method} {operation.path}")
+    if known is not None and known.scopes:
+        lines.append(f"Scopes: {', '.join(known.scopes)}")
+    if operation.pagination is not Pagination.NONE:
+        lines.append(
+            f"A list in pages ({operation.pagination}): iterate over the call for every record, "
+            "over its pages() for batches"
+        )
+    lines.append(f"Signature: {signature_of(operation)}")
+    return "\n".join(lines)

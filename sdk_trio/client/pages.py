@@ -6,11 +6,13 @@ number there too.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import attrs
 
-from .records import Record
+from .records import Origin, Record
+
+Item = TypeVar("Item", bound=Record, covariant=True)
 
 #: Records a page when the caller does not say: the upstream's maximum, so that reading a whole
 #: list costs a tenth of the requests that its own default of 10 would.
@@ -24,7 +26,7 @@ class NotAPageError(ValueError):
 
 
 @attrs.frozen
-class Page:
+class Page(Generic[Item]):
     """One page of a list.
 
     ``number`` counts from 1. ``total_count`` (of records) and ``max_page`` (the last page's
@@ -33,14 +35,14 @@ class Page:
     """
 
     number: int
-    items: tuple[Record, ...] = attrs.field(repr=lambda items: f"<{len(items)} records>")
+    items: tuple[Item, ...] = attrs.field(repr=lambda items: f"<{len(items)} records>")
     has_next: bool
     total_count: int | None = None
     max_page: int | None = None
 
 
-def read_page(document: Any, number: int) -> Page:
-    """Read the answer to the request for page ``number``.
+def read_page(document: Any, number: int, origin: Origin = None) -> Page[Record]:
+    """Read the answer to the request for page ``number``; ``origin`` says what its items are.
 
     Raises:
         NotAPageError: it is none. A list that ended early without a word would be worse.
@@ -53,7 +55,7 @@ def read_page(document: Any, number: int) -> Page:
     pagination = document.get("pagination")
     if not isinstance(pagination, Mapping):
         raise NotAPageError("the page has no object named 'pagination'")
-    records = tuple(Record(item) for item in items)
+    records = tuple(Record(item, origin) for item in items)
     if "has_next_page" in pagination:
         # Pages have numbers, so after an empty one there is nothing, whatever the flag says:
         # believing a stuck flag would ask for ever.

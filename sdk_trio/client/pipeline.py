@@ -235,11 +235,11 @@ class Pipeline:
         hooks: Sequence[AttemptHook] = (),
     ) -> None:
         self._wall_clock = wall_clock
-        self.counters = ClientCounters()
+        self.counters: ClientCounters = ClientCounters()
         self._hooks = hooks
-        self.budget = RetryBudget(policies.budget, clock=clock)
+        self.budget: RetryBudget = RetryBudget(policies.budget, clock=clock)
         self.breakers = Breakers(policies.breaker, clock=clock, on_change=self._circuit_changed)
-        self.limiters = Limiters(policies.limit, clock=clock)
+        self.limiters: Limiters = Limiters(policies.limit, clock=clock)
         admitter = Admitter(
             self.limiters, clock=clock, longest_wait=policies.retry.longest_wait_seconds
         )

@@ -5,8 +5,14 @@ enumeration value that the upstream adds tomorrow is readable today.
 """
 
 import difflib
+import functools
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from .model_fields import MODELS, RESULTS, UNIONS
+
+#: What an object is: an operation's or a model's name, or a field of another; None when unknown.
+Origin = str | tuple["Origin", str] | None
 
 #: Fields whose values a repr shows. All else may be personal or secret (tokens, keys, addresses),
 #: and which fields are is the upstream's choice, so a list of what to hide would never be whole.
@@ -19,39 +25,50 @@ _SHOWN_CHARACTERS = 64
 class Record:
     """One JSON object: ``record.status`` and ``record["status"]`` are the same.
 
-    Nested objects are records, lists of objects are lists of records. A field that is absent
-    raises ``AttributeError`` (``KeyError`` with brackets); one that is null is None. The only name
-    of our own is ``raw``, the JSON object itself as a dict, so that fields named ``items`` or
-    ``get`` are read as the upstream means them; a field named ``raw`` is ``record["raw"]``.
+    Nested objects are records, lists of objects are lists of records. The only name of our own is
+    ``raw``, the JSON object itself as a dict, so that fields named ``items`` or ``get`` are read
+    as the upstream means them; a field named ``raw`` is ``record["raw"]``.
+
+    A field of the upstream's model that this answer lacks reads as None, as one that is null does:
+    ``"seats" in order`` tells which of both, and ``order["seats"]`` is a ``KeyError``. A name that
+    neither the answer nor the model has raises ``AttributeError``. Type checkers see the model
+    (:mod:`sdk_trio.client.models`), whose fields are attributes; brackets read any field.
 
     Records are read-only and equal when their JSON is. ``in``, ``len`` and iteration are about
     the names of the fields. The repr shows no value that could be secret or personal.
     """
 
-    __slots__ = ("_fields",)
+    __slots__ = ("_fields", "_origin")
     _fields: dict[str, Any]
+    _origin: Origin
 
-    def __init__(self, fields: dict[str, Any]) -> None:
+    def __init__(self, fields: dict[str, Any], origin: Origin = None) -> None:
         object.__setattr__(self, "_fields", fields)
+        object.__setattr__(self, "_origin", origin)
 
     @property
     def raw(self) -> dict[str, Any]:
         """Return the JSON object as it came; it is not a copy."""
         return self._fields
 
-    def __getattr__(self, name: str) -> Any:
-        # Names with two underscores are questions of the interpreter and of copy and pickle.
-        if name.startswith("__"):
-            raise AttributeError(name)
-        try:
-            return wrap(self._fields[name])
-        except KeyError:
-            near = difflib.get_close_matches(name, list(self._fields), n=1)
+    if not TYPE_CHECKING:  # they know the fields of each model, and would accept any name by this
+
+        def __getattr__(self, name: str) -> Any:
+            # Names with two underscores are questions of the interpreter and of copy and pickle.
+            if name.startswith("__"):
+                raise AttributeError(name)
+            try:
+                return wrap(self._fields[name], (self._origin, name))
+            except KeyError:
+                known = _known_fields(self._origin)
+            if name in known:
+                return None
+            near = difflib.get_close_matches(name, [*self._fields, *known], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise AttributeError(f"the record has no field {name!r}{hint}") from None
+            raise AttributeError(f"the record has no field {name!r}{hint}")
 
     def __getitem__(self, name: str) -> Any:
-        return wrap(self._fields[name])
+        return wrap(self._fields[name], (self._origin, name))
 
     def __contains__(self, name: object) -> bool:
         return name in self._fields
@@ -71,7 +88,7 @@ class Record:
     def __eq__(self, other: object) -> bool:
         return self._fields == other._fields if isinstance(other, Record) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # its JSON is made of dicts and lists
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # its JSON is made of dicts and lists
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a record is read-only: change {name!r} by an update operation")
@@ -79,8 +96,8 @@ class Record:
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"a record is read-only: {name!r} cannot be deleted")
 
-    def __reduce__(self) -> tuple[type["Record"], tuple[dict[str, Any]]]:
-        return Record, (self._fields,)
+    def __reduce__(self) -> tuple[type["Record"], tuple[dict[str, Any], Origin]]:
+        return Record, (self._fields, self._origin)
 
     def __repr__(self) -> str:
         shown = [f"{name}={self._fields[name]!r}" for name in _SHOWN if self._is_shown(name)]
@@ -94,10 +111,43 @@ class Record:
         return isinstance(value, str) and len(value) <= _SHOWN_CHARACTERS
 
 
-def wrap(value: Any) -> Any:
+def wrap(value: Any, origin: Origin = None) -> Any:
     """Return a JSON value with every object in it as a :class:`Record`."""
     if isinstance(value, dict):
-        return Record(value)
+        return Record(value, origin)
     if isinstance(value, list):
-        return [wrap(item) for item in value]
+        return [wrap(item, origin) for item in value]
     return value
+
+
+def _known_fields(origin: Origin) -> set[str]:
+    """Return the fields that the upstream's models name for an object from ``origin``."""
+    return {name for model in _models_of(origin) for name in _fields_of(model)}
+
+
+def _models_of(origin: Origin) -> frozenset[str]:
+    """Return the models that an object from ``origin`` may be; it is a union's of several."""
+    if origin is None:
+        return frozenset()
+    if isinstance(origin, str):
+        return _members(RESULTS.get(origin, origin))
+    parent, name = origin
+    models = (_fields_of(model).get(name, "") for model in _models_of(parent))
+    return frozenset[str]().union(*map(_members, models))
+
+
+def _members(names: str) -> frozenset[str]:
+    """Return the models of ``"Order|Customer"``, unions resolved."""
+    found: set[str] = set()
+    for name in names.split("|"):
+        if name in UNIONS:
+            found |= _members(UNIONS[name])
+        elif name in MODELS:
+            found.add(name)
+    return frozenset(found)
+
+
+@functools.cache
+def _fields_of(model: str) -> dict[str, str]:
+    """Return the fields of a model with the models that each holds, ``"A|B"``."""
+    return {name: models for name, _, models in (f.partition(":") for f in MODELS[model].split())}

@@ -6,19 +6,29 @@ checkers know it: ``record`` rows are awaited for a :class:`~sdk_trio.client.rec
 ``pages`` rows give a :class:`Listing`, ``csv`` rows a :class:`CsvExport`.
 """
 
-from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack, overload
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 import attrs
 import httpx
 
 from .export import CsvExport
 from .listing import Listing
-from .operation import Answer, Body, Operation, PreparedCall, operation, prepare
+from .operation import (
+    Answer,
+    Body,
+    Operation,
+    PreparedCall,
+    description_of,
+    operation,
+    prepare,
+    signature_of,
+)
 from .records import Record, wrap
-from .request import NO_OPTIONS, UNSET, CallOptions, OptionFields, Unset
+from .request import NO_OPTIONS, UNSET, CallOptions, OptionFields
 from .sender import Sender, decode_json, unexpected
 
+P = ParamSpec("P")
 Result = TypeVar("Result", covariant=True)
 Later = Coroutine[Any, Any, Result]
 
@@ -31,9 +41,16 @@ class Resource:
 
     path: ClassVar[str] = ""
 
-    def __init__(self, sender: Sender, options: CallOptions = NO_OPTIONS) -> None:
+    def __init__(
+        self,
+        sender: Sender,
+        options: CallOptions = NO_OPTIONS,
+        method: "type[OperationMethod[..., Any]] | None" = None,
+    ) -> None:
         self._sender = sender
         self._options = options
+        # What an operation becomes: it is awaited (BoundOperation), or it blocks.
+        self._method = BoundOperation if method is None else method
 
     def __init_subclass__(cls, *, path: str) -> None:
         super().__init_subclass__()
@@ -50,7 +67,7 @@ class Resource:
         ``fields`` are those of :class:`CallOptions`; the options of a single call win over these.
         """
         changed = self._options.merged_with(options).merged_with(CallOptions(**fields))
-        return type(self)(self._sender, changed)
+        return type(self)(self._sender, changed, self._method)
 
     def __repr__(self) -> str:
         return f"<resource {self.path or 'client'}>"
@@ -72,7 +89,7 @@ class Nested(Generic[R]):
     def __get__(self, instance: Resource | None, owner: type) -> Self | R:
         if instance is None:
             return self
-        return self.resource(instance._sender, instance._options)
+        return self.resource(instance._sender, instance._options, instance._method)
 
 
 class Endpoint(Generic[Result]):
@@ -87,79 +104,108 @@ class Endpoint(Generic[Result]):
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: Resource, owner: type) -> "BoundOperation[Result]": ...
-    def __get__(self, instance: Resource | None, owner: type) -> "Self | BoundOperation[Result]":
+    def __get__(self, instance: Resource, owner: type) -> "BoundOperation[..., Result]": ...
+    def __get__(
+        self, instance: Resource | None, owner: type
+    ) -> "Self | OperationMethod[..., Result]":
         if instance is None:
             return self
-        return BoundOperation(self, instance._sender, instance._options)
+        return instance._method(self, instance._sender, instance._options)
 
 
-class BoundOperation(Generic[Result]):
-    """An operation that is ready to be called.
+class OfInstance:
+    """An attribute that only instances have, so that the class keeps its own."""
 
-    Path parameters are given by position or name. Other keyword arguments go into the query of a
-    GET or DELETE (None is left out, a list repeats its key) and into the JSON body of a write
-    (None is null, which clears a field). ``body=`` gives a whole body and ``query={...}`` a query
-    where keyword arguments would not do; ``options=`` changes this one call.
+    def __init__(self, of_class: str | None, of_operation: Callable[[Operation], Any]) -> None:
+        self._of_class = of_class
+        self._of_operation = of_operation
+
+    def __get__(self, instance: "OperationMethod[..., Any] | None", owner: type) -> Any:
+        if instance is not None:
+            return self._of_operation(instance.operation)
+        if self._of_class is None:
+            raise AttributeError
+        return self._of_class
+
+
+class OperationMethod(Generic[P, Result]):
+    """An operation and what it is sent by: what blocking and asynchronous methods have in common.
+
+    ``help()`` and ``inspect.signature`` show the upstream's parameters.
     """
 
     def __init__(
-        self, endpoint: Endpoint[Result], sender: Sender, options: CallOptions = NO_OPTIONS
+        self, endpoint: Endpoint[Any], sender: Sender, options: CallOptions = NO_OPTIONS
     ) -> None:
-        self.operation = endpoint.operation
+        self.operation: Operation = endpoint.operation
         self._receive = endpoint.receive
         self._sender = sender
         self._options = options
 
-    def __call__(
-        self,
-        *path: Any,
-        body: Any | Unset = UNSET,
-        query: Any = None,
-        options: CallOptions = NO_OPTIONS,
-        **fields: Any,
-    ) -> Result:
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedCall:
+        """Return what would be sent for these arguments, and send nothing."""
+        return self._prepare(args, kwargs)
+
+    def _prepare(
+        self, path: Sequence[Any], named: dict[str, Any], *, is_checked: bool = True
+    ) -> PreparedCall:
+        options = self._options.merged_with(named.pop("options", NO_OPTIONS))
+        body, query = named.pop("body", UNSET), named.pop("query", None)
+        return prepare(
+            self.operation,
+            path,
+            named,
+            body=body,
+            query=query,
+            options=options,
+            is_checked=is_checked,
+        )
+
+    def __repr__(self) -> str:
+        row = self.operation
+        return f"<operation {row.full_name}({', '.join(row.parameters)}): {row.method} {row.path}>"
+
+
+class BoundOperation(OperationMethod[P, Result]):
+    """An operation that is ready to be called.
+
+    Path parameters are given by position or name. Other keyword arguments go into the query of a
+    GET or DELETE (None is left out, a list repeats its key) and into the JSON body of a write
+    (None is null, which clears a field). A name that the operation does not take is a
+    ``TypeError`` before anything is sent; ``query={...}`` and ``body={...}`` add what is newer than
+    this client. ``options=`` changes this one call.
+    """
+
+    __doc__: Any = OfInstance(__doc__, description_of)
+    __signature__: Any = OfInstance(None, signature_of)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
         """Call the operation; what comes back is the resource method's promise.
 
         Raises:
-            TypeError: a path parameter is missing or unknown.
+            TypeError: a path parameter is missing, or an argument is unknown.
             ValueError: a value cannot be sent.
             CallError: when awaited or iterated, whatever the call ended with.
         """
-        call = self.prepare(*path, body=body, query=query, options=options, **fields)
-        return self._receive(self._sender, call)
+        result: Result = self._receive(self._sender, self._prepare(args, kwargs))
+        return result
 
-    def prepare(
-        self,
-        *path: Any,
-        body: Any | Unset = UNSET,
-        query: Any = None,
-        options: CallOptions = NO_OPTIONS,
-        **fields: Any,
-    ) -> PreparedCall:
-        """Return what would be sent for these arguments, and send nothing."""
-        merged = self._options.merged_with(options)
-        return prepare(self.operation, path, fields, body=body, query=query, options=merged)
+    def unchecked(self, *args: Any, **kwargs: Any) -> Result:
+        """Call the operation with any arguments, also without those that it requires.
 
-    async def raw(
-        self,
-        *path: Any,
-        body: Any | Unset = UNSET,
-        query: Any = None,
-        options: CallOptions = NO_OPTIONS,
-        **fields: Any,
-    ) -> httpx.Response:
+        The way past the table, at run time and for type checkers: names are sent as they are.
+        """
+        call = self._prepare(args, kwargs, is_checked=False)
+        result: Result = self._receive(self._sender, call)
+        return result
+
+    async def raw(self, *args: P.args, **kwargs: P.kwargs) -> httpx.Response:
         """Call the operation and return the answer itself, with its headers and exact bytes.
 
         Of a list it is one page. Errors are as for the call. Cancelling ends the call; a write
         that was already sent may have been executed.
         """
-        call = self.prepare(*path, body=body, query=query, options=options, **fields)
-        return await self._sender.send(call)
-
-    def __repr__(self) -> str:
-        row = self.operation
-        return f"<operation {row.full_name}({', '.join(row.parameters)}): {row.method} {row.path}>"
+        return await self._sender.send(self._prepare(args, kwargs))
 
 
 async def receive_record(sender: Sender, call: PreparedCall) -> Record:
@@ -167,7 +213,7 @@ async def receive_record(sender: Sender, call: PreparedCall) -> Record:
     document = decode_json(await sender.send(call), call)
     if not isinstance(document, dict):
         raise unexpected(call, "the answer is no JSON object")
-    return Record(document)
+    return Record(document, call.operation.full_name)
 
 
 async def receive_records(sender: Sender, call: PreparedCall) -> list[Record]:
@@ -175,7 +221,7 @@ async def receive_records(sender: Sender, call: PreparedCall) -> list[Record]:
     document = decode_json(await sender.send(call), call)
     if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):
         raise unexpected(call, "the answer is no JSON array of objects")
-    return [Record(item) for item in document]
+    return [Record(item, call.operation.full_name) for item in document]
 
 
 async def receive_anything(sender: Sender, call: PreparedCall) -> Any:
@@ -212,12 +258,12 @@ def nothing(specification: str, *, body: Body | None = None) -> Endpoint[Later[N
     return Endpoint(operation(specification, Answer.NOTHING, body=body), receive_nothing)
 
 
-def pages(specification: str) -> Endpoint[Listing]:
+def pages(specification: str) -> Endpoint[Listing[Any]]:
     """Return a row that is a list in numbered pages."""
     return Endpoint(operation(specification, Answer.PAGE), Listing)
 
 
-def cursor_pages(specification: str) -> Endpoint[Listing]:
+def cursor_pages(specification: str) -> Endpoint[Listing[Any]]:
     """Return a row that is a list whose pages may say no more than that there is a next one."""
     return Endpoint(operation(specification, Answer.CURSOR_PAGE), Listing)
 

@@ -85,7 +85,7 @@ class Dispatcher:
         self._wanted = trio.Event()
         self._closing = trio.Event()
         #: Set when :meth:`run` has finished what was begun.
-        self.ended = trio.Event()
+        self.ended: trio.Event = trio.Event()
 
     @property
     def counts(self) -> Mapping[tuple[str, str], int]:

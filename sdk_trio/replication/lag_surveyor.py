@@ -67,9 +67,9 @@ class LagSurveyor:
         self._pause = min(threshold, LONGEST_PAUSE_SECONDS) if pause is None else pause
         self._next_at = float("-inf")
         # Two surveys of a busy database lie that far apart at most, unless it was left out.
-        self.book = LagBook(2 * self._pause + SURVEY_SECONDS)
+        self.book: LagBook = LagBook(2 * self._pause + SURVEY_SECONDS)
         #: Why the target could not be asked the last time; empty: it answered.
-        self.problem = ""
+        self.problem: str = ""
 
     async def survey(self, paths: Collection[str], metrics: Mapping[str, DatabaseMetrics]) -> None:
         """Bring the book up to date; the target is asked when that is due.

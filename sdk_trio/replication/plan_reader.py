@@ -51,7 +51,7 @@ class PlanReader:
         environment: Mapping[str, str],
     ) -> None:
         self.config_path = config_path
-        self.running_path = directory / RUNNING_NAME
+        self.running_path: Path = directory / RUNNING_NAME
         self._candidate = directory / CANDIDATE_NAME
         self._socket_path = socket_path
         self._environment = environment

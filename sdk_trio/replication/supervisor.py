@@ -85,7 +85,7 @@ class Supervisor:
         self._told_to_begin = told_to_begin
         self._fraction = fraction
         socket_path = control_socket_path(str(self._directory))
-        self.client = ControlClient(socket_path)
+        self.client: ControlClient = ControlClient(socket_path)
         reader = PlanReader(
             os.path.abspath(config_path or options.config_output_path),
             self._directory,
@@ -106,7 +106,7 @@ class Supervisor:
         self.failure: str | None = None
         self.confirmed = False
         #: A restart for a reload is under way: no answer now says nothing about the replicator.
-        self.reloading = False
+        self.reloading: bool = False
 
     @property
     def socket_path(self) -> str:

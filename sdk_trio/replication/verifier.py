@@ -80,7 +80,7 @@ class Verifier:
         options = self._options
         self._sync_seconds = options.sync_interval_seconds + options.health_check_max_lag_seconds
         #: How long points in time are kept, in seconds.
-        self.retention = options.retention_days * 86_400.0
+        self.retention: float = options.retention_days * 86_400.0
         self._data = Path(settings.storage.path).absolute()
 
     @contextmanager

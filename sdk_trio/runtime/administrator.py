@@ -44,7 +44,7 @@ class Administrator:
     """
 
     def __init__(self, runtime: "Runtime", *, clock: Callable[[], float] = time.time) -> None:
-        self.sources = Sources()
+        self.sources: Sources = Sources()
         self.token: AdminToken | None = None
         self._runtime = runtime
         self._clock = clock

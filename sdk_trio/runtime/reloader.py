@@ -32,7 +32,7 @@ class Reloader:
     """
 
     def __init__(self, settings: Settings, *, standalone: bool) -> None:
-        self.settings = settings
+        self.settings: Settings = settings
         self._standalone = standalone
         self._parts: list[tuple[Prepare, tuple[str, ...]]] = []
 

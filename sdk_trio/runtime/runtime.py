@@ -98,7 +98,7 @@ class Runtime:
             raise NotInThisVersionError(problems)
         if unmet_needs(settings):
             raise OptionsValidationError(unmet_needs(settings))
-        self.settings = settings
+        self.settings: Settings = settings
         if standalone is None:
             standalone = client is None and not settings.has_access_token
         self._client = None if standalone else client or make_client(settings)
@@ -108,7 +108,7 @@ class Runtime:
         if client_factory is None and not standalone:
             client_factory = make_client
         self._notifier = make_notifier(settings, channels, clock)
-        self.receiver = WebhookReceiver(
+        self.receiver: WebhookReceiver = WebhookReceiver(
             settings,
             # Not "or": a registry with nothing but a fallback is empty, and so is false.
             HandlerRegistry() if handlers is None else handlers,

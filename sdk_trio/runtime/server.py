@@ -62,7 +62,7 @@ class Server:
         self._key = key
         self._graceful_seconds = graceful_seconds
         self._stop_wanted = trio.Event()
-        self.ended = trio.Event()
+        self.ended: trio.Event = trio.Event()
 
     def prepare_certificate(self, cert_file: str, key_file: str) -> Callable[[], None]:
         """Return what gives the present content of the files to connections from then on.

@@ -101,15 +101,15 @@ class _Entry(Generic[T]):
         told: bool = False,
         alone: bool = False,
     ) -> None:
-        self.job = job
-        self.posted = posted
-        self.told = told
-        self.alone = alone
+        self.job: Callable[[apsw.Connection], T] = job
+        self.posted: bool = posted
+        self.told: bool = told
+        self.alone: bool = alone
         # When its caller began to wait; one that waits for as long as it takes has none.
-        self.asked_at = math.inf
-        self.silent = False
+        self.asked_at: float = math.inf
+        self.silent: bool = False
         self.task: trio.lowlevel.Task | None = None
-        self.finished = False
+        self.finished: bool = False
         self.value: T | None = None
         self.error: BaseException | None = None
 

@@ -29,7 +29,7 @@ class MemoryTenants:
         self._statuses: Counter[TenantStatus] = Counter()
         self._audit: list[AuditRecord] = []
         self._outbox: list[OutboxRecord] = []
-        self.notification_rows = NotificationRows()
+        self.notification_rows: NotificationRows = NotificationRows()
         self._last_audit = 0
         self._last_outbox = 0
         self._closed = False

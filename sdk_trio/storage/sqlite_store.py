@@ -67,8 +67,8 @@ class SqliteInbox:
         self._data_version: int | None = None
         # Starts that nobody waits for, until their runs have ended: what was posted, and when.
         self._begun: dict[str, tuple[Posted, float]] = {}
-        self.tenants = SqliteTenants(file, committer)
-        self.upgrade = SqliteUpgrade(committer, self._queries)
+        self.tenants: SqliteTenants = SqliteTenants(file, committer)
+        self.upgrade: SqliteUpgrade = SqliteUpgrade(committer, self._queries)
         self.notifications = SqliteNotifications(terms, committer, self._queries)
 
     @classmethod

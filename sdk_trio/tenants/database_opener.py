@@ -170,7 +170,7 @@ class TenantDatabases:
     ) -> None:
         if not 1 <= max_threads <= max_open:
             raise ValueError("max_threads must be 1 or more, and max_open at least as many")
-        self.directory = Path(directory)
+        self.directory: Path = Path(directory)
         self._max_open = max_open
         self._max_threads = max_threads
         self._replicated = replicated

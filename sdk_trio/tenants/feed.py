@@ -25,7 +25,7 @@ class TransitionFeed:
     ) -> None:
         self._store = store
         self._wake = wake
-        self.position = position
+        self.position: int = position
 
     async def next(self, *, limit: int = 100) -> Sequence[OutboxRecord]:
         """Wait until there are transitions, and return up to ``limit`` of them.

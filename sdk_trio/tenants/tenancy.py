@@ -37,13 +37,13 @@ class Tenancy:
         clock: Callable[[], float],
         client_factory: ClientFactory | None = None,
     ) -> None:
-        self.service = TenantService(settings, store, clock=clock)
-        self.credentials = CredentialReader()
-        self.databases = TenantDatabases(
+        self.service: TenantService = TenantService(settings, store, clock=clock)
+        self.credentials: CredentialReader = CredentialReader()
+        self.databases: TenantDatabases = TenantDatabases(
             databases_directory(settings),
             replicated=settings.multi_tenant.file_db.replication.use_replication,
         )
-        self.clients = ClientPool(settings, self.credentials, client_factory)
+        self.clients: ClientPool = ClientPool(settings, self.credentials, client_factory)
 
     @asynccontextmanager
     async def client_for(self, tenant: TenantKey) -> AsyncIterator[Any]:

@@ -37,7 +37,7 @@ class SqliteTenantIds:
         column: str = "tenant_id",
         batch_rows: int = BATCH_ROWS,
     ) -> None:
-        self.name = f"{Path(file).stem}.{table}.{column}"
+        self.name: str = f"{Path(file).stem}.{table}.{column}"
         self._file = Path(file)
         self._table = _quoted(table)
         self._column = _quoted(column)

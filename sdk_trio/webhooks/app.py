@@ -102,7 +102,7 @@ class WebhookReceiver:
         if settings.webhooks.fail_on_missing_handlers:
             handlers.require_complete()
         self.settings = settings
-        self.counters = Counters(row.event_class.wire_type for row in handlers.catalog)
+        self.counters: Counters = Counters(row.event_class.wire_type for row in handlers.catalog)
         self._registry = handlers
         self._given_inbox = inbox
         self._client = client

@@ -70,7 +70,7 @@ class Queuer:
         self._place_freed = trio.Event()
         self._feeder_blocked = False
         self._closed = False
-        self.ended = trio.Event()
+        self.ended: trio.Event = trio.Event()
 
     @property
     def depth(self) -> int:

@@ -132,7 +132,7 @@ class Receiver:
         self._rules = Rules.of(settings)
         #: Whose deliveries they are; None: nobody's.
         self.tenant_keys: TenantKeys | None = None
-        self.secret_usage = SecretUsage(len(options.all_secrets), clock())
+        self.secret_usage: SecretUsage = SecretUsage(len(options.all_secrets), clock())
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Return what puts the rules of ``settings`` (:data:`LIVE_KEYS`) into force.

@@ -3,6 +3,7 @@
 from typing import assert_type
 
 import sdk_trio
+from sdk_trio.client.models import Order
 from sdk_trio.client.operations.sales import Orders
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.webhooks import Services
@@ -15,7 +16,7 @@ async def handle(event: OrderPaidEvent, services: sdk_trio.Services) -> None:
     """The public name says which client."""
     assert_type(services.client, sdk_trio.Client)
     assert_type(services.client.orders, Orders)
-    assert_type(await services.client.orders.get("1"), sdk_trio.Record)
+    assert_type(await services.client.orders.get("1"), Order)
     services.client.ordres  # type: ignore[attr-defined]  # noqa: B018 - no such resource
 
 

@@ -34,7 +34,8 @@ MEMBER = operation(
     resource="customers.members",
     name="update",
 )
-LIST = operation("GET /orders/", Answer.PAGE, resource="orders", name="list")
+#: The table does not know it, so its arguments are not checked.
+LIST = operation("GET /things/", Answer.PAGE, resource="things", name="list")
 ROTATE = operation(
     "POST /keys/{id}/rotate", Answer.RECORD, resource="keys", name="rotate", body=Body.NONE
 )
@@ -238,9 +239,13 @@ def test_form_fields_are_text() -> None:
     assert prepare(row).form is None
 
 
-def test_body_and_fields_together_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"both body= and fields \(name\)"):
-        prepare(MEMBER, ["c", "m"], {"name": "n"}, body={})
+def test_fields_add_to_a_body_that_is_a_mapping() -> None:
+    call = prepare(MEMBER, ["c", "m"], {"name": "n"}, body={"new": 1})
+    assert call.json == {"new": 1, "name": "n"}
+    with pytest.raises(TypeError, match=r"customers\.members\.update\(\) got 'name' twice"):
+        prepare(MEMBER, ["c", "m"], {"name": "n"}, body={"name": "m"})
+    with pytest.raises(TypeError, match=r"got fields \(name\) beside a body= that is no mapping"):
+        prepare(MEMBER, ["c", "m"], {"name": "n"}, body=[1])
 
 
 # --- options -------------------------------------------------------------------------------------

@@ -56,36 +56,36 @@ __all__ = [
 class Resources(Resource, path=""):
     """Every resource, as attributes: the client is one of these."""
 
-    products = Nested(Products)
-    benefits = Nested(Benefits)
-    benefit_grants = Nested(BenefitGrants)
-    discounts = Nested(Discounts)
-    custom_fields = Nested(CustomFields)
-    checkout_links = Nested(CheckoutLinks)
-    checkouts = Nested(Checkouts)
-    files = Nested(Files)
-    license_keys = Nested(LicenseKeys)
-    meters = Nested(Meters)
+    products: Nested[Products] = Nested(Products)
+    benefits: Nested[Benefits] = Nested(Benefits)
+    benefit_grants: Nested[BenefitGrants] = Nested(BenefitGrants)
+    discounts: Nested[Discounts] = Nested(Discounts)
+    custom_fields: Nested[CustomFields] = Nested(CustomFields)
+    checkout_links: Nested[CheckoutLinks] = Nested(CheckoutLinks)
+    checkouts: Nested[Checkouts] = Nested(Checkouts)
+    files: Nested[Files] = Nested(Files)
+    license_keys: Nested[LicenseKeys] = Nested(LicenseKeys)
+    meters: Nested[Meters] = Nested(Meters)
 
-    orders = Nested(Orders)
-    subscriptions = Nested(Subscriptions)
-    refunds = Nested(Refunds)
-    disputes = Nested(Disputes)
-    payments = Nested(Payments)
+    orders: Nested[Orders] = Nested(Orders)
+    subscriptions: Nested[Subscriptions] = Nested(Subscriptions)
+    refunds: Nested[Refunds] = Nested(Refunds)
+    disputes: Nested[Disputes] = Nested(Disputes)
+    payments: Nested[Payments] = Nested(Payments)
 
-    customers = Nested(Customers)
-    customer_meters = Nested(CustomerMeters)
-    customer_seats = Nested(CustomerSeats)
-    customer_sessions = Nested(CustomerSessions)
+    customers: Nested[Customers] = Nested(Customers)
+    customer_meters: Nested[CustomerMeters] = Nested(CustomerMeters)
+    customer_seats: Nested[CustomerSeats] = Nested(CustomerSeats)
+    customer_sessions: Nested[CustomerSessions] = Nested(CustomerSessions)
 
-    customer_portal = Nested(CustomerPortal)
+    customer_portal: Nested[CustomerPortal] = Nested(CustomerPortal)
 
-    organizations = Nested(Organizations)
-    webhooks = Nested(Webhooks)
-    events = Nested(Events)
-    event_types = Nested(EventTypes)
-    metrics = Nested(Metrics)
-    oauth2 = Nested(OAuth2)
+    organizations: Nested[Organizations] = Nested(Organizations)
+    webhooks: Nested[Webhooks] = Nested(Webhooks)
+    events: Nested[Events] = Nested(Events)
+    event_types: Nested[EventTypes] = Nested(EventTypes)
+    metrics: Nested[Metrics] = Nested(Metrics)
+    oauth2: Nested[OAuth2] = Nested(OAuth2)
 
 
 def endpoints(resource: type[Resource] = Resources) -> Iterator[Endpoint[object]]:
@@ -110,7 +110,7 @@ class UnknownOperationError(SdkError, LookupError):
     exit_code = EXIT_USAGE
 
     def __init__(self, message: str, near: Sequence[str]) -> None:
-        self.near = tuple(near)
+        self.near: tuple[str, ...] = tuple(near)
         super().__init__(message)
 
 
@@ -129,7 +129,7 @@ def find_operation(words: str | Sequence[str]) -> Operation:
     return found
 
 
-def bound(resources: Resources, operation: Operation) -> BoundOperation[Any]:
+def bound(resources: Resource, operation: Operation) -> BoundOperation[..., Any]:
     """Return ``operation`` as the method of ``resources`` (a client) that it is."""
     method = functools.reduce(getattr, operation.full_name.split("."), resources)
     assert isinstance(method, BoundOperation)  # noqa: S101 - OPERATIONS is made of these attributes

@@ -1,0 +1,634 @@
+"""The client for programs without an event loop: ``with SyncClient(settings) as client: ...``.
+
+A thread of its own runs Trio with a :class:`~sdk_trio.client.client.Client` in it; a call hands its
+work over, waits, and returns or raises what the asynchronous call would have. So both have one
+pipeline: retries, breaker, limits, errors and settings are the same.
+"""
+
+import contextlib
+import copy
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
+from contextvars import Context, copy_context
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast
+
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import outcome
+import trio
+
+from ..config import Settings
+from .attempts import ClientCounters
+from .breaker import BreakerState
+from .budget import BudgetPolicy
+from .caller import Sources
+from .client import Client, HookType
+from .export import CsvExport, CsvRows
+from .listing import Listing
+from .operation import PreparedCall, description_of, signature_of
+from .operations.synchronous import SyncResources
+from .pages import Item, Page
+from .plan import ClientPlan
+from .request import NO_OPTIONS, UNSET, CallOptions, OptionFields, Query
+from .resources import OfInstance, OperationMethod
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Result = TypeVar("Result", covariant=True)
+
+#: How long an interrupted call may take to end, in seconds: it closes its connection meanwhile.
+INTERRUPT_SECONDS = 5.0
+
+#: How long what is under way may go on once the client is being closed, in seconds.
+CLOSING_SECONDS = 5.0
+
+_CLOSED = "the client is closed: make a new one"
+
+
+class _Job:
+    """Something that the thread does while its caller waits."""
+
+    def __init__(self, function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> None:
+        self.function = function
+        self.arguments = arguments
+        # The caller's context: its trace and the fields of its log hold in the call, too.
+        self.context: Context = copy_context()
+        self.scope = trio.CancelScope()
+        self.value: Any = None
+        self.error: BaseException | None = RuntimeError(
+            "the client was closed while this call was under way; a write may have been executed"
+        )
+        # Held until the job has ended: the cheapest thing to wait for that an interrupt ends.
+        self.ended = threading.Lock()
+        self.ended.acquire()
+
+
+class _Loop:
+    """Trio in a thread, with a client open in it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._jobs: set[_Job] = set()
+        self._nursery: trio.Nursery | None = None
+        self._stop = trio.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._opened = threading.Event()
+        self._error: BaseException | None = None
+        self.process: int = os.getpid()
+        self.thread: threading.Thread = threading.Thread(
+            target=self._run, name="sdk-trio-client", daemon=True
+        )
+
+    # What other threads call.
+
+    def start(self) -> None:
+        """Start the thread and wait until the client is open; raises why it is not."""
+        self.thread.start()
+        self._opened.wait()
+        if self._error is not None:
+            raise self._error
+
+    def do(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Await ``function(*arguments)`` in the thread, and return or raise what it does."""
+        job = _Job(function, arguments)
+        assert self._token is not None  # noqa: S101 - start() has returned
+        try:
+            self._token.run_sync_soon(self._begin, job)
+            job.ended.acquire()
+        except trio.RunFinishedError:
+            raise RuntimeError(_CLOSED) from None
+        except BaseException:  # an interrupt of the caller's thread
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(job.scope.cancel)
+                job.ended.acquire(timeout=INTERRUPT_SECONDS)
+            raise
+        if job.error is None:
+            return cast("T", job.value)
+        try:
+            raise job.error
+        finally:
+            del job  # its error's traceback holds this frame
+
+    def stop(self) -> None:
+        """Close the client and wait for the thread, unless this is the thread itself."""
+        if self._token is None or self.process != os.getpid():
+            return
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._stop.set)
+        if self.thread is not threading.current_thread():
+            self.thread.join(2 * CLOSING_SECONDS)
+
+    # What the thread does.
+
+    def _run(self) -> None:
+        ended = outcome.capture(trio.run, self._live)
+        if isinstance(ended, outcome.Error):
+            self._error = ended.error
+        self._opened.set()
+        for job in self._jobs:
+            job.ended.release()
+
+    async def _live(self) -> None:
+        async with trio.open_nursery() as nursery:
+            await self._serve(nursery)
+
+    async def _serve(self, nursery: trio.Nursery) -> None:
+        try:
+            await self._client.__aenter__()
+        except Exception as error:
+            self._error = error
+            await trio.lowlevel.checkpoint()
+            return
+        self._nursery, self._token = nursery, trio.lowlevel.current_trio_token()
+        self._opened.set()
+        try:
+            await self._stop.wait()
+        finally:
+            # What is under way gets the errors of a closed client, as in a program of Trio's.
+            self._nursery = None
+            nursery.cancel_scope.deadline = trio.current_time() + CLOSING_SECONDS
+            with trio.move_on_after(CLOSING_SECONDS, shield=True):
+                await self._client.__aexit__(None, None, None)
+
+    def _begin(self, job: _Job) -> None:
+        # An exception here would end the loop.
+        if self._nursery is None:
+            job.error = RuntimeError(_CLOSED)
+            job.ended.release()
+            return
+        self._jobs.add(job)
+        job.context.run(self._nursery.start_soon, self._work, job)
+
+    async def _work(self, job: _Job) -> None:  # noqa: ASYNC910 - the job may have no checkpoint
+        try:
+            with job.scope:
+                job.value = await job.function(*job.arguments)
+                job.error = None
+        except trio.Cancelled:
+            raise
+        except BaseException as error:  # it is the caller's
+            job.error = error
+        finally:
+            self._jobs.discard(job)
+            job.ended.release()
+
+    async def hold(self, context: AbstractAsyncContextManager[T]) -> "_Held[T]":
+        """Enter ``context`` in a task of its own, which is where it has to be left, too."""
+        if self._nursery is None:
+            raise RuntimeError(_CLOSED)
+        held = _Held[T]()
+        await self._nursery.start(held.live, context)
+        return held
+
+
+class _Held(Generic[T]):
+    """An asynchronous context that is open in the thread."""
+
+    def __init__(self) -> None:
+        self.value: T
+        self._leave = trio.Event()
+        self._left = trio.Event()
+        self._error: Exception | None = None
+
+    async def live(
+        self,
+        context: AbstractAsyncContextManager[T],
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        await trio.lowlevel.checkpoint()
+        try:
+            async with context as self.value:
+                task_status.started()
+                await self._leave.wait()
+        except Exception as error:
+            if not self._leave.is_set():
+                raise  # it was not entered
+            self._error = error
+        finally:
+            self._left.set()
+
+    async def leave(self) -> None:
+        """Leave the context, and raise what leaving it raises."""
+        self._leave.set()
+        await self._left.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class Portal:
+    """The way into the client's thread, from any other; the thread starts with the first call.
+
+    It is the sender of the blocking operations, and closes with the last that refers to it.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._loop: _Loop | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def run(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Await ``function(*arguments)`` beside the client, and return or raise what it does.
+
+        Raises:
+            RuntimeError: the client is closed, belongs to the process that forked this one, or
+                this is its own thread.
+        """
+        return self.opened().do(function, *arguments)
+
+    def run_sync(self, function: Callable[[], T]) -> T:
+        """Call ``function`` in the client's thread, whose clock is what it may ask."""
+
+        async def call() -> T:
+            await trio.lowlevel.checkpoint()
+            return function()
+
+        return self.run(call)
+
+    def enter(self, context: AbstractAsyncContextManager[T]) -> "tuple[T, Callable[[], None]]":
+        """Enter ``context`` beside the client; return its value and what leaves it."""
+        loop = self.opened()
+        held = loop.do(loop.hold, context)
+        return held.value, lambda: loop.do(held.leave)
+
+    def opened(self) -> _Loop:
+        """Return the loop, started if it has not been."""
+        loop = self._loop
+        if loop is None:
+            with self._lock:
+                if self._is_closed:
+                    raise RuntimeError(_CLOSED)
+                loop = self._loop
+                if loop is None:
+                    loop = _Loop(self.client)
+                    loop.start()
+                    weakref.finalize(self, loop.stop)
+                    self._loop = loop
+        if self._is_closed:
+            raise RuntimeError(_CLOSED)
+        if loop.process != os.getpid():
+            raise RuntimeError(
+                f"this client was opened in process {loop.process}, and its thread and connections "
+                f"do not live on in process {os.getpid()}, which was forked from it: open a client "
+                "in each process, for instance at its first use"
+            )
+        if loop.thread is threading.current_thread():
+            raise RuntimeError(
+                "this is the client's own thread (in a hook), which cannot wait for itself"
+            )
+        return loop
+
+    def close(self) -> None:
+        """Close the client and end the thread; a second time does nothing."""
+        with self._lock:
+            self._is_closed = True
+        if self._loop is not None:
+            self._loop.stop()
+
+    async def send(self, call: PreparedCall) -> httpx.Response:
+        """Send ``call`` in the client's thread, where blocking operations have it awaited."""
+        return await self.client.sender.send(call)
+
+    def stream(self, call: PreparedCall) -> AbstractAsyncContextManager[httpx.Response]:
+        """As :meth:`send`, with a body that is still to be read."""
+        return self.client.sender.stream(call)
+
+
+class BlockingOperation(OperationMethod[P, Result]):
+    """An operation that is ready to be called, and returns when it has ended.
+
+    Its arguments are those of the asynchronous one: path parameters by position or name, others by
+    name; ``query={...}`` and ``body={...}`` add what is newer than this client.
+    """
+
+    __doc__: Any = OfInstance(__doc__, description_of)
+    __signature__: Any = OfInstance(None, signature_of)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
+        """Call the operation, and return its answer.
+
+        Raises:
+            TypeError: a path parameter is missing, or an argument is unknown.
+            ValueError: a value cannot be sent.
+            CallError: whatever the call ended with; of lists and exports, when they are read.
+        """
+        return cast("Result", self._blocking(self._prepare(args, kwargs)))
+
+    def unchecked(self, *args: Any, **kwargs: Any) -> Result:
+        """Call the operation with any arguments, also without those that it requires."""
+        return cast("Result", self._blocking(self._prepare(args, kwargs, is_checked=False)))
+
+    def raw(self, *args: P.args, **kwargs: P.kwargs) -> httpx.Response:
+        """Call the operation and return the answer itself, with its headers and exact bytes."""
+        portal = cast("Portal", self._sender)
+        return portal.run(portal.send, self._prepare(args, kwargs))
+
+    def _blocking(self, call: PreparedCall) -> Any:
+        portal = cast("Portal", self._sender)
+        portal.opened()  # a coroutine that cannot be run is not even made
+        result = self._receive(portal, call)
+        if isinstance(result, Listing):
+            return SyncListing(portal, result)
+        if isinstance(result, CsvExport):
+            return SyncExport(portal, result)
+        return portal.run(_awaited, result)
+
+
+async def _awaited(coroutine: Coroutine[Any, Any, T]) -> T:
+    return await coroutine
+
+
+class SyncListing(Generic[Item]):
+    """A list of the upstream, read page by page while it is iterated.
+
+    ``for order in client.orders.list(): ...`` gives every record; each loop starts anew.
+    """
+
+    def __init__(self, portal: Portal, listing: Listing[Item]) -> None:
+        self._portal = portal
+        self._listing = listing
+
+    def __iter__(self) -> Iterator[Item]:
+        for page in self.pages():
+            yield from page.items
+
+    def pages(self) -> Iterator[Page[Item]]:
+        """Return an iterator over the pages, one request each."""
+        pages = self._listing.pages()
+        while (page := self._portal.run(_next_or_none, pages)) is not None:
+            yield page
+
+    def first_page(self) -> Page[Item]:
+        """Return the page that the query asks for; it costs one request."""
+        return self._portal.run(self._listing.first_page)
+
+    def __repr__(self) -> str:
+        return repr(self._listing)
+
+
+async def _next_or_none(iterator: Any) -> Any:
+    return await anext(iterator, None)
+
+
+class _SyncContext(Generic[T]):
+    """An asynchronous context that is entered by ``with``."""
+
+    def __init__(self, portal: Portal) -> None:
+        self._portal = portal
+        self._leave: Callable[[], None] | None = None
+
+    def _enter(self, context: AbstractAsyncContextManager[T]) -> T:
+        if self._leave is not None:
+            raise RuntimeError("this is open already: call the operation again")
+        value, self._leave = self._portal.enter(context)
+        return value
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._leave is not None  # noqa: S101 - the language enters before it exits
+        leave, self._leave = self._leave, None
+        leave()
+
+
+class SyncExport(_SyncContext[CsvRows]):
+    """A CSV file of the upstream, of any length: ``with client.orders.export() as rows:``.
+
+    Inside, ``for row in rows`` gives a dict per row; leaving early closes the answer.
+    """
+
+    def __init__(self, portal: Portal, export: CsvExport) -> None:
+        super().__init__(portal)
+        self._export = export
+
+    def __enter__(self) -> "SyncRows":
+        export = cast("AbstractAsyncContextManager[CsvRows]", self._export)
+        return SyncRows(self._portal, self._enter(export))
+
+    def text(self) -> str:
+        """Return the whole file as one text, which has to fit into memory."""
+        return self._portal.run(self._export.text)
+
+    def __repr__(self) -> str:
+        return repr(self._export)
+
+
+class SyncRows(Iterator[dict[str, str]]):
+    """The rows of an open export; ``response`` has the status and the headers."""
+
+    def __init__(self, portal: Portal, rows: CsvRows) -> None:
+        self.response: httpx.Response = rows.response
+        self._portal = portal
+        self._source = rows
+        self._rows: deque[dict[str, str]] = deque()
+
+    def __next__(self) -> dict[str, str]:
+        if not self._rows:
+            # All that have arrived: one visit to the thread for each row would cost more than it.
+            self._rows.extend(self._portal.run(self._source.batch))
+        if not self._rows:
+            raise StopIteration
+        return self._rows.popleft()
+
+
+class SyncStream(_SyncContext[httpx.Response]):
+    """An answer whose body is read as it comes: ``with client.stream(...) as answer:``."""
+
+    def __init__(
+        self, portal: Portal, context: AbstractAsyncContextManager[httpx.Response]
+    ) -> None:
+        super().__init__(portal)
+        self._context = context
+
+    def __enter__(self) -> "SyncAnswer":
+        return SyncAnswer(self._portal, self._enter(self._context))
+
+
+class SyncAnswer:
+    """An answer whose body is read as it comes; ``response`` is httpx's own, for its head."""
+
+    def __init__(self, portal: Portal, response: httpx.Response) -> None:
+        self.response = response
+        self._portal = portal
+
+    @property
+    def status_code(self) -> int:
+        """Return the status."""
+        return self.response.status_code
+
+    @property
+    def headers(self) -> httpx.Headers:
+        """Return the headers."""
+        return self.response.headers
+
+    def read(self) -> bytes:
+        """Return the whole body, which has to fit into memory."""
+        return self._portal.run(self.response.aread)
+
+    def iter_bytes(self) -> Iterator[bytes]:
+        """Yield the body in parts, decompressed."""
+        chunks = cast("AsyncGenerator[bytes, None]", self.response.aiter_bytes())
+        try:
+            while (chunk := self._portal.run(_next_or_none, chunks)) is not None:
+                yield chunk
+        finally:
+            self._portal.run(chunks.aclose)
+
+
+class SyncBreaker:
+    """The upstream's circuit breaker, from any thread."""
+
+    def __init__(self, portal: Portal) -> None:
+        self._portal = portal
+
+    @property
+    def state(self) -> BreakerState:
+        """Return the state now."""
+        return self._portal.run_sync(lambda: self._portal.client.breaker.state)
+
+    def isolate(self) -> None:
+        """Open the circuit by hand; it stays so until :meth:`close`."""
+        self._portal.run_sync(lambda: self._portal.client.breaker.isolate())
+
+    def close(self) -> None:
+        """Close the circuit by hand and forget the failures so far."""
+        self._portal.run_sync(lambda: self._portal.client.breaker.close())
+
+
+class SyncClient(SyncResources, path=""):
+    """The client of the upstream API for scripts and threads: no Trio, no asyncio, no ``await``.
+
+    ``with SyncClient(settings) as client: ...``, or without ``with`` and :meth:`close` in the end:
+    it opens with the first call, so it may be made at import and before a fork. All threads of a
+    program can share one. It has the operations, options and errors of
+    :class:`~sdk_trio.client.client.Client`, which runs in a thread of its own; a call blocks the
+    thread that makes it, also where an event loop runs in it. Ctrl-C cancels the call that it
+    interrupts; a write that was already sent may have been executed.
+
+    Args:
+        settings: validated settings.
+        transport: sends requests in place of the client's own connections.
+        budget: how fast the retry budget fills.
+        sources: where time and chance come from.
+
+    Raises:
+        OptionsValidationError: the settings lack what a client needs.
+        RuntimeError: from calls, once it is closed, or in a process forked after it was opened.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        budget: BudgetPolicy | None = None,
+        sources: Sources | None = None,
+    ) -> None:
+        client = Client(settings, transport, budget=budget, sources=sources)
+        self._portal = Portal(client)
+        super().__init__(self._portal, method=BlockingOperation)
+
+    def __enter__(self) -> Self:
+        self._portal.opened()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and end the thread; what is under way ends with an error."""
+        self._portal.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Query | None = None,
+        json: Any = UNSET,
+        content: bytes | None = None,
+        options: CallOptions = NO_OPTIONS,
+        **fields: Unpack[OptionFields],
+    ) -> httpx.Response:
+        """Call what has no method of its own, or see an answer as it came.
+
+        Arguments, answer and errors are those of the asynchronous client's ``request``.
+        """
+
+        async def ask() -> httpx.Response:
+            return await self._view.request(
+                method, path, params=params, json=json, content=content, options=options, **fields
+            )
+
+        return self._portal.run(ask)
+
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Query | None = None,
+        json: Any = UNSET,
+        content: bytes | None = None,
+        options: CallOptions = NO_OPTIONS,
+        **fields: Unpack[OptionFields],
+    ) -> SyncStream:
+        """As :meth:`request`, for bodies that do not fit into memory.
+
+        ``with client.stream("GET", "/orders/export") as answer``, then ``answer.iter_bytes()``.
+        """
+        context = self._view.stream(
+            method, path, params=params, json=json, content=content, options=options, **fields
+        )
+        return SyncStream(self._portal, context)
+
+    def with_options(
+        self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
+    ) -> Self:
+        """Return a view of this client whose calls do something otherwise; it shares everything."""
+        view = copy.copy(self)
+        view._options = self._options.merged_with(options).merged_with(CallOptions(**fields))
+        return view
+
+    def on_attempt(self, hook: HookType) -> HookType:
+        """Call ``hook`` with the record of every attempt, in the client's own thread."""
+        return self._portal.client.on_attempt(hook)
+
+    @property
+    def plan(self) -> ClientPlan:
+        """Return what is in force; its ``repr`` masks the token."""
+        return self._portal.client.plan
+
+    @property
+    def counters(self) -> ClientCounters:
+        """Return the totals so far; they count on, so copy what you compare."""
+        return self._portal.client.counters
+
+    @property
+    def retry_budget(self) -> float:
+        """Return how many retries and hedges could be paid for now."""
+        return self._portal.run_sync(lambda: self._portal.client.retry_budget)
+
+    @property
+    def breaker(self) -> "SyncBreaker":
+        """Return the upstream's circuit breaker: ``state``, ``isolate()`` and ``close()``."""
+        return SyncBreaker(self._portal)
+
+    def __repr__(self) -> str:
+        return f"<SyncClient of {self.plan.base_url}>"
+
+    @property
+    def _view(self) -> Client:
+        return self._portal.client.with_options(self._options)

@@ -1,0 +1,41 @@
+"""The upstream's models, to annotate with: ``from sdk_trio.client.models import Order``.
+
+Type checkers and editors read the stub beside this file, which knows every field. At run time there
+are no such classes: what is received is a :class:`~sdk_trio.client.records.Record` whatever its
+model, what is sent is a dict, and closed lists of texts are texts. So nothing is lost when the
+upstream adds a field, drops one, or answers a text that its list does not have.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .model_fields import INPUTS, MODELS, TEXTS, UNIONS
+from .records import Record
+
+Many = list
+Model = Record
+Fields = Record
+
+
+class Unlisted(str):
+    """A text that the upstream has added to a closed list since: compare it as any other."""
+
+    __slots__ = ()
+
+
+_MEANINGS: Mapping[str, Any] = {
+    **dict.fromkeys((*MODELS, *UNIONS), Record),
+    **dict.fromkeys(INPUTS.split(), dict),
+    **dict.fromkeys(TEXTS.split(), str),
+}
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _MEANINGS[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MEANINGS])

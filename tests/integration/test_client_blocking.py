@@ -1,0 +1,359 @@
+"""The synchronous client: the same answers and errors as the asynchronous one, from any thread."""
+
+import asyncio
+import contextvars
+import gc
+import inspect
+import json
+import operator
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import attrs
+import pytest
+import trio
+from support.threaded_upstream import ORDERS, threaded_upstream
+
+from sdk_trio import (
+    CallError,
+    CircuitOpenError,
+    Client,
+    ConnectionFailedError,
+    NotFoundError,
+    ServerError,
+    Settings,
+    SyncClient,
+)
+from sdk_trio.client.operations import OPERATIONS
+
+#: How long a test waits for what has to happen; nothing takes that long.
+PATIENCE_SECONDS = 60
+
+
+@pytest.fixture
+def upstream():
+    with threaded_upstream() as upstream:
+        yield upstream
+
+
+def settings_of(upstream, **more):
+    return Settings.from_mapping({**upstream.settings, **more}, receiver=False)
+
+
+@pytest.fixture
+def client(upstream):
+    with SyncClient(settings_of(upstream, MaxRetries=0)) as client:
+        yield client
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+def test_a_record_with_what_the_table_does_not_know(client):
+    order = client.orders.get("ord_1")
+    assert (order.id, order.status, order["new"]) == ("ord_1", "brand_new", 1)
+    assert order.total_amount is None
+    assert "total_amount" not in order
+    assert client.products.delete("prod_1") is None
+    assert client.orders.get.raw("ord_2").json()["id"] == "ord_2"
+
+
+def test_a_list_is_read_page_by_page(client, upstream):
+    listing = client.orders.list(limit=3, status="paid")
+    assert [order.id for order in listing] == [order["id"] for order in ORDERS]
+    assert [len(page.items) for page in listing.pages()] == [3, 3, 1]
+    assert listing.first_page().total_count == len(ORDERS)
+    assert len(upstream.requests) == 3 + 3 + 1
+    for order in listing:
+        assert order.id == "ord_0"
+        break
+    assert len(upstream.requests) == 3 + 3 + 1 + 1, "a loop that ends early asks no further"
+
+
+def test_an_export_is_read_row_by_row_and_whole(client):
+    with client.orders.export() as rows:
+        assert list(rows) == [{"id": f"ord_{n}", "amount": str(n)} for n in (1, 2, 3)]
+        assert rows.response.status_code == 200
+    with client.orders.export() as rows:
+        assert next(rows)["id"] == "ord_1"
+    assert client.orders.export().text().splitlines()[0] == "id,amount"
+    export = client.orders.export()
+    with export, pytest.raises(RuntimeError, match="open already"):
+        export.__enter__()
+    assert client.orders.get("ord_1").id == "ord_1", "the connection of a half-read export is gone"
+
+
+def test_an_error_inside_an_export_is_the_programs_own(client):
+    with pytest.raises(ZeroDivisionError), client.orders.export() as rows:
+        assert len(next(rows)) / 0
+
+
+def test_requests_streams_and_options(client, upstream):
+    assert client.request("GET", "/orders/ord_1", params={"a": [1, 2]}).json()["new"] == 1
+    assert upstream.requests[-1] == ("GET", "/v1/orders/ord_1", {"a": ["1", "2"]})
+    view = client.with_options(accepts_any_status=True)
+    assert view.request("GET", "/status/418").status_code == 418
+    assert view.orders.get.raw("other").status_code == 404
+    with client.stream("GET", "/orders/export") as answer:
+        assert (answer.status_code, answer.headers["Content-Type"]) == (200, "text/csv")
+        assert b"".join(answer.iter_bytes()).startswith(b"id,amount")
+    with client.stream("GET", "/orders/export") as answer:
+        assert b"ord_3" in answer.read()
+    assert client.counters.attempts.total() >= 5
+    assert "not-a-real-token" not in repr(client.plan) + repr(client)
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def described(error):
+    fields = ("status", "body", "method", "path", "attempts", "request_id")
+    return type(error), str(error), [getattr(error, name, None) for name in fields]
+
+
+def test_an_open_circuit_says_so_to_any_thread(client):
+    for _ in range(5):
+        with pytest.raises(ServerError):
+            client.request("GET", "/status/500")
+    assert client.breaker.state == "open"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 409, 422, 429, 500, 503])
+def test_errors_are_those_of_the_asynchronous_client(client, upstream, status):
+    async def ask():
+        async with Client(settings_of(upstream, MaxRetries=0)) as other:
+            await other.request("GET", f"/status/{status}")
+
+    with pytest.raises(CallError) as theirs:
+        trio.run(ask)
+    with pytest.raises(CallError) as ours:
+        client.request("GET", f"/status/{status}")
+    assert described(ours.value) == described(theirs.value)
+
+
+def test_nobody_listens(upstream):
+    settings = settings_of(upstream, MaxRetries=0, CustomBaseUrl="http://127.0.0.1:1")
+    with SyncClient(settings) as client, pytest.raises(ConnectionFailedError):
+        client.orders.get("1")
+
+
+def test_a_misspelt_argument_is_refused_before_anything_is_sent(client, upstream):
+    with pytest.raises(TypeError, match=r"takes no 'stauts'; did you mean 'status'\?"):
+        client.orders.list(stauts="paid")
+    assert upstream.requests == []
+    assert list(client.orders.list.unchecked(stauts="paid", limit=10)) != []
+    assert upstream.requests[0][2]["stauts"] == ["paid"]
+
+
+# --- threads and loops ---------------------------------------------------------------------------
+
+
+def test_many_threads_share_one_client(client):
+    def ask(number):
+        order = client.orders.get(f"ord_{number}")
+        with pytest.raises(NotFoundError):
+            client.orders.get(f"none_{number}")
+        return order.id, [other.id for other in client.orders.list(limit=4)]
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(40)))
+    assert answers == [(f"ord_{n}", [order["id"] for order in ORDERS]) for n in range(40)]
+
+
+def test_it_works_under_a_running_loop_by_blocking_it(client):
+    async def in_a_loop():
+        return client.orders.get("ord_1").id
+
+    assert asyncio.run(in_a_loop()) == "ord_1"
+    assert trio.run(in_a_loop) == "ord_1"
+
+
+def test_the_context_of_the_caller_holds_in_the_call(client):
+    name = contextvars.ContextVar("name", default="nobody")
+    seen = []
+    client.on_attempt(lambda record: seen.append((name.get(), threading.current_thread().name)))
+    name.set("ada")
+    client.orders.get("ord_1")
+    assert seen == [("ada", "sdk-trio-client")]
+
+
+def test_a_hook_that_calls_the_client_is_told_instead_of_waiting_for_itself(client):
+    seen = []
+
+    @client.on_attempt
+    def hook(record):
+        with pytest.raises(RuntimeError, match="the client's own thread") as caught:
+            client.orders.get("ord_2")
+        seen.append(str(caught.value))
+
+    client.orders.get("ord_1")
+    assert len(seen) == 1
+
+
+# --- its life ------------------------------------------------------------------------------------
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "sdk-trio-client"]
+
+
+def test_it_opens_with_its_first_call_and_is_closed_for_good(upstream):
+    client = SyncClient(settings_of(upstream))
+    assert threads() == []
+    assert client.orders.get("ord_1").id == "ord_1"
+    assert len(threads()) == 1
+    client.close()
+    client.close()
+    assert threads() == []
+    for call in (client.orders.get, client.orders.get.raw, client.orders.get.unchecked):
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            call("ord_1")
+
+
+def test_what_is_under_way_ends_with_an_error_when_the_client_closes(upstream):
+    client = SyncClient(settings_of(upstream))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.request, "GET", "/silent")
+        assert upstream.silent.acquire(timeout=PATIENCE_SECONDS)
+        client.close()
+        error = asked.exception(timeout=PATIENCE_SECONDS)
+    assert isinstance(error, CallError | RuntimeError)
+    assert upstream.gone.wait(PATIENCE_SECONDS)
+
+
+def test_a_client_that_nobody_refers_to_ends_its_thread(upstream):
+    orders = [order.id for order in SyncClient(settings_of(upstream)).orders.list(limit=2)]
+    assert len(orders) == len(ORDERS), "a list keeps its client alive"
+    gc.collect()
+    assert threads() == []
+
+
+def test_a_client_that_cannot_open_says_why_and_may_be_tried_again(upstream):
+    class Broken(trio.abc.AsyncResource):
+        async def __aenter__(self):
+            raise OSError("no such luck")
+
+        async def aclose(self): ...
+
+    client = SyncClient(settings_of(upstream), Broken())
+    for _ in range(2):
+        with pytest.raises(OSError, match="no such luck"):
+            client.orders.get("ord_1")
+
+
+PROGRAM = """
+import os, signal, sys, json, warnings
+import sdk_trio
+
+warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads: the test's very point
+
+settings = sdk_trio.Settings.from_mapping(json.loads(sys.argv[1]), receiver=False)
+client = sdk_trio.SyncClient(settings)
+"""
+
+INTERRUPTED = """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have it ignored
+try:
+    client.request("POST", "/silent", json={})
+except KeyboardInterrupt:
+    print("interrupted", client.orders.get("ord_1").id)
+"""
+
+FORKED = """
+client.orders.get("ord_1")
+child = os.fork()
+if child == 0:
+    try:
+        client.orders.get("ord_1")
+    except RuntimeError as error:
+        print(error, flush=True)
+        os._exit(3)
+    os._exit(4)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), client.orders.get("ord_2").id)
+"""
+
+FORKED_BEFORE = """
+child = os.fork()
+found = client.orders.get("ord_1").id
+if child == 0:
+    os._exit(0 if found == "ord_1" else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), found)
+"""
+
+LEFT_OPEN = """
+print(client.orders.get("ord_1").id)
+"""
+
+
+def start(upstream, program):
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PROGRAM + program, json.dumps(upstream.settings)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "SDK__LOG__LEVEL": "ERROR"},
+    )
+
+
+def test_an_interrupt_cancels_the_call_and_the_client_goes_on(upstream):
+    process = start(upstream, INTERRUPTED)
+    assert upstream.silent.acquire(timeout=PATIENCE_SECONDS)
+    process.send_signal(signal.SIGINT)
+    assert upstream.gone.wait(PATIENCE_SECONDS), "the connection was not closed"
+    out, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (out, process.returncode) == ("interrupted ord_1\n", 0), errors
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (FORKED, "do not live on in process"),
+        (FORKED_BEFORE, "0 ord_1\n"),
+        (LEFT_OPEN, "ord_1\n"),
+    ],
+)
+def test_forks_and_ends_of_a_program(upstream, program, expected):
+    process = start(upstream, program)
+    out, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, errors
+    assert expected in out
+    assert "Traceback" not in errors
+    if program is FORKED:
+        assert out.endswith("3 ord_2\n"), out
+
+
+# --- the same table ------------------------------------------------------------------------------
+
+
+def test_every_operation_is_there_with_the_same_signature(upstream):
+    client = SyncClient(settings_of(upstream))
+    other = Client(settings_of(upstream))
+    for row in OPERATIONS.values():
+        find = operator.attrgetter(row.full_name)
+        ours, theirs = find(client), find(other)
+        assert inspect.signature(ours) == inspect.signature(theirs)
+        assert ours.__doc__ == theirs.__doc__
+    assert threads() == []
+
+
+def test_a_server_error_is_retried_as_the_settings_say(upstream):
+    with SyncClient(settings_of(upstream)) as client, pytest.raises(ServerError) as caught:
+        client.with_options(max_retries=1).request("GET", "/status/503")
+    assert caught.value.attempts == 2
+
+
+def test_attributes_are_shared_with_views(client):
+    view = client.with_options(max_retries=2)
+    assert view.counters is client.counters
+    view.breaker.isolate()
+    with pytest.raises(CircuitOpenError):
+        client.orders.get("ord_1")
+    assert client.breaker.state == "isolated"
+    client.breaker.close()
+    assert client.orders.get("ord_1").id == "ord_1"
+    assert view.retry_budget > 0
+    assert attrs.asdict(view.plan) == attrs.asdict(client.plan)
