@@ -316,16 +316,22 @@ class BlockingOperation(OperationMethod[P, Result]):
             ValueError: a value cannot be sent.
             CallError: whatever the call ended with; of lists and exports, when they are read.
         """
-        return cast("Result", self._blocking(self._prepare(args, kwargs)))
+        call = self._prepare(args, kwargs)
+        del args, kwargs  # reports of a failure show variables: no body may be among them
+        return cast("Result", self._blocking(call))
 
     def unchecked(self, *args: Any, **kwargs: Any) -> Result:
         """Call the operation with any arguments, also without those that it requires."""
-        return cast("Result", self._blocking(self._prepare(args, kwargs, is_checked=False)))
+        call = self._prepare(args, kwargs, is_checked=False)
+        del args, kwargs  # as above
+        return cast("Result", self._blocking(call))
 
     def raw(self, *args: P.args, **kwargs: P.kwargs) -> httpx.Response:
         """Call the operation and return the answer itself, with its headers and exact bytes."""
+        call = self._prepare(args, kwargs)
+        del args, kwargs  # as above
         portal = cast("Portal", self._sender)
-        return portal.run(portal.send, self._prepare(args, kwargs))
+        return portal.run(portal.send, call)
 
     def _blocking(self, call: PreparedCall) -> Any:
         portal = cast("Portal", self._sender)
@@ -566,13 +572,13 @@ class SyncClient(SyncResources, path=""):
 
         Arguments, answer and errors are those of the asynchronous client's ``request``.
         """
-
-        async def ask() -> httpx.Response:
-            return await self._view.request(
-                method, path, params=params, json=json, content=content, options=options, **fields
-            )
-
-        return self._portal.run(ask)
+        self._portal.opened()  # a coroutine that cannot be run is not even made
+        asked = self._view.request(
+            method, path, params=params, json=json, content=content, options=options, **fields
+        )
+        del params, json, content, options, fields  # as for the operations
+        answer: httpx.Response = self._portal.run(_awaited, asked)
+        return answer
 
     def stream(
         self,
@@ -592,6 +598,7 @@ class SyncClient(SyncResources, path=""):
         context = self._view.stream(
             method, path, params=params, json=json, content=content, options=options, **fields
         )
+        del params, json, content, options, fields  # as for the operations
         return SyncStream(self._portal, context)
 
     def with_options(

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import attrs
@@ -133,6 +134,25 @@ def test_errors_are_those_of_the_asynchronous_client(client, upstream, status):
     with pytest.raises(CallError) as ours:
         client.request("GET", f"/status/{status}")
     assert described(ours.value) == described(theirs.value)
+
+
+def test_a_failure_shows_no_body_and_no_token_in_its_variables(client):
+    secret = "ada@shop.example-is-personal"
+    calls = (
+        lambda: client.orders.create(description=secret, product_id="p", customer_id="c"),
+        lambda: client.orders.create.raw(description=secret, product_id="p", customer_id="c"),
+        lambda: client.request("POST", "/status/500", json={"email": secret}),
+    )
+    for call in calls:
+        with pytest.raises(CallError) as caught:
+            call()
+        # From the first frame of the package in the caller's thread to where the thread waited.
+        frames = traceback.walk_tb(caught.value.__traceback__)
+        variables = [
+            frame.f_locals for frame, _ in frames if "/client/blocking" in frame.f_code.co_filename
+        ]
+        assert len(variables) >= 2
+        assert secret not in repr(variables)
 
 
 def test_nobody_listens(upstream):

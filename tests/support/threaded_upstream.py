@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(int(path.rpartition("/")[2]), {"error": "Sad", "detail": "as asked"})
         elif path == "/orders/export":
             self._export()
-        elif path == "/orders/":
+        elif path == "/orders/" and self.command == "GET":
             limit, page = int(query["limit"][0]), int(query["page"][0])
             pages = -(-len(ORDERS) // limit)
             items = ORDERS[(page - 1) * limit : page * limit]

@@ -1,7 +1,9 @@
 """Arguments of operations: what becomes path, query and body, and what is refused."""
 
 import enum
+import inspect
 import json
+import pydoc
 from collections import Counter
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -15,9 +17,23 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sdk_trio.client.arguments import json_value, path_segment, query_pairs
-from sdk_trio.client.operation import Answer, Body, Operation, operation, prepare
+from sdk_trio.client.client import Client
+from sdk_trio.client.operation import (
+    Answer,
+    Body,
+    Operation,
+    description_of,
+    operation,
+    prepare,
+    signature_of,
+)
+from sdk_trio.client.operations import OPERATIONS
 from sdk_trio.client.records import Record
 from sdk_trio.client.request import UNSET, CallOptions, encode_query
+from sdk_trio.client.resources import BoundOperation
+from sdk_trio.config import Settings
+
+SETTINGS = {"Mode": "Custom", "CustomBaseUrl": "https://upstream.test", "AccessToken": "token"}
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 scalars = st.none() | st.booleans() | st.integers() | texts | st.floats(-1e9, 1e9)
@@ -262,3 +278,76 @@ def test_an_operation_known_to_be_harmless_says_so_and_the_caller_wins() -> None
 def test_a_row_is_a_method_and_a_path(text: str) -> None:
     with pytest.raises(ValueError, match="METHOD /path"):
         operation(text, Answer.RECORD)
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+ORDERS = OPERATIONS["orders.list"]
+UPDATE = OPERATIONS["subscriptions.update"]
+
+
+@pytest.mark.parametrize(
+    ("row", "path", "fields", "hint"),
+    [
+        (
+            ORDERS,
+            [],
+            {"stauts": "paid"},
+            r"orders\.list\(\) takes no 'stauts'; did you mean 'status'\?",
+        ),
+        (ORDERS, [], {"stauts[a]": "paid"}, "takes no 'stauts\\[a\\]'"),
+        (ORDERS, [], {"optoins": None}, r"did you mean 'options'\?"),
+        (UPDATE, ["s"], {"cancel_at_perod_end": True}, r"did you mean 'cancel_at_period_end'\?"),
+        (UPDATE, ["s"], {"idd": "x"}, r"did you mean 'id'\?"),
+        (GET_ORDER, [], {"di": "x"}, "misses the path parameter 'id'"),
+        (GET_ORDER, ["o"], {"zzzz": "x"}, r"query=\{'zzzz': \.\.\.\} sends what is newer"),
+        (UPDATE, ["s"], {"zzzz": "x"}, r"body=\{'zzzz': \.\.\.\} sends what is newer"),
+    ],
+)
+def test_a_misspelt_argument_is_refused_with_what_was_meant(
+    row: Operation, path: list[str], fields: dict[str, Any], hint: str
+) -> None:
+    with pytest.raises(TypeError, match=hint):
+        prepare(row, path, fields)
+
+
+def test_what_is_newer_than_the_table_has_its_ways() -> None:
+    assert prepare(ORDERS, [], {"status": "paid"}, query={"new": 1}).query == (
+        ("new", "1"),
+        ("status", "paid"),
+    )
+    assert prepare(UPDATE, ["s"], {"seats": 1}, body={"new": 1}).json == {"new": 1, "seats": 1}
+    assert prepare(ORDERS, [], {"new": 1}, is_checked=False).query == (("new", "1"),)
+    assert prepare(ORDERS, [], {"metadata[plan]": "x"}).query == (("metadata[plan]", "x"),)
+
+
+def test_every_operation_has_its_parameters_as_signature_and_help() -> None:
+    for name, row in OPERATIONS.items():
+        known = row.known
+        assert known is not None
+        assert [*known.fields][: len(row.parameters)] == [*row.parameters], name
+        assert known.summary.endswith("."), name
+        shown = signature_of(row).parameters
+        assert {*known.fields, "options", "query"} <= {*shown}, name
+        assert description_of(row).startswith(known.summary)
+        assert f"{row.method} {row.path}" in description_of(row)
+
+
+def test_help_and_inspect_show_what_an_operation_takes() -> None:
+    client = Client(Settings.from_mapping(SETTINGS, receiver=False))
+    signature = inspect.signature(client.orders.list)
+    assert str(signature.parameters["status"]) == (
+        "status: OrderStatus | Many[OrderStatus] | None = None"
+    )
+    assert str(inspect.signature(client.orders.get)).startswith("(id: str | UUID, *, query:")
+    text = pydoc.plain(pydoc.render_doc(client.orders.list))
+    assert "List the orders." in text
+    assert "Scopes: orders:read" in text
+    assert "created_after: str | date | None" in text
+    assert "ready to be called" in pydoc.plain(pydoc.render_doc(BoundOperation))
+    assert inspect.signature(BoundOperation).parameters.keys() == {"endpoint", "sender", "options"}
+
+
+def test_a_known_operation_without_a_table_entry_shows_what_it_knows() -> None:
+    assert str(signature_of(ROTATE)).startswith("(id: Any")
+    assert description_of(ROTATE).startswith("POST /keys/{id}/rotate")

@@ -2,11 +2,13 @@
 
 import copy
 import pickle
+import typing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdk_trio.client import model_fields, models
 from sdk_trio.client.records import Record, wrap
 
 scalars = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
@@ -98,3 +100,64 @@ def test_repr_counts_the_other_fields() -> None:
     assert repr(Record({"a": 1, "b": 2})) == "Record(and 2 fields)"
     assert repr(Record({})) == "Record()"
     assert repr(Record({"status": "x" * 100})) == "Record(and 1 field)"
+
+
+# --- what the models know -------------------------------------------------------------------------
+
+
+def test_a_field_of_the_model_that_is_absent_or_null_reads_as_none() -> None:
+    order = Record({"id": "o", "total_amount": None, "customer": {"id": "c"}}, "orders.get")
+    assert order.total_amount is None
+    assert order.refunded_amount is None
+    assert order.customer.email is None
+    assert "total_amount" in order
+    assert "refunded_amount" not in order
+    with pytest.raises(KeyError):
+        order["refunded_amount"]
+
+
+def test_a_name_that_neither_the_answer_nor_its_model_has_is_no_field() -> None:
+    order = Record({"id": "o", "items": [{"id": "i"}], "metadata": {}}, "orders.list")
+    with pytest.raises(AttributeError, match=r"'totl_amount'; did you mean 'total_amount'\?"):
+        _ = order.totl_amount
+    with pytest.raises(AttributeError, match="'trial_start'"):
+        _ = order.trial_start  # of a subscription
+    with pytest.raises(AttributeError, match="'amount'"):
+        _ = order.metadata.amount  # whoever filled it chose its names
+    assert order.items[0].amount is None
+    with pytest.raises(AttributeError):
+        _ = order.items[0].customer
+    with pytest.raises(AttributeError):
+        _ = Record({}).id
+
+
+def test_a_union_has_the_fields_of_each_of_its_models() -> None:
+    customer = Record({"type": "brand_new"}, "customers.get")
+    assert (customer.type, customer.email, customer.billing_address) == ("brand_new", None, None)
+
+
+def test_what_a_record_is_survives_copies_and_pickles() -> None:
+    order = Record({"customer": {}}, "orders.get")
+    for twin in (copy.deepcopy(order), pickle.loads(pickle.dumps(order))):
+        assert twin == order
+        assert twin.customer.email is None
+
+
+def test_every_model_that_is_named_is_known() -> None:
+    for fields in model_fields.MODELS.values():
+        for field in fields.split():
+            held = field.partition(":")[2]
+            for name in held.split("|") if held else ():
+                assert name in model_fields.MODELS | model_fields.UNIONS
+    for names in [*model_fields.UNIONS.values(), *model_fields.RESULTS.values()]:
+        assert set(names.split("|")) <= model_fields.MODELS.keys() | model_fields.UNIONS.keys()
+
+
+def test_models_are_there_to_annotate_with() -> None:
+    def handle(order: models.Order, address: models.AddressInput, status: models.OrderStatus): ...
+
+    assert typing.get_type_hints(handle) == {"order": Record, "address": dict, "status": str}
+    assert models.Unlisted("new") == "new"
+    assert {"Order", "AddressInput", "OrderStatus"} <= set(dir(models))
+    with pytest.raises(AttributeError, match="Odrer"):
+        _ = models.Odrer
