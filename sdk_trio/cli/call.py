@@ -10,7 +10,7 @@ import trio
 from ..client.client import Client
 from ..client.export import CsvExport
 from ..client.listing import Listing
-from ..client.operation import Body
+from ..client.operation import Body, UnknownArgumentError
 from ..client.operations import OPERATIONS, bound, find_operation
 from ..client.records import Record
 from .call_arguments import LISTS, Chosen, choose, join, read_fields, read_json
@@ -84,6 +84,10 @@ async def _call(
     method = bound(client, chosen.operation)
     try:
         method.prepare(*chosen.path, **given)
+    except UnknownArgumentError as error:
+        raise UsageError(
+            f"{error.reason} (--data '{{...}}' sends what is newer than this program)"
+        ) from None
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from None
     async with client:

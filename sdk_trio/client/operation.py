@@ -150,11 +150,14 @@ def _known(full_name: str) -> Known | None:
 
 
 class UnknownArgumentError(TypeError):
-    """An operation was given an argument that it does not take; nothing was sent."""
+    """An operation was given an argument that it does not take; nothing was sent.
 
-    def __init__(self, message: str, argument: str) -> None:
-        super().__init__(message)
-        self.argument = argument
+    ``reason`` is what is wrong; the message adds the way past the table in Python.
+    """
+
+    def __init__(self, reason: str, way: str) -> None:
+        super().__init__(f"{reason} ({way})")
+        self.reason = reason
 
 
 def operation(
@@ -324,9 +327,8 @@ def _check_known(operation: Operation, known: Known, given: Mapping[str, Any]) -
             where = "query" if operation.body is Body.NONE else "body"
             raise UnknownArgumentError(
                 f"{operation.full_name}() takes no {name!r}"
-                f"{did_you_mean(name, [*known.fields, *_OWN_ARGUMENTS])} "
-                f"({where}={{{name!r}: ...}} sends what is newer than this client)",
-                name,
+                f"{did_you_mean(name, [*known.fields, *_OWN_ARGUMENTS])}",
+                f"{where}={{{name!r}: ...}} sends what is newer than this client",
             )
 
 

@@ -94,6 +94,7 @@ async def test_raw_is_the_answer_as_it_came(run):
         ("orders list --limit 3 --all", "not both"),
         ("orders list --limit x", "whole number"),
         ("orders list --status", "--status takes a value"),
+        ("orders list --stauts paid", "takes no 'stauts'; did you mean 'status'? (--data"),
         ("orders list --data [1]", "JSON object"),
         ("customers create --data {nope}", "--data takes JSON"),
         ("", "name an operation"),

@@ -7,12 +7,14 @@ import inspect
 import json
 import operator
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import attrs
 import pytest
@@ -344,6 +346,23 @@ def test_forks_and_ends_of_a_program(upstream, program, expected):
     assert "Traceback" not in errors
     if program is FORKED:
         assert out.endswith("3 ord_2\n"), out
+
+
+def test_the_program_of_the_how_to_runs(upstream, tmp_path):
+    page = (Path(__file__).parents[2] / "docs/how-to/call-the-upstream.md").read_text()
+    [program] = [
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Sync" in block
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, **{f"SDK__{k.upper()}": v for k, v in upstream.settings.items()}},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert ended.stdout.splitlines() == [*(f"ord_{n} paid" for n in range(7)), "3"], ended.stderr
 
 
 # --- the same table ------------------------------------------------------------------------------
