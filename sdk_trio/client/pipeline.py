@@ -238,7 +238,9 @@ class Pipeline:
         self.counters: ClientCounters = ClientCounters()
         self._hooks = hooks
         self.budget: RetryBudget = RetryBudget(policies.budget, clock=clock)
-        self.breakers = Breakers(policies.breaker, clock=clock, on_change=self._circuit_changed)
+        self.breakers: Breakers = Breakers(
+            policies.breaker, clock=clock, on_change=self._circuit_changed
+        )
         self.limiters: Limiters = Limiters(policies.limit, clock=clock)
         admitter = Admitter(
             self.limiters, clock=clock, longest_wait=policies.retry.longest_wait_seconds

@@ -26,7 +26,8 @@ class UnknownEventTypeError(SdkError, KeyError):
 
     def __init__(self, wire_type: str) -> None:
         self.wire_type = wire_type
-        self.suggestions = tuple(difflib.get_close_matches(wire_type, sample_types(), n=3))
+        near = difflib.get_close_matches(wire_type, sample_types(), n=3)
+        self.suggestions: tuple[str, ...] = tuple(near)
         hint = f"did you mean {' or '.join(self.suggestions)}?" if self.suggestions else ""
         known = hint or "see the table of types in docs/reference/events.md"
         super().__init__(f"there is no event type {wire_type!r}: {known}")

@@ -102,9 +102,9 @@ class Supervisor:
         self._interruptible = trio.CancelScope()
         self._stopping = self._forced = self._running = False
         self._end_by = math.inf
-        self.restarts = 0
+        self.restarts: int = 0
         self.failure: str | None = None
-        self.confirmed = False
+        self.confirmed: bool = False
         #: A restart for a reload is under way: no answer now says nothing about the replicator.
         self.reloading: bool = False
 

@@ -89,7 +89,7 @@ class Watcher:
         self._told = False
         self._complaint = ""
         #: How often the manifest was written.
-        self.regenerations = 0
+        self.regenerations: int = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled; started when the manifest was brought up to date, or could not be.

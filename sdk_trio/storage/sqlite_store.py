@@ -69,7 +69,9 @@ class SqliteInbox:
         self._begun: dict[str, tuple[Posted, float]] = {}
         self.tenants: SqliteTenants = SqliteTenants(file, committer)
         self.upgrade: SqliteUpgrade = SqliteUpgrade(committer, self._queries)
-        self.notifications = SqliteNotifications(terms, committer, self._queries)
+        self.notifications: SqliteNotifications = SqliteNotifications(
+            terms, committer, self._queries
+        )
 
     @classmethod
     async def open(

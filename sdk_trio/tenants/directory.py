@@ -19,7 +19,7 @@ class Directory:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._known: OrderedDict[str, Tenant | None] = OrderedDict()
-        self.generation = 0
+        self.generation: int = 0
 
     def __len__(self) -> int:
         return len(self._known)
