@@ -9,6 +9,8 @@ import json
 import logging
 import os
 import sys
+import time
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
@@ -81,6 +83,54 @@ class Logger:
 def get_logger(domain: str) -> Logger:
     """Return the logger of ``domain`` (``webhooks``, ...); a disabled level costs little."""
     return Logger(logging.getLogger(f"{ROOT}.{domain}"))
+
+
+class Throttle:
+    """Lets a few lines of each kind be logged in a while, and counts those that are left out.
+
+    What strangers can cause as often as they like is logged through one of these: otherwise a
+    flood of requests is a flood of lines, and hides what else is in the log.
+
+    Args:
+        lines: of each kind, in each while.
+        seconds: how long a while is; it begins with its first line.
+        clock: returns seconds that never go back.
+    """
+
+    __slots__ = ("_clock", "_kinds", "_lines", "_seconds")
+
+    def __init__(
+        self, *, lines: int, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._lines = lines
+        self._seconds = seconds
+        self._clock = clock
+        #: By kind: when its while ends, lines in it, and what was left out and not told yet.
+        self._kinds: dict[Hashable, tuple[float, int, int]] = {}
+
+    def admit(self, kind: Hashable) -> int | None:
+        """Say whether one more line of ``kind`` is logged; the kinds must be a closed set.
+
+        Returns:
+            How many were left out since the last one that was logged; None: leave this one out.
+        """
+        now = self._clock()
+        end, logged, left_out = self._kinds.get(kind, (now, 0, 0))
+        if now >= end:
+            end, logged = now + self._seconds, 0
+        if logged >= self._lines:
+            self._kinds[kind] = (end, logged, left_out + 1)
+            return None
+        self._kinds[kind] = (end, logged + 1, 0)
+        return left_out
+
+    def take_left_out(self) -> dict[Hashable, int]:
+        """Return how many lines of each kind were left out and not told yet; now they are."""
+        found = {kind: left for kind, (_, _, left) in self._kinds.items() if left}
+        for kind in found:
+            end, logged, _ = self._kinds[kind]
+            self._kinds[kind] = (end, logged, 0)
+        return found
 
 
 class _Formatter(logging.Formatter):

@@ -42,16 +42,29 @@ class ServerOptions:
     fast_path: bool = attrs.field(
         default=True,
         metadata=about(
-            "Serve HTTP/1.1 on the project's own connection class; false: stock hypercorn.",
+            "Serve HTTP/1.1 on the project's own connection class; false: on hypercorn.",
             "contracts 2",
         ),
     )
-    http2: bool = attrs.field(
-        default=False,
+    max_connections_per_address: int = attrs.field(
+        default=256,
         metadata=about(
-            "Offer HTTP/2 beside HTTP/1.1 to clients of our own TLS; needs FastPath. A delivery "
-            "costs four times as much by it.",
+            "Open connections of one source address (IPv6: of one /64) that is no trusted proxy; "
+            "further ones are answered 503.",
             "ours",
+            minimum=1,
+            maximum=1_000_000,
+        ),
+    )
+    max_body_bytes_in_flight: int = attrs.field(
+        default=67_108_864,
+        metadata=about(
+            "Bytes of bodies that are not verified yet, of all connections together; over it the "
+            "largest of them is answered 503.",
+            "ours",
+            minimum=1024,
+            maximum=2**31 - 1,
+            unit="bytes",
         ),
     )
     processes: int = attrs.field(

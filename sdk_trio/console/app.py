@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from ..errors import NotRunningError, StoreUnavailableError
-from ..logs import get_logger
+from ..logs import Throttle, get_logger
 from ..monitoring import Check, CheckSource, Sample
 from .access import Access, Refusal, header_map
 from .event_answerer import EVENTS, EventAnswerer
@@ -95,7 +95,7 @@ class AdminApp:
         self._pacers = {
             probe: Pacer(per_second=REQUESTS_PER_SECOND, burst=BURST) for probe in (True, False)
         }
-        self._refusal_logged_at = -REFUSAL_LOG_SECONDS
+        self._refusals = Throttle(lines=1, seconds=REFUSAL_LOG_SECONDS, clock=trio.current_time)
         self._reported: set[object] = set()
 
     def listen_at(self, addresses: tuple[str, ...]) -> None:
@@ -132,15 +132,15 @@ class AdminApp:
         refusal = self._refusal(request)
         if refusal is None:
             return None
-        now = trio.current_time()
-        if now >= self._refusal_logged_at + REFUSAL_LOG_SECONDS:
-            self._refusal_logged_at = now
+        suppressed = self._refusals.admit("admin.refused")
+        if suppressed is not None:
             client = scope.get("client")
             _log.warning(
                 "admin.refused",
                 status=refusal.status,
                 reason=refusal.reason,
                 address=client[0] if client else None,
+                suppressed=suppressed,
             )
         extra = ((b"www-authenticate", b'Bearer realm="sdk_trio"'),) * (refusal.status == 401)
         return problem(refusal.status, refusal.reason, *extra)

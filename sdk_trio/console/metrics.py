@@ -39,6 +39,12 @@ METRICS: Final = (
         ("result",),
     ),
     Metric(
+        "sdk_webhook_refusals_total",
+        "counter",
+        "Requests to the receiver's address that were not answered 200, by cause.",
+        ("cause",),
+    ),
+    Metric(
         "sdk_webhook_handler_seconds",
         "histogram",
         "Time of each run of a handler, whatever its outcome; types outside of the catalogue are "

@@ -4,7 +4,14 @@ Samples are in :mod:`sdk_trio.events.samples`, which is not imported here: recei
 """
 
 from .catalog import DEFAULT_CATALOG, Catalog, EventGroup, EventType
-from .decoding import Drift, Envelope, decode_envelope, decode_event, organization_of, subject_of
+from .decoding import (
+    Drift,
+    Envelope,
+    decode_envelope,
+    decode_event,
+    plain_envelope,
+    subject_of,
+)
 from .event import Event, UnknownEvent
 from .event_types import (
     BenefitCreatedEvent,
@@ -49,6 +56,7 @@ from .event_types import (
     SubscriptionUncanceledEvent,
     SubscriptionUpdatedEvent,
 )
+from .organization import claimed_organization, organization_of
 from .payloads import (
     ActiveSubscription,
     Benefit,
@@ -82,7 +90,9 @@ __all__ = [
     "Envelope",
     "decode_envelope",
     "decode_event",
+    "claimed_organization",
     "organization_of",
+    "plain_envelope",
     "subject_of",
     # events
     "Event",

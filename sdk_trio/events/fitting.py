@@ -21,8 +21,32 @@ from .values import UNFIT, decoder_for, members_of, plain
 #: Called with the path (``data.items[2].amount``) and what is wrong with the value there.
 Report = Callable[[str, str], None]
 
+#: Values of one event that are looked at again, each alone, because they do not fit as they are:
+#: about a tenth of a second. What does not fit beyond them is left out.
+MAX_REPAIRS: Final = 2000
+
 _JSON_NUMBER = re.compile(rb"-?[0-9][0-9.eE+-]*")
 _MESSAGE_LIMIT = 200
+
+
+class _Reports:
+    """Passes reports on, and counts the values that were looked at again."""
+
+    __slots__ = ("_left", "_report")
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._left = MAX_REPAIRS
+
+    def __call__(self, path: str, message: str) -> None:
+        self._report(path, message)
+
+    def may_repair(self, path: str) -> bool:
+        """Whether one more value may be looked at again."""
+        self._left -= 1
+        if self._left == 0:
+            self._report(path, f"more than {MAX_REPAIRS} values do not fit; further ones left out")
+        return self._left > 0
 
 
 class _Nothing:
@@ -75,12 +99,12 @@ def fit(record_class: type[Any], raw: bytes | msgspec.Raw, path: str, report: Re
         path: where it stands in the document, for ``report``.
         report: called once for each value that does not fit.
     """
-    found = _fit_record(record_class, raw, path, report)
+    found = _fit_record(record_class, raw, path, _Reports(report))
     return None if found is _NOTHING else found
 
 
 def _fit_record(
-    record_class: type[Any], raw: bytes | msgspec.Raw, path: str, report: Report
+    record_class: type[Any], raw: bytes | msgspec.Raw, path: str, report: _Reports
 ) -> Any:
     members = members_of(raw)
     if members is None:
@@ -98,7 +122,7 @@ def _fit_record(
     return _construct(record_class, values, path, report)
 
 
-def _construct(record_class: type[Any], values: dict[str, Any], path: str, report: Report) -> Any:
+def _construct(record_class: type[Any], values: dict[str, Any], path: str, report: _Reports) -> Any:
     """Make the record; where its constructor objects, without the values that it objects to."""
     with contextlib.suppress(Exception):  # asked again below, field by field
         return record_class(**values)
@@ -117,10 +141,12 @@ def _construct(record_class: type[Any], values: dict[str, Any], path: str, repor
         return _NOTHING
 
 
-def _fit_value(field: Field, raw: msgspec.Raw, path: str, report: Report) -> Any:
+def _fit_value(field: Field, raw: msgspec.Raw, path: str, report: _Reports) -> Any:
     try:
         return decoder_for(field.kind).decode(raw)
     except Exception as error:  # a type of the application may raise anything
+        if not report.may_repair(path):
+            return _NOTHING
         message = str(error)[:_MESSAGE_LIMIT]
     identifier = _number_as_text(field, raw)
     if identifier is not None:
@@ -151,7 +177,7 @@ def _number_as_text(field: Field, raw: msgspec.Raw) -> str | None:
     return identifier_in(raw)
 
 
-def _fit_nested(kind: Any, raw: msgspec.Raw, path: str, report: Report) -> Any:
+def _fit_nested(kind: Any, raw: msgspec.Raw, path: str, report: _Reports) -> Any:
     """Save what fits inside a record, a list of records, or an open mapping."""
     opening = bytes(raw)[:1]
     for alternative in _alternatives(kind):
@@ -168,7 +194,7 @@ def _fit_nested(kind: Any, raw: msgspec.Raw, path: str, report: Report) -> Any:
     return _NOTHING
 
 
-def _fit_elements(kind: Any, raw: msgspec.Raw, path: str, report: Report) -> list[Any]:
+def _fit_elements(kind: Any, raw: msgspec.Raw, path: str, report: _Reports) -> list[Any]:
     elements = decoder_for(list[msgspec.Raw]).decode(raw)
     element = Field("", "", kind)
     found = [

@@ -39,9 +39,11 @@ nested records are in `event.json`. A time without an offset from UTC does not f
 the range of a float, such as `1e400`, is infinity in `extra`, `metadata` and `json`. When a name
 stands twice in one object, the last one counts.
 
-A body is an event when it is a JSON object in UTF-8 with a string `type`, nests at most 256 deep,
-and holds no number of more than 4300 characters. Anything else is answered like a failed
-verification.
+A body is an event when it is a JSON object in UTF-8 with a string `type` of 1 to 256 characters.
+Anything else is answered like a failed verification. JSON that strict decoders refuse is drift:
+half of a surrogate pair (an emoji that was cut in two) is read as U+FFFD; `NaN`, `Infinity`,
+numbers of more than 4300 characters, and what nests deeper than 256, are read as null. `raw` has
+the exact bytes.
 """
 
 _OWN_EVENTS = """\

@@ -1,7 +1,7 @@
 """JSON values without a type: decoded as they are, pure.
 
 The bytes handed to these functions are part of a body that
-:func:`~sdk_trio.events.decoding.decode_envelope` has accepted: well-formed and of bounded depth.
+:func:`~sdk_trio.events.decoding.decode_envelope` has accepted: JSON, or legible as such.
 """
 
 import functools
@@ -11,6 +11,8 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
+
+from .legible import legible
 
 #: What decoding of an accepted document may still raise: a value of another kind, or a number
 #: that is beyond a float.
@@ -30,17 +32,25 @@ def plain(raw: bytes | msgspec.Raw) -> Any:
     try:
         return decoder_for(Any).decode(raw)
     except UNFIT:
-        # The syntax was checked, so what is left is a number like 1e400, refused by msgspec and
-        # read as infinity here: a readable document is worth more than one odd number.
-        return json.loads(bytes(raw))
+        # Half a surrogate pair, say, or a number like 1e400, which is read as infinity here: a
+        # readable document is worth more than one odd number.
+        text, _ = legible(bytes(raw))
+        return json.loads(text)
 
 
 def members_of(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw] | None:
     """Return the undecoded members of the JSON object in ``raw``; None when it is no object."""
+    decode = decoder_for(dict[str, msgspec.Raw]).decode
+    members: dict[str, msgspec.Raw]
     try:
-        members: dict[str, msgspec.Raw] = decoder_for(dict[str, msgspec.Raw]).decode(raw)
-    except UNFIT:
+        members = decode(raw)
+    except msgspec.ValidationError:
         return None
+    except UNFIT:
+        try:
+            members = decode(legible(bytes(raw))[0])
+        except UNFIT:
+            return None
     return members
 
 

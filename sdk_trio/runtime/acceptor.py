@@ -1,22 +1,25 @@
-"""Accepts plain connections for the fast path, sweeps those whose time is over, and ends them."""
+"""Accepts connections for the fast path, sweeps those whose time is over, and ends them."""
 
 import errno
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 import trio
 
-from ..logs import get_logger
+from ..logs import Throttle, get_logger
 from .answer_head import refusal
 from .fast_path import Address, App, Connection
-from .limits import Limits
+from .limits import Limits, NoteRefusal
 from .tls_socket import TlsSocket
 
 if TYPE_CHECKING:
     import ssl
 
-    from .http2 import Http2Service
+#: Returns what connections from a peer's host are counted by; None: they are not counted.
+SourceOf = Callable[["str | None"], Hashable]
 
 _log = get_logger("server")
 
@@ -26,10 +29,63 @@ _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 #: How long nothing is accepted after that, in seconds.
 _SHORTAGE_PAUSE = 0.1
 
-#: Connections over the limit that are told so at one time; more are closed without a word.
-REFUSALS = 100
+#: Connections over a limit that are told so at one time; more are closed without a word. Their
+#: descriptors are among those that ``listener.RESERVED_DESCRIPTORS`` keeps.
+REFUSALS = 32
 
 BUSY = refusal(503, (b"retry-after", b"1"))
+
+
+class Places:
+    """How many connections are open, in all and of each source, and whether there is room.
+
+    Args:
+        limits: of which ``connections`` and ``connections_per_source`` count.
+        source_of: tells sources apart, and which are not counted.
+    """
+
+    def __init__(self, limits: Limits, source_of: SourceOf) -> None:
+        self._limits = limits
+        self._source_of = source_of
+        self._taken = 0
+        self._by_source: Counter[Hashable] = Counter()
+        self._throttle = Throttle(lines=1, seconds=10.0)
+
+    @property
+    def full(self) -> bool:
+        """Whether the places of all sources together are taken."""
+        return self._taken >= self._limits.connections
+
+    def source_of(self, peer: Address) -> Hashable:
+        """Return what :meth:`take` and :meth:`leave` count a connection by."""
+        return self._source_of(peer[0] if peer else None)
+
+    def has_room_for(self, source: Hashable) -> bool:
+        """Whether a source may have one connection more."""
+        return source is None or self._by_source[source] < self._limits.connections_per_source
+
+    def take(self, source: Hashable) -> None:
+        """Count one connection."""
+        self._taken += 1
+        if source is not None:
+            self._by_source[source] += 1
+
+    def leave(self, source: Hashable) -> None:
+        """Count it no more."""
+        self._taken -= 1
+        if source is not None:
+            self._by_source[source] -= 1
+            if not self._by_source[source]:
+                del self._by_source[source]
+
+    def note_refusal(self, peer: Address) -> None:
+        """Log that a connection has found no room, seldom."""
+        event = "server.connections_full" if self.full else "server.source_full"
+        limit = self._limits.connections if self.full else self._limits.connections_per_source
+        suppressed = self._throttle.admit(event)
+        if suppressed is not None:
+            address = peer[0] if peer else None
+            _log.warning(event, limit=limit, address=address, suppressed=suppressed)
 
 
 class Acceptor:
@@ -38,44 +94,34 @@ class Acceptor:
     Args:
         app: the ASGI application.
         limits: bounds of the connections.
-        hand_over: serves a connection of another protocol, from its first bytes to its end.
+        places: counts the connections.
+        note_refusal: is told of every request that the server itself refuses.
         certificate: returns what connections from now on speak TLS with, None for plain ones.
     """
-
-    _http2: "Http2Service | None" = None
 
     def __init__(
         self,
         app: App,
         limits: Limits,
-        hand_over: Callable[[socket.socket, bytes], Awaitable[None]],
+        places: Places,
+        note_refusal: NoteRefusal,
         certificate: "Callable[[], ssl.SSLContext | None]" = lambda: None,
     ) -> None:
         self.app = app
         self.limits = limits
+        self.note_refusal = note_refusal
         self.now = trio.current_time()
         self.draining = False
-        self._hand_over = hand_over
+        self._places = places
         self._certificate = certificate
-        self._connections: set[Connection] = set()
+        #: In the order in which they were accepted.
+        self._connections: dict[Connection, None] = {}
+        #: Connections that idled at one moment, the longest first, and that moment.
+        self._idle: deque[Connection] = deque()
+        self._idle_as_of = -inf
         self._refusals = 0
-        self._full = False
         self._changed = trio.Event()
         self._sweeping = trio.CancelScope()
-
-    async def hand_over(self, sock: socket.socket, received: bytes) -> None:
-        """Let hypercorn serve the rest of a connection."""
-        await self._hand_over(sock, received)
-
-    async def serve_http2(self, connection: Connection) -> None:
-        """Serve a connection of HTTP/2; what does that is loaded for the first one."""
-        if self._http2 is None:
-            from .http2 import Http2Service
-
-            self._http2 = Http2Service(
-                app=self.app, limits=self.limits, draining=lambda: self.draining
-            )
-        await self._http2.serve(connection)
 
     async def accept(  # noqa: ASYNC910 - it never returns
         self, listener: socket.socket, connections: trio.Nursery, refusals: trio.Nursery
@@ -86,7 +132,7 @@ class Acceptor:
         """
         while True:
             try:
-                sock, _ = listener.accept()
+                sock, peer = listener.accept()
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(listener)
             except OSError as error:
@@ -96,28 +142,58 @@ class Acceptor:
                 else:  # that one connection has gone already
                     await trio.lowlevel.checkpoint()
             else:
-                self._admit(sock, connections, refusals)
+                self._admit(sock, _address(peer), connections, refusals)
                 await trio.lowlevel.checkpoint()
 
     def _admit(
-        self, sock: socket.socket, connections: trio.Nursery, refusals: trio.Nursery
+        self,
+        sock: socket.socket,
+        peer: Address,
+        connections: trio.Nursery,
+        refusals: trio.Nursery,
     ) -> None:
         sock.setblocking(False)
-        full = len(self._connections) >= self.limits.connections
-        if full and not self._full:
-            _log.warning("server.connections_full", limit=self.limits.connections)
-        self._full = full
-        if not full:
-            connections.start_soon(self._serve, sock)
-        elif self._refusals < REFUSALS and self._certificate() is None:
+        places = self._places
+        source = places.source_of(peer)
+        if places.has_room_for(source) and (not places.full or self._make_room()):
+            places.take(source)
+            connections.start_soon(self._serve, sock, source)
+            return
+        places.note_refusal(peer)
+        if self._refusals < REFUSALS and self._certificate() is None:
             refusals.start_soon(self._refuse, sock)
         else:
             sock.close()
 
+    def _make_room(self) -> bool:
+        """End the connection that has idled the longest; False if none does.
+
+        They are looked through once a sweep at most, or a flood of connections would have all of
+        them looked through for each of its own.
+        """
+        if not self._idle and self._idle_as_of < self.now:
+            self._idle_as_of = self.now
+            idle = [(since, c) for c in self._connections if (since := c.idle_since) is not None]
+            self._idle.extend(c for _, c in sorted(idle, key=lambda pair: pair[0]))
+        while self._idle:
+            connection = self._idle.popleft()
+            if connection.idle_since is not None and not connection.ended:
+                connection.give_way()
+                return True
+        return False
+
     async def _serve(  # noqa: ASYNC910 - a connection that fails at once is at its end
-        self, sock: socket.socket
+        self, sock: socket.socket, source: Hashable
     ) -> None:
         """Serve one connection; whatever its client sends ends this connection at worst."""
+        try:
+            await self._serve_connection(sock)
+        finally:
+            self._places.leave(source)
+
+    async def _serve_connection(  # noqa: ASYNC910 - as above
+        self, sock: socket.socket
+    ) -> None:
         try:
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -128,14 +204,14 @@ class Acceptor:
             sock.close()  # it has gone before it was served
             return  # noqa: ASYNC910 - its task is at its end
         connection = Connection(self, stream, client, server)
-        self._connections.add(connection)
+        self._connections[connection] = None
         try:
             await connection.run()
         except* Exception as errors:
             reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
             _log.warning("server.connection_failed", error=reason)
         finally:
-            self._connections.discard(connection)
+            del self._connections[connection]
             self._changed.set()
 
     async def _refuse(self, sock: socket.socket) -> None:

@@ -172,7 +172,10 @@ class Administrator:
     def _check_queue(self) -> Check:
         depth = self._runtime.receiver.queue_depth
         capacity = self._runtime.settings.webhooks.queue.capacity
-        return Check("queue", depth < capacity, f"{depth} of {capacity} places are taken")
+        # A full queue makes us answer 503 with Retry-After, and senders come again. Unready, a load
+        # balancer would answer for us instead, and take us out and in as the queue moves.
+        detail = f"{depth} of {capacity} places are taken"
+        return Check("queue", True, detail, degraded=depth >= capacity)
 
 
 def _refuse_second_start(settings: Settings) -> None:

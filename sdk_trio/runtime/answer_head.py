@@ -72,9 +72,24 @@ def informational(status: int, headers: Iterable[tuple[bytes, bytes]] = ()) -> b
     return _lines(status, [_checked(name, value) for name, value in headers])
 
 
+#: What the server itself answers, in the form of the receiver's own answers.
+_REFUSALS: Final = {
+    400: b'{"error":"bad request"}',
+    408: b'{"error":"request too slow"}',
+    414: b'{"error":"request line too long"}',
+    431: b'{"error":"headers too large"}',
+    501: b'{"error":"not implemented"}',
+    503: b'{"error":"temporarily unavailable"}',
+    505: b'{"error":"HTTP version not supported"}',
+}
+
+
 def refusal(status: int, *extra: tuple[bytes, bytes]) -> bytes:
-    """Encode a whole answer without a body, after which the connection is closed."""
-    return _lines(status, [(b"content-length", b"0"), *extra, (b"Connection", b"close")])
+    """Encode a whole answer of the server itself, after which the connection is closed."""
+    body = _REFUSALS.get(status, b"")
+    media = ((b"content-type", b"application/json"),) if body else ()
+    length = (b"content-length", b"%d" % len(body))
+    return _lines(status, [*media, length, *extra, (b"Connection", b"close")]) + body
 
 
 def _encode(

@@ -8,15 +8,12 @@ from ..errors import OptionsValidationError, Problem
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
-def load_certificate(
-    cert_file: str, key_file: str | None, *, http2: bool = False
-) -> ssl.SSLContext:
-    """Return a context for servers of HTTP, TLS 1.2 or newer.
+def load_certificate(cert_file: str, key_file: str | None) -> ssl.SSLContext:
+    """Return a context for servers of HTTP/1.1, TLS 1.2 or newer.
 
     Args:
         cert_file: PEM file with the certificate and those that lead to its authority.
         key_file: PEM file with its key, without a passphrase.
-        http2: offer HTTP/2 as well; its clients prefer it.
 
     Raises:
         OptionsValidationError: they cannot be used; the message names both settings.
@@ -24,7 +21,7 @@ def load_certificate(
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
-    context.set_alpn_protocols(["h2", "http/1.1"] if http2 else ["http/1.1"])
+    context.set_alpn_protocols(["http/1.1"])
     # A client that renegotiates could make sending wait for reading; TLS 1.3 has none of it.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     try:

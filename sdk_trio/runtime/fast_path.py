@@ -3,8 +3,6 @@
 A request costs one wait for the socket and one send: no nursery, lock, timeout scope, thread or
 task of its own. What a deadline would do is done by the acceptor's sweeper, which looks at the
 ``*_deadline`` fields of every connection now and then and wakes those whose time is over.
-Other protocols are handed over to hypercorn, with the bytes that have been read (ADR 12); over TLS
-they are passed over, as RFC 9110 section 7.8 allows, unless the handshake has agreed on HTTP/2.
 """
 
 import socket
@@ -18,7 +16,7 @@ from ..logs import get_logger
 from .answer_head import refusal
 from .deadline_keeper import Expiry
 from .exchange import Exchange
-from .limits import Expired, Limits
+from .limits import Expired, Limits, NoteRefusal
 from .request_head import (
     END_OF_HEAD,
     KnownLines,
@@ -39,21 +37,14 @@ class Surroundings(Protocol):
     """What the connections of one server share.
 
     ``now`` is the event loop's clock as of the last sweep; ``draining``: no request is begun any
-    more.
+    more. ``note_refusal`` is told of every request that the server itself refuses.
     """
 
     app: App
     limits: Limits
     now: float
     draining: bool
-
-    async def hand_over(self, sock: socket.socket, received: bytes) -> None:
-        """Serve the rest of a connection with hypercorn, which begins with ``received``."""
-        ...
-
-    async def serve_http2(self, connection: "Connection") -> None:
-        """Serve a connection that has agreed on HTTP/2 in its handshake."""
-        ...
+    note_refusal: NoteRefusal
 
 
 class Connection:
@@ -69,6 +60,7 @@ class Connection:
         "_descriptor",
         "_exchange",
         "_idle",
+        "_idle_since",
         "_interrupted",
         "_known_lines",
         "_pending",
@@ -99,6 +91,7 @@ class Connection:
         self._known_lines: KnownLines = {}
         self._requests = 0
         self._idle = True
+        self._idle_since = around.now
         self._interrupted = False
         self._exchange: Exchange | None = None
         self.limits = around.limits
@@ -107,7 +100,7 @@ class Connection:
         self.server = server
         self._pending = sock.pending if isinstance(sock, TlsSocket) else None
         self.scheme = "http" if self._pending is None else "https"
-        self.read_deadline = around.now + self.limits.keep_alive_seconds
+        self.read_deadline = around.now + self.limits.first_byte_seconds
         self.write_deadline = inf
         self.waiting = False
         #: Nothing more can be read or sent, or is worth it.
@@ -121,27 +114,30 @@ class Connection:
         Over TLS its first bytes are the handshake.
         Cancelled, the application is cancelled and the connection is closed at once.
         """
-        handed_over = False
         try:
             if isinstance(self._socket, TlsSocket):
                 await self._socket.handshake()
-                if self._socket.protocol == "h2":
-                    await self._around.serve_http2(self)
-                    await self._linger()
-                    return
-            other = await self._serve()
-            if other is not None and not isinstance(self._socket, TlsSocket):
-                handed_over = self.ended = True
-                await self._around.hand_over(self._socket, other)
+            await self._serve()
         except (OSError, trio.TooSlowError, trio.ClosedResourceError):
             # The client has left, speaks no TLS, or has not begun when the server ends.
             await trio.lowlevel.checkpoint()
         finally:
             self.ended = True
             self._exchange = None  # it knows us: both would stay for the garbage collector
-            if not handed_over:
-                trio.lowlevel.notify_closing(self._descriptor)
-                self._socket.close()
+            trio.lowlevel.notify_closing(self._descriptor)
+            self._socket.close()
+
+    @property
+    def idle_since(self) -> float | None:
+        """When it began to wait for the first byte of a request; None while it is in one."""
+        if not self._idle or self._buffer:
+            return None
+        return self._idle_since
+
+    def give_way(self) -> None:
+        """End an idle connection now, so that another one has its place."""
+        self.read_deadline = -inf
+        trio.lowlevel.notify_closing(self._descriptor)
 
     def sweep(self, now: float) -> None:
         """Wake the connection if a deadline has passed, or if it idles while the server ends."""
@@ -155,20 +151,20 @@ class Connection:
 
     # -- requests ----------------------------------------------------------------------------
 
-    async def _serve(self) -> bytes | None:
-        """Serve request after request; return what was read if another protocol begins."""
+    async def _serve(self) -> None:
+        """Serve request after request."""
         while True:
             with self.expiry.scope:
-                other = await self._serve_requests()
+                await self._serve_requests()
                 if not self.expiry.spent:
-                    return other
+                    return
             # The application's time is over. It may have answered all the same.
             self.expiry.spent = True
             if self._exchange is None or not await self._conclude(self._exchange):
-                return None
+                return
             self.expiry.renew()
 
-    async def _serve_requests(self) -> bytes | None:
+    async def _serve_requests(self) -> None:
         """Serve the requests of one scope: until the connection ends, or the scope is spent."""
         app = self._around.app
         while True:
@@ -176,11 +172,9 @@ class Connection:
                 head = await self._read_head()
             except RequestError as error:
                 await self._refuse(error)
-                return None
+                return
             if head is None:
-                return None
-            if head.other_protocol and self.scheme == "http":
-                return bytes(self._buffer)
+                return
             self._requests += 1
             self._exchange = exchange = Exchange(self, head)
             try:
@@ -188,7 +182,7 @@ class Connection:
             except Exception:
                 _log.exception("server.application_failed", method=head.method)
             if self.expiry.spent or not await self._conclude(exchange):
-                return None
+                return
 
     async def _conclude(self, exchange: Exchange) -> bool:  # noqa: ASYNC910 - the next wait for a request is one
         """Bring the connection to its next request; False when there is none."""
@@ -214,29 +208,36 @@ class Connection:
         return self._around.draining or self._requests >= self.limits.keep_alive_requests
 
     async def _read_head(self) -> RequestHead | None:
-        """Return the next head, the body's first bytes being in the buffer; None at the end.
-
-        The head stays in the buffer when another protocol is asked for: hypercorn reads it again.
-        """
+        """Return the next head, the body's first bytes being in the buffer; None at the end."""
         limits = self.limits
         buffer = self._buffer
         searched = 0
+        skipped = False
         if buffer:
             # A request that was sent ahead: others have their turn before it.
             await trio.lowlevel.checkpoint()
         while True:
+            if buffer[:2] == b"\r\n" and not skipped:
+                # One empty line is ignored: old clients send it after a body (RFC 9112, 2.2).
+                self._buffer = buffer = bytes(buffer[2:])
+                skipped = True
+                searched = 0
             if buffer:
                 end = buffer.find(END_OF_HEAD, searched)
                 if end >= 0:
                     break
-                check_beginning(buffer, limits)
+                check_beginning(buffer, limits, searched)
                 searched = max(0, len(buffer) - 3)
                 if not isinstance(buffer, bytearray):
                     # Copied once, so that a head in many small pieces costs linear time.
                     self._buffer = buffer = bytearray(buffer)
                     self.read_deadline = self._around.now + limits.head_seconds
             else:
-                self.read_deadline = self._around.now + limits.keep_alive_seconds
+                patience = (
+                    limits.keep_alive_seconds if self._requests else limits.first_byte_seconds
+                )
+                self._idle_since = self._around.now
+                self.read_deadline = self._idle_since + patience
             chunk = await self._read_for_head()
             if chunk is None:
                 return None
@@ -249,10 +250,6 @@ class Connection:
         if end > limits.head_bytes:
             raise RequestError(431, "the headers are too large")
         head = parse_head(bytes(buffer[:end]), limits, self._known_lines)
-        if head.other_protocol and self.scheme == "http":
-            return head  # noqa: ASYNC910 - as below
-        if head.version == "2.0":
-            raise RequestError(505, "HTTP/2 begins without having been agreed on")
         self._buffer = bytes(buffer[end:])
         return head  # noqa: ASYNC910 - the next wait for a request is one
 
@@ -376,7 +373,8 @@ class Connection:
         self._interrupted = False
 
     async def _refuse(self, error: RequestError) -> None:
-        _log.info("server.request_refused", status=error.status, reason=str(error))
+        peer = self.client[0] if self.client else None
+        self._around.note_refusal(error.status, str(error), peer)
         await self.send(refusal(error.status))
         await self._linger()
 

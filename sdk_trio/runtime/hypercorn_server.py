@@ -1,19 +1,15 @@
-"""The only place that knows hypercorn: HTTP beside the fast path (architecture.md, ADR 12).
-
-Imported by ``server.py`` when the first connection needs it: most receivers never do,
-and start without the 40 ms and 5 MB of it.
-"""
+"""The only place that knows hypercorn, which serves where ``Server:FastPath`` is false."""
 
 import logging
-import socket
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Any
 
 import trio
-from h11 import Request
+from h11 import SEND_BODY, LocalProtocolError, Request
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event, Updated
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
@@ -22,13 +18,17 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from ..logs import get_logger
-from .acceptor import BUSY
-from .limits import Limits
+from .acceptor import BUSY, Places
+from .limits import Limits, NoteRefusal
+from .request_head import RequestError, in_origin_form
 from .tls_socket import HANDSHAKE_SECONDS
 
 _log = get_logger("server")
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
+
+#: What Trio says of a connection that has ended, or ends.
+_GONE = (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError)
 
 #: How long the farewell of a TLS connection may take, in seconds; after that it is cut off.
 CLOSE_SECONDS = 1.0
@@ -40,12 +40,15 @@ class HypercornServer:
     Args:
         app: the ASGI application.
         limits: bounds of the connections; hypercorn keeps those that it has.
+        places: counts the connections.
+        note_refusal: is told of every request that hypercorn itself refuses.
     """
 
-    def __init__(self, app: App, limits: Limits) -> None:
-        self._app = ASGIWrapper(app)
+    def __init__(self, app: App, limits: Limits, places: Places, note_refusal: NoteRefusal) -> None:
+        self._app = ASGIWrapper(_without_complaints(app))
         self._limits = limits
-        self._open = 0
+        self._places = places
+        self._note_refusal = note_refusal
         config = Config()
         config.keep_alive_timeout = limits.keep_alive_seconds
         config.keep_alive_max_requests = limits.keep_alive_requests
@@ -65,33 +68,46 @@ class HypercornServer:
         self, stream: Any
     ) -> None:
         """Serve one connection; whatever its client sends ends this connection at worst."""
-        if self._open >= self._limits.connections:
-            _log.warning("server.connections_full", limit=self._limits.connections)
+        sock = (stream.transport_stream if isinstance(stream, trio.SSLStream) else stream).socket
+        try:
+            peer = parse_socket_addr(sock.family, sock.getpeername())
+        except OSError:  # it has gone already
+            await trio.aclose_forcefully(stream)
+            return
+        source = self._places.source_of(peer)
+        if self._places.full or not self._places.has_room_for(source):
+            self._places.note_refusal(peer)
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await _refuse(stream)
             return
-        self._open += 1
+        self._places.take(source)
         try:
             await _Connection(
-                self._app,
-                self._config,
-                self._context,
-                ConnectionState({}),
-                stream,  # hypercorn names one of the kinds that it takes
+                self._app, self._config, self._context, stream, self._limits, self._note_refusal
             ).run()
         except* Exception as errors:
             # Hypercorn lets some malformed upgrades and frames escape as exceptions.
             reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
             _log.warning("server.connection_failed", error=reason)
         finally:
-            self._open -= 1
+            self._places.leave(source)
 
-    async def take_over(  # noqa: ASYNC910 - as serve
-        self, sock: socket.socket, received: bytes
-    ) -> None:
-        """Serve a connection of which ``received`` has been read before."""
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-        await self.serve(_Begun(stream, received))
+
+def _without_complaints(app: App) -> App:
+    """Keep from the application that its client has left: hypercorn would log a traceback."""
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:  # noqa: ASYNC910 - as app
+        async def send_if_possible(message: Any) -> None:
+            try:
+                await send(message)
+            except (*_GONE, LocalProtocolError) as error:
+                # The connection ended between two messages of the answer, or was refused.
+                _log.debug("server.answer_not_sent", error=str(error))
+                await trio.lowlevel.checkpoint()
+
+        await app(scope, receive, send_if_possible)
+
+    return serve
 
 
 class _Connection(TCPServer):
@@ -100,12 +116,27 @@ class _Connection(TCPServer):
     Without that, the task that waits for the next request keeps a closed connection, and its file
     descriptor, until the keep-alive time is over. A request that has been read behind the last
     answer of a drain would even be waited for until the drain's deadline.
+
+    It also bounds how long a head may take, which hypercorn does not, and lets an answer that has
+    begun come to its end when what the client sends meanwhile is malformed.
     """
 
     _reading = True
+    _idle = True
+    _head_begun = False
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(
+        self,
+        app: Any,
+        config: Config,
+        context: WorkerContext,
+        stream: Any,  # hypercorn names one of the kinds that it takes
+        limits: Limits,
+        note_refusal: NoteRefusal,
+    ) -> None:
+        super().__init__(app, config, context, ConnectionState({}), stream)
+        self._limits = limits
+        self._note_refusal = note_refusal
         self._reading_scope = trio.CancelScope()
 
     async def run(self) -> None:  # noqa: ASYNC910 - reading is a checkpoint, or it has raised
@@ -120,7 +151,7 @@ class _Connection(TCPServer):
             server = parse_socket_addr(plain.family, plain.getsockname())
             async with TaskGroup() as tasks:
                 self._task_group = tasks
-                self.protocol = _Http1(  # type: ignore[assignment]  # what the wrapper would hold
+                self.protocol = protocol = _Http1(  # type: ignore[assignment]  # what the wrapper holds
                     self.app,
                     self.config,
                     self.context,
@@ -131,6 +162,7 @@ class _Connection(TCPServer):
                     server,
                     self.protocol_send,
                 )
+                protocol.note_refusal = self._note_refusal
                 await self.idle_task.restart(tasks, self._idle_timeout)
                 await self._read_data()
         except (OSError, trio.BrokenResourceError, trio.TooSlowError):
@@ -140,17 +172,42 @@ class _Connection(TCPServer):
                 await self._close()
 
     async def protocol_send(self, event: Event) -> None:  # noqa: ASYNC910 - as hypercorn's own
-        if self._reading or not isinstance(event, Updated):
-            await super().protocol_send(event)
         if isinstance(event, Closed):
             self._reading_scope.cancel()
+            if self.protocol.connection.our_state is SEND_BODY:  # type: ignore[attr-defined]
+                # The end of the answer that has begun closes it.
+                return  # noqa: ASYNC910 - as hypercorn's own
+            with trio.move_on_after(CLOSE_SECONDS):
+                async with self.send_lock:  # what another task is sending goes first
+                    pass
+        elif isinstance(event, Updated):
+            self._idle = event.idle
+            self._head_begun = False
+            self._reading_scope.deadline = inf
+            if not self._reading:
+                return  # noqa: ASYNC910 - as above
+        try:
+            await super().protocol_send(event)
+        except trio.BusyResourceError:  # it is being closed
+            await self.protocol.handle(Closed())
 
     async def _read_data(self) -> None:
+        limits = self._limits
+        scope = self._reading_scope
+        scope.deadline = trio.current_time() + limits.first_byte_seconds
         try:
-            with self._reading_scope:
-                await super()._read_data()
+            with scope:
+                while data := await self.stream.receive_some(limits.read_bytes):
+                    if self._idle and not self._head_begun:
+                        self._head_begun = True
+                        scope.deadline = trio.current_time() + limits.head_seconds
+                    await self.protocol.handle(RawData(bytes(data)))
+                await self.protocol.handle(RawData(b""))
+        except _GONE:
+            await trio.lowlevel.checkpoint()
         finally:
             self._reading = False
+        await self.protocol.handle(Closed())
         await self.idle_task.stop()
 
 
@@ -159,46 +216,49 @@ class _Http1(H11Protocol):
 
     Requests to change to another protocol are passed over (RFC 9110, 7.8): no sender of webhooks
     makes any, and hypercorn's HTTP/2 keeps the tasks of a connection that ends at a bad moment.
+    Versions and targets are read as on the fast path.
     """
+
+    note_refusal: NoteRefusal
 
     async def _check_protocol(self, event: Request) -> None:  # noqa: ASYNC910 - nothing to do
         pass
 
+    async def _send_error_response(self, status_code: int) -> None:
+        self.note_refusal(
+            status_code, "hypercorn's parser", self.client[0] if self.client else None
+        )
+        await super()._send_error_response(status_code)
+
     async def _create_stream(self, request: Request) -> None:
-        names = {name for name, _ in request.headers}
-        if b"transfer-encoding" in names and b"content-length" in names:
-            # Two lengths of one body: a proxy may have seen another end of it (RFC 9112, 6.3).
-            await self._send_error_response(400)
+        try:
+            request = _as_on_the_fast_path(request)
+        except RequestError as error:
+            await self._send_error_response(error.status)
             await self.send(Closed())
-            return
-        if b"upgrade" in names:
-            request = Request(
-                method=request.method,
-                headers=[pair for pair in request.headers if pair[0] != b"upgrade"],
-                target=request.target,
-                http_version=request.http_version,
-            )
-        await super()._create_stream(request)
+        else:
+            await super()._create_stream(request)
 
 
-class _Begun:
-    """A stream of which ``received`` has been read before."""
-
-    def __init__(self, stream: trio.SocketStream, received: bytes) -> None:
-        self.socket = stream.socket
-        self.send_all = stream.send_all
-        self.send_eof = stream.send_eof
-        self.aclose = stream.aclose
-        self._stream = stream
-        self._received = received
-
-    async def receive_some(self, max_bytes: int) -> bytes | bytearray:
-        """Return what was read before, then what the stream receives."""
-        if not self._received:
-            return await self._stream.receive_some(max_bytes)
-        await trio.lowlevel.checkpoint()
-        received, self._received = self._received[:max_bytes], self._received[max_bytes:]
-        return received
+def _as_on_the_fast_path(request: Request) -> Request:
+    """Return the request as :func:`~.request_head.parse_head` would give it, or raise as it."""
+    headers = list(request.headers)
+    names = [name for name, _ in headers]
+    if b"transfer-encoding" in names and b"content-length" in names:
+        # Two lengths of one body: a proxy may have seen another end of it (RFC 9112, 6.3).
+        raise RequestError(400, "the body has two lengths")
+    version = bytes(request.http_version)
+    if version[:2] != b"1.":
+        raise RequestError(505, "the version of HTTP is not supported")
+    if version > b"1.1" and names.count(b"host") != 1:
+        raise RequestError(400, "there must be one Host header")
+    target, headers = in_origin_form(bytes(request.target), headers)
+    return Request(
+        method=request.method,
+        headers=[pair for pair in headers if pair[0] != b"upgrade"],
+        target=target,
+        http_version=min(version, b"1.1"),
+    )
 
 
 async def _refuse(stream: trio.abc.Stream) -> None:

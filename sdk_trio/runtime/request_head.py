@@ -3,6 +3,10 @@
 The grammar is that of RFC 9112 without its leniencies. What could be read in two ways is refused:
 two lengths, lengths beside a transfer coding, folded lines, line feeds without carriage returns,
 white space before a colon. h11 accepts some of these; nothing is read differently from it.
+
+A later minor version is read as 1.1 (RFC 9110, 2.5). A target in absolute form is read as its path,
+and its authority takes the place of the Host header (RFC 9112, 3.2.2). An ``Upgrade`` is passed
+over: the application does not see the header (RFC 9110, 7.8).
 """
 
 import re
@@ -39,7 +43,8 @@ _DECISIVE: Final = frozenset(
 _LENGTH_DIGITS: Final = 20
 
 END_OF_HEAD: Final = b"\r\n\r\n"
-PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
+
+_absolute_form = re.compile(rb"(?i:https?)://([^/?#]*+)([^#]*+)").fullmatch
 
 
 class RequestError(Exception):
@@ -54,8 +59,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """One request without its body.
 
     ``method`` is in capitals, as hypercorn gives it. ``length`` is that of the body in bytes; None
-    stands for the chunked coding. ``other_protocol`` asks for hypercorn: it has an Upgrade header,
-    or is the preface of HTTP/2.
+    stands for the chunked coding. ``target`` is in origin form, unless it is none of HTTP.
     """
 
     method: str
@@ -65,7 +69,6 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     length: int | None
     keep_alive: bool
     expects_continue: bool
-    other_protocol: bool
 
 
 def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
@@ -80,9 +83,7 @@ def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
     if match is None:
         raise _refusal(data, limits)
     method, target, major, minor, fields = match.groups()
-    if major != b"1" or minor not in (b"0", b"1"):
-        if data == PREFACE:
-            return RequestHead("PRI", target, "2.0", [], 0, False, False, True)
+    if major != b"1":
         raise RequestError(505, "the version of HTTP is not supported")
     if match.end(2) > limits.request_line_bytes:
         raise RequestError(414, "the request line is too long")
@@ -101,7 +102,29 @@ def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
         if decides:
             decisive.append(header)
     # The method is decoded as hypercorn does it: "post" is POST.
-    return _decide(method.decode("ascii").upper(), target, minor == b"1", headers, decisive)
+    head = _decide(method.decode("ascii").upper(), target, minor != b"0", headers, decisive)
+    if target[:1] != b"/":
+        target, headers = in_origin_form(target, headers)
+        head = msgspec.structs.replace(head, target=target, headers=headers)
+    return head
+
+
+def in_origin_form(target: bytes, headers: Headers) -> tuple[bytes, Headers]:
+    """Return the path of an absolute target, and the headers with its authority as their Host.
+
+    What is no absolute target of HTTP stays as it is.
+
+    Raises:
+        RequestError: the target names no host, or a user (RFC 9110, 4.2.1 and 4.2.4).
+    """
+    match = _absolute_form(target)
+    if match is None:
+        return target, headers
+    authority, path = match.groups()
+    if not authority or _HOST.fullmatch(authority) is None:
+        raise RequestError(400, "the target names no host")
+    headers = [(name, authority) if name == b"host" else (name, value) for name, value in headers]
+    return (path if path[:1] == b"/" else b"/" + path), headers
 
 
 def _read_line(line: bytes, known: KnownLines) -> tuple[Header, bool]:
@@ -145,7 +168,7 @@ def _decide(
                 keep_alive = False
         elif name == b"upgrade":
             upgrade = True
-        elif b"100-continue" in _tokens(value):
+        elif name == b"expect" and b"100-continue" in _tokens(value):
             expects_continue = modern
     if hosts > 1 or (modern and not hosts):
         raise RequestError(400, "there must be one Host header")
@@ -155,27 +178,24 @@ def _decide(
         if not modern:
             raise RequestError(400, "HTTP/1.0 has no transfer codings")
         length = None
-    return RequestHead(
-        method,
-        target,
-        "1.1" if modern else "1.0",
-        headers,
-        length,
-        keep_alive,
-        expects_continue,
-        upgrade,
-    )
+    if upgrade:
+        headers = [header for header in headers if header[0] != b"upgrade"]
+    version = "1.1" if modern else "1.0"
+    return RequestHead(method, target, version, headers, length, keep_alive, expects_continue)
 
 
-def check_beginning(data: bytes | bytearray, limits: Limits) -> None:
+def check_beginning(data: bytes | bytearray, limits: Limits, seen: int = 0) -> None:
     """Look at a head whose end has not arrived; no error means that it may still become one.
+
+    ``seen`` bytes of it were looked at before, so that a head in small pieces costs linear time.
 
     Raises:
         RequestError: nothing that follows can make it a request.
     """
-    if data[0] <= 0x20:  # control characters: TLS, or an empty line before the request
+    if data[0] <= 0x20 and data != b"\r":  # TLS, say; a line end may begin an empty line
         raise RequestError(400, "this is no request line")
-    if data.count(b"\n") != data.count(b"\r\n"):
+    start = seen - (data[seen - 1 : seen] == b"\r")  # the pair is looked at as one
+    if data.count(b"\n", start) != data.count(b"\r\n", start):
         raise RequestError(400, "a line feed without carriage return")
     if len(data) > limits.request_line_bytes and b"\r\n" not in data:
         raise RequestError(414, "the request line is too long")

@@ -23,6 +23,7 @@ from ..monitoring import Sample
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from ..webhooks.receiver import LIVE_KEYS
 from .client_samples import sample_client
+from .limits import Limits
 from .part_maker import make_administrator, make_client, make_companion, make_notifier
 from .reloader import Prepare, Reloaded, Reloader
 from .routes import Routes
@@ -342,7 +343,9 @@ class Runtime:
             cert_file=settings.server.cert_file,
             key_file=settings.server.key_file,
             fast_path=settings.server.fast_path,
-            http2=settings.server.http2,
+            limits=Limits(connections_per_source=settings.server.max_connections_per_address),
+            source_of=self.receiver.source_of,
+            note_refusal=self.receiver.note_refusal,
         )
         self._reloader.subscribe(partial(_prepare_addresses, server, routes), _TLS_KEYS)
         with self._scope:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from .acceptor import Acceptor
+from ..logs import Throttle, get_logger
+from .acceptor import Acceptor, Places, SourceOf
 from .certificate_loader import load_certificate
-from .limits import Limits
+from .limits import Limits, NoteRefusal
 from .listener import BindError, descriptor_limit, listen
 
 __all__ = ["BindError", "Server"]
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import ssl
 
     from .hypercorn_server import HypercornServer
+
+_log = get_logger("server")
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -32,9 +35,11 @@ class Server:
         key: the setting that ``bind`` came from, for messages.
         cert_file, key_file: PEM files; with both, every address speaks TLS.
         graceful_seconds: how long requests in progress may take after :meth:`stop`.
-        fast_path: serve HTTP/1.1 without hypercorn.
-        http2: offer HTTP/2 to clients of TLS; only on the fast path.
+        fast_path: serve without hypercorn.
         limits: bounds of the connections; hypercorn's keep those that it has.
+        source_of: tells the sources of connections apart by the peer's host; None for one that is
+            not counted, such as a trusted proxy.
+        note_refusal: is told of every request that the server itself refuses.
     """
 
     def __init__(
@@ -47,15 +52,17 @@ class Server:
         cert_file: str | None = None,
         key_file: str | None = None,
         fast_path: bool = True,
-        http2: bool = False,
         limits: Limits | None = None,
+        source_of: SourceOf = lambda _: None,
+        note_refusal: NoteRefusal | None = None,
     ) -> None:
         limits = limits or Limits()
         self._limits = attrs.evolve(limits, connections=min(limits.connections, descriptor_limit()))
         self._app = app
         self._certificate = (cert_file, key_file)
         self._fast_path = fast_path
-        self._http2 = http2 and fast_path
+        self._places = Places(self._limits, source_of)
+        self._note_refusal = note_refusal or _RefusalLog().note
         self._tls: ssl.SSLContext | None = None
         self._hypercorn: HypercornServer | None = None
         self._bind = tuple(bind)
@@ -72,7 +79,7 @@ class Server:
         Raises:
             OptionsValidationError: the certificate or its key cannot be used.
         """
-        context = load_certificate(cert_file, key_file, http2=self._http2)
+        context = load_certificate(cert_file, key_file)
 
         def commit() -> None:
             if self._tls is not None:
@@ -94,11 +101,13 @@ class Server:
         """
         cert_file, key_file = self._certificate
         if cert_file is not None:
-            self._tls = load_certificate(cert_file, key_file, http2=self._http2)
+            self._tls = load_certificate(cert_file, key_file)
         sockets = listen(self._bind, key=self._key)
         try:
             async with trio.open_nursery() as connections:
-                acceptor = Acceptor(self._app, self._limits, self._take_over, lambda: self._tls)
+                acceptor = Acceptor(
+                    self._app, self._limits, self._places, self._note_refusal, lambda: self._tls
+                )
                 async with trio.open_nursery() as accepting:
                     if self._fast_path:
                         connections.start_soon(acceptor.sweep)
@@ -108,7 +117,7 @@ class Server:
                         accepting.start_soon(
                             partial(
                                 trio.serve_listeners,
-                                self._other_protocols.serve,
+                                self._load_hypercorn().serve,
                                 [self._listener(sock) for sock in sockets],
                                 handler_nursery=connections,
                             )
@@ -133,24 +142,33 @@ class Server:
         """Stop accepting connections; :meth:`run` returns when the present requests have ended."""
         self._stop_wanted.set()
 
-    @property
-    def _other_protocols(self) -> "HypercornServer":
-        """What serves all but plain HTTP/1.1; it is loaded for the first such connection."""
-        if self._hypercorn is None:
-            from .hypercorn_server import HypercornServer
+    def _load_hypercorn(self) -> "HypercornServer":
+        from .hypercorn_server import HypercornServer  # 40 ms and 5 MB that most never spend
 
-            self._hypercorn = HypercornServer(self._app, self._limits)
+        self._hypercorn = HypercornServer(self._app, self._limits, self._places, self._note_refusal)
         return self._hypercorn
-
-    async def _take_over(self, sock: socket.socket, received: bytes) -> None:
-        hypercorn = self._other_protocols
-        if self._stop_wanted.is_set():  # loaded for a request that came with the end
-            await hypercorn.begin_drain()
-        await hypercorn.take_over(sock, received)
 
     def _listener(self, sock: socket.socket) -> trio.abc.Listener[Any]:
         plain = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
         return plain if self._tls is None else _SecureListener(plain, lambda: self._tls)
+
+
+class _RefusalLog:
+    """Logs refused requests where nobody else is told of them: a few of each status."""
+
+    def __init__(self) -> None:
+        self._throttle = Throttle(lines=5, seconds=10.0)
+
+    def note(self, status: int, reason: str, address: str | None) -> None:
+        suppressed = self._throttle.admit(status)
+        if suppressed is not None:
+            _log.info(
+                "server.request_refused",
+                status=status,
+                reason=reason,
+                address=address,
+                suppressed=suppressed,
+            )
 
 
 class _SecureListener(trio.abc.Listener["trio.SSLStream[trio.SocketStream]"]):

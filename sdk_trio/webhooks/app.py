@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from .janitor import Janitor
 from .queuer import Queuer
 from .receiver import UNAVAILABLE_RETRY_SECONDS, Receive, Receiver, Scope, Send
 from .registry import BoundHandlers, HandlerRegistry
+from .rejections import Rejections
 from .services import Services
 from .shortcut import Expiry
 
@@ -110,7 +111,10 @@ class WebhookReceiver:
         self._client_factory = client_factory
         self._host_upgrade = host_upgrade
         self._companion = companion
-        self._receiver: Receiver = Receiver(settings, self, self.counters, clock=clock)
+        self._rejections = Rejections(self.counters)
+        self._receiver: Receiver = Receiver(
+            settings, self, self.counters, self._rejections, clock=clock
+        )
         self._running: _Running | None = None
         self._draining = False
         self._drained: trio.Event = trio.Event()
@@ -234,6 +238,14 @@ class WebhookReceiver:
         yield Sample("sdk_queue_depth", (), self.queue_depth)
         yield Sample("sdk_queue_capacity", (), self.settings.webhooks.queue.capacity)
 
+    def source_of(self, host: str | None) -> Hashable:
+        """Return what connections from ``host`` are counted by; None for a trusted proxy."""
+        return self._receiver.source_of(host)
+
+    def note_refusal(self, status: int, reason: str, address: str | None) -> None:
+        """Note a request that the server refused before it came here."""
+        self._rejections.note_request(status, reason, address)
+
     @property
     def unfinished(self) -> int:
         """How many events wait in memory or run in a worker: what a drain waits for."""
@@ -314,6 +326,7 @@ class WebhookReceiver:
     async def _run_queue(self, running: "_Running", *, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(running.janitor.run)
+            nursery.start_soon(self._rejections.run)
             if running.tenancy is not None:
                 await nursery.start(running.tenancy.run)
             async with trio.open_nursery() as beside:
@@ -371,7 +384,13 @@ class WebhookReceiver:
 
         links = Links()
         self._receiver = TracedReceiver(
-            self.settings, self, self.counters, clock=self._clock, tracer=tracer, links=links
+            self.settings,
+            self,
+            self.counters,
+            self._rejections,
+            clock=self._clock,
+            tracer=tracer,
+            links=links,
         )
         return partial(TracedDispatcher, tracer=tracer, links=links)
 

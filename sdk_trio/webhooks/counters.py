@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ..monitoring import Histogram, Sample
+from .verdict import Cause
 
 #: Every result that is counted: a closed set that no sender can make grow.
 RESULTS: Final = (
@@ -20,6 +21,17 @@ RESULTS: Final = (
     "full",
     "unavailable",
     "drift",
+)
+
+#: Why a request was not answered 200: what a verification says, what the receiver refuses, what
+#: becomes of a verified delivery, and what the server itself refuses. A closed set as well.
+CAUSES: Final = (
+    *(str(cause) for cause in Cause),
+    *("not_https", "not_an_event"),
+    *("path", "method", "source", "rate", "media", "size", "slow", "crowded"),
+    *("handler", "later"),
+    *("malformed", "slow_request", "long_line", "large_head"),
+    *("no_answer", "not_implemented", "http_version"),
 )
 
 #: Upper ends of the buckets of a handler's seconds: from a look-up in memory to what only a queue
@@ -40,12 +52,17 @@ class Counters:
 
     def __init__(self, types: Iterable[str] = ()) -> None:
         self._counts: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
         self._types = frozenset(types)
         self._seconds: dict[str, Histogram] = {}
 
     def count(self, result: str) -> None:
         """Count one more ``result``."""
         self._counts[result] += 1
+
+    def count_refusal(self, cause: str) -> None:
+        """Count one more request that was not answered 200; ``cause`` is one of ``CAUSES``."""
+        self._refusals[cause] += 1
 
     def observe(self, event_type: str, seconds: float) -> None:
         """Count one run of a handler, which took so long."""
@@ -61,9 +78,12 @@ class Counters:
         return MappingProxyType(self._counts)
 
     def samples(self) -> Iterator[Sample]:
-        """Return ``sdk_webhook_deliveries_total`` and ``sdk_webhook_handler_seconds``."""
+        """Return the metrics of deliveries, of refusals, and of the time that handlers take."""
         for result in RESULTS:
             labels = (("result", result),)
             yield Sample("sdk_webhook_deliveries_total", labels, self._counts[result])
+        for cause in CAUSES:
+            labels = (("cause", cause),)
+            yield Sample("sdk_webhook_refusals_total", labels, self._refusals[cause])
         for event_type, seconds in sorted(self._seconds.items()):
             yield from seconds.samples("sdk_webhook_handler_seconds", (("type", event_type),))

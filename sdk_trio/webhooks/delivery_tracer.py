@@ -18,7 +18,7 @@ from .answers import Answer
 from .arrival import Arrival
 from .dispatcher import Dispatcher
 from .lifecycle import Failure
-from .receiver import Receive, Receiver, Scope, Send
+from .receiver import Receive, Receiver, Scope, Send, _Request
 from .registry import BoundHandler
 from .verdict import Accepted
 
@@ -103,13 +103,11 @@ class TracedReceiver(Receiver):
         self._links.remember(verdict.webhook_id, span.get_span_context())
         return arrival
 
-    def _reject(self, cause: str, detail: str, **fields: object) -> Answer:
-        get_current_span().set_attribute("sdk.webhook.rejected", str(cause))
-        return super()._reject(cause, detail, **fields)
-
-    def _refuse(self, cause: str, answer: Answer, **fields: object) -> Answer:
-        get_current_span().set_attribute("sdk.webhook.refused", cause)
-        return super()._refuse(cause, answer, **fields)
+    def _note(
+        self, event: str, cause: str, answer: Answer, request: _Request, **fields: object
+    ) -> None:
+        get_current_span().set_attribute(f"sdk.{event}", str(cause))
+        super()._note(event, cause, answer, request, **fields)
 
 
 class TracedDispatcher(Dispatcher):

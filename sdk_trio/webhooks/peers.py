@@ -29,6 +29,9 @@ UNIX: Final = "unix"
 
 #: The longest text that is an address: IPv6 with an IPv4 tail, a zone, brackets and a port.
 _MAX_ADDRESS_LENGTH: Final = 80
+#: The longest list that is read, over forty proxies long: a sender may write what it likes before
+#: the first of them, and reading all of a large head would take longer than all the rest.
+_MAX_FORWARDING_LENGTH: Final = 2048
 _IPV4_IN_IPV6: Final = IPv6Network("::ffff:0:0/96")
 
 _Address = IPv4Address | IPv6Address
@@ -163,8 +166,8 @@ class TrustedProxies:
         peer_text = str(peer) if peer is not None else (peer_host or None)
         if not self._trusts(peer_host, peer):
             return Origin(peer_text, direct)
-        joined = _forwarding_headers(headers)
         try:
+            joined = _forwarding_headers(headers)
             reading = _agreed(
                 self._read_forwarded(joined.get(_FORWARDED, "")),
                 self._read_x_forwarded(joined.get(_FOR, ""), joined.get(_PROTO, "")),
@@ -176,6 +179,10 @@ class TrustedProxies:
             return Origin(peer_text, secure)
         address = reading.sender.address
         return Origin(None if address is None else str(address), secure)
+
+    def trusts(self, peer_host: str | None) -> bool:
+        """Say whether the peer of a socket is a trusted proxy; None or empty: a unix socket's."""
+        return self._trusts(peer_host, _parse_address(peer_host) if peer_host else None)
 
     def _trusts(self, peer_host: str | None, peer: _Address | None) -> bool:
         if not peer_host:
@@ -256,6 +263,8 @@ def _forwarding_headers(headers: _Headers) -> dict[bytes, str]:
         if name in _NAMES:
             text = value.decode("latin-1")
             joined[name] = f"{joined[name]},{text}" if name in joined else text
+            if len(joined[name]) > _MAX_FORWARDING_LENGTH:
+                raise _GarbageError
     return joined
 
 

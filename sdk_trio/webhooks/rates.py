@@ -58,7 +58,7 @@ class RateLimit:
             waits as long, and is the only one at its address, is admitted. A refused delivery
             does not prolong the wait.
         """
-        source = _source(address)
+        source = source_of(address)
         bucket = self._offenders.pop(source, None)
         offender = bucket is not None
         if bucket is None:
@@ -90,7 +90,8 @@ class RateLimit:
             self._remember_fresh(oldest, self._offenders.pop(oldest))
 
 
-def _source(address: str | None) -> str | int | None:
+def source_of(address: str | None) -> str | int | None:
+    """Return what a source is counted by: an IPv4 address, or the /64 of an IPv6 one."""
     if address is None or ":" not in address:
         return address
     try:

@@ -1,33 +1,45 @@
-"""The endpoint: one POST route that checks, verifies and hands over deliveries (spec 4.1).
+"""The endpoint: one POST route that checks, verifies and hands over deliveries.
 
-The order of the checks is that of contracts 3. Nothing is stored and no handler runs before the
-signature has been verified.
+HTTPS comes first, then path, method, source address, rate, media type, size, verification,
+decoding, dispatch. Nothing is stored, nothing is decoded and no handler runs before the signature
+has been verified.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
+import msgspec
 import trio
 
 from ..config import Secret, Settings
 from ..errors import DeliveryDecodingError, StoreUnavailableError
-from ..events import Envelope, decode_envelope, subject_of
+from ..events import (
+    Envelope,
+    claimed_organization,
+    decode_envelope,
+    organization_of,
+    plain_envelope,
+    subject_of,
+)
 from ..logs import get_logger
 from ..storage.records import NewDelivery
 from . import answers
 from .answers import Answer
 from .arrival import Arrival
+from .body import Bodies, Unread
 from .counters import Counters
-from .peers import AllowedSources, TrustedProxies
-from .rates import RateLimit
+from .peers import AllowedSources, Origin, TrustedProxies
+from .rates import RateLimit, source_of
+from .rejections import Rejection, Rejections, claimed_id
 from .secret_usage import SecretUsage
 from .shortcut import SHORTCUT, Expiry, Shortcut
 from .signature import Keyring
 from .verdict import Accepted, Cause, Delivery, Rejected, judge
 
 if TYPE_CHECKING:
+    from ..storage.tenant_records import Tenant
     from .tenant_keys import TenantKeys
 
 _log = get_logger("webhooks")
@@ -39,8 +51,13 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
-#: How long a sender may take for its body, in seconds: it gives up on us after 10 itself.
-BODY_SECONDS = 10.0
+#: A body that is larger and has surprises is looked at in a thread: it takes half a second for a
+#: megabyte.
+LARGE_BYTES = 256 * 1024
+
+#: How much of a path or method that is not ours is logged.
+SHOWN_PATH_CHARACTERS = 200
+SHOWN_METHOD_CHARACTERS = 32
 
 #: What a sender is asked to wait, in seconds, while the receiver starts, stops or has no store.
 UNAVAILABLE_RETRY_SECONDS = 5.0
@@ -111,7 +128,8 @@ class Rules:
 class Receiver:
     """Answers requests; holds no state of a delivery beyond its request.
 
-    ``intake`` is called for each verified delivery. ``clock`` returns Unix seconds.
+    ``intake`` is called for each verified delivery; ``rejections`` is told of each request that is
+    not answered 200. ``clock`` returns Unix seconds.
     """
 
     def __init__(
@@ -119,16 +137,21 @@ class Receiver:
         settings: Settings,
         intake: Intake,
         counters: Counters,
+        rejections: Rejections,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         options = settings.webhooks
         self._intake = intake
         self._counters = counters
+        self._rejections = rejections
         self._clock = clock
         self._path = options.path
         self._require_https = options.require_https
         self._limit = options.max_payload_bytes
+        self._bodies = Bodies(
+            largest=self._limit, together=settings.server.max_body_bytes_in_flight
+        )
         self._rules = Rules.of(settings)
         #: Whose deliveries they are; None: nobody's.
         self.tenant_keys: TenantKeys | None = None
@@ -158,145 +181,137 @@ class Receiver:
         Cancelled while the handler runs, the delivery is released and no answer is sent.
         """
         shortcut = self._shortcut_in(scope)
-        body: bytes | Answer | None = self._screen(scope)
+        client = scope.get("client")
+        peer = client[0] if client else None
+        headers = scope["headers"]
+        origin = self._rules.proxies.resolve(peer, scope["scheme"], headers)
+        request = _Request(headers, origin)
+        body: bytes | Answer | Unread | None = self._screen(scope, request)
         if body is None and shortcut is not None:
             # Nothing to wait for, so no deadline either: it would cost a tenth of a delivery.
             body = shortcut.take_body()
         if body is None:
-            body = await self._read_body(receive)
+            body = await self._bodies.read(receive)
         elif isinstance(body, bytes) and len(body) > self._limit:
-            body = self._refuse("size", answers.TOO_LARGE, received=len(body))
+            body = Unread("size", answers.TOO_LARGE, len(body))
         if isinstance(body, bytes):
             expiry = None if shortcut is None else shortcut.expiry
-            answer = await self._verify_and_take(scope["headers"], body, expiry)
+            answer = await self._verify_and_take(request, body, expiry)
             if shortcut is None:
                 await answer.send(send)
             else:
                 await shortcut.answer(answer)
-        elif body is not None:
-            await send_early(body, receive, send)
-        else:
+        elif body is None:
             await trio.lowlevel.checkpoint()
+        else:
+            if isinstance(body, Unread):
+                body = self._refuse(body.cause, body.answer, request, received=body.received)
+            await send_early(body, receive, send)
+
+    def source_of(self, host: str | None) -> Hashable:
+        """Return what connections from ``host`` are counted by; None for a trusted proxy.
+
+        A unix socket has no addresses to tell apart.
+        """
+        if not host or self._rules.proxies.trusts(host):
+            return None
+        return source_of(host)
 
     def _shortcut_in(self, scope: Scope) -> Shortcut | None:
         shortcut: Shortcut | None = (scope.get("extensions") or {}).get(SHORTCUT)
         return shortcut
 
     async def _verify_and_take(
-        self, headers: Headers, body: bytes, expiry: Expiry | None
+        self, request: "_Request", body: bytes, expiry: Expiry | None
     ) -> Answer:
-        keys = self.tenant_keys
         webhook_id = None
         try:
-            arrival = (
-                self._verify(headers, body)
-                if keys is None
-                else await self._verify_with_tenants(headers, body, keys)
-            )
+            arrival = await self._verify(request, body)
             if isinstance(arrival, Answer):
                 await trio.lowlevel.checkpoint()
                 return arrival
             webhook_id = arrival.delivery.webhook_id
-            return await self._intake.take(arrival, expiry)
+            answer = await self._intake.take(arrival, expiry)
         except StoreUnavailableError as error:
             self._counters.count("unavailable")
             _log.error("store.unavailable", webhook_id=webhook_id, error=str(error))
             await trio.lowlevel.checkpoint()
-            return answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
+            answer = answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
+        if answer.status != answers.OK.status:
+            # The event that says why has been logged; who was told to come again, has not.
+            cause = "handler" if answer.status == answers.HANDLER_FAILED.status else "later"
+            self._note("webhook.refused", cause, answer, request)
+        return answer
 
-    def _screen(self, scope: Scope) -> Answer | None:
+    def _screen(self, scope: Scope, request: "_Request") -> Answer | None:
         """Apply every check that needs no body; None lets the request pass."""
         rules = self._rules
-        client = scope.get("client")
-        peer = client[0] if client else None
-        origin = rules.proxies.resolve(peer, scope["scheme"], scope["headers"])
-        if self._require_https and not origin.secure:
-            return self._reject("not_https", "the request is not HTTPS and RequireHttps is true")
+        address = request.origin.address
+        if self._require_https and not request.origin.secure:
+            return self._reject(
+                "not_https", "the request is not HTTPS and RequireHttps is true", request
+            )
         if scope["path"] != self._path:
-            return answers.NOT_FOUND
+            asked = scope["path"][:SHOWN_PATH_CHARACTERS]
+            return self._refuse(
+                "path", answers.NOT_FOUND, request, path=asked, configured=self._path
+            )
         if scope["method"] != "POST":
-            return answers.METHOD_NOT_ALLOWED
-        if not rules.sources.allows(origin.address):
-            return self._refuse("source", answers.SOURCE_REFUSED, address=origin.address)
+            method = scope["method"][:SHOWN_METHOD_CHARACTERS]
+            return self._refuse("method", answers.METHOD_NOT_ALLOWED, request, method=method)
+        if not rules.sources.allows(address):
+            return self._refuse("source", answers.SOURCE_REFUSED, request)
         if rules.rate is not None:
-            wait = rules.rate.admit(origin.address or "", trio.current_time())
+            wait = rules.rate.admit(address or "", trio.current_time())
             if wait is not None:
-                return self._refuse("rate", answers.rate_limited(wait), address=origin.address)
-        plain_json, declared_size = _describe_body(scope["headers"])
+                return self._refuse("rate", answers.rate_limited(wait), request)
+        plain_json, declared_size = _describe_body(request.headers)
         if not plain_json:
-            return self._refuse("media", answers.UNSUPPORTED_MEDIA, address=origin.address)
+            return self._refuse("media", answers.UNSUPPORTED_MEDIA, request)
         if declared_size > self._limit:
-            return self._refuse("size", answers.TOO_LARGE, address=origin.address)
+            return self._refuse("size", answers.TOO_LARGE, request, declared=declared_size)
         return None
 
-    async def _read_body(self, receive: Receive) -> bytes | Answer | None:
-        """Return the body; an answer if it is too large or too slow; None if the sender left."""
-        chunks: list[bytes] = []
-        size = 0
-        with trio.move_on_after(BODY_SECONDS):
-            while True:
-                message = await receive()
-                if message["type"] != "http.request":
-                    return None
-                chunk = message.get("body", b"")
-                size += len(chunk)
-                if size > self._limit:
-                    return self._refuse("size", answers.TOO_LARGE, received=size)
-                chunks.append(chunk)
-                if not message.get("more_body", False):
-                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        return self._refuse("slow", answers.TOO_SLOW, received=size)
+    async def _verify(self, request: "_Request", body: bytes) -> Arrival | Answer:
+        """Verify and decode a delivery.
 
-    def _verify(self, headers: Headers, body: bytes) -> Arrival | Answer:
-        """Verify and decode a delivery, in the order of spec 4.1; no I/O."""
-        now = self._clock()
-        rules = self._rules
-        verdict = judge(
-            Delivery(headers, body, now), rules.keyring, tolerance_seconds=rules.tolerance
-        )
-        if not isinstance(verdict, Accepted):
-            return self._reject(verdict.cause, verdict.detail)
-        self.secret_usage.record(verdict.secret_index, now)
-        try:
-            envelope = decode_envelope(body)
-        except DeliveryDecodingError as error:
-            return self._reject("not_an_event", str(error), webhook_id=verdict.webhook_id)
-        return self._arrival(verdict, envelope, body, now, tenant_id=None)
-
-    async def _verify_with_tenants(
-        self, headers: Headers, body: bytes, keys: "TenantKeys"
-    ) -> Arrival | Answer:
-        """Verify as :meth:`_verify`, with the secrets of the tenant that the body claims as well.
-
-        A body that is not verified yet decides about one thing: whose keys are tried after the
-        host's own have failed.
+        With tenants, what the body claims before it is verified decides about one thing: whose keys
+        are tried after the host's own have failed. Verified by the host, the delivery is the
+        tenant's that the body names; verified by a tenant's key, it is that tenant's.
         """
-        await trio.lowlevel.checkpoint()
+        # It waits for nothing, as a rule; taking or refusing the delivery is a checkpoint.
         now = self._clock()
-        delivery = Delivery(headers, body, now)
-        rules = self._rules
-        verdict = judge(delivery, rules.keyring, tolerance_seconds=rules.tolerance)
+        delivery = Delivery(request.headers, body, now)
+        tolerance = self._rules.tolerance
+        verdict = judge(delivery, self._rules.keyring, tolerance_seconds=tolerance)
+        keys = self.tenant_keys
+        tenant: Tenant | None = None
         if isinstance(verdict, Accepted):
             self.secret_usage.record(verdict.secret_index, now)
-        elif verdict.cause is not Cause.NO_MATCH:
-            return self._reject(verdict.cause, verdict.detail)
-        try:
-            envelope = decode_envelope(body)
-        except DeliveryDecodingError as error:
-            if isinstance(verdict, Rejected):
-                return self._reject(verdict.cause, verdict.detail)
-            return self._reject("not_an_event", str(error), webhook_id=verdict.webhook_id)
-        tenant = await keys.claimed(envelope)
-        if isinstance(verdict, Rejected) and tenant is not None:
-            keyring = await keys.keyring(tenant)
+        elif keys is not None and verdict.cause is Cause.NO_MATCH:
+            tenant = await keys.tenant_of(claimed_organization(body))
+            keyring = None if tenant is None else await keys.keyring(tenant)
             if keyring is not None:
-                verdict = judge(delivery, keyring, tolerance_seconds=rules.tolerance)
+                verdict = judge(delivery, keyring, tolerance_seconds=tolerance)
         if isinstance(verdict, Rejected):
-            claimed = None if tenant is None else tenant.identifier
-            return self._reject(verdict.cause, verdict.detail, claimed_tenant=claimed)
-        return self._arrival(
+            claimed = {} if tenant is None else {"claimed_tenant": tenant.identifier}
+            return self._reject(verdict.cause, verdict.detail, request, **claimed)  # noqa: ASYNC910 - as above
+        try:
+            envelope = plain_envelope(body) or await _look_closer(body)
+        except DeliveryDecodingError as error:
+            return self._reject("not_an_event", str(error), request)  # noqa: ASYNC910 - as above
+        if keys is not None and tenant is None:
+            tenant = await keys.tenant_of(organization_of(envelope.type, envelope.data_raw))
+        arrival = self._arrival(
             verdict, envelope, body, now, tenant_id=None if tenant is None else tenant.id
         )
+        _log.info(
+            "webhook.received",
+            webhook_id=verdict.webhook_id,
+            type=envelope.type,
+            address=request.origin.address,
+        )
+        return arrival  # noqa: ASYNC910 - as above
 
     def _arrival(
         self,
@@ -316,18 +331,47 @@ class Receiver:
             subject=subject_of(envelope),
             tenant_id=tenant_id,
         )
-        _log.debug("webhook.received", webhook_id=delivery.webhook_id, type=delivery.type)
         return Arrival(delivery, envelope)
 
-    def _reject(self, cause: str, detail: str, **fields: object) -> Answer:
+    def _reject(self, cause: str, detail: str, request: "_Request", **fields: object) -> Answer:
         self._counters.count("rejected")
-        _log.warning("webhook.rejected", cause=str(cause), detail=detail, **fields)
+        self._note("webhook.rejected", cause, answers.INVALID, request, detail=detail, **fields)
         return answers.INVALID
 
-    def _refuse(self, cause: str, answer: Answer, **fields: object) -> Answer:
+    def _refuse(self, cause: str, answer: Answer, request: "_Request", **fields: object) -> Answer:
         self._counters.count("refused")
-        _log.warning("webhook.refused", cause=cause, status=answer.status, **fields)
+        self._note("webhook.refused", cause, answer, request, **fields)
         return answer
+
+    def _note(
+        self, event: str, cause: str, answer: Answer, request: "_Request", **fields: object
+    ) -> None:
+        self._rejections.note(
+            Rejection(
+                event,
+                str(cause),
+                answer.status,
+                request.origin.address,
+                claimed_id(request.headers),
+                tuple(fields.items()),
+            )
+        )
+
+
+# A Struct, because one is made for each request.
+class _Request(msgspec.Struct, frozen=True, gc=False):
+    """What all steps know of a request."""
+
+    headers: Headers
+    origin: Origin
+
+
+async def _look_closer(body: bytes) -> Envelope:
+    """Return the envelope of a body with surprises, or raise DeliveryDecodingError."""
+    if len(body) <= LARGE_BYTES:
+        await trio.lowlevel.checkpoint()
+        return decode_envelope(body)
+    return await trio.to_thread.run_sync(decode_envelope, body)
 
 
 async def send_early(answer: Answer, receive: Receive, send: Send) -> None:

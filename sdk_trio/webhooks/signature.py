@@ -32,6 +32,8 @@ ED25519_VERSION: Final = b"v1a"
 #: rotation needs, and bound what an unauthenticated caller can make us compute.
 MAX_HEADER_BYTES: Final = 8 * 1024
 MAX_ENTRIES: Final = 32
+#: Each of these costs a hash of the whole body for each ed25519 key. A rotation needs two.
+MAX_ED25519_ENTRIES: Final = 4
 MAX_ID_BYTES: Final = 256
 #: Twelve digits last until the year 33658; thirteen are milliseconds sent by mistake.
 MAX_TIMESTAMP_DIGITS: Final = 12
@@ -100,8 +102,9 @@ def parse_signature_header(value: bytes) -> tuple[SignatureEntry, ...]:
         The usable entries in their order; possibly none.
 
     Raises:
-        VerificationError: the header is over 8 KiB or opens more than 32 entries of any kind. It
-            is refused whole rather than cut, so that the order of entries never decides.
+        VerificationError: the header is over 8 KiB, opens more than 32 entries of any kind, or has
+            more than 4 different ones of ``v1a``. It is refused whole rather than cut, so that the
+            order of entries never decides.
     """
     if len(value) > MAX_HEADER_BYTES:
         raise VerificationError(
@@ -120,14 +123,22 @@ def parse_signature_header(value: bytes) -> tuple[SignatureEntry, ...]:
         if token in _SIGNATURE_BYTES or (token[0] == _LETTER_V and _opens_entry(token)):
             version = token
             opened += 1
+            if opened > MAX_ENTRIES:
+                raise VerificationError(
+                    "bad_signature_header",
+                    f"webhook-signature has more than {MAX_ENTRIES} entries",
+                )
         elif version is not None:
             decoded = _decode_strictly(token)
             if decoded is not None and len(decoded) == _SIGNATURE_BYTES.get(version):
                 entries.append(SignatureEntry(version, decoded))
             version = None
-    if opened > MAX_ENTRIES:
+    if len({entry.value for entry in entries if entry.version == ED25519_VERSION}) > (
+        MAX_ED25519_ENTRIES
+    ):
         raise VerificationError(
-            "bad_signature_header", f"webhook-signature has more than {MAX_ENTRIES} entries"
+            "bad_signature_header",
+            f"webhook-signature has more than {MAX_ED25519_ENTRIES} entries of v1a",
         )
     return tuple(entries)
 
@@ -304,13 +315,11 @@ class Keyring:
     def _match_ed25519(
         self, content: bytes, entries: Sequence[SignatureEntry], found: Match | None
     ) -> Match | None:
+        # Equal entries prove the same: each is checked once.
+        values = {entry.value for entry in entries if entry.version == ED25519_VERSION}
         for match, key in self._ed25519_keys:
-            for entry in entries:
-                if (
-                    entry.version == ED25519_VERSION
-                    and key.made(entry.value, content)
-                    and (found is None or match.index < found.index)
-                ):
+            for value in values:
+                if key.made(value, content) and (found is None or match.index < found.index):
                     found = match
         return found
 

@@ -1,4 +1,4 @@
-"""The keys of a tenant's own webhook secrets (spec 4.1 and 5).
+"""The keys of a tenant's own webhook secrets.
 
 What a sender claims before it is verified chooses a key here, and nothing else. A delivery that
 claims a tenant is tried with that tenant's secrets and the host's, never with another tenant's.
@@ -11,9 +11,8 @@ import trio
 
 from ..config.options import KeyDerivation, Secret
 from ..errors import OptionsValidationError
-from ..events import Envelope, organization_of
 from ..logs import get_logger
-from ..storage.tenant_records import Tenant
+from ..storage.tenant_records import Tenant, TenantStatus
 from ..tenants.identity import is_organization_id
 from .signature import Keyring
 
@@ -34,21 +33,23 @@ class TenantKeys:
         self._derivation = derivation
         self._prepared: OrderedDict[tuple[Secret, ...], Keyring | None] = OrderedDict()
 
-    async def claimed(self, envelope: Envelope) -> Tenant | None:
-        """Return the tenant whose organization the envelope names, or None.
+    async def tenant_of(self, organization_id: str | None) -> Tenant | None:
+        """Return the tenant of an organization that a delivery names, or None.
 
         Raises:
             StoreUnavailableError: the store cannot say.
         """
         await trio.lowlevel.checkpoint()
-        organization_id = organization_of(envelope)
         if organization_id is None or not is_organization_id(organization_id):
             return None
         return await self._tenancy.service.find_by_organization(organization_id)
 
     async def keyring(self, tenant: Tenant) -> Keyring | None:
-        """Return the keys of the tenant's secrets as they are now; None when it has none."""
-        if not tenant.credentials.webhook_secrets:
+        """Return the keys of the tenant's secrets as they are now; None when it has none.
+
+        The secrets of a deleted tenant verify nothing: off-boarding revokes them.
+        """
+        if not tenant.credentials.webhook_secrets or tenant.status is TenantStatus.DELETED:
             await trio.lowlevel.checkpoint()
             return None
         secrets = await self._tenancy.credentials.webhook_secrets(tenant)

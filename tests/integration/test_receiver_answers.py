@@ -216,10 +216,10 @@ def _failures():
         "number as type": b'{"type":1}',
         "null as type": b'{"type":null}',
         "not UTF-8": b'{"type":"order.paid","data":{"id":"\xff"}}',
-        "BOM": b'\xef\xbb\xbf{"type":"order.paid"}',
-        "NaN": b'{"type":"order.paid","data":NaN}',
+        "UTF-16": '{"type":"order.paid"}'.encode("utf-16"),
+        "no type but an empty one": b'{"type":""}',
+        "a long type": b'{"type":"%b"}' % (b"x" * 257),
         "deep": b'{"type":"order.paid","data":' + b"[" * 100_000,
-        "long number": b'{"type":"order.paid","data":{"amount":%b}}' % (b"9" * 5000),
     }.items():
         yield f"signed, but {title}", delivery_request(signed(body, timestamp=now))
 
@@ -332,7 +332,7 @@ async def test_an_enqueued_event_is_200_before_its_handler_ends_and_is_in_the_st
         assert (record.state, record.attempts) == (DeliveryState.DONE, 1)
 
 
-@pytest.mark.parametrize("event_type", ["order.created", "never.heard_of", "", "x" * 1000])
+@pytest.mark.parametrize("event_type", ["order.created", "never.heard_of", "x" * 256])
 async def test_a_type_without_handler_is_kept_as_parked(store, event_type, caplog):
     body = json.dumps({"type": event_type, "data": {"id": "s"}}).encode()
     async with serving(registry(works), **store) as app:

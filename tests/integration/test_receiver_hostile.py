@@ -72,6 +72,8 @@ MALFORMED = {
     + b"\r\n\r\n",
     "a million bytes of no request": b"\0" * 1_000_000,
     "TLS to a plain port": bytes.fromhex("16030100a5010000a10303") + os.urandom(160) + b"\r\n\r\n",
+    "an HTTP/2 preface and noise": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1000,
+    "half an HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\n",
     "every byte": bytes(range(256)) * 20 + b"\r\n\r\n",
 }
 
@@ -82,7 +84,7 @@ async def test_what_is_no_request_is_refused_and_the_connection_closed(name):
         with await RawWire.connect(app.url) as wire:
             await wire.send_what_is_taken(MALFORMED[name])
             answer = await wire.rest()
-        assert answer[:10] == b"HTTP/1.1 4" or answer[:12] == b"HTTP/1.1 501"
+        assert answer[:10] == b"HTTP/1.1 4" or answer[:12] in (b"HTTP/1.1 501", b"HTTP/1.1 505")
         assert answer.count(b"HTTP/1.1") == 1
         await still_serves(app)
 
@@ -97,8 +99,6 @@ _SOCKET = (
 UPGRADES = {
     "h2c with broken settings": _UPGRADE + b"Upgrade: h2c\r\nHTTP2-Settings: !!!\r\n\r\n",
     "h2c without settings": _UPGRADE + b"Upgrade: h2c\r\n\r\n" + b"\xff" * 100,
-    "an HTTP/2 preface and noise": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1000,
-    "half an HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\n",
     "a websocket": _SOCKET + b"\r\n",
     "a websocket that speaks at once": _SOCKET + b"\r\n" + b"\xff" * 100,
     "a websocket with a broken extension": _SOCKET
@@ -115,8 +115,7 @@ async def test_a_change_to_another_protocol_is_passed_over(name):
         before = task_count()
         with await RawWire.connect(app.url) as wire:
             await wire.send_what_is_taken(UPGRADES[name])
-            expected = 404 if UPGRADES[name].startswith(b"PRI * ") else 405
-            assert (await wire.answer()).status == expected
+            assert (await wire.answer()).status == 405
         await still_serves(app)
         await becomes(task_count, before)
 

@@ -2,6 +2,8 @@
 
 import gc
 import socket
+import sys
+from pathlib import Path
 
 import attrs
 import pytest
@@ -103,7 +105,7 @@ async def test_a_request_in_single_bytes_is_the_same_request(fast):
 async def test_chunk_extensions_and_trailers_are_passed_over(fast):
     data = (
         get(b"/", b"Transfer-Encoding: chunked", method=b"POST")
-        + b"3;name=value;other\r\nabc\r\n0A \r\n0123456789\r\n000;x\r\nX-Trailer: 1\r\nB:\r\n\r\n"
+        + b"3;name=value; other \r\nabc\r\n0A\r\n0123456789\r\n000;x\r\nX-Trailer: 1\r\nB:\r\n\r\n"
     )
     async with http_server(fast) as server:
         assert statuses(await server.exchange(data + get())) == [200, 200]
@@ -455,8 +457,22 @@ async def test_a_line_feed_alone_is_refused_at_once_and_not_waited_upon(line):
         b"3\r\nabc\r\n0\r\nX: a\r\n b\r\n\r\n",
         b"0\r\n" + b"X: yyyyyyyyyyyyyy\r\n" * 1000,
         b"0\r\n\n",
+        b"3 \r\nabc\r\n0\r\n\r\n",
+        b"3 ;a\r\nabc\r\n0\r\n\r\n",
+        b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n",
+        b"10\r\n0123456789abcdef\r\n" * 20_000 + b"0\r\n\r\n",
+        b"a;%b\r\n0123456789\r\n" % (b"x" * 250) * 1000 + b"0\r\n\r\n",
     ],
-    ids=["control", "digits", "extension", "endless", "folded", "trailers", "line feed"],
+    ids=[
+        *["control", "digits", "extension", "endless", "folded", "trailers", "line feed"],
+        *[
+            "white space after the size",
+            "white space before an extension",
+            "bytes one by one",
+            "tiny chunks",
+            "extensions",
+        ],
+    ],
 )
 async def test_the_fast_path_is_stricter_about_chunks(body):
     head = get(b"/", b"Transfer-Encoding: chunked", method=b"POST")
@@ -471,7 +487,8 @@ async def test_the_fast_path_is_stricter_about_chunks(body):
 
 @both
 async def test_an_idle_connection_is_closed_without_a_word(fast):
-    async with http_server(fast, limits=attrs.evolve(QUICK, keep_alive_seconds=0.5)) as server:
+    limits = attrs.evolve(QUICK, keep_alive_seconds=0.5, first_byte_seconds=0.5)
+    async with http_server(fast, limits=limits) as server:
         with await server.connect() as wire:
             assert await wire.rest() == b""
         with await server.connect() as wire:
@@ -590,14 +607,16 @@ async def test_connections_over_the_limit_are_told_so(fast):
     async with http_server(fast, limits=attrs.evolve(QUICK, connections=2)) as server:
         with await server.connect() as one, await server.connect() as two:
             for wire in (one, two):
-                await wire.send(get())
-                assert (await wire.answer()).status == 200
+                await wire.send(get(b"/gate"))
+                await server.observer.began.wait()
+                server.observer.began = trio.Event()
             with await server.connect() as three:
                 await three.send_what_is_taken(get())
                 answer = await three.rest()
                 assert statuses(answer) == [503]
                 assert b"retry-after: 1" in answer
-            await one.send(get())
+                assert answer.endswith(b'{"error":"temporarily unavailable"}')
+            server.observer.gate.set()
             assert (await one.answer()).status == 200
         # Those that have ended make room.
         while statuses(await server.exchange(get())) != [200]:
@@ -663,17 +682,166 @@ async def test_the_last_answer_announces_the_end():
 
 
 @both
-async def test_another_protocol_is_served_by_hypercorn_with_the_bytes_that_were_read(fast):
-    """Its connection passes Upgrade over; what matters is that no byte is lost on the way to it."""
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
+async def test_a_change_to_another_protocol_is_passed_over(fast, protocol):
+    """RFC 9110, 7.8: answered in HTTP/1.1, as if the header were not there."""
     async with http_server(fast) as server:
-        upgrade = post(b"body", b"/upgrade", b"Connection: upgrade", b"Upgrade: websocket")
-        preface = b"PRI * HTTP/2.0\r\n\r\n"
+        upgrade = post(b"body", b"/upgrade", b"Connection: upgrade", b"Upgrade: " + protocol)
         assert statuses(await server.exchange(get(b"/first") + upgrade + post(b"x"))) == [200] * 3
-        assert statuses(await server.exchange(preface)) == [200]
     seen = server.observer.seen
-    assert [one.scope["path"] for one in seen] == ["/first", "/upgrade", "/", "*"]
-    assert [one.body for one in seen] == [b"", b"body", b"x", b""]
+    assert [one.scope["path"] for one in seen] == ["/first", "/upgrade", "/"]
+    assert [one.body for one in seen] == [b"", b"body", b"x"]
     assert b"upgrade" not in dict(seen[1].scope["headers"])
+
+
+async def test_hypercorn_is_not_loaded_where_it_does_not_serve():
+    """Whatever arrives: an Upgrade, the preface of HTTP/2, noise."""
+    program = (
+        "import sys, trio\n"
+        "from support.hostile_requests import get\n"
+        "from support.http_serving import http_server\n"
+        "async def main():\n"
+        "    async with http_server(True) as server:\n"
+        "        await server.exchange(get(b'/', b'Connection: upgrade', b'Upgrade: h2c'))\n"
+        "        await server.exchange(b'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n')\n"
+        "    assert 'hypercorn' not in sys.modules\n"
+        "trio.run(main)\n"
+    )
+    await trio.run_process([sys.executable, "-c", program], cwd=Path(__file__).parent.parent)
+
+
+@both
+async def test_an_absolute_target_is_read_as_its_path_and_names_the_host(fast):
+    """RFC 9112, 3.2.2: a server must accept it, and must ignore the Host header then."""
+    async with http_server(fast) as server:
+        for target in (b"http://other:80/a?b", b"HTTPS://other", b"http://other?b"):
+            assert statuses(await server.exchange(get(target))) == [200]
+    seen = [(one.scope["path"], one.scope["query_string"]) for one in server.observer.seen]
+    assert seen == [("/a", b"b"), ("/", b""), ("/", b"b")]
+    hosts = [dict(one.scope["headers"])[b"host"] for one in server.observer.seen]
+    assert hosts == [b"other:80", b"other", b"other"]
+
+
+@both
+async def test_a_later_minor_version_is_read_as_1_1(fast):
+    async with http_server(fast) as server:
+        data = get(b"/", version=b"1.2") + post(b"body", b"/close").replace(b"1.1", b"1.9")
+        assert statuses(await server.exchange(data, half_close=False)) == [200, 200]
+        assert statuses(await server.exchange(get(version=b"1.2", host=b""))) == [400]
+    assert {one.scope["http_version"] for one in server.observer.seen} == {"1.1"}
+
+
+@pytest.mark.parametrize("pieces", [1, 1000])
+async def test_one_empty_line_before_a_request_is_ignored(pieces):
+    data = b"\r\n" + post(b"one") + b"\r\n" + get(b"/two") + b"\r\n"
+    size = len(data) // pieces + 1
+    async with http_server(True) as server:
+        answer = await server.exchange(*(data[at : at + size] for at in range(0, len(data), size)))
+        assert statuses(answer) == [200, 200]
+    assert [one.scope["path"] for one in server.observer.seen] == ["/", "/two"]
+
+
+async def test_an_empty_line_gives_no_more_time_for_what_follows():
+    async with http_server(True, limits=attrs.evolve(QUICK, head_seconds=0.2)) as server:
+        with await server.connect() as wire:
+            await wire.send(b"\r\nGET / HT")
+            assert statuses(await wire.rest()) == [408]
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "body"),
+    [
+        (b"no request\r\n\r\n", 400, b'{"error":"bad request"}'),
+        (get(version=b"2.0"), 505, b'{"error":"HTTP version not supported"}'),
+        (get(b"/" + b"a" * 9000), 414, b'{"error":"request line too long"}'),
+    ],
+)
+async def test_a_refusal_has_a_body_of_a_known_form(data, status, body):
+    async with http_server(True) as server:
+        answer = await server.exchange(data, half_close=False)
+    head, _, content = answer.partition(b"\r\n\r\n")
+    assert (statuses(answer), content) == ([status], body)
+    assert b"content-length: %d\r\n" % len(body) in head
+    assert b"content-type: application/json\r\n" in head
+
+
+# -- places ------------------------------------------------------------------------------------
+
+
+@both
+async def test_a_new_connection_that_sends_nothing_is_closed_soon(fast):
+    limits = attrs.evolve(QUICK, first_byte_seconds=0.2, keep_alive_seconds=3600)
+    async with http_server(fast, limits=limits) as server:
+        with await server.connect() as used, await server.connect() as silent:
+            await used.send(get())
+            assert (await used.answer()).status == 200
+            assert await silent.rest() == b""
+            await trio.sleep(0.4)
+            await used.send(get())
+            assert (await used.answer()).status == 200
+
+
+@both
+async def test_the_head_of_a_second_request_has_its_time_as_well(fast):
+    limits = attrs.evolve(QUICK, head_seconds=0.3, keep_alive_seconds=3600)
+    async with http_server(fast, limits=limits, patience=30) as server:
+        with await server.connect() as wire:
+            await wire.send(get())
+            assert (await wire.answer()).status == 200
+            rest = []
+
+            async def read():
+                rest.append(await wire.rest())
+                nursery.cancel_scope.cancel()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                for letter in get()[:-2] + b"X: " + b"y" * 10_000:
+                    await wire.send_what_is_taken(bytes([letter]))
+                    await trio.sleep(0.01)
+            assert statuses(rest[0]) == ([408] if fast else [])
+
+
+@both
+async def test_connections_of_one_source_are_bounded(fast):
+    limits = attrs.evolve(QUICK, connections_per_source=2)
+    async with http_server(fast, limits=limits, source_of=lambda host: host) as server:
+        with await server.connect() as one, await server.connect() as two:
+            for wire in (one, two):
+                await wire.send(get())
+                assert (await wire.answer()).status == 200
+            with await server.connect() as three:
+                assert statuses(await three.rest()) == [503]
+            with await server.connect(source="127.0.0.2") as other:
+                await other.send(get())
+                assert (await other.answer()).status == 200
+        # Those that have ended make room.
+        while statuses(await server.exchange(get())) != [200]:
+            await trio.sleep(0.01)
+
+
+async def test_who_idles_gives_way_to_a_new_connection():
+    async with http_server(True, limits=attrs.evolve(QUICK, connections=3)) as server:
+        with (
+            await server.connect() as busy,
+            await server.connect() as first,
+            await server.connect() as second,
+        ):
+            await busy.send(get(b"/gate"))
+            await server.observer.began.wait()
+            for wire in (first, second):
+                await wire.send(get())
+                assert (await wire.answer()).status == 200
+                await trio.sleep(0.05)
+            for _ in range(2):  # each takes the place of the one that has idled the longest
+                with await server.connect() as wire:
+                    await wire.send(get())
+                    assert (await wire.answer()).status == 200
+                    assert await first.rest() == b""
+            server.observer.gate.set()
+            assert (await busy.answer()).status == 200
+            await second.send(get())
+            assert (await second.answer()).status == 200
 
 
 def names_of_tasks():

@@ -2,11 +2,13 @@
 
 The fast path may refuse more, never read differently: the requests that its application is given
 are the first ones of those that stock hypercorn's is given, with the same method, path, headers and
-body. ``SDK_TEST_FUZZ_EXAMPLES`` makes the search longer than the normal suite's few seconds.
+body. One difference is wanted: an empty line before a request, which h11 refuses, is ignored.
+``SDK_TEST_FUZZ_EXAMPLES`` makes the search longer than the normal suite's few seconds.
 """
 
 import itertools
 import os
+import re
 
 import trio
 from hypothesis import given, settings
@@ -179,6 +181,17 @@ async def all_the_same(fast, stock, conversations):
 async def same_reading(fast, stock, data):
     ours = await reading(fast, data)
     theirs = await reading(stock, data)
+    given = data
+    while len(theirs) < len(ours):
+        # It has stopped at an empty line before a request, if at anything that we read.
+        for at in [found.start() for found in re.finditer(b"\r\n", given)]:
+            without = given[:at] + given[at + 2 :]
+            more = await reading(stock, without)
+            if len(more) > len(theirs) and more[: len(ours)] == ours[: len(more)]:
+                given, theirs = without, more
+                break
+        else:
+            break
     assert ours == theirs[: len(ours)], f"read differently: {data!r}"
 
 

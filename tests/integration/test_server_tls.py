@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import trio
 import trustme
-from support.hostile_requests import REFUSED, get, post, streamed
+from support.hostile_requests import REFUSED, get, post
 from support.http_serving import QUICK, http_server
-from support.serving import RawWire
+from support.serving import RawWire, chunked
 
 from sdk_trio.errors import OptionsValidationError
 from sdk_trio.runtime import tls_socket
@@ -110,7 +110,8 @@ async def test_bodies_of_many_records_arrive_whole_in_either_coding(files, size)
     body = bytes(range(256)) * (size // 256 + 1)
     body = body[:size]
     async with http_server(True, certificate=files) as server:
-        answers = await exchange(server, post(body) + streamed(body) + LAST)
+        coded = get(b"/", b"Transfer-Encoding: chunked", method=b"POST") + chunked(body)
+        answers = await exchange(server, post(body) + coded + LAST)
     assert [seen.body for seen in server.observer.seen[:2]] == [body, body]
     assert answers.count(b"HTTP/1.1 200") == 3
 
@@ -255,10 +256,12 @@ async def test_connections_over_the_limit_are_closed(files):
         http_server(True, certificate=files, limits=limits) as server,
         secure_wire(server) as wire,
     ):
-        await wire.send(get())
-        await wire.until(b"\r\n\r\n")
+        await wire.send(get(b"/gate"))
+        await server.observer.began.wait()
         with await RawWire.connect(server.url.replace("https", "http")) as other:
             assert await other.rest() == b""  # nothing that is no TLS
+        server.observer.gate.set()
+        await wire.until(b"\r\n\r\n")
         await wire.send(LAST)
         assert (await wire.rest()).startswith(b"HTTP/1.1 200")
 

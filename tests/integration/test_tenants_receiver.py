@@ -1,5 +1,6 @@
 """Deliveries of tenants over real sockets: whose they are, by whose keys, and who may run them."""
 
+import json
 import secrets
 import sqlite3
 from collections.abc import AsyncIterator
@@ -22,7 +23,7 @@ from sdk_trio import (
 )
 from sdk_trio.config import Secret, Settings
 from sdk_trio.config.options import MultiTenantOptions
-from sdk_trio.events import OrderPaidEvent
+from sdk_trio.events import OrderPaidEvent, plain_envelope
 from sdk_trio.storage import open_inbox
 from sdk_trio.storage.records import DeliveryState
 from sdk_trio.tenants import EnvironmentVariable, TenantService
@@ -362,3 +363,56 @@ async def test_a_handler_gets_no_database_and_no_client_of_a_tenant_that_is_not_
     with sqlite3.connect(file) as database:
         assert database.execute("SELECT count(*) FROM t").fetchone() == (0,)
     database.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"customer": {"organization_id": "org_a"}},
+        {"product": {"organization_id": "org_a"}},
+        {"benefit": {"organization_id": "org_a"}},
+        {"subscription": {"customer": {"organization_id": "org_a"}}},
+        {"order": {"customer": {"organization_id": "org_a"}}},
+    ],
+    ids=lambda data: next(iter(data)),
+)
+async def test_a_tenant_is_found_where_its_records_name_the_organization(
+    tmp_path: Path, data: Any
+) -> None:
+    """Orders, subscriptions and grants of the upstream have no organization of their own."""
+    seen = Seen()
+    body = json.dumps({"type": "order.paid", "data": {"id": "o", **data}}).encode()
+    async with app_with_two_tenants(tmp_path, seen.registry()) as (app, keys):
+        by_tenant = sign_delivery(body, secret=Secret(keys["a"]))
+        assert (await app.deliver(by_tenant)).status == 200
+        assert (await app.deliver(body)).status == 200
+        forged = sign_delivery(body, secret=Secret(keys["b"]))
+        assert (await app.deliver(forged)).status == 400
+    assert seen.identifiers == ["tenant-a", "tenant-a"]
+
+
+async def test_the_secrets_of_a_deleted_tenant_verify_nothing(tmp_path: Path) -> None:
+    seen = Seen()
+    async with app_with_two_tenants(tmp_path, seen.registry()) as (app, keys):
+        assert (await app.deliver(signed(keys["a"], "org_a"))).status == 200
+        await tenants_of(app).delete("tenant-a", reason="left", actor="test")
+        assert (await app.deliver(signed(keys["a"], "org_a"))).status == 400
+        assert (await app.deliver(signed(keys["b"], "org_b"))).status == 200
+    assert seen.identifiers == ["tenant-a", "tenant-b"]
+
+
+async def test_a_body_is_not_decoded_before_it_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = []
+
+    def count(raw: bytes) -> Any:
+        decoded.append(raw)
+        return plain_envelope(raw)
+
+    monkeypatch.setattr("sdk_trio.webhooks.receiver.plain_envelope", count)
+    async with app_with_two_tenants(tmp_path, Seen().registry()) as (app, keys):
+        assert (await app.deliver(signed(keys["b"], "org_a"))).status == 400
+        assert decoded == []
+        assert (await app.deliver(signed(keys["b"], "org_b"))).status == 200
+    assert len(decoded) == 1

@@ -199,8 +199,9 @@ class ServerUnderTest:
     observer: Observer
     nursery: trio.Nursery
 
-    async def connect(self) -> RawWire:
-        return await RawWire.connect(self.url)
+    async def connect(self, source: str | None = None) -> RawWire:
+        """Connect, from another address of this machine if one is given."""
+        return await RawWire.connect(self.url, source)
 
     async def exchange(self, *pieces: bytes, half_close: bool = True) -> bytes:
         """Send the pieces, one after the other was read, and return all that comes back."""
@@ -225,7 +226,7 @@ async def http_server(
     patience: float = 60.0,
     app: Any = None,
     certificate: tuple[str | None, str | None] = (None, None),
-    http2: bool = False,
+    **options: Any,
 ) -> AsyncIterator[ServerUnderTest]:
     """Run a server with an :class:`Observer`; fail when anything hangs."""
     observer = Observer()
@@ -237,7 +238,7 @@ async def http_server(
         cert_file=certificate[0],
         key_file=certificate[1],
         fast_path=fast,
-        http2=http2,
+        **options,
         limits=limits,
     )
     with trio.fail_after(patience):

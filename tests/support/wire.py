@@ -1,6 +1,7 @@
 """A sender on a raw connection: one keep-alive socket, exact bytes, nothing in between."""
 
 from collections.abc import Mapping
+from typing import Self
 
 import attrs
 import trio
@@ -26,11 +27,11 @@ class Wire:
         self._received = b""
 
     @classmethod
-    async def connect(cls, url: str) -> "Wire":
+    async def connect(cls, url: str, source: str | None = None) -> Self:
         host, _, port = url.removeprefix("http://").partition("/")[0].rpartition(":")
-        return cls(await trio.open_tcp_stream(host, int(port)))
+        return cls(await trio.open_tcp_stream(host, int(port), local_address=source))
 
-    def __enter__(self) -> "Wire":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

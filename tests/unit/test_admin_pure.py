@@ -25,7 +25,7 @@ from sdk_trio.console.queries import (
     parse_show,
 )
 from sdk_trio.monitoring import Check, Histogram, Sample
-from sdk_trio.webhooks.counters import RESULTS, Counters
+from sdk_trio.webhooks.counters import CAUSES, RESULTS, Counters
 
 LOCAL = Access("secret", ("http://127.0.0.1:8081",))
 
@@ -116,8 +116,9 @@ def test_types_that_nobody_knows_share_one_label(types):
 
 
 def test_every_result_is_shown_before_it_has_happened():
-    found = {dict(s.labels)["result"]: s.value for s in Counters().samples()}
-    assert found == dict.fromkeys(RESULTS, 0)
+    found = {s.labels[0]: s.value for s in Counters().samples()}
+    results = [("result", result) for result in RESULTS]
+    assert found == dict.fromkeys([*results, *(("cause", cause) for cause in CAUSES)], 0)
 
 
 # -- probes -----------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def in_chunks(body, sizes, extension=b""):
 @given(
     st.binary(max_size=200),
     st.lists(st.integers(1, 50), max_size=6),
-    st.sampled_from([b"", b";a", b';a="b c"', b" ", b"\t ", b" ;x"[1:]]),
+    st.sampled_from([b"", b";a", b';a="b c"', b"; ", b";x\t"]),
     st.sampled_from([b"", b"X: y\r\n", b"X:\r\nA: b\r\n"]),
     st.binary(max_size=20),
     st.lists(st.integers(0, 400), max_size=6),

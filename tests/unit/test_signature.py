@@ -128,6 +128,27 @@ class TestWellFormedHeaders:
 
 
 class TestHostileHeaders:
+    def test_more_than_four_different_ed25519_entries_are_refused_whole(self) -> None:
+        values = [base64.b64encode(bytes([number]) * 64) for number in range(5)]
+        four = b" ".join(b"v1a," + value for value in values[:4])
+        assert len(parse_signature_header(four + b" " + four)) == 8
+        with pytest.raises(VerificationError, match="more than 4 entries of v1a"):
+            parse_signature_header(GOOD + b" " + four + b" v1a," + values[4])
+
+    def test_equal_ed25519_entries_are_checked_once_a_key(self) -> None:
+        checks = []
+
+        class Counting:
+            def made(self, signature: bytes, content: bytes) -> bool:
+                checks.append(signature)
+                return False
+
+        ring = keyring(PUBLIC_KEY, PUBLIC_KEY)
+        ring._ed25519_keys = tuple((match, Counting()) for match, _ in ring._ed25519_keys)
+        entry = SignatureEntry(b"v1a", bytes(64))
+        assert ring.match(b"id", b"1", b"body", [entry] * 30) is None
+        assert len(checks) == 2
+
     @pytest.mark.parametrize(
         "header",
         [

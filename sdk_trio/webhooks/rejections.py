@@ -1,0 +1,121 @@
+"""The one place where a request that is not answered 200 is noted: counted, and logged seldom.
+
+Anybody can have a request refused, as often as they like, so each cause has a few lines in a while;
+how many were left out is told by one line at its end. A delivery that was verified and could not be
+taken is noted here as well, beside the event that says why.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+import trio
+
+from ..logs import Throttle, get_logger
+from .counters import Counters
+from .signature import is_valid_id
+from .verdict import ID_HEADER
+
+_log = get_logger("webhooks")
+
+#: Lines of one cause, in so many seconds.
+LINES: Final = 3
+SECONDS: Final = 10.0
+
+#: What the server itself refuses, before there is a request to speak of.
+_SERVER_CAUSES: Final = {
+    400: "malformed",
+    408: "slow_request",
+    414: "long_line",
+    431: "large_head",
+    500: "no_answer",
+    501: "not_implemented",
+    505: "http_version",
+}
+
+
+@attrs.frozen
+class Rejection:
+    """One request that was not answered 200.
+
+    ``event`` is ``webhook.rejected`` (a verification failed) or ``webhook.refused``. ``address`` is
+    the sender's, None if unknown. ``webhook_id`` is what the sender claims, if it has the form of
+    an id. ``fields`` are further ones for the log; nothing of a body is among them.
+    """
+
+    event: str
+    cause: str
+    status: int
+    address: str | None
+    webhook_id: str | None
+    fields: tuple[tuple[str, object], ...] = ()
+
+
+class Rejections:
+    """Notes every rejection of one receiver.
+
+    Args:
+        counters: where they are counted.
+        clock: returns seconds that never go back; None: the clock of the process.
+    """
+
+    def __init__(self, counters: Counters, *, clock: Callable[[], float] | None = None) -> None:
+        self._counters = counters
+        self._throttle = (
+            Throttle(lines=LINES, seconds=SECONDS)
+            if clock is None
+            else Throttle(lines=LINES, seconds=SECONDS, clock=clock)
+        )
+        self._left_out = trio.Event()
+
+    def note(self, rejection: Rejection) -> None:
+        """Count a rejection, and log it unless its cause has had its lines."""
+        self._counters.count_refusal(rejection.cause)
+        suppressed = self._throttle.admit(rejection.cause)
+        if suppressed is None:
+            self._left_out.set()
+            return
+        fields = dict(rejection.fields)
+        if suppressed:
+            fields["suppressed"] = suppressed
+        _log.warning(
+            rejection.event,
+            cause=rejection.cause,
+            status=rejection.status,
+            address=rejection.address,
+            webhook_id=rejection.webhook_id,
+            **fields,
+        )
+
+    def note_request(self, status: int, reason: str, address: str | None) -> None:
+        """Note a request that the server refused before the receiver saw it."""
+        cause = _SERVER_CAUSES.get(status, "malformed")
+        detail = (("detail", reason),)
+        self._counters.count("refused")
+        self.note(Rejection("webhook.refused", cause, status, address, None, detail))
+
+    async def run(self) -> None:  # noqa: ASYNC910 - it never returns
+        """Tell how many lines were left out, once in a while; until cancelled."""
+        try:
+            while True:
+                await self._left_out.wait()
+                await trio.sleep(SECONDS)
+                self._summarize()
+        finally:
+            self._summarize()
+
+    def _summarize(self) -> None:
+        self._left_out = trio.Event()
+        left_out = {str(cause): left for cause, left in self._throttle.take_left_out().items()}
+        if left_out:
+            _log.warning(
+                "webhook.rejections_suppressed", suppressed=sum(left_out.values()), causes=left_out
+            )
+
+
+def claimed_id(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    """Return the id that a request claims, None if it claims none that has the form of one."""
+    for name, value in headers:
+        if name == ID_HEADER:
+            return value.decode("ascii") if is_valid_id(value) else None
+    return None

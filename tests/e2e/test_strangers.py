@@ -1,0 +1,183 @@
+"""A daemon with few descriptors, and events that strict decoders refuse, as processes."""
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import httpx
+import pytest
+from support.command_forker import run_command
+from support.deliveries import SECRET
+
+from sdk_trio.testing import sign_delivery
+
+#: A process that takes longer than this for a step hangs, in seconds.
+PATIENCE = 60.0
+
+APPLICATION = """
+import json, sdk_trio
+from sdk_trio.events import OrderPaidEvent, OrderCreatedEvent
+
+handlers = sdk_trio.HandlerRegistry()
+
+@handlers.on(OrderPaidEvent, enqueue=True)
+async def paid(event):
+    print("handled", event.webhook_id, event.data.id, flush=True)
+
+@handlers.on(OrderCreatedEvent, enqueue=True)
+async def created(event):
+    raise ValueError(json.loads(event.raw)["data"]["name"])
+"""
+
+
+class Daemon:
+    """``sdk-trio run`` in a directory, with a secret of its own."""
+
+    def __init__(self, directory, **keys):
+        self.directory = directory
+        (directory / "application.py").write_text(APPLICATION)
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("SDK_")},
+            "SDK__ADMIN__BIND": "127.0.0.1:0",
+            "SDK__SERVER__BIND": "0.0.0.0:0",
+            "SDK__WEBHOOKS__SECRET": SECRET,
+            "SDK__WEBHOOKS__REQUIREHTTPS": "false",
+            "SDK__WEBHOOKS__QUEUE__MAXATTEMPTS": "1",
+            **keys,
+        }
+        self.starts = 0
+
+    def start(self, descriptors=None):
+        def limit():
+            if descriptors is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+
+        self.starts += 1
+        words = ("run", "--standalone", "--app", "application:handlers")
+        with (
+            (self.directory / f"out-{self.starts}").open("w") as out,
+            (self.directory / f"err-{self.starts}").open("w") as err,
+        ):
+            self.process = subprocess.Popen(
+                (sys.executable, "-m", "sdk_trio", *words),
+                cwd=self.directory,
+                env=self.environment,
+                stdout=out,
+                stderr=err,
+                preexec_fn=limit,
+            )
+        self.wait_for("runtime.started")
+        line = next(line for line in self.log() if line["event"] == "runtime.started")
+        self.port = int(line["receiver"][0].rpartition(":")[2])
+        return self
+
+    def output(self):
+        return (self.directory / f"out-{self.starts}").read_text()
+
+    def log(self):
+        text = (self.directory / f"err-{self.starts}").read_text()
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+    def errors(self):
+        return (self.directory / f"err-{self.starts}").read_text()
+
+    def wait_for(self, text):
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.output() + self.errors():
+            assert self.process.poll() is None, self.errors()
+            assert time.monotonic() < deadline, self.errors()
+            time.sleep(0.02)
+
+    def post(self, event, address="127.0.0.1", **options):
+        delivery = sign_delivery(event, secret=SECRET, **options)
+        transport = httpx.HTTPTransport(local_address=address)
+        with httpx.Client(transport=transport, timeout=PATIENCE) as client:
+            return client.post(
+                f"http://127.0.0.1:{self.port}/hooks/sdk",
+                content=delivery.body,
+                headers=delivery.headers,
+            )
+
+    def command(self, *words, status=0):
+        ran = run_command(
+            words, environ=self.environment, directory=self.directory, seconds=PATIENCE
+        )
+        assert ran.returncode == status, (ran.stdout, ran.stderr)
+        return ran.stdout
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(PATIENCE) == 0
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    daemon = Daemon(tmp_path)
+    yield daemon
+    with suppress(ProcessLookupError):
+        daemon.process.kill()
+    daemon.process.wait()
+
+
+STRANGE = {
+    "emoji": b'{"type":"order.paid","data":{"id":"o\\ud83d","name":"Jo \\ud83d"}}',
+    "depth": b'{"type":"order.paid","data":{"id":"o","x":%b}}' % (b"[" * 9000 + b"]" * 9000),
+    "digits": b'{"type":"order.paid","data":{"id":"o","amount":%b}}' % (b"9" * 6000),
+    "nan": b'{"type":"order.paid","data":{"id":"o","amount":NaN}}',
+    "bom": b'\xef\xbb\xbf{"type":"order.paid","data":{"id":"o"}}',
+    "named": b'{"type":"order.\\udc00","data":{"id":"o"}}',
+    "failing": b'{"type":"order.created","data":{"id":"o","name":"Jo \\ud83d"}}',
+}
+
+
+def test_an_event_that_strict_decoders_refuse_lives_through_everything(daemon):
+    daemon.start()
+    for name, body in STRANGE.items():
+        answer = daemon.post(body, webhook_id=name)
+        assert (answer.status_code, answer.content) == (200, b"{}"), name
+    for name in STRANGE:
+        if name not in ("named", "failing"):
+            daemon.wait_for(f"handled {name} ")
+    daemon.wait_for("webhook.dead")
+    # Delivered again, shown, listed, restarted and replayed.
+    for name, body in STRANGE.items():
+        assert daemon.post(body, webhook_id=name).status_code == 200
+    listed = json.loads(daemon.command("events", "list", "--format", "json"))
+    states = {event["webhook_id"]: event["state"] for event in listed}
+    assert states == {**dict.fromkeys(STRANGE, "done"), "named": "parked", "failing": "dead"}
+    assert daemon.command("events", "list")
+    for name in STRANGE:
+        assert "o" in daemon.command("events", "show", name)
+        assert json.loads(daemon.command("events", "show", name, "--format", "json"))
+    daemon.end()
+    daemon.start()
+    daemon.command("events", "replay", "failing")
+    daemon.wait_for("webhook.dead")
+    daemon.end()
+    for line in daemon.log():
+        assert line["level"] != "critical"
+    assert "Traceback" not in daemon.errors()
+    assert "UnicodeEncodeError" not in daemon.errors()
+
+
+def test_idle_connections_of_one_address_do_not_lock_out_another(daemon):
+    daemon.start(descriptors=512)
+    idle = []
+    try:
+        for _ in range(470):
+            sock = socket.create_connection(("127.0.0.1", daemon.port), PATIENCE)
+            idle.append(sock)
+        assert daemon.post("order.paid", address="127.0.0.2").status_code == 200
+        assert daemon.post("order.paid", address="127.0.0.3").status_code == 200
+        full = [line for line in daemon.log() if line["event"] == "server.source_full"]
+        assert [(line["address"], line["limit"]) for line in full] == [("127.0.0.1", 256)]
+    finally:
+        for sock in idle:
+            sock.close()
+    daemon.end()
