@@ -116,7 +116,7 @@ class Catalog:
 
     @property
     def additional(self) -> tuple[EventType, ...]:
-        """The 13 further types that the upstream sends."""
+        """The 14 further types that the upstream sends."""
         return self._of(EventGroup.ADDITIONAL)
 
     @property
@@ -210,7 +210,7 @@ def _check_construction(event_class: type[Event[Any]], row: EventType) -> None:
         ) from error
 
 
-#: The 28 known and 13 additional types.
+#: The 28 known and 14 additional types.
 DEFAULT_CATALOG = Catalog(
     (
         *(_row(event_class, EventGroup.KNOWN) for event_class in KNOWN_EVENTS),

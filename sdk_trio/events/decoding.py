@@ -16,10 +16,9 @@ import msgspec
 
 from ..errors import DeliveryDecodingError
 from .catalog import DEFAULT_CATALOG, Catalog
-from .event import Event, UnknownEvent
+from .event import Event, Payload, Time, UnknownEvent, keep_raw
 from .fitting import fit, identifier_in
 from .legible import NotJsonError, legible
-from .payloads import Payload, Time, keep_raw
 from .values import UNFIT, decoder_for, members_of
 
 #: Characters of a type: the upstream's have up to 30, and each is kept, counted and logged.
@@ -34,12 +33,13 @@ _TypeName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TYPE_LENGTH
 class Envelope(msgspec.Struct, frozen=True, gc=False):
     """What every delivery has in common. A Struct, since it is made once a delivery.
 
-    ``timestamp`` is None when it is absent or no RFC 3339 time with an offset. ``data_raw`` is
-    the undecoded ``data``, empty when absent.
+    ``timestamp`` is None when it is absent or no RFC 3339 time with an offset, ``api_version``
+    when it is absent or no text. ``data_raw`` is the undecoded ``data``, empty when absent.
     """
 
     type: _TypeName
     timestamp: Time | None = None
+    api_version: str | None = None
     data_raw: msgspec.Raw = msgspec.field(name="data", default_factory=msgspec.Raw)
 
 
@@ -112,10 +112,13 @@ def _close_look(raw: bytes) -> Envelope:
     timestamp: datetime | None = None
     with suppress(*UNFIT):
         timestamp = decoder_for(Time).decode(members.get("timestamp", b"null"))
+    api_version: str | None = None
+    with suppress(*UNFIT):
+        api_version = decoder_for(str).decode(members.get("api_version", b"null"))
     data_raw = members.get("data", msgspec.Raw())
     if not changes:
-        return Envelope(event_type, timestamp, data_raw)
-    return LegibleEnvelope(event_type, timestamp, data_raw, changes)
+        return Envelope(event_type, timestamp, api_version, data_raw)
+    return LegibleEnvelope(event_type, timestamp, api_version, data_raw, changes)
 
 
 def decode_event(
@@ -174,6 +177,7 @@ def decode_event(
         attempt=attempt,
         received_at=_moment(received_at),
         tenant=tenant,
+        api_version=envelope.api_version,
     )
 
 

@@ -297,6 +297,18 @@ class MemberDeletedEvent(Event[Member]):
     wire_type = "member.deleted"
 
 
+class SubscriptionMigratedEvent(Event[Subscription]):
+    """A subscription that another payment provider billed is billed by the upstream from now on.
+
+    Which provider, and its id there, stand beside the data: ``event.json["provider"]`` and
+    ``event.json["provider_subscription_id"]``.
+    """
+
+    __slots__ = ()
+
+    wire_type = "subscription.migrated"
+
+
 class SubscriptionCycledEvent(Event[Subscription]):
     """A subscription began a new billing period."""
 
@@ -396,6 +408,7 @@ ADDITIONAL_EVENTS: tuple[type[Event[Any]], ...] = (
     SubscriptionCycledEvent,
     SubscriptionPausedEvent,
     SubscriptionResumedEvent,
+    SubscriptionMigratedEvent,
     DiscountCreatedEvent,
     DiscountUpdatedEvent,
     DiscountDeletedEvent,

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from .catalog import DEFAULT_CATALOG, EventType
+from .event import Payload
 from .fitting import fields_of
-from .payloads import Payload
 
 _INTRODUCTION = """\
 <!-- Made by sdk_trio.events.reference_page.render_page; tests/unit/test_events_reference.py
@@ -29,6 +29,7 @@ the same members:
 | `attempt` | `int` | which run of a handler this is, from 1 |
 | `received_at` | aware `datetime` | when this copy arrived |
 | `tenant` | | the tenant that the event belongs to, or `None` |
+| `api_version` | `str` or `None` | the version of the sender's API that shaped `data` |
 | `json` | `dict` | the full document as plain JSON values, decoded on first use |
 
 Only `data.id` is certain. Every other field is `None` when it was left out or is of another kind

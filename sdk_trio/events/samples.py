@@ -18,6 +18,9 @@ from ..errors import EXIT_USAGE, SdkError
 
 Data = dict[str, Any]
 
+#: The version of the upstream's API that the samples follow; each version it has sends the same.
+API_VERSION = "2026-04"
+
 
 class UnknownEventTypeError(SdkError, KeyError):
     """There is no sample of this type. ``suggestions`` are the types with the closest names."""
@@ -51,251 +54,510 @@ class _Story:
         moment = self.now.astimezone(UTC) + timedelta(**shift)
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
-    def common(self) -> Data:
-        return {"organization_id": self.id("organization"), "metadata": {"source": "pricing-page"}}
+    def record(self, kind: str, *, days: float = 10) -> Data:
+        """Return what every record has: its id, and when it was made and changed last."""
+        return {
+            "id": self.id(kind),
+            "created_at": self.at(days=-days),
+            "modified_at": self.at() if days > 1 else None,
+        }
 
-    def customer(self) -> Data:
-        return {"id": self.id("customer"), "email": "ada@example.com", "name": "Ada Example"}
+    def owned(self, kind: str, *, days: float = 10) -> Data:
+        """Return what a record has that the organization owns directly."""
+        return {
+            **self.record(kind, days=days),
+            "organization_id": self.id("organization"),
+            "metadata": {"source": "pricing-page"},
+        }
 
 
-def _order(story: _Story) -> Data:
+def _address(_story: _Story) -> Data:
     return {
-        "id": story.id("order"),
-        "status": "paid",
-        "number": "EXAMPLE-0042",
-        "amount": 2000,
-        "subtotal_amount": 2400,
-        "discount_amount": 400,
-        "net_amount": 2000,
-        "tax_amount": 400,
-        "total_amount": 2400,
-        "currency": "eur",
-        "channel": "checkout",
-        "billing_reason": "subscription_create",
-        "invoice_number": "EXAMPLE-0042",
-        "customer": story.customer(),
-        "product_id": story.id("product"),
-        "subscription_id": story.id("subscription"),
-        "items": [
-            {
-                "product_id": story.id("product"),
-                "product_name": "Studio Plan",
-                "label": "Studio Plan, monthly",
-                "price_amount": 2400,
-                "amount": 2400,
-                "currency": "eur",
-            }
-        ],
-        **story.common(),
-        "created_at": story.at(minutes=-1),
-        "modified_at": story.at(),
-    }
-
-
-def _subscription(story: _Story) -> Data:
-    return {
-        "id": story.id("subscription"),
-        "status": "active",
-        "amount": 2400,
-        "currency": "eur",
-        "current_period_start": story.at(days=-10),
-        "current_period_end": story.at(days=20),
-        "canceled_at": None,
-        "cancel_at_period_end": False,
-        "started_at": story.at(days=-10),
-        "ends_at": None,
-        "ended_at": None,
-        "customer_id": story.id("customer"),
-        "customer": story.customer(),
-        "product_id": story.id("product"),
-        "product": {"id": story.id("product"), "name": "Studio Plan"},
-        "price": {
-            "id": story.id("price"),
-            "name": "Monthly",
-            "price_amount": 2400,
-            "price_currency": "eur",
-        },
-        **story.common(),
-        "created_at": story.at(days=-10),
-        "modified_at": story.at(),
-    }
-
-
-def _checkout(story: _Story) -> Data:
-    return {
-        "id": story.id("checkout"),
-        "status": "open",
-        "amount": 2400,
-        "total_amount": 2400,
-        "currency": "eur",
-        "customer_email": None,
-        "customer_id": None,
-        "customer": None,
-        "product_id": story.id("product"),
-        "expires_at": story.at(hours=1),
-        "order_id": None,
-        **story.common(),
-        "created_at": story.at(minutes=-5),
+        "line1": "12 Example Street",
+        "line2": None,
+        "postal_code": "1010",
+        "city": "Vienna",
+        "state": None,
+        "country": "AT",
     }
 
 
 def _customer(story: _Story) -> Data:
     return {
-        **story.customer(),
-        "email_verified": True,
+        **story.owned("customer"),
         "external_id": "user-1042",
-        "active_subscriptions_count": 1,
-        **story.common(),
-        "created_at": story.at(days=-10),
+        "email": "ada@example.com",
+        "email_verified": True,
+        "type": "individual",
+        "name": "Ada Example",
+        "billing_name": "Ada Example",
+        "billing_address": _address(story),
+        "tax_id": None,
+        "locale": "en",
+        "default_payment_method_id": story.id("payment_method"),
+        "deleted_at": None,
+        "first_user_event_at": None,
+        "avatar_url": "https://example.com/ada.png",
     }
 
 
-def _customer_state(story: _Story) -> Data:
-    subscription = _subscription(story)
-    active = {
-        name: subscription[name]
-        for name in (
-            "id",
-            "status",
-            "amount",
-            "currency",
-            "current_period_start",
-            "current_period_end",
-            "cancel_at_period_end",
-            "started_at",
-            "product_id",
-        )
-    }
-    granted = {
-        "id": story.id("benefit_grant"),
-        "benefit_id": story.id("benefit"),
-        "benefit_type": "license_keys",
-        "granted_at": story.at(days=-10),
-    }
+def _interval(name: str | None = "month") -> Data:
+    return {"recurring_interval": name, "recurring_interval_count": 1}
+
+
+def _bare_product(story: _Story) -> Data:
     return {
-        **_customer(story),
-        "active_subscriptions": [{**active, "recurring_interval": "month"}],
-        "granted_benefits": [granted],
+        **story.owned("product", days=90),
+        "trial_interval": None,
+        "trial_interval_count": None,
+        "name": "Studio Plan",
+        "description": "Everything that a small studio needs.",
+        "visibility": "public",
+        **_interval(),
+        "meter_interval": None,
+        "meter_interval_count": None,
+        "is_recurring": True,
+        "is_archived": False,
+    }
+
+
+def _price(story: _Story) -> Data:
+    return {
+        **story.record("price", days=90),
+        "source": "catalog",
+        "amount_type": "fixed",
+        "price_currency": "eur",
+        "tax_behavior": "exclusive",
+        "is_archived": False,
+        "product_id": story.id("product"),
+        "price_amount": 2400,
     }
 
 
 def _product(story: _Story) -> Data:
     return {
-        "id": story.id("product"),
-        "name": "Studio Plan",
-        "description": "Everything that a small studio needs.",
-        "is_archived": False,
-        "is_recurring": True,
-        **story.common(),
-        "created_at": story.at(days=-90),
+        **_bare_product(story),
+        "is_deletable": False,
+        "prices": [_price(story)],
+        "benefits": [_benefit(story)],
+        "medias": [],
+        "attached_custom_fields": [],
+    }
+
+
+def _public_benefit(story: _Story) -> Data:
+    return {
+        **story.record("benefit", days=90),
+        "type": "license_keys",
+        "description": "A licence key for the desktop application",
+        "selectable": True,
+        "deletable": True,
+        "is_deleted": False,
+        "organization_id": story.id("organization"),
     }
 
 
 def _benefit(story: _Story) -> Data:
     return {
-        "id": story.id("benefit"),
-        "type": "license_keys",
-        "description": "A licence key for the desktop application",
-        **story.common(),
-        "created_at": story.at(days=-90),
+        **_public_benefit(story),
+        "metadata": {"team": "desktop"},
+        "visibility": "public",
+        "visibility_configurable": True,
+        "properties": {
+            "prefix": "STUDIO",
+            "expires": None,
+            "activations": {"limit": 3, "enable_customer_admin": True},
+            "limit_usage": None,
+        },
+    }
+
+
+def _periods(story: _Story) -> Data:
+    return {
+        "status": "active",
+        "amount": 2400,
+        "currency": "eur",
+        **_interval(),
+        "current_period_start": story.at(days=-10),
+        "current_period_end": story.at(days=20),
+        "current_meter_period_start": None,
+        "current_meter_period_end": None,
+        "trial_start": None,
+        "trial_end": None,
+        "cancel_at_period_end": False,
+        "canceled_at": None,
+        "started_at": story.at(days=-10),
+        "ends_at": None,
+        "ended_at": None,
+        "past_due_at": None,
+        "pause_at_period_end": False,
+        "paused_at": None,
+        "resumes_at": None,
+        "customer_id": story.id("customer"),
+        "product_id": story.id("product"),
+        "discount_id": None,
+        "checkout_id": story.id("checkout"),
+        "seats": None,
+        "units": None,
+        "customer_cancellation_reason": None,
+        "customer_cancellation_comment": None,
+    }
+
+
+def _embedded_subscription(story: _Story) -> Data:
+    """A subscription as an order has it: without an organization, as everywhere."""
+    return {
+        **story.record("subscription"),
+        "metadata": {"source": "pricing-page"},
+        **_periods(story),
+    }
+
+
+def _subscription(story: _Story) -> Data:
+    return {
+        **_embedded_subscription(story),
+        "custom_field_data": {},
+        "customer": _customer(story),
+        "product": _product(story),
+        "discount": None,
+        "prices": [_price(story)],
+        "meters": [],
+        "pending_update": None,
+    }
+
+
+def _order(story: _Story) -> Data:
+    return {
+        **story.record("order", days=0.001),
+        "status": "paid",
+        "paid": True,
+        "subtotal_amount": 2400,
+        "discount_amount": 400,
+        "net_amount": 2000,
+        "tax_amount": 400,
+        "total_amount": 2400,
+        "applied_balance_amount": 0,
+        "due_amount": 2400,
+        "refunded_amount": 0,
+        "refunded_tax_amount": 0,
+        "refundable_amount": 2000,
+        "refundable_tax_amount": 400,
+        "currency": "eur",
+        "billing_reason": "subscription_create",
+        "billing_name": "Ada Example",
+        "billing_address": _address(story),
+        "invoice_number": "EXAMPLE-0042",
+        "is_invoice_generated": True,
+        "receipt_number": None,
+        "seats": None,
+        "units": None,
+        "customer_id": story.id("customer"),
+        "product_id": story.id("product"),
+        "discount_id": story.id("discount"),
+        "subscription_id": story.id("subscription"),
+        "checkout_id": story.id("checkout"),
+        "next_payment_attempt_at": None,
+        "metadata": {"source": "pricing-page"},
+        "custom_field_data": {},
+        "platform_fee_amount": 120,
+        "platform_fee_currency": "eur",
+        "customer": _customer(story),
+        "product": _bare_product(story),
+        "discount": _bare_discount(story),
+        "subscription": _embedded_subscription(story),
+        "items": [
+            {
+                **story.record("order_item", days=0.001),
+                "label": "Studio Plan, monthly",
+                "amount": 2400,
+                "tax_amount": 400,
+                "proration": False,
+                "product_price_id": story.id("price"),
+                "start_timestamp": story.at(),
+                "end_timestamp": story.at(days=30),
+            }
+        ],
+        "description": "Studio Plan",
+    }
+
+
+def _checkout(story: _Story) -> Data:
+    return {
+        **story.owned("checkout", days=0.003),
+        "custom_field_data": {},
+        "payment_processor": "stripe",
+        "status": "open",
+        "client_secret": "polar_c_example",
+        "url": "https://example.com/checkout/polar_c_example",
+        "expires_at": story.at(hours=1),
+        "success_url": "https://example.com/thanks",
+        "return_url": None,
+        "embed_origin": None,
+        "amount": 2400,
+        "discount_amount": 0,
+        "net_amount": 2400,
+        "tax_amount": None,
+        "tax_behavior": None,
+        "total_amount": 2400,
+        "currency": "eur",
+        "seats": None,
+        "min_seats": None,
+        "max_seats": None,
+        "units": None,
+        "min_units": None,
+        "max_units": None,
+        "allow_trial": True,
+        "active_trial_interval": None,
+        "active_trial_interval_count": None,
+        "trial_interval": None,
+        "trial_interval_count": None,
+        "trial_end": None,
+        "product_id": story.id("product"),
+        "product_price_id": story.id("price"),
+        "discount_id": None,
+        "allow_discount_codes": True,
+        "require_billing_address": False,
+        "is_discount_applicable": True,
+        "is_free_product_price": False,
+        "is_payment_required": True,
+        "is_payment_setup_required": True,
+        "is_payment_form_required": True,
+        "customer_id": None,
+        "is_business_customer": False,
+        "customer_name": None,
+        "customer_email": None,
+        "customer_ip_address": None,
+        "customer_billing_name": None,
+        "customer_billing_address": None,
+        "customer_tax_id": None,
+        "locale": "en",
+        "payment_method_type": None,
+        "payment_processor_metadata": {},
+        "billing_address_fields": {
+            "country": "required",
+            "state": "disabled",
+            "city": "disabled",
+            "postal_code": "disabled",
+            "line1": "disabled",
+            "line2": "disabled",
+        },
+        "external_customer_id": None,
+        "products": [_checkout_product(story)],
+        "product": _checkout_product(story),
+        "product_price": _price(story),
+        "prices": {story.id("product"): [_price(story)]},
+        "discount": None,
+        "subscription_id": None,
+        "attached_custom_fields": [],
+        "customer_metadata": {},
+    }
+
+
+def _checkout_product(story: _Story) -> Data:
+    # What is shown to strangers: no metadata.
+    product = {name: value for name, value in _bare_product(story).items() if name != "metadata"}
+    return {
+        **product,
+        "prices": [_price(story)],
+        "benefits": [_public_benefit(story)],
+        "medias": [],
+    }
+
+
+def _customer_state(story: _Story) -> Data:
+    left_out = {
+        "current_meter_period_start",
+        "current_meter_period_end",
+        "ended_at",
+        "past_due_at",
+        "pause_at_period_end",
+        "paused_at",
+        "resumes_at",
+        "recurring_interval_count",
+        "customer_id",
+        "checkout_id",
+        "customer_cancellation_reason",
+        "customer_cancellation_comment",
+    }
+    active = {
+        name: value for name, value in _embedded_subscription(story).items() if name not in left_out
+    }
+    granted = {
+        **story.record("benefit_grant"),
+        "granted_at": story.at(days=-10),
+        "benefit_id": story.id("benefit"),
+        "benefit_type": "license_keys",
+        "benefit_metadata": {"team": "desktop"},
+        "properties": _granted_key(story),
+    }
+    return {
+        **_customer(story),
+        "active_subscriptions": [{**active, "custom_field_data": {}, "meters": []}],
+        "granted_benefits": [granted],
+        "active_meters": [],
+    }
+
+
+def _granted_key(story: _Story) -> Data:
+    return {
+        "user_provided_key": None,
+        "license_key_id": story.id("license_key"),
+        "display_key": "STUDIO-****-1042",
     }
 
 
 def _benefit_grant(story: _Story) -> Data:
     return {
-        "id": story.id("benefit_grant"),
-        "customer_id": story.id("customer"),
-        "benefit_id": story.id("benefit"),
-        "benefit_type": "license_keys",
-        "is_granted": True,
+        **story.record("benefit_grant"),
         "granted_at": story.at(days=-10),
-        "is_revoked": False,
+        "is_granted": True,
         "revoked_at": None,
+        "is_revoked": False,
         "subscription_id": story.id("subscription"),
-        "order_id": story.id("order"),
-        "organization_id": story.id("organization"),
-        "created_at": story.at(days=-10),
+        "order_id": None,
+        "customer_id": story.id("customer"),
+        "member_id": None,
+        "benefit_id": story.id("benefit"),
+        "error": None,
+        "customer": _customer(story),
+        "member": None,
+        "benefit": _benefit(story),
+        "properties": _granted_key(story),
+        "previous_properties": None,
     }
 
 
 def _refund(story: _Story) -> Data:
     return {
-        "id": story.id("refund"),
+        **story.owned("refund", days=0.001),
+        "status": "pending",
+        "reason": "customer_request",
         "amount": 2000,
         "tax_amount": 400,
         "currency": "eur",
-        "reason": "customer_request",
-        "status": "pending",
         "order_id": story.id("order"),
         "subscription_id": story.id("subscription"),
         "customer_id": story.id("customer"),
-        **story.common(),
-        "created_at": story.at(minutes=-1),
+        "revoke_benefits": True,
+        "dispute": None,
     }
 
 
 def _customer_seat(story: _Story) -> Data:
     return {
-        "id": story.id("customer_seat"),
-        "status": "pending",
+        **story.record("customer_seat", days=2),
         "subscription_id": story.id("subscription"),
-        "order_id": story.id("order"),
+        "order_id": None,
+        "status": "pending",
         "customer_id": story.id("customer"),
-        "customer_email": "grace@example.com",
+        "member_id": story.id("member"),
+        "member": _member(story),
+        "email": "grace@example.com",
+        "customer_email": "ada@example.com",
         "invitation_token_expires_at": story.at(days=1),
         "claimed_at": None,
         "revoked_at": None,
         "seat_metadata": {"department": "design"},
-        "created_at": story.at(hours=-2),
-        "modified_at": story.at(),
     }
 
 
 def _member(story: _Story) -> Data:
     return {
-        "id": story.id("member"),
+        **story.record("member", days=2),
         "customer_id": story.id("customer"),
         "email": "grace@example.com",
         "name": "Grace Example",
         "external_id": "user-1043",
         "role": "member",
-        "created_at": story.at(hours=-2),
-        "modified_at": story.at(),
     }
 
 
-def _discount(story: _Story) -> Data:
+def _bare_discount(story: _Story) -> Data:
     return {
-        "id": story.id("discount"),
+        **story.owned("discount", days=2),
         "name": "Spring offer",
         "type": "fixed",
         "code": "SPRING",
         "duration": "repeating",
         "duration_in_months": 3,
         "amount": 400,
-        "basis_points": None,
         "currency": "eur",
+        "amounts": {"eur": 400},
         "starts_at": story.at(days=-1),
         "ends_at": story.at(days=30),
         "max_redemptions": 100,
+        "max_redemptions_per_customer": 1,
         "redemptions_count": 0,
-        **story.common(),
-        "created_at": story.at(days=-2),
-        "modified_at": story.at(),
     }
+
+
+def _discount(story: _Story) -> Data:
+    return {**_bare_discount(story), "products": [_bare_product(story)]}
+
+
+_CUSTOMER_EMAILS = (
+    "order_confirmation",
+    "payment_method_expiration_reminder",
+    "subscription_cancellation",
+    "subscription_confirmation",
+    "subscription_cycled",
+    "subscription_cycled_after_trial",
+    "subscription_past_due",
+    "subscription_paused",
+    "subscription_renewal_reminder",
+    "subscription_resumed",
+    "subscription_revoked",
+    "subscription_trial_conversion_reminder",
+    "subscription_uncanceled",
+    "subscription_updated",
+)
+
+_CAPABILITIES = (
+    "checkout_payments",
+    "subscription_renewals",
+    "payouts",
+    "refunds",
+    "api_access",
+    "dashboard_access",
+)
 
 
 def _organization(story: _Story) -> Data:
     return {
-        "id": story.id("organization"),
+        **story.record("organization", days=365),
         "name": "Example Studio",
         "slug": "example-studio",
         "avatar_url": "https://example.com/avatar.png",
+        "proration_behavior": "prorate",
+        "allow_customer_updates": True,
         "email": "hello@example.com",
         "website": "https://example.com",
+        "socials": [{"platform": "github", "url": "https://example.com/studio"}],
         "status": "active",
-        "created_at": story.at(days=-365),
-        "modified_at": story.at(),
+        "details_submitted_at": story.at(days=-364),
+        "onboarding_resubmission_requested_at": None,
+        "sso_enforced": False,
+        "default_presentment_currency": "eur",
+        "default_tax_behavior": "exclusive",
+        "feature_settings": None,
+        "subscription_settings": {
+            "allow_multiple_subscriptions": False,
+            "proration_behavior": "prorate",
+            "benefit_revocation_grace_period": 0,
+            "prevent_trial_abuse": True,
+            "allow_customer_updates": True,
+        },
+        "customer_email_settings": dict.fromkeys(_CUSTOMER_EMAILS, True),
+        "customer_portal_settings": {
+            "usage": {"show": True},
+            "subscription": {"update_seats": True, "update_plan": True},
+        },
+        "dispute_settings": {"auto_accept_below_amount": None},
+        "embed_hosts": [],
+        "country": "AT",
+        "account_id": None,
+        "payout_account_id": None,
+        "capabilities": dict.fromkeys(_CAPABILITIES, True),
     }
 
 
@@ -308,13 +570,15 @@ def _always(**changes: Any) -> Callable[[_Story], Data]:
 
 
 def _completed(story: _Story) -> Data:
-    customer = story.customer()
+    customer = _customer(story)
     return {
         "status": "succeeded",
+        "tax_amount": 480,
+        "total_amount": 2880,
         "customer_email": customer["email"],
+        "customer_name": customer["name"],
         "customer_id": customer["id"],
-        "customer": customer,
-        "order_id": story.id("order"),
+        "subscription_id": story.id("subscription"),
     }
 
 
@@ -357,24 +621,34 @@ _SHAPES: dict[str, Callable[[_Story], Data]] = {
 
 #: For each type what tells its subject from the shape's ordinary one.
 _SAMPLES: dict[str, Callable[[_Story], Data]] = {
-    "order.created": _always(status="pending"),
+    "order.created": _always(status="pending", paid=False),
     "order.updated": _nothing,
     "order.paid": _nothing,
-    "order.refunded": _always(status="refunded"),
+    "order.refunded": _always(
+        status="refunded",
+        refunded_amount=2000,
+        refunded_tax_amount=400,
+        refundable_amount=0,
+        refundable_tax_amount=0,
+    ),
     "subscription.created": _always(status="incomplete", started_at=None),
     "subscription.active": _nothing,
     "subscription.updated": _nothing,
     "subscription.canceled": _to_be_ended,
     "subscription.uncanceled": _nothing,
-    "subscription.past_due": lambda story: {**_new_period(story), "status": "past_due"},
+    "subscription.past_due": lambda story: {
+        **_new_period(story),
+        "status": "past_due",
+        "past_due_at": story.at(),
+    },
     "subscription.revoked": _ended,
     "checkout.created": _nothing,
     "checkout.updated": _completed,
     "checkout.expired": lambda story: {"status": "expired", "expires_at": story.at(minutes=-1)},
-    "customer.created": _always(email_verified=False, active_subscriptions_count=0),
+    "customer.created": _always(email_verified=False),
     "customer.updated": _nothing,
     "customer.state_changed": _customer_state,
-    "customer.deleted": _always(active_subscriptions_count=0),
+    "customer.deleted": lambda story: {"deleted_at": story.at()},
     "product.created": _nothing,
     "product.updated": _always(is_archived=True),
     "benefit.created": _nothing,
@@ -396,12 +670,19 @@ _SAMPLES: dict[str, Callable[[_Story], Data]] = {
     "member.updated": _always(role="billing_manager"),
     "member.deleted": _nothing,
     "subscription.cycled": _new_period,
-    "subscription.paused": _always(status="paused"),
+    "subscription.paused": lambda story: {"status": "paused", "paused_at": story.at()},
     "subscription.resumed": _nothing,
+    "subscription.migrated": _nothing,
     "discount.created": _nothing,
     "discount.updated": _always(redemptions_count=7),
     "discount.deleted": _nothing,
     "organization.updated": _nothing,
+}
+
+
+#: What a type has beside ``data``.
+_BESIDE_DATA: Mapping[str, Data] = {
+    "subscription.migrated": {"provider": "stripe", "provider_subscription_id": "sub_example"},
 }
 
 
@@ -417,7 +698,8 @@ def sample(
     overrides: Mapping[str, Any] | None = None,
     seed: str = "sample",
 ) -> dict[str, Any]:
-    """Return a realistic document of ``wire_type``: ``type``, ``timestamp`` and ``data``.
+    """Return a realistic document of ``wire_type``: ``type``, ``timestamp``, ``api_version``,
+    and ``data`` with every field that the upstream sends.
 
     Args:
         wire_type: one of :func:`sample_types`.
@@ -439,7 +721,9 @@ def sample(
     return {
         "type": wire_type,
         "timestamp": story.at(),
+        "api_version": API_VERSION,
         "data": data if overrides is None else merge_patch(data, overrides),
+        **_BESIDE_DATA.get(wire_type, {}),
     }
 
 

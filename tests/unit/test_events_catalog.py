@@ -61,6 +61,7 @@ ADDITIONAL = [
     "subscription.cycled",
     "subscription.paused",
     "subscription.resumed",
+    "subscription.migrated",
     "discount.created",
     "discount.updated",
     "discount.deleted",
@@ -79,8 +80,8 @@ def test_28_types_are_known_in_the_order_of_the_reference() -> None:
     assert [row.wire_type for row in DEFAULT_CATALOG.known] == KNOWN
 
 
-def test_13_types_are_typed_but_not_counted() -> None:
-    assert len(ADDITIONAL) == 13
+def test_14_types_are_typed_but_not_counted() -> None:
+    assert len(ADDITIONAL) == 14
     assert [row.wire_type for row in DEFAULT_CATALOG.additional] == ADDITIONAL
     assert DEFAULT_CATALOG.application == ()
 

@@ -344,12 +344,12 @@ def test_white_space_around_the_document_is_json() -> None:
 def test_of_duplicate_names_the_last_one_counts_everywhere() -> None:
     raw = (
         b'{"type":"order.created","type":"order.paid","data":{"id":"first"},'
-        b'"data":{"id":"a","id":"b","new":1,"new":2,"amount":"x","amount":7}}'
+        b'"data":{"id":"a","id":"b","new":1,"new":2,"due_amount":"x","due_amount":7}}'
     )
     event, _ = decode(raw)
     assert event.type == event.json["type"] == "order.paid"
     assert event.data.id == event.json["data"]["id"] == "b"
-    assert event.data.amount == 7
+    assert event.data.due_amount == 7
     assert event.data.extra == {"new": 2}
     assert subject_of(decode_envelope(raw)) == "b"
 
@@ -461,7 +461,7 @@ def test_what_fits_is_kept_down_to_the_nested_records() -> None:
     raw = body(
         {
             "id": "a",
-            "amount": "twelve",
+            "due_amount": "twelve",
             "currency": "eur",
             "customer": {"id": 7, "email": ["x"], "name": "Ada"},
             "items": [{"label": "one", "amount": 1.5}, "two", None, {"label": "three"}],
@@ -474,7 +474,7 @@ def test_what_fits_is_kept_down_to_the_nested_records() -> None:
     event, drifts = decode(raw)
     data = event.data
     assert isinstance(data, Order)
-    assert (data.id, data.amount, data.currency) == ("a", None, "eur")
+    assert (data.id, data.due_amount, data.currency) == ("a", None, "eur")
     assert data.customer is not None
     assert (data.customer.id, data.customer.email, data.customer.name) == ("7", None, "Ada")
     assert data.items is not None
@@ -485,14 +485,14 @@ def test_what_fits_is_kept_down_to_the_nested_records() -> None:
     assert data.extra == {"new": True}
     assert event.json == json.loads(raw)
     assert [drift.path for drift in drifts] == [
-        "data.amount",
+        "data.created_at",
+        "data.due_amount",
+        "data.metadata",
         "data.customer.id",
         "data.customer.email",
         "data.items[0].amount",
         "data.items[1]",
         "data.items[2]",
-        "data.metadata",
-        "data.created_at",
     ]
     assert not any("twelve" in drift.message for drift in drifts)
 
@@ -526,9 +526,9 @@ def test_the_id_is_text_whatever_was_sent(
 
 
 def test_identifiers_of_other_records_are_text_as_well() -> None:
-    event, drifts = decode(body({"id": "a", "product_id": 5, "number": 6}))
-    assert (event.data.product_id, event.data.number) == ("5", None)
-    assert [drift.path for drift in drifts] == ["data.number", "data.product_id"]
+    event, drifts = decode(body({"id": "a", "product_id": 5, "invoice_number": 6}))
+    assert (event.data.product_id, event.data.invoice_number) == ("5", None)
+    assert [drift.path for drift in drifts] == ["data.invoice_number", "data.product_id"]
 
 
 def test_a_number_out_of_range_costs_no_metadata() -> None:

@@ -1,0 +1,214 @@
+"""The data classes against the upstream's own models: what it sends is what a handler can read.
+
+The models are those of ``polar-sdk``, in every API version it has; nothing here is made from
+the classes under test.
+"""
+
+import dataclasses
+import functools
+import importlib
+import json
+import random
+import subprocess
+import sys
+import types
+import typing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+import pytest
+
+from sdk_trio.events import DEFAULT_CATALOG, Drift, Event, decode_envelope, decode_event, payloads
+from sdk_trio.events.samples import sample, sample_types
+
+NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+ROOT = Path(__file__).parents[2]
+VERSIONS = ("v2026_04", "v2026_10", "v2027_01")
+SAMPLES = 20
+
+
+@functools.cache
+def payload_classes(version: str) -> dict[str, type]:
+    module = importlib.import_module(f"polar.{version}.webhooks")
+    classes = get_args(module.WebhookPayload)
+    return {get_args(typing.get_type_hints(found)["type"])[0]: found for found in classes}
+
+
+# -- documents made from the models --------------------------------------------------------------
+
+_TIMES = ("_at", "_start", "_end", "_timestamp", "timestamp", "evidence_due_by")
+
+
+def made(kind: Any, name: str, dice: random.Random) -> Any:
+    """A JSON value that the model's type admits, chosen at random."""
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return made(dice.choice(get_args(kind)), name, dice)
+    if origin is Literal:
+        return dice.choice(get_args(kind))
+    if origin is list:
+        return [made(get_args(kind)[0], name, dice) for _ in range(dice.randint(0, 2))]
+    if origin is dict:
+        value = get_args(kind)[1]
+        return {f"key {n}": made(value, name, dice) for n in range(dice.randint(0, 2))}
+    if dataclasses.is_dataclass(kind):
+        return made_record(kind, dice)
+    if kind is str:
+        return made_text(name, dice)
+    if kind is Any:
+        return dice.choice(["text", 1, None, True])
+    if typing.is_typeddict(kind):
+        return {}
+    simple = {int: 2**53 + 1, float: 0.125, bool: dice.random() < 0.5, type(None): None}
+    if kind in (int, float):
+        return dice.choice([0, -3, simple[kind]])
+    return simple[kind]
+
+
+def made_text(name: str, dice: random.Random) -> str:
+    if name.endswith(_TIMES):
+        return dice.choice(["2026-11-22T01:02:03Z", "2026-11-22T01:02:03.123456+02:00"])
+    return dice.choice(["", "plain", "Zoë 🎁 \u2028", "x" * 300, 'quo"te\\'])
+
+
+@functools.cache
+def hints_of(model: Any) -> dict[str, Any]:
+    return typing.get_type_hints(model)
+
+
+def made_record(model: Any, dice: random.Random) -> dict[str, Any]:
+    hints = hints_of(model)
+    fields = [
+        field
+        for field in dataclasses.fields(model)
+        # What has a default may be left out.
+        if field.default is dataclasses.MISSING or dice.random() < 0.7
+    ]
+    record = {field.name: made(hints[field.name], field.name, dice) for field in fields}
+    if "id" in record:
+        record["id"] = f"id-{dice.randrange(10**9)}"
+    return record
+
+
+def decoded(document: dict[str, Any]) -> tuple[Event[Any], list[Drift]]:
+    raw = json.dumps(document).encode()
+    drifts: list[Drift] = []
+    event = decode_event(
+        decode_envelope(raw),
+        webhook_id="msg_1",
+        raw=raw,
+        header_timestamp=0,
+        received_at=0,
+        on_drift=drifts.append,
+    )
+    return event, drifts
+
+
+def same(found: Any, sent: Any, path: str) -> None:
+    """Compare what a handler sees with what was sent, member by member."""
+    if isinstance(found, msgspec.Struct):
+        assert isinstance(sent, dict), path
+        for name, value in sent.items():
+            assert name in found.__struct_fields__, f"{path}.{name} is not a field"
+            same(getattr(found, name), value, f"{path}.{name}")
+        for name in set(found.__struct_fields__) - set(sent):
+            assert getattr(found, name) is None, f"{path}.{name} was not sent"
+    elif isinstance(found, tuple):
+        assert len(found) == len(sent), path
+        for index, (one, other) in enumerate(zip(found, sent, strict=True)):
+            same(one, other, f"{path}[{index}]")
+    elif isinstance(found, datetime):
+        assert found.utcoffset() is not None
+        assert found == datetime.fromisoformat(sent), path
+    else:
+        assert found == sent, path
+        assert isinstance(found, bool) == isinstance(sent, bool), path
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("wire_type", [row.wire_type for row in DEFAULT_CATALOG])
+def test_what_the_upstream_sends_is_read_whole(wire_type: str, version: str) -> None:
+    model = payload_classes(version)[wire_type]
+    for seed in range(SAMPLES):
+        document = made_record(model, random.Random(f"{version} {wire_type} {seed}"))
+        event, drifts = decoded(document)
+        assert drifts == []
+        assert type(event) is DEFAULT_CATALOG.by_type(wire_type).event_class  # type: ignore[union-attr] # it is there
+        assert event.api_version == document["api_version"]
+        assert event.data.extra == {}
+        assert event.json == document
+        same(event.data, document["data"], "data")
+
+
+def test_the_catalogue_has_the_types_of_the_upstream_and_no_others() -> None:
+    sent = {name for version in VERSIONS for name in payload_classes(version)}
+    assert sent == {row.wire_type for row in DEFAULT_CATALOG}
+
+
+def test_a_class_has_no_field_that_is_never_sent() -> None:
+    generated = subprocess.run(
+        [sys.executable, "-c", "import event_payloads, upstream_models; "
+         "print(event_payloads.render(upstream_models.read_models()))"],
+        cwd=ROOT / "generate", capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    remedy = "make generate writes sdk_trio/events/payloads.py anew"
+    assert structure(generated) == structure(Path(payloads.__file__).read_text("utf-8")), remedy
+
+
+def structure(source: str) -> dict[str, list[str]]:
+    import ast
+
+    return {
+        node.name: [ast.unparse(line) for line in node.body]
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+# -- our samples against the models --------------------------------------------------------------
+
+
+# The SDK reads a union as the first of its members that fits, and drops what that one has not.
+LOST_BY_THE_SDK = (
+    ".duration_in_months",  # of a discount that repeats
+    ".user_provided_key",  # of a granted licence key
+    ".license_key_id",
+    ".display_key",
+)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("wire_type", sample_types())
+def test_a_sample_is_a_document_of_the_upstream(wire_type: str, version: str) -> None:
+    document = sample(wire_type, now=NOW)
+    if wire_type == "customer.state_changed":
+        # The SDK gives two lists of statuses the name Status and refuses its server's values.
+        document["data"]["active_subscriptions"][0]["status"] = "granted"
+    retort = importlib.import_module("polar.base")._retort
+    model = payload_classes(version)[wire_type]
+    loaded = retort.load(document, model)
+    # What the model does not know is lost on the way through it.
+    lost = missing(document, retort.dump(loaded, model), "")
+    assert [path for path in lost if not path.endswith(LOST_BY_THE_SDK)] == []
+
+
+def missing(sent: Any, kept: Any, path: str) -> list[str]:
+    if isinstance(sent, dict):
+        if not isinstance(kept, dict):
+            return [path]
+        return [
+            gone
+            for name, value in sent.items()
+            for gone in (
+                missing(value, kept[name], f"{path}.{name}") if name in kept else [f"{path}.{name}"]
+            )
+        ]
+    if isinstance(sent, list):
+        return [
+            gone
+            for index, (one, other) in enumerate(zip(sent, kept, strict=True))
+            for gone in missing(one, other, f"{path}[{index}]")
+        ]
+    return [] if sent == kept else [path]
