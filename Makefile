@@ -43,6 +43,8 @@ imports: $(VENV)/.installed-dev
 # upstream's own client; a test says when it has not been run.
 generate: $(VENV)/.installed-dev
 	$(BIN)/python generate/client_types.py
+	$(BIN)/python generate/event_payloads.py
+	$(BIN)/ruff format --quiet sdk_trio/events/payloads.py
 
 tests: $(VENV)/.installed-dev
 	rm -f .coverage .coverage.*
