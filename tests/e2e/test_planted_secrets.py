@@ -67,7 +67,7 @@ SECRETS = {
     *("PLANTED-header", "PLANTED-query", "PLANTED-forged", "PLANTED-customer-secret"),
 }
 
-ACME = {"organization_id": "org_acme"}
+ACME = {"customer": {"organization_id": "org_acme"}}
 
 #: What is in payloads: `events show` prints it, and nothing else does.
 PAYLOAD = "PLANTED-payload"

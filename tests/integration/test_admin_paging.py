@@ -166,7 +166,7 @@ async def test_events_are_chosen_by_tenant_subject_and_time(store):
         acme = await tenants.add("acme", name="A", organization_id="org_a", actor="test")
         await tenants.add("bolt", name="B", organization_id="org_b", actor="test")
         for number, organization in enumerate(["org_a", "org_b", "org_a"]):
-            data = {"id": f"ord_{number}", "organization_id": organization}
+            data = {"id": f"ord_{number}", "customer": {"organization_id": organization}}
             await admin.app.deliver("order.paid", data, webhook_id=f"msg_{number}")
 
         async def found(**query):

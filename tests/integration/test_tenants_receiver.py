@@ -53,7 +53,10 @@ def tenants_of(app: AppUnderTest) -> TenantService:
 
 def signed(secret: str, organization_id: str | None, **options: Any) -> Any:
     return sign_delivery(
-        "order.paid", {"organization_id": organization_id}, secret=Secret(secret), **options
+        "order.paid",
+        {"customer": {"organization_id": organization_id}},
+        secret=Secret(secret),
+        **options,
     )
 
 
@@ -102,7 +105,7 @@ async def test_the_first_start_gives_what_came_before_to_the_default_tenant(
 ) -> None:
     alone = attrs.evolve(settings_in(tmp_path), multi_tenant=MultiTenantOptions())
     async with running_app(None, alone) as app:
-        before = await app.deliver("order.paid", {"organization_id": "org_a"})
+        before = await app.deliver("order.paid", {"customer": {"organization_id": "org_a"}})
         assert before.state is DeliveryState.PARKED
     seen = Seen()
     for _ in range(2):
@@ -137,7 +140,9 @@ async def test_an_event_carries_the_tenant_of_its_organization(
     seen = Seen()
     async with app_with_two_tenants(tmp_path, seen.registry(enqueue=enqueue), backend) as (app, _):
         for organization_id in ("org_a", "org_b", "org_unknown", None):
-            delivered = await app.deliver("order.paid", {"organization_id": organization_id})
+            delivered = await app.deliver(
+                "order.paid", {"customer": {"organization_id": organization_id}}
+            )
             assert delivered.status == 200
             record = delivered.record
             assert record is not None
@@ -171,16 +176,19 @@ async def test_a_delivery_is_proved_by_its_own_tenant_or_the_host_and_by_nobody_
         for secret, claimed in ((keys["a"], "org_a"), (keys["b"], "org_b")):
             assert (await app.deliver(signed(secret, claimed))).status == 200
         # The host's own secret is tried for every delivery.
-        assert (await app.deliver("order.paid", {"organization_id": "org_b"})).status == 200
+        assert (
+            await app.deliver("order.paid", {"customer": {"organization_id": "org_b"}})
+        ).status == 200
     assert seen.identifiers == ["tenant-a", "tenant-b", "tenant-b"]
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"type":"order.paid","data":{"organization_id":"org_a","organization_id":"org_b"}}',
-        b'{"type":"order.paid","data":{"organization_id":"org_a"},"data":'
-        b'{"organization_id":"org_b"}}',
+        b'{"type":"order.paid","data":{"customer":'
+        b'{"organization_id":"org_a","organization_id":"org_b"}}}',
+        b'{"type":"order.paid","data":{"customer":{"organization_id":"org_a"}},"data":'
+        b'{"customer":{"organization_id":"org_b"}}}',
     ],
 )
 async def test_a_claim_that_is_made_twice_chooses_the_key_of_the_tenant_that_gets_the_event(
@@ -191,8 +199,8 @@ async def test_a_claim_that_is_made_twice_chooses_the_key_of_the_tenant_that_get
         for name in ("a", "b"):
             await app.deliver(sign_delivery(body, secret=Secret(keys[name])))
     assert seen.identifiers == ["tenant-b"]
-    assert seen.events[0].data.organization_id == "org_b"
-    assert seen.events[0].json["data"]["organization_id"] == "org_b"
+    assert seen.events[0].data.customer.organization_id == "org_b"
+    assert seen.events[0].json["data"]["customer"]["organization_id"] == "org_b"
 
 
 @pytest.mark.parametrize(
@@ -282,8 +290,8 @@ async def test_events_of_a_suspended_tenant_run_unless_their_handler_asks_otherw
         async with app_with_two_tenants(tmp_path / str(id(seen)), handlers) as (app, _):
             service = tenants_of(app)
             await service.suspend("tenant-a", reason="unpaid")
-            held = await app.deliver("order.paid", {"organization_id": "org_a"})
-            free = await app.deliver("order.paid", {"organization_id": "org_b"})
+            held = await app.deliver("order.paid", {"customer": {"organization_id": "org_a"}})
+            free = await app.deliver("order.paid", {"customer": {"organization_id": "org_b"}})
             assert (held.status, free.status, free.state) == (200, 200, DeliveryState.DONE)
             if seen is runs:
                 assert held.state is DeliveryState.DONE
@@ -319,7 +327,9 @@ async def test_an_event_that_waits_in_the_queue_meets_the_tenant_as_it_is_then(
             site_manager_email_verified=True,
         )  # fmt: skip
         first, second = [
-            await app.deliver("order.paid", {"organization_id": "org_a"}, settle=False)
+            await app.deliver(
+                "order.paid", {"customer": {"organization_id": "org_a"}}, settle=False
+            )
             for _ in range(2)
         ]
         with trio.fail_after(60):
@@ -353,12 +363,16 @@ async def test_a_handler_gets_no_database_and_no_client_of_a_tenant_that_is_not_
     async with app_with_two_tenants(tmp_path, handlers) as (app, _):
         service = tenants_of(app)
         tenant = await service.get("tenant-a")
-        assert (await app.deliver("order.paid", {"organization_id": "org_a"})).status == 200
+        assert (
+            await app.deliver("order.paid", {"customer": {"organization_id": "org_a"}})
+        ).status == 200
         file = tmp_path / "data" / "tenants" / f"{tenant.id}.db"
         assert file.exists()
         for change in (service.suspend, service.deactivate, service.delete):
             await change("tenant-a")
-            assert (await app.deliver("order.paid", {"organization_id": "org_a"})).status == 200
+            assert (
+                await app.deliver("order.paid", {"customer": {"organization_id": "org_a"}})
+            ).status == 200
         assert refused == ["Suspended", "Deactivated", "Deleted"]
     with sqlite3.connect(file) as database:
         assert database.execute("SELECT count(*) FROM t").fetchone() == (0,)

@@ -20,7 +20,15 @@ from typing import Any, Literal, Union, get_args, get_origin
 import msgspec
 import pytest
 
-from sdk_trio.events import DEFAULT_CATALOG, Drift, Event, decode_envelope, decode_event, payloads
+from sdk_trio.events import (
+    DEFAULT_CATALOG,
+    Drift,
+    Event,
+    decode_envelope,
+    decode_event,
+    organization_of,
+    payloads,
+)
 from sdk_trio.events.samples import sample, sample_types
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
@@ -68,6 +76,8 @@ def made(kind: Any, name: str, dice: random.Random) -> Any:
 
 
 def made_text(name: str, dice: random.Random) -> str:
+    if name == "organization_id":
+        return f"org-{dice.randrange(10**9)}"
     if name.endswith(_TIMES):
         return dice.choice(["2026-11-22T01:02:03Z", "2026-11-22T01:02:03.123456+02:00"])
     return dice.choice(["", "plain", "Zoë 🎁 \u2028", "x" * 300, 'quo"te\\'])
@@ -127,6 +137,29 @@ def same(found: Any, sent: Any, path: str) -> None:
         assert isinstance(found, bool) == isinstance(sent, bool), path
 
 
+#: Where the models have the organization; seats and members do not name it anywhere.
+WHERE_IT_STANDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "order": (("customer", "organization_id"), ("product", "organization_id")),
+    "subscription": (("customer", "organization_id"), ("product", "organization_id")),
+    "benefit_grant": (("customer", "organization_id"), ("benefit", "organization_id")),
+    "organization": (("id",),),
+    "customer_seat": (),
+    "member": (),
+}
+
+
+def organization_in(document: dict[str, Any]) -> str | None:
+    """The organization of a document, read by the models and not by the code under test."""
+    kind = document["type"].partition(".")[0]
+    for path in WHERE_IT_STANDS.get(kind, (("organization_id",),)):
+        value: Any = document["data"]
+        for part in path:
+            value = value[part] if isinstance(value, dict) and part in value else None
+        if isinstance(value, str):
+            return value
+    return None
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("wire_type", [row.wire_type for row in DEFAULT_CATALOG])
 def test_what_the_upstream_sends_is_read_whole(wire_type: str, version: str) -> None:
@@ -139,6 +172,8 @@ def test_what_the_upstream_sends_is_read_whole(wire_type: str, version: str) -> 
         assert event.api_version == document["api_version"]
         assert event.data.extra == {}
         assert event.json == document
+        found = organization_of(wire_type, decode_envelope(event.raw).data_raw)
+        assert found == organization_in(document)
         same(event.data, document["data"], "data")
 
 
