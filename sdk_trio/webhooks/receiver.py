@@ -55,6 +55,7 @@ LIVE_KEYS = (
     "Sdk:Webhooks:AllowedSourceIpRanges",
     "Sdk:Webhooks:RateLimitPerMinute",
     "Sdk:Server:TrustedProxies",
+    "Sdk:Server:ForwardedHeaders",
 )
 
 
@@ -96,7 +97,11 @@ class Rules:
             if settings.multi_tenant.enabled and not secrets
             else Keyring.from_secrets(secrets, options.key_derivation),
             tolerance=options.tolerance_seconds,
-            proxies=TrustedProxies(settings.server.trusted_proxies),
+            proxies=TrustedProxies(
+                settings.server.trusted_proxies,
+                settings.server.forwarded_headers,
+                _report_contradiction,
+            ),
             sources=AllowedSources(options.allowed_source_ip_ranges),
             rate=previous.rate if previous and previous.per_minute == per_minute else rate,
             per_minute=per_minute,
@@ -328,6 +333,16 @@ class Receiver:
         self._counters.count("refused")
         _log.warning("webhook.refused", cause=cause, status=answer.status, **fields)
         return answer
+
+
+def _report_contradiction(peer: str | None) -> None:
+    _log.warning(
+        "webhook.forwarding_contradiction",
+        peer=peer,
+        hint="Forwarded and X-Forwarded-* do not say the same, so such requests count as not "
+        "secure: let the proxy remove what it does not set, and name the family that it sets in "
+        "Sdk:Server:ForwardedHeaders; logged once",
+    )
 
 
 async def send_early(answer: Answer, receive: Receive, send: Send) -> None:
