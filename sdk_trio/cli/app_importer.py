@@ -23,6 +23,12 @@ class AppBrokenError(SdkError):
     """The module that the option names raised an exception while it was imported."""
 
 
+class AppRefusedError(AppBrokenError):
+    """That exception is one of ours: a handler was registered wrongly, a setting is invalid."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
 def import_registry(reference: str) -> HandlerRegistry:
     """Return the registry that ``--app`` names; see :func:`import_part`."""
     return import_part("--app", reference, HandlerRegistry, example="app:handlers")
@@ -86,7 +92,8 @@ def _import(asked: str, name: str) -> ModuleType:
 
 def _broken(asked: str, name: str, error: BaseException) -> SdkError:
     where = _place_of(error)
-    return AppBrokenError(
+    ours = isinstance(error, SdkError) and error.exit_code == EXIT_CONFIGURATION
+    return (AppRefusedError if ours else AppBrokenError)(
         f"{asked}: importing {name!r} failed{where}: {type(error).__name__}: {error}"
     )
 

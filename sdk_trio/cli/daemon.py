@@ -15,6 +15,7 @@ from ..errors import EXIT_FAILURE
 from ..runtime import Runtime, Started
 from ..runtime.systemd import ServiceEnvironment, with_inherited_sockets
 from ..runtime.systemd_notifier import SystemdNotifier, claim_environment
+from ..storage.data_directory import keep_files_private
 from ..webhooks.sender import own_url
 from .app_importer import import_registry
 from .presence import SETTINGS_SECRET, Presence, announced
@@ -42,6 +43,7 @@ def run(arguments: Namespace) -> int:
     Raises:
         SdkError: it could not start; every problem of the settings at once.
     """
+    keep_files_private()
     manager = claim_environment(os.environ)
     read_again = partial(read, arguments, standalone=arguments.standalone, receiver=True)
 

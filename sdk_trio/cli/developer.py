@@ -16,9 +16,11 @@ import trio
 from .. import logs
 from ..config import Loaded, Settings, StorageBackend
 from ..config.layers import split_mapping_key
+from ..config.options import DEVELOPMENT, environment_meant
 from ..console.token_keeper import AdminToken
 from ..events import Event
 from ..runtime import Runtime, Started
+from ..storage.data_directory import keep_files_private
 from ..storage.schema import DATABASE_NAME
 from ..webhooks import HandlerRegistry
 from ..webhooks.sender import own_url
@@ -47,6 +49,7 @@ def dev(arguments: Namespace) -> int:
         SdkError: it could not start.
     """
     _refuse_another_environment(arguments)
+    keep_files_private()
     arguments.development = True
     loaded = read(arguments, defaults=_DEFAULTS)
     begin_logs(loaded)
@@ -124,7 +127,7 @@ def _admin_rows(started: Started, token: AdminToken | None) -> dict[str, str]:
 def _refuse_another_environment(arguments: Namespace) -> None:
     for key, value in assignments(arguments.set).items():
         is_environment = split_mapping_key(key)[-1].casefold() == "environment"
-        if is_environment and value.casefold() != "development":
+        if is_environment and environment_meant(value) != DEVELOPMENT:
             raise UsageError(
                 f"--set {key}: 'dev' is the Development environment; 'run' takes another one"
             )

@@ -122,7 +122,12 @@ async def _examine(
         ("disk", _threaded(look_at_disk)),
         ("tenants", look_at_tenants),
         ("notifications", look_at_notifications),
-        ("replication", _threaded(partial(check_replication, settings, os.environ))),
+        (
+            "replication",
+            _threaded(
+                partial(check_replication, settings, os.environ, may_run=bool(arguments.config))
+            ),
+        ),
     ]
     with trio.move_on_after(TOTAL_SECONDS) as scope:
         async with trio.open_nursery() as nursery:

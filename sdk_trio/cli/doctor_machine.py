@@ -11,11 +11,13 @@ from pathlib import Path
 
 from ..config import Loaded, Secret, Settings, StorageBackend
 from ..config.choices import ReplicaTargetType
+from ..config.ownership import user_name
 from ..config.table import table
 from ..console.token_keeper import TOKEN_NAME
 from ..errors import OptionsValidationError
 from ..runtime.limits import Limits
 from ..runtime.listener import RESERVED_DESCRIPTORS, descriptor_limit
+from ..storage.data_directory import exposure
 from .certificate_examiner import OutsideItsTimeError, valid_until
 from .doctor_findings import Report
 from .presence import NobodyThereError, find
@@ -38,8 +40,6 @@ _DAY_SECONDS = 86_400
 _CLOCK_ERROR = 5
 #: More than the struct of any Linux.
 _TIMEX_BYTES = 512
-
-_GROUP_OR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 #: The binary of a replicator that dies of SIGHUP; Linux cuts process names at 15 characters.
 _DIES_OF_HANGUP = "litestream"
@@ -108,13 +108,10 @@ def _check_data_directory(directory: Path, report: Report) -> None:
             "give it to the user of the receiver; run doctor as that user",
         )
         return
-    mode = stat.S_IMODE(directory.stat().st_mode)
-    if mode & _GROUP_OR_OTHERS:
-        report.warning(
-            where,
-            f"other users may enter it (mode {mode:04o}), and it holds what customers bought",
-            f"chmod 0700 {directory.absolute()}",
-        )
+    fault = exposure(directory)
+    if fault is not None:
+        what, _, remedy = fault.partition(": ")
+        report.problem(where, f"the receiver does not start: it {what}", remedy)
     else:
         report.ok(where, "this user alone reads and writes it")
     # What commands have made as another user, such as root, the receiver cannot open.
@@ -152,9 +149,17 @@ def _secret_files(loaded: Loaded, settings: Settings) -> list[tuple[str, str]]:
 
 
 def _check_secret_file(key: str, file: Path, report: Report) -> None:
-    mode = stat.S_IMODE(file.stat().st_mode)
+    status = file.stat()
+    mode = stat.S_IMODE(status.st_mode)
     where = f"{key} ({file})"
-    if mode & stat.S_IRWXO:
+    if status.st_uid not in (os.geteuid(), 0):
+        report.problem(
+            where,
+            f"it belongs to the user {user_name(status.st_uid)}, who knows the secret and can "
+            "change it",
+            "give it to the user of the receiver, or make another secret; run doctor as that user",
+        )
+    elif mode & stat.S_IRWXO:
         report.problem(
             where,
             f"every user of this machine may read the secret in it (mode {mode:04o})",
@@ -278,8 +283,15 @@ def check_clock(report: Report) -> None:
         report.ok(where, "the kernel says that it is kept right by NTP or the like")
 
 
-def check_replication(settings: Settings, environ: Mapping[str, str], report: Report) -> None:
-    """Say which replicator would run, and whether the process to be signalled survives it."""
+def check_replication(
+    settings: Settings, environ: Mapping[str, str], report: Report, *, may_run: bool
+) -> None:
+    """Say which replicator would run, and whether the process to be signalled survives it.
+
+    Args:
+        may_run: the files of the settings were named, so the binary that they name may be asked
+            for its version; a diagnosis executes nothing that a mere directory says.
+    """
     options = settings.multi_tenant.file_db.replication
     if not options.use_replication:
         report.note(f"{REPLICATION}:UseReplication", "false: nothing is replicated")
@@ -294,6 +306,11 @@ def check_replication(settings: Settings, environ: Mapping[str, str], report: Re
         else:
             # The process that replicates may be another user's, with a binary of its own.
             report.warning(where, f"{what}: 'replication verify' and 'restore' need it", remedy)
+    elif options.replicator_path and not may_run:
+        report.ok(
+            f"{REPLICATION}:ReplicatorPath",
+            f"{binary}; it was not asked for its version, because no file was named with --config",
+        )
     else:
         report.ok(f"{REPLICATION}:ReplicatorPath", f"{binary}, version {_version_of(binary)}")
     if options.supervise:
@@ -306,9 +323,9 @@ def _find_binary(environ: Mapping[str, str]) -> str | None:
     import sys
 
     beside = Path(sys.executable).parent
-    return shutil.which(
-        _DIES_OF_HANGUP, path=os.pathsep.join([str(beside), environ.get("PATH", "")])
-    )
+    # An empty or relative part of PATH stands for the working directory.
+    parts = filter(os.path.isabs, environ.get("PATH", "").split(os.pathsep))
+    return shutil.which(_DIES_OF_HANGUP, path=os.pathsep.join([str(beside), *parts]))
 
 
 def _version_of(binary: str) -> str:

@@ -15,6 +15,7 @@ from ..client.proxy import URL_KEY as PROXY_URL
 from ..client.proxy import Proxy, ignored_variable, proxy_of
 from ..client.transport import tls_context
 from ..config import Settings
+from ..config.choices import ForwardedHeaders
 from ..errors import OptionsValidationError
 from ..runtime.reconciliation import has_path
 from ..webhooks.peers import TrustedProxies
@@ -77,9 +78,13 @@ def _as_a_proxy(settings: Settings, presence: Presence) -> dict[str, str]:
     trusted = settings.server.trusted_proxies
     host = "" if unix else (urlsplit(presence.url).hostname or "")
     # The pipeline's own judgement, so that what it believes is what is sent.
-    headers = [(b"x-forwarded-proto", b"https")]
-    origin = TrustedProxies(trusted).resolve(None if unix else host, "http", headers)
-    return {"x-forwarded-proto": "https"} if origin.secure else {}
+    family = settings.server.forwarded_headers
+    name, value = "x-forwarded-proto", "https"
+    if family is ForwardedHeaders.FORWARDED:
+        name, value = "forwarded", "proto=https"
+    headers = [(name.encode(), value.encode())]
+    origin = TrustedProxies(trusted, family).resolve(None if unix else host, "http", headers)
+    return {name: value} if origin.secure else {}
 
 
 def _explain(status: int, where: str, settings: Settings, report: Report) -> None:

@@ -14,6 +14,7 @@ from ..config import (
     unmet_needs,
 )
 from ..config.choices import Mode
+from ..config.exposure import is_wide
 from ..config.secrets import HMAC_PREFIX, PRIVATE_KEY_PREFIX, PUBLIC_KEY_PREFIX
 from ..errors import Problem
 from ..webhooks.peers import UNIX
@@ -26,9 +27,6 @@ BIND = "Sdk:Server:Bind"
 
 #: How the upstream's access tokens begin, whichever kind they are.
 _TOKEN_PREFIXES = ("polar_oat_", "polar_pat_", "polar_at_")
-
-#: Blocks larger than this hold strangers: /8 of IPv4, /32 of IPv6.
-_WIDEST = {4: 8, 6: 32}
 
 _SET_ALL_HEADERS = (
     "let it set or remove all of X-Forwarded-For, X-Forwarded-Proto and Forwarded; "
@@ -168,15 +166,8 @@ def _check_reachable(address: str, trusted: tuple[str, ...], report: Report) -> 
 
 
 def _check_trust(trusted: tuple[str, ...], report: Report) -> None:
-    wide = [entry for entry in trusted if entry != UNIX and _is_wide(entry)]
-    for entry in wide:
-        report.problem(
-            TRUSTED_PROXIES,
-            f"{entry} holds strangers, whose forwarding headers are believed: they choose the "
-            "address and the scheme that they are taken for",
-            "name the proxies' own addresses",
-        )
-    if not wide:
+    # What holds strangers is told with the settings.
+    if not any(map(is_wide, trusted)):
         report.note(
             TRUSTED_PROXIES,
             f"{', '.join(trusted)}: what such a peer lets through untouched counts as its own word",
@@ -226,11 +217,6 @@ def _covers(entries: tuple[str, ...], host: str) -> bool:
 def _holds(entry: str, host: str) -> bool:
     network, address = ip_network(entry, strict=False), ip_address(host)
     return network.version == address.version and address in network
-
-
-def _is_wide(entry: str) -> bool:
-    network = ip_network(entry, strict=False)
-    return network.prefixlen < _WIDEST[network.version]
 
 
 def check_handlers(

@@ -10,6 +10,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from urllib.parse import urlsplit
 
 from ..config import Settings
+from ..config.forms import split_unix
 from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, SdkError
 from ..webhooks.sender import own_url
 from .printer import print_text
@@ -49,7 +50,9 @@ def _admin_address(settings: Settings) -> str:
         raise UsageError("Sdk:Admin:Enabled is false: there is no admin address to ask")
     if admin.bind.startswith("fd:") or admin.bind.endswith(":0"):
         raise UsageError(f"Sdk:Admin:Bind {admin.bind} says no address: give it with --url")
-    return admin.bind if admin.bind.startswith("unix:") else f"http://{admin.bind}"
+    if admin.bind.startswith("unix:"):
+        return f"unix:{split_unix(admin.bind)[0]}"
+    return f"http://{admin.bind}"
 
 
 def _ask(url: str, path: str) -> int:

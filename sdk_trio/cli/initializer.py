@@ -35,6 +35,8 @@ def init(arguments: Namespace) -> int:
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in FILES.items():
             (directory / name).write_text(content, encoding="utf-8")
+            # Settings of the working directory are not read where others can write them.
+            (directory / name).chmod((directory / name).stat().st_mode & ~0o022)
             print_text(str(directory / name))
         if _complete_gitignore(directory / ".gitignore"):
             print_text(str(directory / ".gitignore"))

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from ..errors import EXIT_UNAVAILABLE, SdkError
+from ..storage.data_directory import read_private, write_private
 
 FILE_NAME = "runtime.json"
 
@@ -42,10 +43,7 @@ class Presence:
 def announced(directory: str | os.PathLike[str], presence: Presence) -> Iterator[None]:
     """Keep the file for the length of the block; its directory exists."""
     file = Path(directory) / FILE_NAME
-    temporary = file.with_name(f"{FILE_NAME}.{presence.pid}")
-    temporary.write_text(json.dumps(attrs.asdict(presence)) + "\n", encoding="utf-8")
-    temporary.chmod(0o600)
-    temporary.replace(file)
+    write_private(file, json.dumps(attrs.asdict(presence)) + "\n")
     try:
         yield
     finally:
@@ -61,7 +59,7 @@ def find(directory: str | os.PathLike[str]) -> Presence:
     """
     file = Path(directory) / FILE_NAME
     try:
-        presence = _presence(json.loads(file.read_bytes()))
+        presence = _presence(json.loads(read_private(file)))
     except FileNotFoundError:
         raise NobodyThereError(
             f"no receiver is running on the data directory {file.parent.absolute()}: start one "

@@ -13,7 +13,7 @@ from ..errors import OptionsValidationError, Problem
 from ..replication.binary_finder import find_replicator
 from ..replication.pid_file_writer import hold_pid_file
 from ..replication.supervisor import Supervisor
-from ..storage.data_directory import create_data_directory
+from ..storage.data_directory import create_data_directory, keep_files_private
 from ..tenants.database_opener import databases_directory
 from .daemon import begin_logs
 from .settings_reader import read
@@ -30,6 +30,7 @@ def run_replicator(arguments: Namespace) -> int:
     Raises:
         SdkError: it could not start.
     """
+    keep_files_private()
     loaded = read(arguments)
     settings = require_replication(loaded.require())
     begin_logs(loaded)

@@ -79,19 +79,22 @@ def read_dev_secret(directory: str) -> Secret | None:
     Raises:
         NoSecretError: the file cannot be read or holds no secret.
     """
+    from ..storage.data_directory import read_private  # brings trio, which sign does without
+
     file = Path(directory) / DEV_SECRET_NAME
     try:
-        text = file.read_text(encoding="utf-8").strip()
+        text = read_private(file).strip()
         parse_secret(text, KeyDerivation.STANDARD)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise NoSecretError(f"{file.absolute()} cannot be read: {error.strerror}") from error
+        reason = error.strerror or error
+        raise NoSecretError(f"{file.absolute()} cannot be read: {reason}") from error
     except ValueError:
         raise NoSecretError(
             f"{file.absolute()} holds no webhook secret: delete it, 'dev' generates another one"
         ) from None
-    return Secret(text)
+    return Secret(text, made_for_tests=True)
 
 
 def provide_dev_secret(directory: str) -> Secret:
@@ -114,4 +117,4 @@ def provide_dev_secret(directory: str) -> Secret:
             f"{file.absolute()} cannot be written ({error.strerror}): make the data directory "
             "writable, or set Sdk:Storage:Path to one that is"
         ) from error
-    return Secret(text)
+    return Secret(text, made_for_tests=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..config import Loaded, Secret, Settings, read_settings
 from ..config.layers import below_root, split_mapping_key
+from ..config.options import DEVELOPMENT, environment_meant
 from ..config.table import Setting, by_folded_path, fold
 from .usage import UsageError
 
@@ -34,8 +35,7 @@ def read(
     loaded = read_settings(
         *arguments.config, overrides={**own, **given}, standalone=standalone, receiver=receiver
     )
-    if loaded.settings is not None:
-        arguments.development = loaded.settings.is_development
+    arguments.development = loaded.is_development
     return loaded
 
 
@@ -89,7 +89,7 @@ def is_development(arguments: Namespace) -> bool:
         key, _, value = text.partition("=")
         if _folded(key) == ("environment",):
             chosen = value
-    return chosen.casefold() == "development"
+    return environment_meant(chosen) == DEVELOPMENT
 
 
 def _folded(key: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import uuid
 from argparse import Namespace
 
 from ..config import Settings
+from ..config.forms import split_unix
 from ..webhooks.signature import NEW_SECRET_BYTES, new_secret, sign
 from .file_reader import read_bytes
 from .moments import parse_count, parse_moment
@@ -72,7 +73,7 @@ def _curl(settings: Settings, headers: dict[str, str], file: str) -> str:
     path = settings.webhooks.path
     target = ["--url", f"{scheme}://{_ANYWHERE.get(host, host)}:{port}{path}"]
     if server.bind[0].startswith("unix:"):
-        socket_path = server.bind[0].removeprefix("unix:")
+        socket_path, _ = split_unix(server.bind[0])
         target = ["--unix-socket", socket_path, "--url", f"http://localhost{path}"]
     elif server.bind[0].startswith("fd:"):
         target = ["--url", f"{scheme}://127.0.0.1:8080{path}"]

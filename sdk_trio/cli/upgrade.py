@@ -15,7 +15,7 @@ from .. import logs
 from ..config import Settings, StorageBackend
 from ..errors import StoreUnavailableError, TenantsDisabledError
 from ..storage import open_store
-from ..storage.data_directory import lock_data_directory
+from ..storage.data_directory import keep_files_private, lock_data_directory
 from ..storage.schema import DATABASE_NAME
 from ..tenants.service import TenantService
 from ..tenants.upgrade import (
@@ -43,6 +43,7 @@ def run_upgrade(arguments: Namespace) -> int:
         StoreLockedError: a runtime works on the data directory, so nothing is quiet.
         UpgradeError: it could not be finished; the next run goes on from there.
     """
+    keep_files_private()
     settings = load(arguments)
     require_tenants(settings)
     host = HostUpgrade()

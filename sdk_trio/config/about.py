@@ -27,7 +27,7 @@ class Form(enum.Enum):
     EMAIL = "email address"
     HEADER_TEXT = "one line without control characters"
     HOST = "host name without a port"
-    BIND = "HOST:PORT, [IPv6]:PORT, unix:PATH, fd:N or fd:NAME"
+    BIND = "HOST:PORT, [IPv6]:PORT, unix:PATH, unix:PATH?mode=0660, fd:N or fd:NAME"
     CIDR = "CIDR block or address"
     PROXY = "CIDR block, address, or unix"
     ABSOLUTE_PATH = "absolute path"
@@ -43,6 +43,7 @@ class About:
     ``required`` means that it may not be blank while its section is in use. ``key`` replaces the
     name that is derived from the attribute. ``default_note`` says what a null default stands for.
     ``live`` means that a reload puts a change into force; others wait for the next start.
+    ``masked`` means a URL whose path lets whoever knows it send: no more than its host is shown.
     """
 
     doc: str
@@ -55,6 +56,7 @@ class About:
     key: str | None = None
     default_note: str | None = None
     live: bool = False
+    masked: bool = False
 
 
 def about(doc: str, source: str, **details: Any) -> dict[str, About]:

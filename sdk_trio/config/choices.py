@@ -33,6 +33,17 @@ class KeyDerivation(enum.StrEnum):
     """The UTF-8 bytes of the whole text, its prefix included."""
 
 
+class ForwardedHeaders(enum.StrEnum):
+    """Which family of forwarding headers a trusted proxy sets."""
+
+    AUTO = "Auto"
+    """Either of the two below; where both came, they must agree."""
+    FORWARDED = "Forwarded"
+    """``Forwarded`` alone (RFC 7239)."""
+    X_FORWARDED = "XForwarded"
+    """``X-Forwarded-For`` and ``X-Forwarded-Proto`` alone."""
+
+
 class StorageBackend(enum.StrEnum):
     """Where the inbox is kept (contracts 2)."""
 

@@ -45,6 +45,8 @@ def coerce(setting: Setting, value: Any) -> Any:
             return None
         if setting.kind is not Secret and isinstance(value, str) and not value.strip():
             return None
+    if setting.kind is Secret and isinstance(value, Secret):
+        return value
     if setting.kind is Secret or setting.kind is str:
         text = _text(value)
         return Secret(text) if setting.kind is Secret else text

@@ -7,7 +7,8 @@ from typing import Any
 import attrs
 
 from .options import Settings
-from .table import table
+from .secret import MASK
+from .table import Setting, table
 from .timespan import format_timespan
 
 DEFAULT_ORIGIN = "default"
@@ -31,9 +32,21 @@ def describe(settings: Settings, origins: Mapping[str, str] | None = None) -> tu
     """
     known = origins or {}
     return tuple(
-        Row(setting.key, shown_value(setting.of(settings)), known.get(setting.key, DEFAULT_ORIGIN))
+        Row(setting.key, _shown(setting, settings), known.get(setting.key, DEFAULT_ORIGIN))
         for setting in table()
     )
+
+
+def _shown(setting: Setting, settings: Settings) -> str:
+    value = setting.of(settings)
+    return masked_url(value) if setting.about.masked and value else shown_value(value)
+
+
+def masked_url(url: str) -> str:
+    """Return a URL with no more of it than its scheme and host: the rest may be a credential."""
+    scheme, separator, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host}{slash}{MASK if path else ''}" if separator else MASK
 
 
 def shown_value(value: Any) -> str:

@@ -15,6 +15,10 @@ from .about import Form
 #: The kernel's limit of a Unix socket's address, without the closing NUL.
 UNIX_PATH_BYTES = 107
 
+_SOCKET_MODE = "?mode="
+#: Who may connect to a socket: this user, its group as well, or every user of the machine.
+SOCKET_MODES = ("0600", "0660", "0666")
+
 #: The longest name that can be looked up, its last dot included (RFC 1035).
 HOST_BYTES = 254
 
@@ -166,7 +170,7 @@ def _absolute_path(text: str) -> str | None:
 
 def _bind(text: str) -> str | None:
     if text.startswith("unix:"):
-        return _unix_path(text.removeprefix("unix:"))
+        return _unix_path(*split_unix(text))
     if text.startswith("fd:"):
         valid = _DESCRIPTOR.fullmatch(text.removeprefix("fd:"))
         return None if valid else "must be fd: and the number or the name of an inherited socket"
@@ -186,7 +190,15 @@ def _host(text: str) -> str | None:
     return None if _HOST.fullmatch(text) else "must be a host name, without a port"
 
 
-def _unix_path(path: str) -> str | None:
+def split_unix(address: str) -> tuple[str, str]:
+    """Return the path of ``unix:PATH?mode=0660``, and the mode as it is written: usually 0600."""
+    path, asked, mode = address.removeprefix("unix:").partition(_SOCKET_MODE)
+    return path, mode if asked else "0600"
+
+
+def _unix_path(path: str, mode: str) -> str | None:
+    if mode not in SOCKET_MODES:
+        return f"has a mode that is none of {', '.join(SOCKET_MODES)}"
     if not path or "\0" in path:
         return "must have a path after unix:"
     if len(path.encode(errors="surrogateescape")) > UNIX_PATH_BYTES:

@@ -7,6 +7,7 @@ from .options import Settings
 from .table import Setting, full_key, table
 
 REPLICATION = full_key(("MultiTenant", "FileDb", "Replication"))
+SIMULATOR = full_key(("Simulator",))
 NOTIFICATIONS = full_key(("MultiTenant", "Notifications"))
 UPGRADE = full_key(("MultiTenant", "SingleTenantUpgrade"))
 
@@ -49,7 +50,7 @@ def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
     notifications = settings.multi_tenant.notifications
     channels = notifications.enabled_channels
     upgrade = settings.multi_tenant.single_tenant_upgrade
-    prefixes: list[str] = []
+    prefixes: list[str] = [] if settings.is_development else [SIMULATOR]
     if not replication.use_replication:
         prefixes.append(REPLICATION)
     prefixes += [

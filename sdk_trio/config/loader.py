@@ -14,12 +14,14 @@ import attrs
 from ..errors import OptionsValidationError, Problem
 from .about import Form
 from .binding import bind
+from .exposure import admin_token_findings
 from .forms import check_form
 from .gates import is_unused
 from .layers import Layer, read_section
-from .options import DEVELOPMENT, Settings
+from .options import DEVELOPMENT, Settings, environment_meant
 from .prober import probe
 from .rules import USUAL_ENVIRONMENTS, check
+from .secret import Secret
 from .sources import (
     CREDENTIALS_DIRECTORY_VARIABLE,
     read_directory,
@@ -44,7 +46,8 @@ class Loaded:
 
     ``settings`` is None when there are ``problems``. ``origins`` holds, for each full key that
     some source gave (items of lists included), the file, variable or argument it came from.
-    ``files`` are the files of settings that were there, key files aside.
+    ``files`` are the files of settings that were there, key files aside. ``is_development`` is
+    known with problems, too.
     """
 
     settings: Settings | None
@@ -52,6 +55,7 @@ class Loaded:
     warnings: tuple[Problem, ...]
     origins: Mapping[str, str]
     files: tuple[str, ...] = ()
+    is_development: bool = False
 
     def require(self) -> Settings:
         """Return the settings.
@@ -148,12 +152,13 @@ def _layers(
         read_overrides(overrides),
     ]
     paths = files or tuple(directory / name for name in DEFAULT_FILES)
-    bases = {path: read_file(path, optional=not files) for path in paths}
+    named = bool(files)
+    bases = {path: read_file(path, optional=not named, named=named) for path in paths}
     environment = _environment_name([*bases.values(), *above_files])
     below = [read_state_directory(environ)]
     for path in paths:
         sibling = path.with_name(f"{path.stem}.{environment}{path.suffix}")
-        below += [bases[path], read_file(sibling, optional=True)]
+        below += [bases[path], read_file(sibling, optional=True, named=named)]
     if environment == DEVELOPMENT:
         below.append(read_dotenv(directory / ".env"))
     return [*below, *above_files]
@@ -169,7 +174,7 @@ def _environment_name(layers: Iterable[Layer]) -> str:
     if check_form(Form.ENVIRONMENT_NAME, name, development=False):
         return Settings().environment  # no part of a file name; the rules report it
     usual = {known.casefold(): known for known in USUAL_ENVIRONMENTS}
-    return usual.get(name.casefold(), name)
+    return environment_meant(name) or usual.get(name.casefold(), name)
 
 
 def _validated(
@@ -181,24 +186,42 @@ def _validated(
 ) -> Loaded:
     """Bind, check and, with ``environ``, probe."""
     bound = bind(layers)
+    settings = bound.settings if environ is None else _with_simulator(bound.settings, environ)
     invalid = frozenset(problem.key for problem in bound.problems)
-    problems = [p for p in bound.problems if not is_unused(p.key, bound.settings, invalid)]
-    findings = check(bound.settings, standalone=standalone, receiver=receiver, invalid=invalid)
+    problems = [p for p in bound.problems if not is_unused(p.key, settings, invalid)]
+    findings = check(settings, standalone=standalone, receiver=receiver, invalid=invalid)
     warnings = [*bound.warnings, *findings.warnings]
     # What a source that could not be read would have set, nobody can call missing.
     unread = ROOT in invalid
     problems += [p for p in findings.problems if not unread or p.key in bound.origins]
+    if environ is not None:
+        token = environ.get(settings.admin.token_env_var, "").strip()
+        weak, doubtful = admin_token_findings(settings, token)
+        problems += [weak] if weak and receiver else []
+        warnings += [doubtful] if doubtful and receiver else []
     if not problems and environ is not None:
-        probed = probe(bound.settings, environ)
+        probed = probe(settings, environ)
         problems += probed.problems
         warnings += probed.warnings
     return Loaded(
-        settings=None if problems else bound.settings,
+        settings=None if problems else settings,
         problems=_located(problems, bound.origins),
         warnings=_located(warnings, bound.origins),
         origins=bound.origins,
         files=tuple(layer.file for layer in layers if layer.file is not None),
+        is_development=settings.is_development,
     )
+
+
+def _with_simulator(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """Return settings whose receiver accepts what the simulator signs, in Development alone."""
+    name = settings.simulator.secret_env_var
+    text = environ.get(name, "").strip() if name and settings.is_development else ""
+    if not text:
+        return settings
+    webhooks = settings.webhooks
+    secrets = (*webhooks.secrets, Secret(text, made_for_tests=True))
+    return attrs.evolve(settings, webhooks=attrs.evolve(webhooks, secrets=secrets))
 
 
 def _located(problems: Iterable[Problem], origins: Mapping[str, str]) -> tuple[Problem, ...]:

@@ -109,7 +109,11 @@ class WebhookChannelOptions:
     url: str = attrs.field(
         default="",
         metadata=about(
-            "Receives the JSON payload by POST.", "spec 2.9", form=Form.HTTPS_URL, required=True
+            "Receives the JSON payload by POST.",
+            "spec 2.9",
+            form=Form.HTTPS_URL,
+            required=True,
+            masked=True,
         ),
     )
     signing_secret_env_var: str = attrs.field(

@@ -16,6 +16,7 @@ from .choices import (
     ApiVersionStrictness,
     DefaultTenantStrategy,
     EmailProvider,
+    ForwardedHeaders,
     KeyDerivation,
     LogFormat,
     LogLevel,
@@ -58,12 +59,30 @@ from .tenant_options import (
     SingleTenantUpgradeOptions,
     TenantStatusOptions,
 )
-from .webhooks_options import QueueOptions, ReconciliationOptions, WebhooksOptions
+from .webhooks_options import (
+    QueueOptions,
+    ReconciliationOptions,
+    SimulatorOptions,
+    WebhooksOptions,
+)
 
 #: The upstream API's schema version that this release was written against (spec 9).
 BUNDLED_API_VERSION = "2026-04-01"
 
 DEVELOPMENT = "Development"
+PRODUCTION = "Production"
+
+_ENVIRONMENTS = {
+    "dev": DEVELOPMENT,
+    "development": DEVELOPMENT,
+    "prod": PRODUCTION,
+    "production": PRODUCTION,
+}
+
+
+def environment_meant(name: str) -> str | None:
+    """Return ``Development`` or ``Production`` for their usual spellings, else None."""
+    return _ENVIRONMENTS.get(name.casefold())
 
 
 @attrs.frozen(kw_only=True)
@@ -140,10 +159,10 @@ class Settings:
         ),
     )
     environment: str = attrs.field(
-        default="Production",
+        default=PRODUCTION,
         metadata=about(
-            "Development shows full exception detail at start-up and maps the simulator; also "
-            "from SDK_ENVIRONMENT.",
+            "Development (or dev) shows full exception detail at start-up and maps the simulator; "
+            "every other name counts as Production. Also from SDK_ENVIRONMENT.",
             "contracts 2",
             form=Form.ENVIRONMENT_NAME,
             required=True,
@@ -153,6 +172,7 @@ class Settings:
     resilience: ResilienceOptions = attrs.field(factory=ResilienceOptions)
     connection: ConnectionOptions = attrs.field(factory=ConnectionOptions)
     webhooks: WebhooksOptions = attrs.field(factory=WebhooksOptions)
+    simulator: SimulatorOptions = attrs.field(factory=SimulatorOptions)
     server: ServerOptions = attrs.field(factory=ServerOptions)
     admin: AdminOptions = attrs.field(factory=AdminOptions)
     relay: RelayOptions = attrs.field(factory=RelayOptions)
@@ -162,8 +182,8 @@ class Settings:
 
     @property
     def is_development(self) -> bool:
-        """Return whether Environment is ``Development``, in any case."""
-        return self.environment.casefold() == DEVELOPMENT.casefold()
+        """Return whether Environment is ``Development`` or ``dev``, in any case."""
+        return environment_meant(self.environment) == DEVELOPMENT
 
     @property
     def has_access_token(self) -> bool:
@@ -204,6 +224,8 @@ class Settings:
 __all__ = [
     "BUNDLED_API_VERSION",
     "DEVELOPMENT",
+    "PRODUCTION",
+    "environment_meant",
     "Settings",
     "Secret",
     # sections
@@ -215,6 +237,7 @@ __all__ = [
     "RelayOptions",
     "ResilienceOptions",
     "ServerOptions",
+    "SimulatorOptions",
     "StorageOptions",
     "UpstreamOptions",
     "WebhooksOptions",
@@ -242,6 +265,7 @@ __all__ = [
     "ApiVersionStrictness",
     "DefaultTenantStrategy",
     "EmailProvider",
+    "ForwardedHeaders",
     "KeyDerivation",
     "LogFormat",
     "LogLevel",

@@ -161,6 +161,8 @@ def _variables(settings: Settings, environ: Mapping[str, str]) -> Iterator[Probl
     for setting in used_settings(settings):
         if setting.about.form is Form.ENV_VAR and setting.key not in optional:
             name = setting.of(settings)
+            if name is None:
+                continue
             value = environ.get(name)
             if not value:
                 yield Problem(setting.key, f"names the variable {name}, which is not set: set it")

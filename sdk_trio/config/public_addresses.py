@@ -6,6 +6,7 @@ way to write an IPv4 address of these in IPv6.
 """
 
 import ipaddress
+import re
 from urllib.parse import urlsplit
 
 #: IPv4 addresses in IPv6 notation that a translator of the network (NAT64) connects to.
@@ -80,6 +81,35 @@ def names_local_address(url: str) -> bool:
     except ValueError:
         return False
     return not is_public(host)
+
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::[0-9]{1,5})?")
+
+
+def host_name(host: str) -> str:
+    """Return the name of a ``Host`` header or authority, without its port; empty if malformed."""
+    match = _HOST.fullmatch(host.partition("/")[0].strip())
+    return match[1].casefold().rstrip(".") if match else ""
+
+
+def is_loopback(name: str) -> bool:
+    """Say whether a host is this machine for itself: a loopback address, or ``localhost``."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def is_local_bind(address: str) -> bool:
+    """Say whether an address of a setting is open to this machine alone, as far as it tells.
+
+    Of ``fd:`` only the service manager knows.
+    """
+    return address.startswith(("unix:", "fd:")) or is_loopback(host_name(address))
 
 
 def _is_public_v4(address: ipaddress.IPv4Address) -> bool:

@@ -13,9 +13,10 @@ import attrs
 from .availability import missing_parts
 from .choices import StorageBackend
 from .describe import shown_value
+from .exposure import LEAST_TOKEN_CHARACTERS
 from .options import BUNDLED_API_VERSION, Settings
 from .secret import Secret
-from .secrets import MINIMUM_KEY_BYTES
+from .secrets import ISSUED_KEY_BYTES, MINIMUM_KEY_BYTES
 from .table import GREATEST_INT, Setting, full_key, table
 
 _INTRODUCTION = f"""\
@@ -36,8 +37,10 @@ Later sources win:
 1. the defaults below; `Storage:Path` also from `STATE_DIRECTORY`, the first of its directories;
 2. the files that were named with `--config`, JSON or TOML, in their order; without any,
    `appsettings.json` and then `sdk.toml` of the working directory, where they exist. Each file is
-   followed by its sibling for the environment: `appsettings.Production.json`;
-3. `.env` of the working directory, in Development only;
+   followed by its sibling for the environment: `appsettings.Production.json`. A file that nobody
+   named has to belong to this user or root, and nobody else may write it (a group of the owner's
+   own aside): else every command ends with 78 and says whose it is;
+3. `.env` of the working directory, in Development only, and only if it is this user's, too;
 4. directories with one file per key: `/run/secrets`, then `$CREDENTIALS_DIRECTORY`. A file is named
    like `Sdk__Webhooks__Secret`; one line break at its end does not count;
 5. `SDK_ENVIRONMENT` (for `Environment` alone), then variables such as `SDK__WEBHOOKS__PATH`;
@@ -64,10 +67,30 @@ An empty text stands for null where null is allowed, except for secrets. Time sp
 `Secret` and `Secrets` are combined, `Secret` first. A secret is `whsec_` and base64, `whpk_` and
 the base64 of an ed25519 public key, or any text that the upstream signs with. These end the
 start-up, with the key of the secret and never its text: empty or blank, white space or a line
-break at an end, a prefix alone, two prefixes, a private key (`whsk_`), fewer than
-{MINIMUM_KEY_BYTES} bytes of key (without the prefix), and under `KeyDerivation` `Standard` what is
-not base64. Under `Auto` such a text is used as it is. A secret without a prefix and a secret given
-twice are warnings.
+break at an end, a quote at both ends, a prefix alone or in capitals, two prefixes, a private key
+(`whsk_`), fewer than {MINIMUM_KEY_BYTES} bytes of key (without the prefix), a public key without
+its prefix or one that nobody can own (of small order), and under `KeyDerivation` `Standard` what
+is not base64. Under `Auto` such a text is used as it is. A secret without a prefix, one with fewer
+than {ISSUED_KEY_BYTES} bytes of key, and one given twice are warnings.
+
+A secret that everybody can know ends the start-up, but for Development, where it is a warning: the
+examples of Standard Webhooks' documentation, and keys of equal, repeated or counting bytes.
+
+A bare base64 text of 32 bytes may be a shared secret or a public key. If these bytes are a point
+that a public key can be (one random secret in sixteen is), it is refused: write `whsec_` or `whpk_`
+before it, or set `KeyDerivation` to `Utf8`.
+
+## What opens it to others
+
+These are warnings, in the log of `run`, in `config check` and in `doctor`: `RequireHttps` false, or
+Development, on an address that is not of this machine alone; an admin address that is not, as it
+speaks plain HTTP; `TrustedProxies` with a block larger than /8 (IPv6: /32); a socket with
+`?mode=0666`; a configured webhook secret in Development; an `Environment` that is neither
+`Development` (`dev`) nor `Production` (`prod`), and so counts as the latter.
+
+The value of `Admin:TokenEnvVar` has to have {LEAST_TOKEN_CHARACTERS} characters where the admin
+address can be reached from elsewhere: a shorter one ends the start-up, on this machine's own
+addresses it is a warning.
 
 The bundled API version is `{BUNDLED_API_VERSION}`.
 """

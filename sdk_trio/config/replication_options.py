@@ -213,6 +213,7 @@ class ReplicationOptions:
         metadata=about(
             "The replicator's binary.",
             "contracts 2",
+            form=Form.ABSOLUTE_PATH,
             default_note="beside the interpreter, then PATH",
         ),
     )

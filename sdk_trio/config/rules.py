@@ -11,19 +11,23 @@ from typing import Any
 import attrs
 
 from ..errors import Problem
+from .about import Form
 from .choices import ApiVersionStrictness, Mode
 from .client_options import ConnectionOptions
+from .exposure import exposure_warnings
 from .forms import check_form
-from .gates import is_below, used_settings
+from .gates import SIMULATOR, is_below, used_settings
 from .notification_rules import notification_warnings
-from .options import BUNDLED_API_VERSION, Settings
+from .options import BUNDLED_API_VERSION, Settings, environment_meant
 from .replication_rules import replication_problems, replication_warnings
 from .secret import Secret
-from .secrets import parse_secret
+from .secrets import QUOTED, is_quoted, parse_secret
 from .table import Setting, full_key
+from .webhooks_options import MOST_TOLERANCE
 
 ACCESS_TOKEN = full_key(("AccessToken",))
 WEBHOOK_SECRET = full_key(("Webhooks", "Secret"))
+SIMULATOR_SECRET = f"{SIMULATOR}:SecretEnvVar"
 
 #: Environments that people use; another name that is nearly one of them is probably a slip.
 USUAL_ENVIRONMENTS = ("Production", "Staging", "Development")
@@ -67,8 +71,10 @@ def check(
     problems += _queue_and_servers(settings)
     problems += _connection(settings.connection)
     problems += _reconciliation(settings, standalone=standalone)
+    problems += _replay_window(settings)
     warnings = [*_version(settings, ApiVersionStrictness.WARN), *secret_findings.warnings]
     warnings += _environment(settings)
+    warnings += exposure_warnings(settings)
     warnings += notification_warnings(settings.multi_tenant.notifications)
     if settings.multi_tenant.file_db.replication.use_replication:
         problems += replication_problems(settings)
@@ -135,6 +141,8 @@ def _core(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
                 "is required: set it through the variable SDK__ACCESSTOKEN or a secret store, or "
                 "run standalone, without the client (run --standalone)",
             )
+    elif is_quoted(token.reveal()):
+        yield Problem(ACCESS_TOKEN, QUOTED)
     elif not all("!" <= character <= "~" for character in token.reveal()):
         yield Problem(
             ACCESS_TOKEN,
@@ -150,6 +158,8 @@ def _version(settings: Settings, strictness: ApiVersionStrictness) -> Iterator[P
     """Speak of an ApiVersion that is not the bundled one, if that is how strict we are (spec 9)."""
     version = settings.api_version
     differs = version is not None and version != BUNDLED_API_VERSION
+    if version and check_form(Form.API_VERSION, version, development=False):
+        return  # it is no version at all, and is told as that
     if differs and settings.api_version_strictness is strictness:
         yield Problem(
             full_key(("ApiVersion",)),
@@ -160,13 +170,17 @@ def _version(settings: Settings, strictness: ApiVersionStrictness) -> Iterator[P
 
 def _environment(settings: Settings) -> Iterator[Problem]:
     name = settings.environment
-    if name.casefold() in {usual.casefold() for usual in USUAL_ENVIRONMENTS}:
+    if environment_meant(name) is not None:
         return
     import difflib  # on the path of an unusual name only
 
     meant = difflib.get_close_matches(name.title(), USUAL_ENVIRONMENTS, n=1, cutoff=0.8)
-    if meant:
-        yield Problem(full_key(("Environment",)), f"is unusual: did you mean {meant[0]}?")
+    near = f": did you mean {meant[0]}?" if meant and meant[0].casefold() != name.casefold() else ""
+    yield Problem(
+        full_key(("Environment",)),
+        "counts as Production, as every name but Development (or dev) does"
+        f"{near or ', which is right for a copy of it; only its files have names of their own'}",
+    )
 
 
 def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[str]) -> Findings:
@@ -182,8 +196,21 @@ def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[
             problems.append(Problem(key, str(error)))
             continue
         warnings += [Problem(key, warning) for warning in parsed.warnings]
+        if parsed.guessable is not None:
+            # To try things out an example serves; where money is, it is everybody's secret.
+            found = warnings if settings.is_development else problems
+            found.append(Problem(key, parsed.guessable))
         first = seen.setdefault(secret, key)
-        if first != key:
+        if first != key and key == SIMULATOR_SECRET:
+            problems.append(
+                Problem(
+                    key,
+                    f"names a variable with the secret of {first}, which is not for tests: what "
+                    "the simulator signs could be sent to whoever verifies with that; give it one "
+                    "of its own ('secrets new')",
+                )
+            )
+        elif first != key:
             warnings.append(Problem(key, f"is the same secret as {first}: remove one of them"))
     unread = any(key.startswith(WEBHOOK_SECRET) for key in invalid)
     # Tenants bring their own secrets.
@@ -203,7 +230,7 @@ def _keyed_secrets(settings: Settings) -> Iterator[tuple[str, Secret]]:
     if settings.webhooks.secret is not None:
         yield WEBHOOK_SECRET, settings.webhooks.secret
     for index, secret in enumerate(settings.webhooks.secrets):
-        yield f"{WEBHOOK_SECRET}s:{index}", secret
+        yield SIMULATOR_SECRET if secret.made_for_tests else f"{WEBHOOK_SECRET}s:{index}", secret
 
 
 def _queue_and_servers(settings: Settings) -> Iterator[Problem]:
@@ -271,6 +298,18 @@ def _covers(one: str, other: str) -> bool:
     hosts, ports = zip(*(text.rpartition(":")[::2] for text in (one, other)), strict=True)
     same_port = ports[0] == ports[1] != "0"
     return same_port and hosts[0] != hosts[1] and not {"0.0.0.0", "[::]"}.isdisjoint(hosts)
+
+
+def _replay_window(settings: Settings) -> Iterator[Problem]:
+    """Refuse a captured delivery that is still in time when its id has been forgotten."""
+    webhooks = settings.webhooks
+    if webhooks.dedup_retention_hours * 3600 <= webhooks.tolerance_seconds <= MOST_TOLERANCE:
+        yield Problem(
+            full_key(("Webhooks", "ToleranceSeconds")),
+            "must be less than DedupRetentionHours "
+            f"({webhooks.dedup_retention_hours}): a delivery that is sent again after its id has "
+            "been forgotten would be handled again",
+        )
 
 
 def _reconciliation(settings: Settings, *, standalone: bool) -> Iterator[Problem]:

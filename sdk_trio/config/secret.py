@@ -11,12 +11,16 @@ class Secret:
 
     Two secrets are equal when their texts are. Not for comparing what a sender claims: that takes
     a constant-time comparison of signatures.
+
+    ``made_for_tests`` marks a webhook secret with which no other installation verifies: the
+    simulator signs with no other.
     """
 
-    __slots__ = ("_text",)
+    __slots__ = ("_text", "made_for_tests")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, made_for_tests: bool = False) -> None:
         self._text = text
+        self.made_for_tests = made_for_tests
 
     def reveal(self) -> str:
         """Return the text; every call of this is a place where it could leak."""

@@ -5,10 +5,12 @@ Every error message here describes the secret and never quotes any part of it.
 
 import base64
 import binascii
+import itertools
 
 import attrs
 
 from .choices import KeyDerivation
+from .ed25519_point import is_forgeable, is_public_key
 
 HMAC_PREFIX = "whsec_"
 PUBLIC_KEY_PREFIX = "whpk_"
@@ -18,6 +20,29 @@ PRIVATE_KEY_PREFIX = "whsk_"
 MINIMUM_KEY_BYTES = 16
 ED25519_KEY_BYTES = 32
 
+#: The scheme issues 24 to 64 bytes (Standard Webhooks, "Signature scheme").
+ISSUED_KEY_BYTES = 24
+
+#: Printed in the documentation or the test vectors of Standard Webhooks and of its first service:
+#: everybody knows them. The last one is a public key, whose private half is printed beside it.
+_PUBLISHED = frozenset(
+    {
+        "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        "MfKQ9r8GKYqrTwUPD8ILPZIo2LaLaSw",
+        "C2FVsBQIhrscChlQIMV+b5sSYspob7oD",
+        "plJ3nmyCDGBKInavdOK15jsl",
+        "1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=",
+    }
+)
+
+#: Fewer different bytes than that are no key that chance has made: 16 random bytes have 15 or 16,
+#: 16 random decimal digits have 8.
+_FEWEST_DIFFERENT = 5
+
+#: What a public key begins with in the forms that other programs keep it in: base64 of DER, PEM,
+#: and the one of SSH.
+_PUBLIC_KEY_FORMS = ("MCowBQYDK2Vw", "-----BEGIN PUBLIC KEY", "ssh-ed25519 ")
+
 
 @attrs.frozen
 class ParsedSecret:
@@ -26,11 +51,26 @@ class ParsedSecret:
     ``hmac_keys`` are the candidates in the order in which they are tried, each with the
     derivation that made it (never ``AUTO``). ``ed25519_public_key`` is set for ``whpk_`` keys
     only, and then ``hmac_keys`` is empty. ``warnings`` are sentences for the operator.
+    ``guessable`` says why strangers can know the key, None where they cannot: nobody should use
+    such a secret outside of Development.
     """
 
     hmac_keys: tuple[tuple[KeyDerivation, bytes], ...] = attrs.field(repr=False)
     ed25519_public_key: bytes | None
     warnings: tuple[str, ...] = ()
+    guessable: str | None = None
+
+
+def is_quoted(text: str) -> bool:
+    """Say whether a text begins and ends with the same quote, which belonged to some syntax."""
+    return len(text) > 1 and text[0] == text[-1] and text[0] in "'\"`"
+
+
+#: What to say of such a text.
+QUOTED = (
+    "begins and ends with a quote, which would be part of the secret: remove both quotes (the "
+    "env files of containers and units keep them)"
+)
 
 
 def parse_secret(text: str, derivation: KeyDerivation) -> ParsedSecret:
@@ -65,6 +105,12 @@ def _check_text(text: str) -> None:
         raise ValueError("is empty: set the secret that the upstream issued, or remove the key")
     if text != text.strip():
         raise ValueError("begins or ends with white space or a line break: remove it")
+    if is_quoted(text):
+        raise ValueError(QUOTED)
+    for prefix in (HMAC_PREFIX, PUBLIC_KEY_PREFIX, PRIVATE_KEY_PREFIX):
+        if text[: len(prefix)].casefold() == prefix and not text.startswith(prefix):
+            # It would be taken for the text itself, and a public key is known to everybody.
+            raise ValueError(f"has its prefix in capitals: write {prefix}")
     if any(ord(character) < 32 or ord(character) == 127 for character in text):
         raise ValueError("holds a control character: copy the secret again")
     try:
@@ -81,7 +127,13 @@ def _public_key(encoded: str) -> ParsedSecret:
             f"must be base64 of a {ED25519_KEY_BYTES}-byte ed25519 public key after "
             f"{PUBLIC_KEY_PREFIX}: copy it again"
         )
-    return ParsedSecret(hmac_keys=(), ed25519_public_key=key)
+    if is_forgeable(key):
+        raise ValueError(
+            "is a key of ed25519 that nobody can own (no point of the curve, or one of small "
+            "order), so that everybody could sign for it: copy the public key again"
+        )
+    guessable = _PUBLISHED_REASON if _encoded(key) in _PUBLISHED else None
+    return ParsedSecret(hmac_keys=(), ed25519_public_key=key, guessable=guessable)
 
 
 def _hmac_keys(text: str, derivation: KeyDerivation) -> ParsedSecret:
@@ -91,6 +143,8 @@ def _hmac_keys(text: str, derivation: KeyDerivation) -> ParsedSecret:
         raise ValueError(f"is the prefix {HMAC_PREFIX} alone: copy the whole secret")
     if body.startswith((HMAC_PREFIX, PUBLIC_KEY_PREFIX, PRIVATE_KEY_PREFIX)):
         raise ValueError("has two prefixes: remove the first one")
+    if not prefixed:
+        _refuse_public_key(text, derivation)
     candidates: list[tuple[KeyDerivation, bytes]] = []
     if derivation is not KeyDerivation.UTF8:
         decoded = _standard_key(
@@ -102,10 +156,74 @@ def _hmac_keys(text: str, derivation: KeyDerivation) -> ParsedSecret:
         # The prefix is public, so it adds nothing to the strength of the key.
         _check_length(len(body.encode()), "has")
         candidates.append((KeyDerivation.UTF8, text.encode()))
-    warnings = (
-        () if prefixed else (f"does not begin with {HMAC_PREFIX}: check that it is complete",)
+    warnings = [] if prefixed else [f"does not begin with {HMAC_PREFIX}: check that it is complete"]
+    shortest = min(len(_without_prefix(key)) for _, key in candidates)
+    if shortest < ISSUED_KEY_BYTES:
+        warnings.append(
+            f"holds {shortest} bytes of key, and the scheme issues {ISSUED_KEY_BYTES} to 64: have "
+            "the upstream issue a longer one ('secrets new' makes one for services of your own)"
+        )
+    return ParsedSecret(
+        hmac_keys=tuple(candidates),
+        ed25519_public_key=None,
+        warnings=tuple(warnings),
+        guessable=_why_guessable(body, [key for _, key in candidates]),
     )
-    return ParsedSecret(hmac_keys=tuple(candidates), ed25519_public_key=None, warnings=warnings)
+
+
+def _refuse_public_key(text: str, derivation: KeyDerivation) -> None:
+    """Refuse a public key that lost its prefix: whoever knows it could sign with it as a secret.
+
+    Under ``UTF8`` the operator has said that the upstream signs with the text itself.
+    """
+    bare = _decode(text)
+    if text.startswith(_PUBLIC_KEY_FORMS) or (
+        derivation is not KeyDerivation.UTF8
+        and bare is not None
+        and len(bare) == ED25519_KEY_BYTES
+        and is_public_key(bare)
+    ):
+        raise ValueError(
+            "has no prefix and is a public key of ed25519, or looks like one: write "
+            f"{PUBLIC_KEY_PREFIX} and the base64 of its {ED25519_KEY_BYTES} bytes; if it is a "
+            f"shared secret, write {HMAC_PREFIX} before it, or set Sdk:Webhooks:KeyDerivation to "
+            "Utf8 where the upstream signs with the text itself"
+        )
+
+
+_PUBLISHED_REASON = (
+    "is an example of published documentation, so everybody can sign with it: set the secret that "
+    "the upstream issued for this endpoint"
+)
+
+
+def _why_guessable(body: str, keys: list[bytes]) -> str | None:
+    if body in _PUBLISHED or any(_encoded(key) in _PUBLISHED for key in keys):
+        return _PUBLISHED_REASON
+    if any(_is_regular(_without_prefix(key)) for key in keys):
+        return (
+            "follows a pattern that can be guessed (equal, repeated or counting bytes): set the "
+            "secret that the upstream issued, or one of 'secrets new'"
+        )
+    return None
+
+
+def _is_regular(key: bytes) -> bool:
+    """Whether a key is equal, repeated or counting bytes rather than chance."""
+    steps = {(later - earlier) % 256 for earlier, later in itertools.pairwise(key)}
+    repeated = any(
+        key[period:] == key[:-period]
+        for period in range(1, min(MINIMUM_KEY_BYTES - 1, len(key) // 2) + 1)
+    )
+    return repeated or len(steps) == 1 or len(set(key)) < _FEWEST_DIFFERENT
+
+
+def _without_prefix(key: bytes) -> bytes:
+    return key.removeprefix(HMAC_PREFIX.encode())
+
+
+def _encoded(key: bytes) -> str:
+    return base64.b64encode(key).decode("ascii")
 
 
 def _standard_key(body: str, *, prefixed: bool, required: bool) -> bytes | None:

@@ -3,7 +3,7 @@
 import attrs
 
 from .about import Form, about
-from .choices import LogFormat, LogLevel, StorageBackend
+from .choices import ForwardedHeaders, LogFormat, LogLevel, StorageBackend
 
 
 @attrs.frozen(kw_only=True)
@@ -12,7 +12,13 @@ class ServerOptions:
 
     bind: tuple[str, ...] = attrs.field(
         default=("127.0.0.1:8080",),
-        metadata=about("Addresses of the receiver.", "contracts 2", form=Form.BIND, required=True),
+        metadata=about(
+            "Addresses of the receiver. A socket of unix:PATH is this user's alone, and with "
+            "?mode=0660 behind its path its group's, too.",
+            "contracts 2",
+            form=Form.BIND,
+            required=True,
+        ),
     )
     cert_file: str | None = attrs.field(
         default=None,
@@ -36,6 +42,16 @@ class ServerOptions:
             "socket.",
             "contracts 2",
             form=Form.PROXY,
+            live=True,
+        ),
+    )
+    forwarded_headers: ForwardedHeaders = attrs.field(
+        default=ForwardedHeaders.AUTO,
+        metadata=about(
+            "Which headers of a trusted proxy are read: Forwarded, XForwarded (X-Forwarded-For and "
+            "X-Forwarded-Proto), or Auto: either; where both came, they must agree, else the "
+            "request counts as not secure.",
+            "ours",
             live=True,
         ),
     )

@@ -6,6 +6,7 @@ contents never appear in a message.
 """
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from .layers import (
     split_key,
     split_mapping_key,
 )
+from .ownership import foreign_fault
 from .table import ROOT
 
 ENVIRONMENT_VARIABLE = "SDK_ENVIRONMENT"
@@ -41,10 +43,13 @@ _DOTENV_LINE = re.compile(
 _DOTENV_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
-def read_file(path: Path, *, optional: bool = False) -> Layer:
-    """Read a JSON or TOML file, told apart by its suffix; with ``optional`` it may be missing."""
+def read_file(path: Path, *, optional: bool = False, named: bool = True) -> Layer:
+    """Read a JSON or TOML file, told apart by its suffix; with ``optional`` it may be missing.
+
+    One that nobody has ``named`` has to be this user's.
+    """
     name = str(path)
-    text, problem = _read_text(path, optional=optional)
+    text, problem = _read_text(path, optional=optional, named=named)
     if text is None:
         return Layer(problems=(problem,) if problem else ())
     content: Mapping[str, Any] | Pairs | None
@@ -65,7 +70,7 @@ def read_file(path: Path, *, optional: bool = False) -> Layer:
 
 def read_dotenv(path: Path) -> Layer:
     """Read the ``SDK__...=value`` lines of a ``.env`` file, if there is one; others are ignored."""
-    text, problem = _read_text(path, optional=True)
+    text, problem = _read_text(path, optional=True, named=False)
     problems = [problem] if problem else []
     entries: list[Entry] = []
     for number, line in enumerate((text or "").splitlines(), start=1):
@@ -165,10 +170,16 @@ def _without_line_break(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
-def _read_text(path: Path, *, optional: bool = False) -> tuple[str | None, Problem | None]:
+def _read_text(
+    path: Path, *, optional: bool = False, named: bool = True
+) -> tuple[str | None, Problem | None]:
     """Return the text of a file, or the problem with it; neither when it may be missing and is."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            fault = None if named else foreign_fault(path, os.fstat(file.fileno()))
+            if fault is not None:
+                return None, Problem(ROOT, f"the file {fault}", str(path))
+            content = file.read()
     except FileNotFoundError:
         message = "the file does not exist: check its path"
         return None, None if optional else Problem(ROOT, message, str(path))

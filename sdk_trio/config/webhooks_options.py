@@ -6,6 +6,10 @@ from .about import Form, about
 from .choices import KeyDerivation
 from .secret import Secret
 
+#: For so long a captured delivery can be sent again, in seconds. Senders sign each attempt anew, so
+#: five minutes, the default, are enough for clocks that differ.
+MOST_TOLERANCE = 3600
+
 
 @attrs.frozen(kw_only=True)
 class QueueOptions:
@@ -120,9 +124,10 @@ class WebhooksOptions:
     tolerance_seconds: int = attrs.field(
         default=300,
         metadata=about(
-            "Maximum age of the webhook timestamp, in either direction.",
+            "Maximum age of the webhook timestamp, in either direction; below DedupRetentionHours.",
             "spec 2.4",
             minimum=1,
+            maximum=MOST_TOLERANCE,
             unit="seconds",
             live=True,
         ),
@@ -219,3 +224,19 @@ class WebhooksOptions:
     def all_secrets(self) -> tuple[Secret, ...]:
         """Return Secret (if set) and then Secrets: the list that verification goes through."""
         return (*(() if self.secret is None else (self.secret,)), *self.secrets)
+
+
+@attrs.frozen(kw_only=True)
+class SimulatorOptions:
+    """The simulator, which Development alone maps."""
+
+    secret_env_var: str | None = attrs.field(
+        default=None,
+        metadata=about(
+            "Variable with the secret that the simulator signs with, and that the receiver "
+            "accepts beside its own in Development. No other installation may verify with it.",
+            "ours",
+            form=Form.ENV_VAR,
+            default_note="the one that dev generates",
+        ),
+    )

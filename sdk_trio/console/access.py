@@ -12,20 +12,23 @@
 
 import hmac
 import ipaddress
-import re
 from collections.abc import Iterable, Mapping
 
 import attrs
 
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::[0-9]{1,5})?")
+from ..config.public_addresses import host_name
 
 
 @attrs.frozen
 class Refusal:
-    """Why a request is refused: the status and a sentence for who sent it."""
+    """Why a request is refused: the status and a sentence for who sent it.
+
+    ``guessed`` says that a token was given and is wrong.
+    """
 
     status: int
     reason: str
+    guessed: bool = False
 
 
 @attrs.frozen
@@ -74,7 +77,11 @@ class Access:
         """Refuse a request without the token."""
         if self.has_token(headers):
             return None
-        return Refusal(401, "this needs the admin token: Authorization: Bearer TOKEN")
+        return Refusal(
+            401,
+            "this needs the admin token: Authorization: Bearer TOKEN",
+            guessed="authorization" in headers,
+        )
 
     def check_change(self, headers: Mapping[str, str]) -> Refusal | None:
         """Refuse a changing call that another site's page sent, or that nobody may make."""
@@ -91,12 +98,6 @@ class Access:
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return Refusal(415, "the body must be application/json")
         return None
-
-
-def host_name(host: str) -> str:
-    """Return the name of a ``Host`` header or authority, without its port; empty if malformed."""
-    match = _HOST.fullmatch(host.partition("/")[0].strip())
-    return match[1].casefold().rstrip(".") if match else ""
 
 
 def is_address(name: str) -> bool:

@@ -30,6 +30,15 @@ Send = Callable[[Any], Awaitable[None]]
 #: Larger bodies are refused; an order to replay 1000 long ids fits.
 MAX_BODY_BYTES = 256 * 1024
 
+#: Wrong tokens a second that are answered, after the first few: a guess is to take time. Who has
+#: the right one never waits for those who guess.
+GUESSES_PER_SECOND = 5.0
+GUESS_BURST = 10
+
+#: How many of these answers may wait at once, of the connections that there are; the others get
+#: 429 at once, so that guessing takes no places away.
+MOST_GUESSES_WAITING = 16
+
 #: How long a call may look into the store, in seconds.
 CALL_SECONDS = 10.0
 
@@ -96,6 +105,8 @@ class AdminApp:
             probe: Pacer(per_second=REQUESTS_PER_SECOND, burst=BURST) for probe in (True, False)
         }
         self._refusals = Throttle(lines=1, seconds=REFUSAL_LOG_SECONDS, clock=trio.current_time)
+        self._guesses = Pacer(per_second=GUESSES_PER_SECOND, burst=GUESS_BURST)
+        self._token_refusals = {"missing": 0, "wrong": 0}
         self._reported: set[object] = set()
 
     def listen_at(self, addresses: tuple[str, ...]) -> None:
@@ -123,25 +134,33 @@ class AdminApp:
             header_map(scope["headers"]),
             body,
         )
-        reply = self._refuse(request, scope) or await self._answer(request)
+        refusal = self._refusal(request)
+        if refusal is None:
+            reply = await self._answer(request, _address_of(scope))
+        else:
+            reply = await self._refuse(refusal, _address_of(scope))
         await reply.send(send)
 
     # -- what is allowed ---------------------------------------------------------------------
 
-    def _refuse(self, request: _Request, scope: Any) -> Reply | None:
-        refusal = self._refusal(request)
-        if refusal is None:
-            return None
+    async def _refuse(self, refusal: Refusal, address: str | None) -> Reply:
+        await trio.lowlevel.checkpoint()
         suppressed = self._refusals.admit("admin.refused")
         if suppressed is not None:
-            client = scope.get("client")
             _log.warning(
                 "admin.refused",
                 status=refusal.status,
                 reason=refusal.reason,
-                address=client[0] if client else None,
+                address=address,
                 suppressed=suppressed,
+                wrong_tokens=self._token_refusals["wrong"],
             )
+        if refusal.status == 401:
+            self._token_refusals["wrong" if refusal.guessed else "missing"] += 1
+        if refusal.guessed:
+            if self._guesses.waiting >= MOST_GUESSES_WAITING:
+                return problem(429, "too many wrong tokens", (b"retry-after", b"5"))
+            await self._guesses.turn()
         extra = ((b"www-authenticate", b'Bearer realm="sdk_trio"'),) * (refusal.status == 401)
         return problem(refusal.status, refusal.reason, *extra)
 
@@ -167,7 +186,7 @@ class AdminApp:
 
     # -- what is answered --------------------------------------------------------------------
 
-    async def _answer(self, request: _Request) -> Reply:
+    async def _answer(self, request: _Request, address: str | None) -> Reply:
         await trio.lowlevel.checkpoint()
         if request.path in LATER:
             return problem(404, "not in this version: the console and its feed")
@@ -176,7 +195,8 @@ class AdminApp:
                 if request.path == REPLAY:
                     if request.method != "POST":
                         return problem(405, "this path changes", (b"allow", b"POST"))
-                    return await self._events.replay(parse_replay(request.body or b""))
+                    order = parse_replay(request.body or b"")
+                    return await self._events.replay(order, address=address)
                 reply = self._find(request)
                 if reply is None:
                     return problem(404, "there is nothing at this path")
@@ -271,6 +291,8 @@ class AdminApp:
         yield Sample("sdk_draining", (), self._observed.state == "draining")
         for check in self._checks():
             yield Sample("sdk_check_ok", (("check", check.name),), check.ok)
+        for reason, count in self._token_refusals.items():
+            yield Sample("sdk_admin_token_refusals_total", (("reason", reason),), count)
         yield from self._store.samples()
         for source in self._sources.samples:
             # One part's fault must not hide what all the others say.
@@ -295,6 +317,11 @@ class AdminApp:
 
     def _uptime(self) -> float:
         return round(max(0.0, self._clock() - self._started_at), 3)
+
+
+def _address_of(scope: Any) -> str | None:
+    client = scope.get("client")
+    return (client[0] or None) if client else None
 
 
 async def _read_body(receive: Receive) -> bytes | None:

@@ -15,6 +15,9 @@ _log = get_logger("admin")
 
 EVENTS = "/api/events"
 
+#: Who acted, where the order does not say: everybody who has the token is the same.
+USUAL_ACTOR = "admin token"
+
 
 class EventAnswerer:
     """Looks into the inbox of the running program, and puts events back into its queue."""
@@ -60,8 +63,12 @@ class EventAnswerer:
             return problem(404, "there is no such event in the inbox")
         return document(200, shown(record, await inbox.attempts(webhook_id), body=body))
 
-    async def replay(self, order: ReplayOrder) -> Reply:
-        """Put events back and wake the workers; cancelled, what was put back stays so."""
+    async def replay(self, order: ReplayOrder, *, address: str | None) -> Reply:
+        """Put events back and wake the workers; cancelled, what was put back stays so.
+
+        The log says who did it: ``actor`` as the caller calls himself (there is one token, so
+        nobody vouches for that), his ``address``, and the ids.
+        """
         inbox = self._inbox
         more = False
         if order.state is None:
@@ -72,12 +79,22 @@ class EventAnswerer:
             more = len(candidates) > LARGEST_REPLAY
             candidates = candidates[:LARGEST_REPLAY]
         possible = [candidate.webhook_id for candidate in candidates if candidate.reason is None]
+        actor = order.actor or USUAL_ACTOR
         try:
             replayed = await put_back(inbox, possible)
+        except BaseException:
+            # Some of them may have been put back.
+            _log.warning(
+                "admin.replay_interrupted", actor=actor, address=address, webhook_ids=possible
+            )
+            raise
         finally:
             # The store tells of changes by other processes only, and this one made these.
             self._observed.wake()
-        _log.info("admin.replayed", events=len(replayed))
+        done = [webhook_id for webhook_id in possible if webhook_id in replayed]
+        _log.info(
+            "admin.replayed", actor=actor, address=address, events=len(done), webhook_ids=done
+        )
         rows = replay_rows(candidates, replayed)
         return document(200, {"events": rows, "replayed": len(replayed), "more": more})
 

@@ -3,11 +3,24 @@
 from typing import Any, Final
 
 from ..storage.records import REPLAYABLE, DeliveryState
-from .queries import LARGEST_LIMIT, LARGEST_REPLAY, LARGEST_SEQUENCE, MOMENT, USUAL_LIMIT
+from .queries import (
+    LARGEST_LIMIT,
+    LARGEST_REPLAY,
+    LARGEST_SEQUENCE,
+    LONGEST_ACTOR,
+    MOMENT,
+    USUAL_LIMIT,
+)
 
 _STATES: Final = [str(state) for state in DeliveryState]
 
 _TEXT: Final = {"type": "string"}
+_ACTOR: Final = {
+    **_TEXT,
+    "minLength": 1,
+    "maxLength": LONGEST_ACTOR,
+    "description": "Who orders it, for the log; nobody vouches for that.",
+}
 _FLAG: Final = {"type": "boolean"}
 _NUMBER: Final = {"type": "number"}
 _COUNT: Final = {"type": "integer", "minimum": 0}
@@ -118,9 +131,13 @@ _SCHEMAS: Final[dict[str, Any]] = {
                         "minItems": 1,
                         "maxItems": LARGEST_REPLAY,
                     }
-                }
+                },
+                {"actor": _ACTOR},
             ),
-            _object({"state": {"enum": [str(state) for state in REPLAYABLE]}}, {"type": _TEXT}),
+            _object(
+                {"state": {"enum": [str(state) for state in REPLAYABLE]}},
+                {"type": _TEXT, "actor": _ACTOR},
+            ),
         ]
     },
     "Replayed": _object(
@@ -148,13 +165,14 @@ _ERRORS: Final = {
     404: "There is no such event.",
     413: "The body is too large.",
     415: "The body is not application/json.",
+    429: "Too many wrong tokens are being answered; the right one is taken all the same.",
     503: "The store is not open, or does not answer.",
 }
 
 
 def admin_document(*, version: str) -> dict[str, Any]:
     """Return the document of the admin address; ``version`` is that of this package."""
-    read = (400, 401, 403, 503)
+    read = (400, 401, 403, 429, 503)
     health = _json_answer("Every check passes.", "Health")
     return {
         "openapi": "3.1.0",

@@ -18,6 +18,9 @@ USUAL_LIMIT = 50
 #: The most events that one call puts back; the answer says when there are more.
 LARGEST_REPLAY = 1000
 
+#: The most characters of a name in the log.
+LONGEST_ACTOR = 100
+
 #: The greatest sequence that a store has.
 LARGEST_SEQUENCE = 2**63 - 1
 
@@ -61,11 +64,15 @@ class ListQuery:
 
 @attrs.frozen
 class ReplayOrder:
-    """What ``POST /api/events/replay`` puts back: events by id, or those of a state."""
+    """What ``POST /api/events/replay`` puts back: events by id, or those of a state.
+
+    ``actor`` is who orders it, for the log.
+    """
 
     ids: list[str] | None = None
     state: Literal["dead", "parked"] | None = None
     type: str | None = None
+    actor: str | None = None
 
 
 def parse_list(query: bytes) -> ListQuery:
@@ -119,13 +126,17 @@ def parse_replay(body: bytes) -> ReplayOrder:
     try:
         given = msgspec.json.decode(body, type=dict[str, Any])
         # A misspelt field would otherwise choose every event of a state.
-        if unknown := given.keys() - {"ids", "state", "type"}:
-            raise BadQueryError(f"the body takes ids, or state and type; not {min(unknown)}")
+        if unknown := given.keys() - {"ids", "state", "type", "actor"}:
+            raise BadQueryError(
+                f"the body takes ids, or state and type, and actor; not {min(unknown)}"
+            )
         if None in given.values():
             raise BadQueryError("the body takes no null: leave the field out")
         order = msgspec.convert(given, ReplayOrder)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadQueryError(f"the body is not understood: {error}") from None
+    if order.actor is not None and not 1 <= len(order.actor) <= LONGEST_ACTOR:
+        raise BadQueryError(f"actor takes 1 to {LONGEST_ACTOR} characters")
     if (order.ids is None) == (order.state is None):
         raise BadQueryError("give ids, or a state (dead or parked); not both")
     if order.ids is not None and order.type is not None:

@@ -11,7 +11,7 @@ import attrs
 from ..config import Settings
 from ..errors import StoreUnavailableError
 from ..logs import get_logger
-from ..storage.data_directory import create_data_directory
+from ..storage.data_directory import create_data_directory, open_private
 
 _log = get_logger("admin")
 
@@ -32,8 +32,9 @@ class AdminToken:
 def provide_token(settings: Settings, environ: Mapping[str, str] = os.environ) -> AdminToken:
     """Return the token of the variable that the settings name, else of the file, made if missing.
 
-    A file that others can read is replaced. When none can be kept, a warning says so, and nothing
-    that needs the token is served: the receiver does not stop for that.
+    A file that others can read is replaced; one that another user has put there is refused. When
+    none can be kept, a warning says so, and nothing that needs the token is served: the receiver
+    does not stop for that.
     """
     variable = settings.admin.token_env_var
     given = environ.get(variable, "").strip()
@@ -56,7 +57,7 @@ def provide_token(settings: Settings, environ: Mapping[str, str] = os.environ) -
 def _kept(file: Path) -> str | None:
     """Return the token of an earlier start, if it is a secret still."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        descriptor = open_private(file)
     except FileNotFoundError:
         return None
     with os.fdopen(descriptor, encoding="ascii", errors="replace") as opened:

@@ -46,8 +46,9 @@ def find_replicator(
         return chosen
     beside = Path(sys.executable if interpreter is None else interpreter).parent
     path = (os.environ if environ is None else environ).get("PATH", "")
-    # An empty PATH would be the system's default one to shutil.which.
-    places = os.pathsep.join([str(beside), *filter(None, path.split(os.pathsep))])
+    # An empty PATH would be the system's default one to shutil.which, and an empty or relative
+    # part of it is the working directory, whoever writes there.
+    places = os.pathsep.join([str(beside), *filter(os.path.isabs, path.split(os.pathsep))])
     found = shutil.which(PROGRAM, path=places)
     if found is None:
         raise ReplicatorError(

@@ -39,7 +39,7 @@ def lock_databases(directory: str | os.PathLike[str]) -> Iterator[int]:
         raise ReplicatorError("a replicator cannot be supervised on this system: there is none")
     path = Path(directory) / LOCK_NAME
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise ReplicatorError(
             f"the replicator's lock {path} cannot be made ({error.strerror}): make the directory "

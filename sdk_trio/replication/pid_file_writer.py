@@ -1,6 +1,7 @@
 """The pid file of ``replication run``: whole from the first moment, locked, and gone at the end."""
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,8 @@ def hold_pid_file(path: str | os.PathLike[str]) -> Iterator[None]:
     """Keep our process id in ``path`` for the length of a block.
 
     A reader sees a whole number or no file. The lock on it ends with us, so a file that was left
-    by a process that was killed is replaced, and that of one that lives is not.
+    by a process that was killed is replaced, and that of one that lives is not. No link is
+    followed: the directory may be one that others can write.
 
     Raises:
         StoreLockedError: another process holds the file.
@@ -27,15 +29,16 @@ def hold_pid_file(path: str | os.PathLike[str]) -> Iterator[None]:
     if fcntl is None:
         raise ReplicatorError("a replicator cannot be supervised on this system: there is none")
     file = Path(path).absolute()
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ReplicatorError(
             f"the pid file {file} cannot be written ({error.strerror}): make its directory "
             "writable for this user, or choose another place with --pid-file"
         ) from error
     try:
+        os.fchmod(descriptor, 0o644)  # no secret, and whoever signals us reads it
         os.write(descriptor, f"{os.getpid()}\n".encode())
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         _put_in_place(partial, file)
@@ -43,7 +46,7 @@ def hold_pid_file(path: str | os.PathLike[str]) -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):
-                if os.path.samestat(os.stat(file), os.fstat(descriptor)):
+                if os.path.samestat(os.lstat(file), os.fstat(descriptor)):
                     file.unlink()
     finally:
         with suppress(OSError):
@@ -66,15 +69,24 @@ def _put_in_place(partial: Path, file: Path) -> None:
 
 def _remove_abandoned(file: Path) -> None:
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        # Not blocking: a pipe in its place would never open.
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ReplicatorError(f"the pid file {file} cannot be read: {error.strerror}") from error
+        what = "is a symbolic link" if file.is_symlink() else f"cannot be read: {error.strerror}"
+        raise ReplicatorError(
+            f"the pid file {file} {what}; remove it, or choose another place with --pid-file"
+        ) from error
     try:
+        if os.fstat(descriptor).st_uid not in (os.geteuid(), 0):
+            raise ReplicatorError(
+                f"the pid file {file} belongs to another user: remove it, or choose another place "
+                "with --pid-file"
+            )
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Locked and still in place, it is the file of nobody.
-        if os.path.samestat(os.stat(file), os.fstat(descriptor)):
+        if os.path.samestat(os.lstat(file), os.fstat(descriptor)):
             file.unlink()
     except BlockingIOError as error:
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..config import Settings, StorageBackend
-from ..console.access import Access
+from ..config.exposure import ADMIN_TOKEN, token_fault
+from ..console.access import Access, is_of_this_machine
 from ..console.app import AdminApp
 from ..console.observed import Sources, TenantCounts
 from ..console.token_keeper import AdminToken, provide_token
-from ..errors import UnknownTenantError
+from ..errors import OptionsValidationError, Problem, UnknownTenantError
 from ..logs import get_logger
 from ..monitoring import Check
 from ..storage.data_directory import lock_data_directory
@@ -96,6 +97,7 @@ class Administrator:
             except BindError:
                 _refuse_second_start(self._runtime.settings)
                 raise
+            _refuse_guessable(token, addresses)
             app.listen_at(addresses)
             self._addresses = addresses
             nursery.start_soon(app.run)
@@ -176,6 +178,19 @@ class Administrator:
         # balancer would answer for us instead, and take us out and in as the queue moves.
         detail = f"{depth} of {capacity} places are taken"
         return Check("queue", True, detail, degraded=depth >= capacity)
+
+
+def _refuse_guessable(token: AdminToken, addresses: tuple[str, ...]) -> None:
+    """Refuse a token that can be guessed from elsewhere.
+
+    The command line has told so before the start; the settings of a host, and inherited sockets,
+    are known here alone.
+    """
+    fault = token_fault(token.value) if token.value else None
+    if fault is not None and not all(map(is_of_this_machine, addresses)):
+        raise OptionsValidationError(
+            [Problem(ADMIN_TOKEN, f"is kept in {token.place}, and {fault}")]
+        )
 
 
 def _refuse_second_start(settings: Settings) -> None:

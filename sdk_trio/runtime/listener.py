@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 try:
@@ -14,6 +15,7 @@ try:
 except ImportError:  # where there is no such limit
     resource = None  # type: ignore[assignment]
 
+from ..config.forms import split_unix
 from ..errors import EXIT_UNAVAILABLE, SdkError
 
 #: Connections that the kernel holds for us while the loop is busy.
@@ -34,7 +36,8 @@ def listen(addresses: Sequence[str], *, key: str) -> list[socket.socket]:
     """Return a listening socket for each address; the caller closes them.
 
     Args:
-        addresses: ``HOST:PORT``, ``[v6]:PORT``, ``unix:PATH`` or ``fd:N``; port 0 picks a free one.
+        addresses: ``HOST:PORT``, ``[v6]:PORT``, ``unix:PATH`` (mode 0600), ``unix:PATH?mode=0660``
+            or ``fd:N``; port 0 picks a free one.
         key: the setting that the addresses came from, for messages.
 
     Raises:
@@ -71,9 +74,9 @@ def _open(address: str) -> socket.socket:
             raise OSError("the service manager has passed no socket of that name")
         return _listening(socket.socket(fileno=int(number)), None)
     if address.startswith("unix:"):
-        path = address.removeprefix("unix:")
+        path, mode = split_unix(address)
         _remove_stale_socket(path)
-        return _listening(socket.socket(socket.AF_UNIX), path)
+        return _unix_socket(path, int(mode, 8))
     host, _, port = address.rpartition(":")
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     sock = socket.socket(family)
@@ -81,6 +84,24 @@ def _open(address: str) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return _listening(sock, (host.strip("[]"), int(port)))
+
+
+def _unix_socket(path: str, mode: int) -> socket.socket:
+    """Return a listening socket at ``path``: whoever can connect is nobody that an address names.
+
+    It is never more open than ``mode``, whatever the umask.
+    """
+    sock = socket.socket(socket.AF_UNIX)
+    with suppress(OSError):
+        # Linux makes the file with the mode of the socket, so there is no moment in between.
+        os.fchmod(sock.fileno(), mode)
+    _listening(sock, path)
+    try:
+        os.chmod(path, mode)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _listening(sock: socket.socket, name: str | tuple[str, int] | None) -> socket.socket:

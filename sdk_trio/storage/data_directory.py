@@ -1,4 +1,9 @@
-"""The data directory: made for its owner alone, and locked by the one runtime that uses it.
+"""The data directory: its owner's alone, and locked by the one runtime that uses it.
+
+What it holds is what customers bought, and secrets. Where another user can write into it, a
+symbolic link in the place of a file of ours would let him choose what is overwritten, and a token
+of his own would be believed. So such a directory is refused, and files in it are opened without
+following links.
 
 Only the runtime takes the lock. Commands open the database beside a running daemon without it;
 SQLite's own locks keep their writes apart.
@@ -11,13 +16,16 @@ the database itself: closing a descriptor of that would drop the locks that SQLi
 
 import errno
 import os
+import secrets
+import stat
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..errors import StoreLockedError, StoreUnavailableError
+from ..config.ownership import user_name
+from ..errors import EXIT_CONFIGURATION, StoreLockedError, StoreUnavailableError
 from .schema import DATABASE_NAME
 
 #: The file whose lock is held; what it contains means nothing.
@@ -31,13 +39,28 @@ PID_NAME = "runtime.pid"
 CLEANER_SECONDS = 1.0
 
 
+_GROUP_OR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+#: A private file is small: no more of it is read, in bytes.
+_LARGEST_PRIVATE = 65_536
+
+
+class ExposedDirectoryError(StoreUnavailableError):
+    """The data directory belongs to another user, or others may enter it."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class ForeignFileError(OSError):
+    """A file of the data directory is another user's, a link, or no file at all."""
+
+
 def create_data_directory(path: str | os.PathLike[str]) -> Path:
     """Create ``path`` if it does not exist, for this user alone (mode 0700), and return it.
 
-    An existing directory keeps its mode.
-
     Raises:
         StoreUnavailableError: it cannot be created, or is no directory.
+        ExposedDirectoryError: it is not this user's alone; it is left as it is.
     """
     directory = Path(path)
     try:
@@ -49,7 +72,101 @@ def create_data_directory(path: str | os.PathLike[str]) -> Path:
             f"the data directory {directory} cannot be created ({error.strerror}); create it for "
             "this user, or set Sdk:Storage:Path to a directory that is writable"
         ) from error
+    fault = exposure(directory)
+    if fault is not None:
+        raise ExposedDirectoryError(f"the data directory {directory} {fault}")
     return directory
+
+
+def exposure(directory: Path) -> str | None:
+    """Say who else can use an existing directory and what to do, or None: it is this user's alone.
+
+    It is not put right here: what others may have left in it should be looked at first.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    if os.name != "posix":
+        return None
+    status = directory.stat()
+    if status.st_uid != os.geteuid():
+        return (
+            f"belongs to the user {user_name(status.st_uid)}, and this is "
+            f"{user_name(os.geteuid())}: run this as that user, give the directory to this one "
+            "(chown -R), or choose another one (Sdk:Storage:Path, or MultiTenant:FileDb:Directory)"
+        )
+    if status.st_mode & _GROUP_OR_OTHERS:
+        return (
+            f"is open to other users (mode {stat.S_IMODE(status.st_mode):04o}): chmod 0700 "
+            f"{directory.absolute()}, after a look at what they may have left in it; or choose "
+            "one below it (Sdk:Storage:Path, or MultiTenant:FileDb:Directory), which is then made "
+            "for this user alone"
+        )
+    return None
+
+
+def keep_files_private() -> None:
+    """Let no file, lock, directory or socket that this process makes be open to other users.
+
+    For programs of ours; an embedding host chooses its own umask.
+    """
+    os.umask(0o077)
+
+
+def write_private(file: Path, text: str) -> None:
+    """Replace ``file`` by a new one with this text, for this user alone (mode 0600).
+
+    A symbolic link in its place is replaced and never followed. A reader sees the whole text or
+    the file of before.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+            opened.write(text)
+        temporary.replace(file)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def open_private(file: Path) -> int:
+    """Open a file for reading, and return its descriptor and so its mode; no link is followed.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ForeignFileError: it is a link, no ordinary file, or belongs to another user.
+        OSError: it cannot be opened.
+    """
+    if file.is_symlink():
+        raise ForeignFileError(f"{file.absolute()} is a symbolic link: remove it")
+    # Not blocking: a pipe in its place would never open.
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(file, os.O_RDONLY | flags)
+    status = os.fstat(descriptor)
+    owner = os.geteuid() if os.name == "posix" else status.st_uid
+    if stat.S_ISREG(status.st_mode) and status.st_uid in (owner, 0):
+        return descriptor
+    os.close(descriptor)
+    raise ForeignFileError(
+        f"{file.absolute()} belongs to the user {user_name(status.st_uid)}, or is no ordinary "
+        "file: look at it, and remove it"
+    )
+
+
+def read_private(file: Path) -> str:
+    """Return the text of a file of this user or root; see :func:`open_private`.
+
+    Raises:
+        OSError: see there.
+        UnicodeDecodeError: it is no text.
+    """
+    with os.fdopen(open_private(file), "rb") as opened:
+        return opened.read(_LARGEST_PRIVATE).decode("utf-8")
 
 
 @contextmanager
@@ -66,7 +183,7 @@ def lock_data_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     directory = create_data_directory(path)
     pid_file = directory / PID_NAME
-    lock = filelock.FileLock(directory / LOCK_NAME, thread_local=False)
+    lock = filelock.FileLock(directory / LOCK_NAME, mode=0o600, thread_local=False)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
@@ -86,7 +203,7 @@ def lock_data_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
 def _announce_holder(directory: Path, pid_file: Path) -> Iterator[Path]:
     try:
         with suppress(OSError):
-            pid_file.write_text(f"{os.getpid()}\n", encoding="ascii")
+            write_private(pid_file, f"{os.getpid()}\n")
         yield directory
     finally:
         with suppress(OSError):

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import trio
 
-from ..config import Settings
+from ..config import Secret, Settings
 from ..errors import NotRunningError
 from ..events import Event
 from ..runtime import Runtime
@@ -65,7 +65,7 @@ def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
             "Webhooks:RequireHttps": False,
             # A handler that hangs is to fail its test soon.
             "Webhooks:GracefulDrainTimeoutSeconds": 2,
-            "Webhooks:Secret": new_secret(secrets.token_bytes(32)),
+            "Webhooks:Secret": Secret(new_secret(secrets.token_bytes(32)), made_for_tests=True),
             **(overrides or {}),
         },
         standalone=True,

@@ -4,11 +4,13 @@ Forwarding headers are claims that anybody can write. Each proxy adds its claim 
 end, so a claim is worth as much as the machine to its right: the walk begins at the socket's peer
 and goes left for as long as the machine just reached is in ``Sdk:Server:TrustedProxies``. A proxy
 that is listed there must set or remove every one of ``X-Forwarded-For``, ``X-Forwarded-Proto`` and
-``Forwarded``; what it lets through untouched counts as its own claim.
+``Forwarded``; what it lets through untouched counts as its own claim. Many proxies set one of the
+two families and pass the other one on, which a sender may have written: ``ForwardedHeaders`` says
+which one is read, and under ``Auto`` a request with both counts only where they say the same.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from ipaddress import (
     IPv4Address,
@@ -22,6 +24,7 @@ from typing import Final
 
 import attrs
 
+from ..config.choices import ForwardedHeaders
 from ..errors import OptionsValidationError, Problem
 
 #: In TrustedProxies: the peer of a unix socket, which has no address.
@@ -109,6 +112,10 @@ class _GarbageError(ValueError):
     """What a trusted proxy vouches for cannot be read."""
 
 
+class _ContradictionError(_GarbageError):
+    """The two families of headers say different things: one of them may be the sender's own."""
+
+
 @attrs.frozen
 class _Sender:
     """The machine that a proxy names as its sender; ``address`` is None if the proxy hides it."""
@@ -130,14 +137,24 @@ class TrustedProxies:
     Args:
         cidrs: addresses and CIDR blocks, IPv4 and IPv6; ``unix`` stands for the peer of a unix
             socket.
+        family: which headers are read (``Sdk:Server:ForwardedHeaders``).
+        on_contradiction: called with the peer's address the first time that the two families
+            contradict each other.
 
     Raises:
         OptionsValidationError: some are neither; each is listed.
     """
 
-    __slots__ = ("_networks", "_unix")
+    __slots__ = ("_family", "_networks", "_on_contradiction", "_unix")
 
-    def __init__(self, cidrs: Sequence[str]) -> None:
+    def __init__(
+        self,
+        cidrs: Sequence[str],
+        family: ForwardedHeaders = ForwardedHeaders.AUTO,
+        on_contradiction: Callable[[str | None], object] | None = None,
+    ) -> None:
+        self._family = family
+        self._on_contradiction = on_contradiction
         self._unix = UNIX in cidrs
         self._networks = _parse_networks(
             "Sdk:Server:TrustedProxies", (text for text in cidrs if text != UNIX)
@@ -150,7 +167,7 @@ class TrustedProxies:
         which alone saw how the sender came; a single entry was written or passed on by a trusted
         one and counts for all. Lines of a repeated header are joined. If what is vouched for
         cannot be read, the origin is the peer, not secure; likewise if ``Forwarded`` and
-        ``X-Forwarded-*`` contradict each other, as one of them may be the sender's own.
+        ``X-Forwarded-*`` both came and do not say the same, as one may be the sender's own.
 
         Args:
             peer_host: the address of the socket's peer; None or empty for a unix socket.
@@ -167,12 +184,11 @@ class TrustedProxies:
         if not self._trusts(peer_host, peer):
             return Origin(peer_text, direct)
         try:
-            joined = _forwarding_headers(headers)
-            reading = _agreed(
-                self._read_forwarded(joined.get(_FORWARDED, "")),
-                self._read_x_forwarded(joined.get(_FOR, ""), joined.get(_PROTO, "")),
-            )
-        except _GarbageError:
+            reading = self._read(_forwarding_headers(headers))
+        except _GarbageError as error:
+            if isinstance(error, _ContradictionError) and self._on_contradiction is not None:
+                report, self._on_contradiction = self._on_contradiction, None
+                report(peer_text)
             return Origin(peer_text, secure=False)
         secure = direct if reading.protocol is None else reading.protocol == "https"
         if reading.sender is None:
@@ -191,6 +207,23 @@ class TrustedProxies:
 
     def _is_proxy(self, sender: _Sender) -> bool:
         return sender.address is not None and _contains(self._networks, sender.address)
+
+    def _read(self, joined: dict[bytes, str]) -> _Reading:
+        readings: list[_Reading] = []
+        if self._family is not ForwardedHeaders.X_FORWARDED and _entries(
+            joined.get(_FORWARDED, "")
+        ):
+            readings.append(self._read_forwarded(joined[_FORWARDED]))
+        senders, protocols = joined.get(_FOR, ""), joined.get(_PROTO, "")
+        if self._family is not ForwardedHeaders.FORWARDED and (
+            _entries(senders) or _entries(protocols)
+        ):
+            readings.append(self._read_x_forwarded(senders, protocols))
+        if not readings:
+            return _Reading(None, None)
+        if readings[0] != readings[-1]:
+            raise _ContradictionError
+        return readings[0]
 
     def _read_forwarded(self, text: str) -> _Reading:
         sender: _Sender | None = None
@@ -331,12 +364,3 @@ def _vouched_protocol(entries: list[str], hops: int) -> str | None:
     if len(protocols) in (1, hops):
         return protocols[0]
     return "https" if set(protocols) == {"https"} else "http"
-
-
-def _agreed(one: _Reading, other: _Reading) -> _Reading:
-    """Combine two readings; silence contradicts nothing."""
-    if one.sender and other.sender and one.sender != other.sender:
-        raise _GarbageError
-    if one.protocol and other.protocol and one.protocol != other.protocol:
-        raise _GarbageError
-    return _Reading(one.sender or other.sender, one.protocol or other.protocol)

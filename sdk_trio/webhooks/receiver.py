@@ -72,6 +72,7 @@ LIVE_KEYS = (
     "Sdk:Webhooks:AllowedSourceIpRanges",
     "Sdk:Webhooks:RateLimitPerMinute",
     "Sdk:Server:TrustedProxies",
+    "Sdk:Server:ForwardedHeaders",
 )
 
 
@@ -113,7 +114,11 @@ class Rules:
             if settings.multi_tenant.enabled and not secrets
             else Keyring.from_secrets(secrets, options.key_derivation),
             tolerance=options.tolerance_seconds,
-            proxies=TrustedProxies(settings.server.trusted_proxies),
+            proxies=TrustedProxies(
+                settings.server.trusted_proxies,
+                settings.server.forwarded_headers,
+                _report_contradiction,
+            ),
             sources=AllowedSources(options.allowed_source_ip_ranges),
             rate=previous.rate if previous and previous.per_minute == per_minute else rate,
             per_minute=per_minute,
@@ -372,6 +377,16 @@ async def _look_closer(body: bytes) -> Envelope:
         await trio.lowlevel.checkpoint()
         return decode_envelope(body)
     return await trio.to_thread.run_sync(decode_envelope, body)
+
+
+def _report_contradiction(peer: str | None) -> None:
+    _log.warning(
+        "webhook.forwarding_contradiction",
+        peer=peer,
+        hint="Forwarded and X-Forwarded-* do not say the same, so such requests count as not "
+        "secure: let the proxy remove what it does not set, and name the family that it sets in "
+        "Sdk:Server:ForwardedHeaders; logged once",
+    )
 
 
 async def send_early(answer: Answer, receive: Receive, send: Send) -> None:

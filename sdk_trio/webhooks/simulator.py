@@ -1,4 +1,8 @@
-"""The test simulator: posts signed samples to this application's own endpoint (spec 4.3)."""
+"""The test simulator: posts signed samples to this application's own endpoint (spec 4.3).
+
+It signs for whoever asks, so it is for this machine alone, and never signs with a secret that
+another installation verifies with: what it hands out could be sent there.
+"""
 
 import json
 import time
@@ -9,17 +13,59 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
+import trio
 
-from ..config import Settings
+from ..config import Secret, Settings
+from ..config.public_addresses import host_name, is_loopback
 from ..events.samples import UnknownEventTypeError, sample_body
 from ..logs import get_logger
-from .answers import METHOD_NOT_ALLOWED, NOT_FOUND, TOO_LARGE, Answer
+from .answers import METHOD_NOT_ALLOWED, NOT_FOUND, TOO_LARGE, UNSUPPORTED_MEDIA, Answer
 from .receiver import Receive, Scope, Send, send_early
 from .sender import DeliveryFailedError, own_url, post, sign_body
 
 _log = get_logger("webhooks")
 
 PREFIX = "/test/webhook/simulate/"
+
+#: Of a request with one of these nobody knows where it came from: a proxy of this machine sent it.
+_PASSED_ON = frozenset(
+    {
+        b"forwarded",
+        b"via",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-proto",
+        b"x-real-ip",
+    }
+)
+
+_UNABLE = (
+    "the simulator has no secret of its own, and signs with none that another installation may "
+    "verify with: run 'dev', which makes one, or name a variable in Sdk:Simulator:SecretEnvVar"
+)
+
+
+def refusal(scope: Scope) -> str | None:
+    """Say why a request is not for the simulator to answer, or None. Pure.
+
+    A page of another site can make a browser of this machine ask, and can point a name of its own
+    at a loopback address (DNS rebinding): its Origin and Host tell it apart.
+    """
+    client = scope.get("client")
+    if not _is_here(client):
+        return "it comes from another machine"
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    if not _PASSED_ON.isdisjoint(headers):
+        return "a proxy has passed it on"
+    host = headers.get(b"host", b"").decode("latin-1")
+    if not is_loopback(host_name(host)):
+        return "its Host is no name of this machine: use localhost or 127.0.0.1"
+    origin = headers.get(b"origin")
+    if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
+        return "its Origin is another site"
+    if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+        return "a page of another site sent it"
+    return None
 
 
 class Simulator:
@@ -28,6 +74,9 @@ class Simulator:
     An optional JSON object as the request's body is merged into the sample's ``data``. The answer
     says what was sent and what came back: ``{eventType, webhookId, timestamp, signature,
     targetUrl, status, body}``. ``address`` is the started address of the receiver.
+
+    Requests of other machines and other sites' pages are refused, and so is signing with a secret
+    that was not made for tests.
     """
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
@@ -41,6 +90,11 @@ class Simulator:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI ``http`` request below the simulator's path."""
+        refused = _refuse(scope)
+        if refused is not None:
+            await send_early(refused, receive, send)
+            await trio.lowlevel.checkpoint()
+            return
         answer = await self._answer(scope, receive)
         if answer is TOO_LARGE:
             await send_early(answer, receive, send)
@@ -82,18 +136,24 @@ class Simulator:
             if not message.get("more_body", False):
                 return body
 
+    def _secret(self) -> Secret | None:
+        secrets = self.settings.webhooks.all_secrets
+        return next((secret for secret in secrets if secret.made_for_tests), None)
+
     async def _simulate(self, event_type: str, overrides: dict[str, Any]) -> Answer:
         webhooks = self.settings.webhooks
         now = self._clock()
         webhook_id = f"msg_{uuid.uuid4().hex}"
+        body = sample_body(
+            event_type, now=datetime.fromtimestamp(now, UTC), overrides=overrides, seed=webhook_id
+        )
+        secret = self._secret()
+        if secret is None:
+            await trio.lowlevel.checkpoint()
+            return _json(409, {"error": _UNABLE})
         signed = sign_body(
-            sample_body(
-                event_type,
-                now=datetime.fromtimestamp(now, UTC),
-                overrides=overrides,
-                seed=webhook_id,
-            ),
-            secret=webhooks.all_secrets[0],
+            body,
+            secret=secret,
             webhook_id=webhook_id,
             timestamp=int(now),
             derivation=webhooks.key_derivation,
@@ -113,6 +173,31 @@ class Simulator:
                 "body": posted.body.decode("utf-8", "replace"),
             },
         )
+
+
+def _refuse(scope: Scope) -> Answer | None:
+    reason = refusal(scope)
+    if reason is not None:
+        client = scope.get("client")
+        _log.warning(
+            "webhook.simulation_refused", reason=reason, address=client[0] if client else None
+        )
+        # Another machine does not learn that there is a simulator.
+        return _json(403, {"error": f"refused: {reason}"}) if _is_here(client) else NOT_FOUND
+    for name, value in scope["headers"]:
+        media = value.partition(b";")[0].strip().lower()
+        if name == b"content-type" and media and not _is_json(media):
+            # What a form of another site can send is none of this.
+            return UNSUPPORTED_MEDIA
+    return None
+
+
+def _is_here(client: Any) -> bool:
+    return not client or not client[0] or is_loopback(client[0])
+
+
+def _is_json(media: bytes) -> bool:
+    return media == b"application/json" or media.endswith(b"+json")
 
 
 def _json(status: int, document: dict[str, object]) -> Answer:

@@ -299,7 +299,7 @@ def test_commands_beside_a_running_daemon(workplace):
 
 
 def wrong_secret(workplace: Workplace) -> tuple[dict[str, object], str]:
-    workplace.environment["SDK__WEBHOOKS__SECRET"] = "whsec_" + "A" * 40
+    workplace.environment["SDK__WEBHOOKS__SECRET"] = "a-secret-of-another-endpoint-of-it"
     return trigger(workplace, "order.created", status=1)
 
 

@@ -48,7 +48,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
-    (tmp_path / "data").mkdir()
+    (tmp_path / "data").mkdir(mode=0o700)
     return Shell(tmp_path / "data")
 
 

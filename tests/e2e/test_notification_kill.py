@@ -161,7 +161,7 @@ class Daemon:
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[SqliteInbox]:
-        (self.directory / "data").mkdir(exist_ok=True)
+        (self.directory / "data").mkdir(mode=0o700, exist_ok=True)
         inbox = await SqliteInbox.open(
             self.directory / "data" / "inbox.db",
             owner="test",

@@ -80,7 +80,7 @@ class Workplace:
         done = self("tenant", "add", name, "--name", name, "--format", "json")
         assert done.returncode == 0, done.stderr
         directory = self.root / "data" / "tenants"
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         file = directory / f"{json.loads(done.stdout)['id']}.db"
         write(str(file), 1)
         rendered = self("replication", "render", "--output", str(self.config))
@@ -188,7 +188,7 @@ def test_a_daemon_and_a_replicator_beside_it_need_nobody(workplace):
     wait_for(lambda: "runtime.started" in workplace.log())
     wait_for(lambda: replicated(workplace, 0))
     added = workplace("tenant", "add", "acme", "--name", "Acme", "--format", "json")
-    (workplace.root / "data" / "tenants").mkdir(exist_ok=True)
+    (workplace.root / "data" / "tenants").mkdir(mode=0o700, exist_ok=True)
     write(str(workplace.root / "data" / "tenants" / f"{json.loads(added.stdout)['id']}.db"), 1)
     wait_for(lambda: replicated(workplace, 1))
     workplace("tenant", "deactivate", "acme")

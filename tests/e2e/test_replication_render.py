@@ -77,7 +77,7 @@ def add_tenants(tmp_path: Path, names: Sequence[str]) -> list[str]:
 
 def database(tmp_path: Path, tenant_id: str) -> Path:
     file = tmp_path / "sdk-data" / "tenants" / f"{tenant_id}.db"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file.touch()
     return file
 

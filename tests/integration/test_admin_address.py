@@ -534,7 +534,7 @@ async def test_a_generated_token_is_kept_for_its_owner_alone(tmp_path, monkeypat
 async def test_a_token_that_others_could_read_is_replaced(tmp_path, monkeypatch):
     monkeypatch.delenv("SDK_TEST_ADMIN_TOKEN")
     path = tmp_path / "data" / "admin-token"
-    path.parent.mkdir()
+    path.parent.mkdir(mode=0o700)
     path.write_text("seen-by-everybody\n")
     path.chmod(0o644)
     async with administered(Storage__Path=str(path.parent)) as admin:

@@ -9,8 +9,8 @@ from support.programs import program
 
 from sdk_trio.config import Loaded, read_settings
 
-# A public test vector of the Standard Webhooks project.
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+# A test value.
+SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"
 REPLICATION = "Sdk:MultiTenant:FileDb:Replication"
 NOTIFICATIONS = "Sdk:MultiTenant:Notifications"
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sdk_trio.config import Loaded, Secret, describe, load_settings, read_settings
 from sdk_trio.errors import EXIT_CONFIGURATION, OptionsValidationError, Problem
 
-# A public test vector of the Standard Webhooks project.
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+# A test value.
+SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"
 VALID = {"SDK__ACCESSTOKEN": "token", "SDK__WEBHOOKS__SECRET": SECRET}
 
 

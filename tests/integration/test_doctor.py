@@ -118,7 +118,7 @@ def test_a_data_directory_that_others_may_enter(doctor):
     doctor.data.mkdir(mode=0o755)
     os.chmod(doctor.data, 0o755)
     found = doctor.alone()
-    assert "mode 0755" in found.one("permissions", "warning", "other users may enter")["what"]
+    assert "mode 0755" in found.one("permissions", "problem", "open to other users")["what"]
 
 
 def test_files_with_secrets_that_others_can_read(doctor, tmp_path):
@@ -130,7 +130,7 @@ def test_files_with_secrets_that_others_can_read(doctor, tmp_path):
         "Sdk__Webhooks__Secrets__0": 0o604,
         "Sdk__Webhooks__Secrets__1": 0o640,
     }.items():
-        (secrets / name).write_text(f"whsec_{'AB'[mode == 0o640] * 32}\n")
+        (secrets / name).write_text(f"secret-of-mode-{mode}-and-of-chance-{'kqz7'[mode % 4]}\n")
         (secrets / name).chmod(mode)
     (tmp_path / "appsettings.json").write_text('{"Sdk": {"AccessToken": "tok-in-a-file"}}')
     (tmp_path / "appsettings.json").chmod(0o600)
@@ -239,7 +239,7 @@ def test_the_limit_of_open_files(monkeypatch, tmp_path):
 def test_the_limit_of_the_running_receiver_is_what_counts(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     presence = Presence("http://127.0.0.1:1", "http://127.0.0.1:1/", os.getpid(), SETTINGS_SECRET)
-    (tmp_path / "sdk-data").mkdir()
+    (tmp_path / "sdk-data").mkdir(mode=0o700)
     settings = Settings.from_mapping({"Webhooks:Secret": SECRET}, standalone=True)
     report = Report("descriptors")
     with announced(tmp_path / "sdk-data", presence):
@@ -409,9 +409,11 @@ def replicated(tmp_path, **keys):
 
 
 def test_the_replicator_and_its_process(tmp_path):
-    def look(**keys):
+    def look(*, may_run=False, **keys):
         report = Report("replication")
-        doctor_machine.check_replication(replicated(tmp_path, **keys), {"PATH": ""}, report)
+        doctor_machine.check_replication(
+            replicated(tmp_path, **keys), {"PATH": ""}, report, may_run=may_run
+        )
         return [(f.level, f.what) for f in report.findings]
 
     level, what = look(ReplicatorPath=str(tmp_path / "none"))[0]
@@ -421,8 +423,9 @@ def test_the_replicator_and_its_process(tmp_path):
     binary = tmp_path / "litestream"
     binary.write_text("#!/bin/sh\necho v9\n")
     binary.chmod(0o755)
-    (_, version), (level, what) = look(ReplicatorPath=str(binary))
-    assert version.endswith("version v9")
+    (_, unasked), (level, what) = look(ReplicatorPath=str(binary))
+    assert "not asked for its version" in unasked
+    assert look(may_run=True, ReplicatorPath=str(binary))[0][1].endswith("version v9")
     assert (level, "the file is not there" in what) == ("problem", True)
     (tmp_path / "pid").write_text("words")
     assert "holds no process id" in look(ReplicatorPath=str(binary))[1][1]
@@ -455,7 +458,7 @@ async def test_a_bare_replicator_would_die_of_the_signal(tmp_path):
         )
         (tmp_path / "pid").write_text(str(process.pid))
         report = Report("replication")
-        doctor_machine.check_replication(replicated(tmp_path), {"PATH": ""}, report)
+        doctor_machine.check_replication(replicated(tmp_path), {"PATH": ""}, report, may_run=False)
         process.kill()
     assert any("dies of SIGHUP" in f.what for f in report.findings), report.findings
 

@@ -144,7 +144,7 @@ async def test_a_cancelled_full_stack_closes_its_client(caplog):
 def test_a_standalone_receiver_does_not_load_the_client():
     program = (
         "import sys, sdk_trio; sdk_trio.Services; sdk_trio.HandlerRegistry; "
-        "settings = sdk_trio.Settings.from_mapping({'Webhooks:Secret': 'x' * 40, "
+        "settings = sdk_trio.Settings.from_mapping({'Webhooks:Secret': 'a-secret-of-this-test', "
         "'Storage:Backend': 'Memory'}, standalone=True); sdk_trio.Runtime(settings); "
         "print(sorted(n for n in sys.modules if n == 'httpx' or n.startswith('sdk_trio.client')))"
     )

@@ -52,7 +52,7 @@ def modules_after_start(**keys: object) -> set[str]:
         "Admin:Bind": "127.0.0.1:0",
         "Storage:Backend": "Memory",
         "Webhooks:RequireHttps": False,
-        "Webhooks:Secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",  # public test vector
+        "Webhooks:Secret": "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg",  # a test value
         **keys,
     }
     ended = subprocess.run(

@@ -224,7 +224,7 @@ async def measured(directory: Path, sms: str) -> AsyncIterator[Measured]:
         await read_request(stream)
         await trio.sleep(60)
 
-    directory.mkdir()
+    directory.mkdir(mode=0o700)
     script = Script((), ACCEPTED["email"])
     behave = hang if sms == "hangs" else Script((), ACCEPTED["sms"])
     async with (

@@ -30,7 +30,7 @@ from sdk_trio.webhooks import HandlerRegistry
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "receive-notifications.md"
 
 #: Texts that are no base64, and text that is base64 without the prefix.
-SECRETS = [SECRET, "an-ordinary-secret-of-a-shop!", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]
+SECRETS = [SECRET, "an-ordinary-secret-of-a-shop!", "z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"]
 
 
 async def sent_request(secret=SECRET, **changes):
@@ -112,7 +112,7 @@ async def test_verify_notification_refuses_what_is_changed_old_or_incomplete():
         return caught.value.cause
 
     assert cause(body=request.body + b" ") == "no_match"
-    assert cause(secret="whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD") == "no_match"
+    assert cause(secret="whsec_ZYi2SptnRGqVWE69YmXzhwe3HB3GHULU") == "no_match"
     assert cause(now=time.time() + 400) == "too_old"
     assert cause(now=time.time() - 400) == "too_new"
     assert cause(x_sdk_signature=None) == "missing_header"

@@ -48,7 +48,7 @@ def directory() -> Iterator[Path]:
 
 
 def database(directory: Path, name: str = "t1") -> TenantDatabaseFile:
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
     file = directory / f"{name}.db"
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")

@@ -87,7 +87,7 @@ async def test_uploads_that_fail_show_as_lag_and_it_recovers(tmp_path: Path) -> 
         await trio.to_thread.run_sync(host.add, "busy")
         way = tmp_path / "way"
         base = Path(target.keys["Path"])
-        base.mkdir()
+        base.mkdir(mode=0o700)
         way.symlink_to(base)
         with trio.fail_after(3 * PATIENCE_SECONDS), replicating(host, (str(base), str(way))):
             checker = checker_of(host)

@@ -266,7 +266,7 @@ async def test_a_target_that_does_not_answer_is_not_waited_for_for_ever(tmp_path
 def on_a_small_disk(host, small, words, *, before=":"):
     """Run a command in an empty file system of 2 MB, which it shares with nobody."""
     small.mkdir()
-    script = f'mount -t tmpfs -o size=2m tmpfs "$0" || exit 99; cd "$0"; {before}; "$@"'
+    script = f'mount -t tmpfs -o size=2m,mode=0700 tmpfs "$0" || exit 99; cd "$0"; {before}; "$@"'
     script += '; echo "status $?"; ls -A'
     ended = subprocess.run(
         ["unshare", "--map-root-user", "--mount", "sh", "-c", script, small, *host.command(*words)],

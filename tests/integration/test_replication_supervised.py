@@ -63,7 +63,7 @@ class Host:
         """Add tenants, then their databases all at once, as a restore or an import would."""
         service = self.runtime.receiver.tenancy.service
         made = []
-        (self.root / "new").mkdir(exist_ok=True)
+        (self.root / "new").mkdir(mode=0o700, exist_ok=True)
         for _ in range(count):
             slug = f"t-{uuid.uuid4()}"
             tenant = await service.add(slug, name=slug)

@@ -89,7 +89,7 @@ class World:
         self.tenants = tenants
         self.window = window
         self.directory = root / "tenants"
-        self.directory.mkdir()
+        self.directory.mkdir(mode=0o700)
         self.output = root / "out" / "replicator.yml"
         self.output.parent.mkdir()
         self.replicator = Replicator(self.output)

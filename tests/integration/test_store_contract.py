@@ -392,7 +392,7 @@ async def test_a_call_cancelled_at_any_step_is_undone_or_done(
     tmp_path: Path, call: str, stores: Stores
 ) -> None:
     twin = Stores(stores.kind, tmp_path / "twin")
-    (tmp_path / "twin").mkdir()
+    (tmp_path / "twin").mkdir(mode=0o700)
     whole = await twin.open()
     await prepare(whole)
     before = await everything(whole)

@@ -180,7 +180,7 @@ async def test_what_is_no_tenant_id_is_no_file_name(tmp_path, tenant_id):
 
 
 async def test_a_link_out_of_the_directory_is_refused(tmp_path):
-    (tmp_path / "tenants").mkdir()
+    (tmp_path / "tenants").mkdir(mode=0o700)
     (tmp_path / "tenants" / f"{TENANT}.db").symlink_to(tmp_path / "elsewhere.db")
     async with opened(tmp_path / "tenants") as databases:
         with pytest.raises(StoreUnavailableError, match="leads out of the directory"):

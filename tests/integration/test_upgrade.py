@@ -233,7 +233,7 @@ def test_a_copy_stops_between_any_two_turns_and_leaves_nothing(tmp_path, stop_at
 async def test_an_old_database_that_cannot_be_read_is_one_clear_error_and_changes_nothing(
     tmp_path, spoil
 ):
-    (tmp_path / "tenants").mkdir()
+    (tmp_path / "tenants").mkdir(mode=0o700)
     spoil(tmp_path / "tenants" / "default.db")
     async with opened_host(host_settings(tmp_path)) as host:
         await deliver(host.store, 3)

@@ -15,7 +15,7 @@ from .deliveries import settings
 from .serving import PATIENCE_SECONDS
 
 #: A test value of the variable that names the token.
-TOKEN = "token-of-a-test"  # a test value
+TOKEN = "token-of-a-test-as-long-as-it-has-to-be"  # a test value
 
 
 class AdminUnderTest:

@@ -47,7 +47,12 @@ class CommandLine:
 
     def __call__(self, *words: str) -> Answer:
         self.capsys.readouterr()
-        status = main(words)
+        umask = os.umask(0)
+        os.umask(umask)
+        try:
+            status = main(words)
+        finally:
+            os.umask(umask)  # commands of a process of their own may keep theirs
         captured = self.capsys.readouterr()
         return Answer(status, captured.out, captured.err)
 

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import trio
 
-from sdk_trio.config import Settings
+from sdk_trio.config import Secret, Settings
 from sdk_trio.events import decode_envelope
 from sdk_trio.storage.memory_store import MemoryInbox
 from sdk_trio.storage.records import NewDelivery
@@ -17,8 +17,8 @@ from sdk_trio.webhooks.queuer import Queuer
 from sdk_trio.webhooks.registry import HandlerRegistry
 from sdk_trio.webhooks.services import Services
 
-#: The public test vector of the Standard Webhooks reference libraries.
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # public test vector
+#: A test value: published ones are refused in Production.
+SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"  # a test value
 
 _numbers = itertools.count(1)
 
@@ -32,7 +32,7 @@ def settings(**keys: Any) -> Settings:
         "Admin:Bind": "127.0.0.1:0",
         "Storage:Backend": "Memory",
         "Webhooks:RequireHttps": False,
-        "Webhooks:Secret": SECRET,
+        "Webhooks:Secret": Secret(SECRET, made_for_tests=True),
     }
     mapping.update({name.replace("__", ":"): value for name, value in keys.items()})
     return Settings.from_mapping(mapping, standalone=True)

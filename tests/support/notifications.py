@@ -20,7 +20,7 @@ from sdk_trio.runtime.channel_maker import make_channels
 from sdk_trio.storage.tenant_records import OutboxRecord, TenantStatus, Transition
 
 #: Test values: a public vector of Standard Webhooks, and credentials that no provider issues.
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"
 VARIABLES = {
     "EMAIL_API_KEY": "test-key-of-email",
     "SMS_ACCOUNT_SID": "AC" + "0" * 32,

@@ -65,7 +65,7 @@ class ReplicaHost:
     ending_seconds: float = PATIENCE_SECONDS
 
     def __attrs_post_init__(self) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         prefix = "Sdk:MultiTenant:FileDb:Replication:"
         keys = {
             "Sdk:Storage:Path": str(self.root / "data"),

@@ -80,7 +80,7 @@ class Fleet:
 def local_fleet(root: Path, **changes: object) -> Fleet:
     """A fleet whose target is a directory."""
     program("litestream")
-    (root / "db").mkdir(parents=True)
+    (root / "db").mkdir(mode=0o700, parents=True)
     settings: dict[str, object] = {
         "use_replication": True,
         "replica_target_type": ReplicaTargetType.LOCAL_DISK,

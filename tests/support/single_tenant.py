@@ -41,7 +41,8 @@ def host_settings(data: Path, *, seconds: float | None = None, **keys: Any) -> S
 
 def write_database(file: Path, rows: int = 50, *, journal: str = "wal") -> None:
     """Write a database with a table ``grants`` of so many rows; nothing is left in its log."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.parent.mkdir(mode=0o700, exist_ok=True)
+    file.parent.mkdir(mode=0o700, exist_ok=True)
     database = apsw.Connection(os.fspath(file))
     database.pragma("journal_mode", journal)
     database.execute("CREATE TABLE grants (id INTEGER PRIMARY KEY, body TEXT)")

@@ -64,7 +64,8 @@ def connect(file: Path) -> apsw.Connection:
 
 def make_template(data: Path) -> None:
     """Write what a single-tenant host leaves when it was killed: its last rows in the log only."""
-    (data / "tenants").mkdir(parents=True)
+    data.mkdir(mode=0o700, parents=True)
+    (data / "tenants").mkdir(mode=0o700)
     trio.run(fill_inbox, data)
     in_child(write_source, data / "tenants" / "default.db")
     host = connect(data / "host.db")
@@ -239,7 +240,7 @@ class Runner:
         # Looked at in a copy: SQLite may finish here what the next run has to.
         look = self.directory / "look"
         shutil.rmtree(look, ignore_errors=True)
-        look.mkdir()
+        look.mkdir(mode=0o700)
         for suffix in ("", "-wal"):
             file = data / f"inbox.db{suffix}"
             if file.exists():

@@ -12,8 +12,8 @@ from sdk_trio.config.rules import check
 from sdk_trio.config.table import table
 from sdk_trio.errors import OptionsValidationError, Problem
 
-# A public test vector of the Standard Webhooks project.
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+# A test value.
+SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"
 
 
 def bound(mapping: Any) -> Settings:

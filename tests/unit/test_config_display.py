@@ -8,8 +8,8 @@ from sdk_trio.config import Settings, describe, json_schema
 from sdk_trio.config.reference import reference_page
 from sdk_trio.config.table import table
 
-# A public test vector of the Standard Webhooks project.
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+# A test value.
+SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "configuration.md"
 
 
@@ -19,12 +19,12 @@ def rows(mapping: dict[str, Any], origins: dict[str, str] | None = None) -> dict
 
 
 def test_secrets_are_masked_by_type() -> None:
-    shown = rows({"Webhooks:Secrets": ["whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="]})
+    shown = rows({"Webhooks:Secrets": ["whpk_7rKQLZBgBYUW8W62SNPiNnhjKBn0wefax7JyU9mCeJc="]})
     assert shown["Sdk:AccessToken"].value == "********"
     assert shown["Sdk:Webhooks:Secrets"].value == "[********]"
     assert shown["Sdk:Webhooks:Secret"].value == "********"
     assert shown["Sdk:Admin:TokenEnvVar"].value == "SDK_ADMIN_TOKEN"
-    assert not re.search(r"MfKQ9r8|a-token|1SiA4o9", str(shown))
+    assert not re.search(r"z6fMa4Y|a-token|7rKQLZB", str(shown))
 
 
 def test_values_are_shown_as_they_are_written() -> None:

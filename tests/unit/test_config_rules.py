@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.config import BUNDLED_API_VERSION, Settings, missing_parts
+from sdk_trio.config import BUNDLED_API_VERSION, Secret, Settings, missing_parts
 from sdk_trio.config.binding import bind
 from sdk_trio.config.layers import read_section
 from sdk_trio.config.rules import Findings, check
 from sdk_trio.config.table import table
 from sdk_trio.errors import OptionsValidationError
 
-# Public test vectors of the Standard Webhooks project.
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-OTHER_SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
-PUBLIC_KEY = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="
+# Test values.
+SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"
+OTHER_SECRET = "whsec_ZYi2SptnRGqVWE69YmXzhwe3HB3GHULU"
+PUBLIC_KEY = "whpk_7rKQLZBgBYUW8W62SNPiNnhjKBn0wefax7JyU9mCeJc="
 
 VALID = {"AccessToken": "token", "Webhooks:Secret": SECRET}
 REPLICATION = "MultiTenant:FileDb:Replication"
@@ -34,7 +34,10 @@ WEBHOOK = {
     f"{NOTIFICATIONS}:EnabledChannels:Webhook": True,
     f"{NOTIFICATIONS}:Webhook:Url": "https://example.com/in",
 }
-DEVELOPMENT = {"Environment": "Development"}
+DEVELOPMENT = {
+    "Environment": "Development",
+    "Webhooks:Secret": Secret(SECRET, made_for_tests=True),
+}
 
 
 def findings(changes: dict[str, Any], **arguments: Any) -> Findings:
@@ -60,7 +63,8 @@ GOOD: list[dict[str, Any]] = [
     {"Mode": "Custom", "CustomBaseUrl": "https://[2001:db8::1]:8443/api"},
     {"Mode": "Custom", "CustomBaseUrl": "https://bücher.example./"},
     {"Mode": "Custom", "CustomBaseUrl": "http://localhost:9000", **DEVELOPMENT},
-    {"Mode": "Custom", "CustomBaseUrl": "http://127.0.0.1:9000", "Environment": "development"},
+    {"Mode": "Custom", "CustomBaseUrl": "http://127.0.0.1:9000", **DEVELOPMENT,
+     "Environment": "development"},
     {"Mode": "Custom", "CustomBaseUrl": "http://[::1]:9000", **DEVELOPMENT},
     {"ApiVersion": BUNDLED_API_VERSION, "ApiVersionStrictness": "Strict"},
     {"ApiVersion": "2025-01", "ApiVersionStrictness": "Off"},
@@ -68,6 +72,7 @@ GOOD: list[dict[str, Any]] = [
     {"Webhooks:Secret": PUBLIC_KEY},
     {"Webhooks:Path": "/"},
     {"Server:Bind": ["localhost:0", "localhost:0", "[::]:443", "unix:/run/x.sock", "fd:3"]},
+    {"Server:Bind": ["unix:/run/x.sock?mode=0660", "unix:/run/y.sock?mode=0600"]},
     {"Server:Bind": ["fd:web", "fd:sdk-trio.socket"]},
     {"Server:Bind": ["127.0.0.1:8081"], "Admin:Enabled": False},
     {"Server:Bind": ["0.0.0.0:0"], "Admin:Bind": "127.0.0.1:0"},
@@ -222,6 +227,7 @@ def test_versions_are_iso_dates(version: str) -> None:
 @pytest.mark.parametrize(
     "address",
     ["", "8080", ":8080", "localhost", "localhost:", "localhost:x", "localhost:65536", "::1:80",
+     "unix:/x?mode=0777", "unix:/x?mode=660", "unix:/x?mode=", "unix:?mode=0660",
      "[::1]", "[zz]:80", "unix:", "fd:", "fd:1234567", "fd:a b", "a b:80", "unix:/" + "a" * 107],
 )  # fmt: skip
 def test_bind_addresses(address: str) -> None:
@@ -280,9 +286,22 @@ def test_warnings(changes: dict[str, Any], key: str) -> None:
     assert [warning.key for warning in found.warnings] == [f"Sdk:{key}"]
 
 
-@pytest.mark.parametrize("name", ["Staging", "production", "Tests", "QA"])
-def test_other_environments_are_no_warning(name: str) -> None:
+@pytest.mark.parametrize("name", ["production", "Prod", "PRODUCTION"])
+def test_the_usual_names_of_production_are_no_warning(name: str) -> None:
     assert findings({"Environment": name}) == Findings()
+
+
+@pytest.mark.parametrize("name", ["Staging", "staging", "Tests", "QA", "Developement"])
+def test_every_other_name_counts_as_production_and_is_told(name: str) -> None:
+    [warning] = findings({"Environment": name}).warnings
+    assert "counts as Production" in warning.message
+    assert ("did you mean Development" in warning.message) == (name == "Developement")
+
+
+@pytest.mark.parametrize("name", ["dev", "Dev", "development", "DEVELOPMENT"])
+def test_the_names_of_development_count_as_it(name: str) -> None:
+    assert Settings(environment=name).is_development
+    assert not any("counts as" in w.message for w in findings({"Environment": name}).warnings)
 
 
 def problem_keys(mapping: dict[str, Any]) -> list[str]:

@@ -1,13 +1,16 @@
 import base64
+import random
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.config import KeyDerivation, ParsedSecret, Secret, parse_secret
+from sdk_trio.config.ed25519_point import is_forgeable, is_public_key
 
-# Public test vectors of the Standard Webhooks project.
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+# A test value, and a published key.
+SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"
 PUBLIC_KEY = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="
 
 AUTO, STANDARD, UTF8 = KeyDerivation.AUTO, KeyDerivation.STANDARD, KeyDerivation.UTF8
@@ -114,9 +117,90 @@ def parsed_or_reason(text: str, derivation: KeyDerivation) -> ParsedSecret | str
 def test_a_secret_does_not_show_itself() -> None:
     secret = Secret(SECRET)
     shown = f"{secret!r} {secret!s} {secret} {secret:>20} {[secret]} {'%s' % secret}"  # noqa: UP031 - one of the ways to leak
-    assert "MfKQ9r8" not in shown
+    assert "z6fMa4Y" not in shown
     assert secret.reveal() == SECRET
     assert secret == Secret(SECRET)
     assert hash(secret) == hash(Secret(SECRET))
     assert secret != Secret("other")
     assert secret != SECRET
+
+
+def raw_public_key(seed: bytes) -> bytes:
+    return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+
+
+#: Every encoding of a point of small order (RFC 7748, 7 tells why they are refused).
+SMALL_ORDER = [
+    bytes([1, *[0] * 31]),
+    bytes(32),
+    bytes([*[0] * 31, 0x80]),
+    (2**255 - 20).to_bytes(32, "little"),
+    *(
+        bytes.fromhex(f"{start}{end}")
+        for start in (
+            "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc",
+            "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03",
+        )
+        for end in (("05", "85") if start.startswith("26") else ("7a", "fa"))
+    ),
+]
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_a_public_key_is_told_apart_by_its_point(seed: bytes) -> None:
+    """What an independent library makes is a key; the curve's equation is its own, too."""
+    key = raw_public_key(seed)
+    assert is_public_key(key)
+    assert not is_forgeable(key)
+    parsed = parse_secret(f"whpk_{base64.b64encode(key).decode()}", AUTO)
+    assert parsed.ed25519_public_key == key
+    for derivation in (AUTO, STANDARD):
+        with pytest.raises(ValueError, match="write whpk_"):
+            parse_secret(base64.b64encode(key).decode(), derivation)
+    assert parse_secret(base64.b64encode(key).decode(), UTF8).hmac_keys
+
+
+@pytest.mark.parametrize("key", SMALL_ORDER, ids=bytes.hex)
+def test_a_key_of_small_order_is_nobody_s(key: bytes) -> None:
+    assert is_forgeable(key)
+    assert not is_public_key(key)
+    with pytest.raises(ValueError, match="nobody can own"):
+        parse_secret(f"whpk_{base64.b64encode(key).decode()}", AUTO)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_judged(encoded: bytes) -> None:
+    assert not (is_public_key(encoded) and is_forgeable(encoded))
+    if len(encoded) != 32:
+        assert is_forgeable(encoded)
+
+
+@given(st.integers(16, 64), st.integers())
+def test_a_key_of_chance_is_not_guessable(length: int, seed: int) -> None:
+    text = base64.b64encode(random.Random(seed).randbytes(length)).decode()
+    parsed = parse_secret(f"whsec_{text}", AUTO)
+    assert parsed.guessable is None
+    assert any("bytes of key" in warning for warning in parsed.warnings) is (length < 24)
+
+
+@given(st.binary(min_size=1, max_size=15), st.integers(16, 64))
+def test_a_repeated_key_is_guessable(part: bytes, length: int) -> None:
+    key = (part * 64)[: max(length, 2 * len(part))]
+    parsed = parse_secret(f"whsec_{base64.b64encode(key).decode()}", STANDARD)
+    assert "pattern" in (parsed.guessable or "")
+
+
+@pytest.mark.parametrize("form", ["{}", "whsec_{}"])
+@pytest.mark.parametrize("derivation", [AUTO, STANDARD, UTF8])
+def test_a_published_secret_is_guessable(form: str, derivation: KeyDerivation) -> None:
+    for body in ("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "C2FVsBQIhrscChlQIMV+b5sSYspob7oD"):
+        parsed = parse_secret(form.format(body), derivation)
+        assert "published" in (parsed.guessable or "")
+
+
+@pytest.mark.parametrize("quote", ["'", '"', "`"])
+def test_quotes_of_some_other_syntax_are_named(quote: str) -> None:
+    for text in (f"{quote}{SECRET}{quote}", f"{quote}a text of some length{quote}"):
+        with pytest.raises(ValueError, match="remove both quotes"):
+            parse_secret(text, AUTO)
+    assert parse_secret(f"{quote}a text of some length", AUTO).hmac_keys

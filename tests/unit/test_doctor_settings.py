@@ -74,11 +74,6 @@ def worst(check, **keys):
             PROBLEM,
             "'unix' is not among",
         ),
-        (
-            {"Server__TrustedProxies": ["0.0.0.0/0"], "Server__Bind": ["0.0.0.0:80"]},
-            PROBLEM,
-            "0.0.0.0/0 holds strangers",
-        ),
         ({"Server__TrustedProxies": ["127.0.0.0/8"]}, NOTE, "lets through untouched"),
         (
             {"Server__TrustedProxies": ["unix"], "Server__Bind": ["unix:/x.sock"]},

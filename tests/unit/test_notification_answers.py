@@ -62,5 +62,5 @@ def test_payload_and_signature_are_what_they_were():
     assert body.startswith(b'{"type":"tenant.suspended","timestamp":"2027-01-15T08:00:00.250Z"')
     # Computed with: printf '{}' | openssl dgst -sha256 -hmac whsec_...
     assert body_signature(SECRET, b"{}") == (
-        "sha256=6cbbcdf2c8016ca85b50543b19e8e121ef16137967bdfa3ce660972922bafaeb"
+        "sha256=7d32e1920b95c097413913fa478a32d0211cca71e9aaae71ee10a71e725751d6"
     )

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdk_trio.config.options import ForwardedHeaders
 from sdk_trio.errors import OptionsValidationError
 from sdk_trio.webhooks.peers import AllowedSources, Origin, TrustedProxies
 
@@ -241,10 +242,46 @@ class TestBothFamilies:
     def test_contradiction_is_the_insecure_reading(self, lines: Lines) -> None:
         assert origin(*lines, scheme="https") == Origin(EDGE, secure=False)
 
-    def test_silence_contradicts_nothing(self) -> None:
-        assert origin(proto("https"), forwarded(f"for={CLIENT}")) == Origin(CLIENT, True)
-        assert origin(xff(CLIENT), forwarded("proto=https")) == Origin(CLIENT, True)
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            [proto("https"), forwarded(f"for={CLIENT}")],
+            [proto("https"), forwarded(f"for={CLIENT};proto=https")],
+            [xff(CLIENT), forwarded("proto=https")],
+        ],
+    )
+    def test_what_one_family_alone_says_may_be_the_sender_s_own(self, lines: Lines) -> None:
+        """A proxy that sets one header of the three passes the sender's others on."""
+        assert origin(*lines) == Origin(EDGE, False)
+
+    def test_an_empty_family_contradicts_nothing(self) -> None:
         assert origin(xff(CLIENT), proto("https"), forwarded("")) == Origin(CLIENT, True)
+        assert origin(xff(" ,"), forwarded(f"for={CLIENT};proto=https")) == Origin(CLIENT, True)
+
+    @pytest.mark.parametrize(
+        ("family", "expected"),
+        [
+            (ForwardedHeaders.FORWARDED, Origin(ATTACKER, True)),
+            (ForwardedHeaders.X_FORWARDED, Origin(CLIENT, False)),
+            (ForwardedHeaders.AUTO, Origin(EDGE, False)),
+        ],
+    )
+    def test_the_family_of_the_settings_is_the_only_one_that_is_read(
+        self, family: ForwardedHeaders, expected: Origin
+    ) -> None:
+        proxies = TrustedProxies(["10.0.0.0/8"], family)
+        lines = [xff(CLIENT), proto("http"), forwarded(f"for={ATTACKER};proto=https")]
+        assert origin(*lines, proxies=proxies) == expected
+
+    def test_a_contradiction_is_reported_once_and_garbage_is_none(self) -> None:
+        reported: list[str | None] = []
+        proxies = TrustedProxies(["10.0.0.0/8"], on_contradiction=reported.append)
+        origin(forwarded("garbage"), proxies=proxies)
+        origin(xff(CLIENT), proto("https"), proxies=proxies)
+        assert reported == []
+        for _ in range(2):
+            origin(proto("http"), forwarded("proto=https"), proxies=proxies)
+        assert reported == [EDGE]
 
 
 tokens = st.lists(

@@ -299,7 +299,8 @@ class TestDetails:
         assert isinstance(judged, Rejected)
         assert judged.cause is Cause.NO_MATCH
         assert "whpk_" in judged.detail
-        ring = Keyring.from_secrets([Secret("whpk_" + "A" * 43 + "=")], KeyDerivation.AUTO)
+        key = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="  # published
+        ring = Keyring.from_secrets([Secret(key)], KeyDerivation.AUTO)
         judged = verdict(signed(), ring=ring)
         assert isinstance(judged, Rejected)
         assert "whsec_" in judged.detail

@@ -1,0 +1,118 @@
+"""The program as a process: commands that end, and daemons that a test stops."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from .command_forker import run_command
+from .deliveries import SECRET
+
+#: A step that takes longer hangs, in seconds.
+PATIENCE = 60.0
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without anything that the program reads."""
+    ours = ("SDK_", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY")
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith(ours)}
+
+
+@attrs.frozen
+class Place:
+    """A directory in which commands run, with an environment of its own."""
+
+    directory: Path
+    environ: dict[str, str] = attrs.field(
+        factory=lambda: {
+            **clean_environment(),
+            "SDK__WEBHOOKS__SECRET": SECRET,
+            "SDK__SERVER__BIND": "127.0.0.1:0",
+            "SDK__ADMIN__BIND": "127.0.0.1:0",
+            "SDK__WEBHOOKS__REQUIREHTTPS": "false",
+        }
+    )
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "sdk-data"
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; its status is the test's to judge."""
+        return run_command(words, environ=self.environ, directory=self.directory, seconds=PATIENCE)
+
+    def checked(self, *assignments: str, **environ: str) -> list[dict[str, Any]]:
+        """The problems and warnings of ``config check`` for ``KEY=VALUE`` settings."""
+        words = [word for assignment in assignments for word in ("--set", assignment)]
+        ran = run_command(
+            ["config", "check", "--standalone", "--format", "json", *words],
+            environ={**self.environ, **environ},
+            directory=self.directory,
+            seconds=PATIENCE,
+        )
+        found: list[dict[str, Any]] = json.loads(ran.stdout)
+        assert ran.returncode == (78 if any(f["level"] == "error" for f in found) else 0), ran
+        return found
+
+    @contextmanager
+    def daemon(
+        self, *words: str, umask: int = -1, start: Sequence[str] = ("run", "--standalone")
+    ) -> Iterator["Daemon"]:
+        """A daemon that has started; at the end it is stopped with TERM."""
+        log = self.directory / "log"
+        with log.open("w") as err:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "sdk_trio", *start, *words],
+                cwd=self.directory,
+                env=self.environ,
+                stdout=err,
+                stderr=err,
+                umask=umask,
+            )
+        try:
+            daemon = Daemon(process, log)
+            daemon.wait_for("runtime.started")
+            yield daemon
+            process.send_signal(signal.SIGTERM)
+            process.wait(PATIENCE)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@attrs.frozen
+class Daemon:
+    """A running daemon and what it has logged."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def logged(self, event: str) -> list[Mapping[str, Any]]:
+        lines = [line for line in self.log.read_text().splitlines() if line.startswith("{")]
+        return [entry for entry in map(json.loads, lines) if entry["event"] == event]
+
+    def wait_for(self, event: str) -> Mapping[str, Any]:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            ended = self.process.poll() is not None
+            if found := self.logged(event):
+                return found[-1]
+            assert not ended, self.log.read_text()
+            time.sleep(0.02)
+        raise AssertionError(f"{event} did not come: {self.log.read_text()}")
+
+    @property
+    def receiver(self) -> str:
+        return str(self.wait_for("runtime.started")["receiver"][0])
+
+    @property
+    def admin(self) -> str:
+        return str(self.wait_for("runtime.started")["admin"][0])
