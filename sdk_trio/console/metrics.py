@@ -31,6 +31,12 @@ METRICS: Final = (
         "process_start_time_seconds", "gauge", "When this runtime started, in seconds since 1970."
     ),
     Metric("sdk_check_ok", "gauge", "A check of /readyz: 1 passes, 0 fails.", ("check",)),
+    Metric(
+        "sdk_runtime_blocked_total",
+        "counter",
+        "How often the event loop stood still for more than a second.",
+    ),
+    Metric("sdk_runtime_blocked_seconds_total", "counter", "For how long it did so, in all."),
     Metric("sdk_draining", "gauge", "1 from the beginning of a graceful stop on, else 0."),
     Metric(
         "sdk_webhook_deliveries_total",

@@ -23,9 +23,9 @@ from ..tracing import Links, find_tracer
 from . import answers
 from .answers import Answer
 from .arrival import Arrival
-from .companion import Companion
+from .companion import Companion, Part, keep
 from .counters import Counters
-from .dispatcher import CLEANUP_SECONDS, Dispatcher
+from .dispatcher import CLEANUP_SECONDS, Dispatcher, Run
 from .janitor import Janitor
 from .queuer import Queuer
 from .receiver import UNAVAILABLE_RETRY_SECONDS, Receive, Receiver, Scope, Send
@@ -112,6 +112,7 @@ class WebhookReceiver:
         self._companion = companion
         self._receiver: Receiver = Receiver(settings, self, self.counters, clock=clock)
         self._running: _Running | None = None
+        self._last: _Running | None = None
         self._draining = False
         self._drained: trio.Event = trio.Event()
         self.report: DrainReport | None = None
@@ -240,6 +241,23 @@ class WebhookReceiver:
         return self._running.queue.unfinished if self._running else 0
 
     @property
+    def runs(self) -> tuple[Run, ...]:
+        """The handlers at work, the oldest first; any thread may ask."""
+        return () if self._last is None else self._last.dispatcher.runs
+
+    async def leave(self) -> None:
+        """Release the events of handlers that no cancellation ends, and write :attr:`report`.
+
+        For a process that ends at once: a run that goes on nevertheless would be repeated beside
+        itself.
+        """
+        if self._last is None:
+            await trio.lowlevel.checkpoint()
+            return
+        await self._last.dispatcher.leave()
+        await self._write_report(self._last.inbox, self._last)
+
+    @property
     def idle(self) -> bool:
         """Whether no event waits in memory and no worker runs one."""
         return self._running is None or self._running.queue.idle
@@ -259,9 +277,10 @@ class WebhookReceiver:
         async with AsyncExitStack() as stack:
             inbox, tenancy, store = await self._open(stack)
             recovered = await inbox.recover()
+            await inbox.reschedule(now=self._clock())
             if recovered:
                 _log.warning("webhook.recovered", events=recovered)
-            running = self._assemble(inbox, tenancy)
+            running = self._last = self._assemble(inbox, tenancy)
             running.store = store
             self._warn_of_missing_handlers()
             try:
@@ -313,17 +332,23 @@ class WebhookReceiver:
 
     async def _run_queue(self, running: "_Running", *, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(running.janitor.run)
+            start = partial(_start, nursery, lambda: running.queue.closed)
+            await start("the janitor", running.janitor.run)
             if running.tenancy is not None:
-                await nursery.start(running.tenancy.run)
+                await start("the watch over the tenants", running.tenancy.run)
             async with trio.open_nursery() as beside:
                 if self._companion and running.store is not None and running.tenancy is not None:
-                    await beside.start(self._companion.run, running.store, running.tenancy)
-                await nursery.start(running.queue.run)
+                    companion = partial(self._companion.run, running.store, running.tenancy)
+                    may_end = self._has_begun_to_drain
+                    await _start(beside, may_end, "the sending of notifications", companion)
+                await start("the queue", running.queue.run)
                 self._running = running
                 task_status.started()
                 await running.queue.ended.wait()
             nursery.cancel_scope.cancel()
+
+    def _has_begun_to_drain(self) -> bool:
+        return self._draining
 
     async def drain(self) -> None:
         """Accept nothing new, finish what is queued in memory, and end :meth:`run`.
@@ -394,6 +419,10 @@ class WebhookReceiver:
             lost=left if in_memory else 0,
             ids=ids,
         )
+
+
+async def _start(nursery: trio.Nursery, may_end: Callable[[], bool], name: str, part: Part) -> None:
+    await nursery.start(partial(keep, name, part, may_end=may_end))
 
 
 def _tenant_keys(tenancy: "Tenancy", settings: Settings) -> "TenantKeys":
