@@ -438,8 +438,7 @@ class Dispatcher:
     async def _run(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
         """Run user code; whatever it raises of its own becomes a :class:`Failure`."""
         begun = self._stopwatch()
-        # Named "run" for run_in, which looks for it in the frames of a thread that stands still.
-        self._runs[event.webhook_id] = run = Run(handler.name, event.webhook_id, begun)
+        self._runs[event.webhook_id] = Run(handler.name, event.webhook_id, begun)
         try:
             try:
                 await handler.handler.handle_core(event)
@@ -595,8 +594,8 @@ def run_in(frames: Iterable[FrameType]) -> Run | None:
     """Return the run of a handler that is among the frames of a thread, if one is."""
     for frame in frames:
         if frame.f_code is Dispatcher._run.__code__:
-            found = frame.f_locals.get("run")
-            return found if isinstance(found, Run) else None
+            seen = frame.f_locals
+            return Run(seen["handler"].name, seen["event"].webhook_id, seen.get("begun", 0.0))
     return None
 
 

@@ -235,6 +235,14 @@ class Daemon:
             connection.close()
         return None if row is None else dict(row)
 
+    def change(self, statement: str, **values: object) -> None:
+        """Change the store while no daemon runs."""
+        connection = sqlite3.connect(self.directory / "data" / "inbox.db", isolation_level=None)
+        try:
+            connection.execute(statement, values)
+        finally:
+            connection.close()
+
     def state(self, webhook_id: str) -> object:
         return (self.record(webhook_id) or {}).get("state")
 
