@@ -68,13 +68,12 @@ class Ending:
         self._ended = False
         self._over = False
         self._others = set(threading.enumerate())
+        self._thread = threading.Thread(target=self._guard, name="sdk_trio-ending", daemon=True)
 
     # -- around the loop, in the main thread -----------------------------------------------------
 
     def __enter__(self) -> "Ending":
-        thread = threading.Thread(target=self._guard, name="sdk_trio-ending", daemon=True)
-        self._others.add(thread)
-        thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -88,6 +87,9 @@ class Ending:
         if not left:
             self._over = True
             self._nudge()
+            self._thread.join()
+            self._reader.close()
+            self._writer.close()
             return
         _log.warning(
             "runtime.threads_left",

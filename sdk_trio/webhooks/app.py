@@ -280,7 +280,7 @@ class WebhookReceiver:
             await inbox.reschedule(now=self._clock())
             if recovered:
                 _log.warning("webhook.recovered", events=recovered)
-            running = self._last = self._assemble(inbox, tenancy)
+            running = self._last = self._assemble(inbox, tenancy, after_crash=recovered > 0)
             running.store = store
             self._warn_of_missing_handlers()
             try:
@@ -373,7 +373,9 @@ class WebhookReceiver:
         if self._companion is not None:
             self._companion.close()
 
-    def _assemble(self, inbox: Inbox, tenancy: "Tenancy | None") -> "_Running":
+    def _assemble(
+        self, inbox: Inbox, tenancy: "Tenancy | None", *, after_crash: bool
+    ) -> "_Running":
         services = Services(self.settings, inbox, self._client, tenancy=tenancy)
         handlers = self._registry.bind(services)
         make_dispatcher = self._trace() or Dispatcher
@@ -382,7 +384,14 @@ class WebhookReceiver:
         )
         if tenancy is not None:
             self._receiver.tenant_keys = _tenant_keys(tenancy, self.settings)
-        queue = Queuer(self.settings, dispatcher, inbox, self.counters, clock=self._clock)
+        queue = Queuer(
+            self.settings,
+            dispatcher,
+            inbox,
+            self.counters,
+            clock=self._clock,
+            after_crash=after_crash,
+        )
         janitor = Janitor(inbox, self._receiver.secret_usage, clock=self._clock)
         return _Running(inbox, handlers, dispatcher, queue, janitor, tenancy)
 

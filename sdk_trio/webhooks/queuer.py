@@ -62,12 +62,14 @@ class Queuer:
         counters: Counters,
         *,
         clock: Callable[[], float] = time.time,
+        after_crash: bool = False,
     ) -> None:
         options = settings.webhooks.queue
         self._dispatcher = dispatcher
         self._inbox = inbox
         self._counters = counters
         self._clock = clock
+        self._after_crash = after_crash
         self._capacity = options.capacity
         self._workers = options.workers
         # An event, which run of it is next, and whether it has never been out of this process.
@@ -154,7 +156,7 @@ class Queuer:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run workers, feeder and lease keeper until :meth:`close` and the channel is empty.
 
-        Events that ran when an earlier process ended go first. Cancelled, the workers release what
+        After a crash, what may have caused it goes first. Cancelled, the workers release what
         they run; what is still in the channel stays in the store.
         """
         with self._receive, self._send:
@@ -163,7 +165,8 @@ class Queuer:
                 background.start_soon(self._watch_clock)
                 task_status.started()
                 async with trio.open_nursery() as workers:
-                    await self._run_suspects(workers)
+                    if self._after_crash:
+                        await self._run_suspects(workers)
                     background.start_soon(self._feed)
                     for _ in range(self._workers):
                         workers.start_soon(self._work)
