@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from support.disk_faults import DiskFaults, hanging
 from support.supervised import Daemon, running, wait_until
 
 DRAIN = 1
@@ -49,8 +51,6 @@ def test_what_no_cancellation_ends_is_named_left_behind_and_run_again(daemon, ki
 
 def test_an_inline_handler_in_a_thread_is_left_behind_as_well(daemon):
     with running(daemon):
-        import threading
-
         sender = threading.Thread(
             target=daemon.deliver, args=("thread-1",), kwargs={"inline": True}
         )
@@ -106,6 +106,20 @@ def test_a_thread_of_the_application_does_not_keep_the_process(daemon):
         assert daemon.ended(IN_TIME) == 0
         (left,) = events_of(daemon, "runtime.threads_left")
         assert left["threads"] == ["lingering"]
+
+
+def test_a_disk_that_hangs_does_not_keep_the_process(daemon, tmp_path):
+    faults = DiskFaults(tmp_path)
+    daemon.environment |= faults.environment
+    with running(daemon):
+        daemon.deliver("fine-1")
+        daemon.wait_for_state("fine-1", "done")
+        faults.set(hanging("sync", tmp_path / "data"))
+        threading.Thread(target=daemon.deliver, args=("fine-2",), daemon=True).start()
+        wait_until(lambda: "store." in daemon.log(), daemon.log)
+        daemon.signal(signal.SIGTERM)
+        # The store gives up by itself (69), or the process goes without it (1).
+        assert daemon.ended(IN_TIME) in (69, 1)
 
 
 def wait_until_taken(process, number):
