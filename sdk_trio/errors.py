@@ -6,6 +6,8 @@
     ├── OptionsValidationError          settings are wrong; lists every problem with its full key
     │   └── NotInThisVersionError       a documented part that this version does not contain
     ├── NotSupportedError               asked for by the specification to be refused
+    ├── HandlerAbortedError             a handler raised what is no Exception; given to on_error
+    ├── PartEndedError                  a part of the runtime ended without having been asked to
     ├── HandlerRegistrationError        a handler was registered wrongly
     │   └── MissingHandlersError        FailOnMissingHandlers and known types without a handler
     ├── StorageError
@@ -106,6 +108,17 @@ class NotSupportedError(SdkError):
     """The specification names this choice and asks for it to be refused."""
 
     exit_code = EXIT_CONFIGURATION
+
+
+class HandlerAbortedError(SdkError):
+    """A handler raised ``SystemExit`` or its like, or let a cancellation of its own escape.
+
+    ``on_error`` gets it in the place of what was raised, which is its ``__cause__``.
+    """
+
+
+class PartEndedError(SdkError):
+    """A part of the runtime ended without having been asked to: an error of this package."""
 
 
 class HandlerRegistrationError(SdkError):

@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 
 #: The states of ``storage.records.DeliveryState``, which would import the whole store.
 STATES = ("received", "running", "retrying", "done", "dead", "parked")
-REPLAYABLE_STATES = ("dead", "parked")
+REPLAYABLE_STATES = ("dead", "parked", "retrying")
 
 #: The states of ``storage.notification_records.NotificationState``.
 NOTIFICATION_STATES = ("pending", "sending", "retrying", "sent", "failed", "skipped", "unknown")
@@ -107,7 +107,7 @@ def events_show(parser: ArgumentParser) -> None:
 
 
 def events_replay(parser: ArgumentParser) -> None:
-    parser.add_argument("ids", metavar="ID", nargs="*", help="dead or parked events")
+    parser.add_argument("ids", metavar="ID", nargs="*", help="dead, parked or retrying events")
     parser.add_argument(
         "--state", choices=REPLAYABLE_STATES, help="every event in this state, instead of ids"
     )

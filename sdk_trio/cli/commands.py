@@ -49,7 +49,7 @@ COMMANDS = (
     Command("events show", "show one event", "events:show_event", arguments.events_show),
     Command(
         "events replay",
-        "run dead or parked events again",
+        "run dead, parked or retrying events again",
         "replayer:replay",
         arguments.events_replay,
     ),

@@ -18,6 +18,7 @@ from ..runtime.systemd_notifier import SystemdNotifier, claim_environment
 from ..storage.data_directory import keep_files_private
 from ..webhooks.sender import own_url
 from .app_importer import import_registry
+from .ending import Ending
 from .presence import SETTINGS_SECRET, Presence, announced
 from .settings_reader import read
 from .settings_reloader import SettingsReloader
@@ -52,8 +53,10 @@ def run(arguments: Namespace) -> int:
 
     reloader = SettingsReloader(read_again, complete)
     if _HANGUP is not None:
-        # One that comes before the runtime watches must not end the process.
-        signal.signal(_HANGUP, lambda *_: reloader.request())
+        # One that comes before the runtime watches must neither end the process nor get lost.
+        before = signal.signal(_HANGUP, lambda *_: reloader.request())
+        if getattr(before, "called", False):  # since the first moment: see __main__
+            reloader.request()
     loaded = read_again()
     settings = complete(loaded)
     reloader.began_with(loaded)
@@ -103,12 +106,17 @@ def serve(
     """Run ``runtime`` with signals; ``announce`` is entered once it accepts deliveries.
 
     The first TERM or INT begins a graceful stop, the second one forces it. HUP asks ``reloader``
-    for a reload; without one, it ends the program as TERM does.
+    for a reload; without one, it ends the program as TERM does. Where a handler cannot be ended,
+    the process ends all the same: see :class:`.ending.Ending`.
 
     Returns:
         0, 128 + the number of the signal that forced, or 1 if nobody asked for the end.
     """
-    return trio.run(_serve, runtime, announce, reloader, manager or ServiceEnvironment())
+    ends_too = () if reloader is not None or _HANGUP is None else (_HANGUP,)
+    with Ending(runtime, (*_ENDING, *ends_too)) as ending:
+        return trio.run(
+            _serve, runtime, announce, reloader, manager or ServiceEnvironment(), ending
+        )
 
 
 async def _serve(
@@ -116,6 +124,7 @@ async def _serve(
     announce: Announce,
     reloader: SettingsReloader | None,
     manager: ServiceEnvironment,
+    ending: Ending,
 ) -> int:
     signals = _Signals(runtime, reloader)
     watched = _ENDING if _HANGUP is None else (*_ENDING, _HANGUP)
@@ -126,7 +135,8 @@ async def _serve(
     ):
         async with trio.open_nursery() as outer:
             outer.start_soon(signals.watch, arriving)
-            async with trio.open_nursery() as inner:
+            outer.start_soon(ending.watch)
+            async with ending.until_the_end(), trio.open_nursery() as inner:
                 started = await _start(runtime, inner, notifier)
                 while_running.enter_context(announce(started))
                 status = f"serving on {', '.join(started.receiver)}"

@@ -6,6 +6,7 @@ from argparse import Namespace
 import trio
 
 from ..config import Settings
+from ..config.layers import printable
 from ..errors import SdkError
 from ..storage.record_fields import listed, shown
 from ..storage.records import UNFINISHED, AttemptRecord, DeliveryRecord, DeliveryState
@@ -102,9 +103,13 @@ def _print_event(record: DeliveryRecord, attempts: list[AttemptRecord]) -> None:
                 "started": moment_text(attempt.started_at),
                 "seconds": f"{attempt.finished_at - attempt.started_at:.3f}",
                 "error": attempt.error,
+                "place": attempt.place,
             }
             for attempt in attempts
         ]
-        print_rows(rows, ("number", "started", "seconds", "error"), as_json=False)
+        print_rows(rows, ("number", "started", "seconds", "error", "place"), as_json=False)
+        if attempts[-1].traceback:
+            print_text("")
+            print_text("\n".join(map(printable, attempts[-1].traceback.splitlines())))
     print_text("\nbody")
     print_text(readable_body(record.raw))

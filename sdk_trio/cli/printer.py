@@ -136,7 +136,7 @@ class ByteProgress:
 
 
 #: Columns of texts of any length, and how much of each is always shown.
-_SHORTENED = frozenset({"subject", "last_error", "error", "reason", "value", "origin"})
+_SHORTENED = frozenset({"subject", "last_error", "error", "place", "reason", "value", "origin"})
 _LEAST_WIDTH = 12
 
 #: What the table's style draws between two columns, and at both edges together.

@@ -1,4 +1,4 @@
-"""``events replay``: puts dead and parked events back, one by one or in bulk."""
+"""``events replay``: puts dead, parked and retrying events back, one by one or in bulk."""
 
 import time
 from argparse import Namespace
@@ -27,7 +27,7 @@ def replay(arguments: Namespace) -> int:
         UsageError: neither ids nor ``--state``, or both.
     """
     if bool(arguments.ids) == bool(arguments.state):
-        raise UsageError("give the ids of events, or --state dead or --state parked; not both")
+        raise UsageError("give the ids of events, or --state dead, parked or retrying; not both")
     if arguments.ids and (arguments.type or arguments.since):
         raise UsageError("--type and --since choose among a --state; leave them out with ids")
     since = parse_since(arguments.since, now=time.time()) if arguments.since else None

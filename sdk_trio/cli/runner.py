@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ from .parser import PROGRAM, parse
 #: 128 + SIGINT and 128 + SIGPIPE, as a shell reports commands that these signals ended.
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+
+#: Commands that HUP asks to reload: it never ends them, however early it comes.
+OBEYING = ("run", "replication run")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,10 +49,22 @@ def only_member(error: BaseException) -> BaseException:
 
 def _command(parsed: Namespace) -> int:
     """Import the chosen command and run it."""
+    if parsed.words not in OBEYING:
+        _release_hangup()
     module, _, name = parsed.target.partition(":")
     function = getattr(importlib.import_module(f".{module}", __package__), name)
     status: int = function(parsed)
     return status
+
+
+def _release_hangup() -> None:
+    """Let HUP end a command as it ends any program; one that was held back does so now."""
+    hangup = getattr(signal, "SIGHUP", None)
+    called = None if hangup is None else getattr(signal.getsignal(hangup), "called", None)
+    if hangup is not None and called is not None:
+        signal.signal(hangup, signal.SIG_DFL)
+        if called:
+            os.kill(os.getpid(), hangup)
 
 
 def _status_of(error: BaseException, parsed: Namespace) -> int:

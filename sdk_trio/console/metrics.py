@@ -37,6 +37,12 @@ METRICS: Final = (
         "Requests that the admin address refused for want of the token: missing or wrong.",
         ("reason",),
     ),
+    Metric(
+        "sdk_runtime_blocked_total",
+        "counter",
+        "How often the event loop stood still for more than a second.",
+    ),
+    Metric("sdk_runtime_blocked_seconds_total", "counter", "For how long it did so, in all."),
     Metric("sdk_draining", "gauge", "1 from the beginning of a graceful stop on, else 0."),
     Metric(
         "sdk_webhook_deliveries_total",

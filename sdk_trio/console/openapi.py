@@ -69,6 +69,9 @@ _EVENT_FIELDS: Final[dict[str, Any]] = {
     "finished_at": _or_null(_NUMBER),
     "last_error": _or_null(_TEXT),
     "tenant_id": _or_null(_TEXT),
+    "process_ends": _COUNT,
+    "ran_alone": _FLAG,
+    "earlier_attempts": _COUNT,
 }
 
 _SCHEMAS: Final[dict[str, Any]] = {
@@ -115,6 +118,8 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "started_at": _NUMBER,
             "finished_at": _NUMBER,
             "error": _TEXT,
+            "place": _or_null(_TEXT),
+            "traceback": _or_null(_TEXT),
         }
     ),
     "EventDetails": _object(
@@ -289,7 +294,7 @@ def _event(errors: tuple[int, ...]) -> dict[str, Any]:
 def _replay(errors: tuple[int, ...]) -> dict[str, Any]:
     answer = _json_answer("What was put back, and what was not, with the reason.", "Replayed")
     return {
-        **_read("replayEvents", "Run dead or parked events again", answer, errors),
+        **_read("replayEvents", "Run dead, parked or retrying events again", answer, errors),
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": _ref("ReplayOrder")}},

@@ -138,7 +138,7 @@ def parse_replay(body: bytes) -> ReplayOrder:
     if order.actor is not None and not 1 <= len(order.actor) <= LONGEST_ACTOR:
         raise BadQueryError(f"actor takes 1 to {LONGEST_ACTOR} characters")
     if (order.ids is None) == (order.state is None):
-        raise BadQueryError("give ids, or a state (dead or parked); not both")
+        raise BadQueryError("give ids, or a state (dead, parked or retrying); not both")
     if order.ids is not None and order.type is not None:
         raise BadQueryError("type chooses among a state; leave it out with ids")
     if order.ids is not None and not 1 <= len(order.ids) <= LARGEST_REPLAY:

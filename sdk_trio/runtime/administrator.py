@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -17,6 +18,7 @@ from ..logs import get_logger
 from ..monitoring import Check
 from ..storage.data_directory import lock_data_directory
 from ..storage.ports import Inbox
+from ..webhooks.companion import keep
 from .limits import Limits
 from .listener import BindError
 from .replication_checks import check_replication, check_verification
@@ -58,6 +60,7 @@ class Administrator:
                 lambda: runtime.client_samples,
                 lambda: runtime.notification_samples,
                 lambda: runtime.replication_samples,
+                runtime.watchdog.samples,
             )
         )
         if runtime.settings.multi_tenant.file_db.replication.use_replication:
@@ -93,7 +96,8 @@ class Administrator:
         )
         async with trio.open_nursery() as nursery:
             try:
-                addresses = await nursery.start(server.run)
+                serve = partial(keep, "the server of the admin address", server.run)
+                addresses = await nursery.start(partial(serve, may_end=lambda: False))
             except BindError:
                 _refuse_second_start(self._runtime.settings)
                 raise

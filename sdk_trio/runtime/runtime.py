@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -21,6 +21,7 @@ from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationEr
 from ..logs import get_logger
 from ..monitoring import Sample
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
+from ..webhooks.companion import Part, keep
 from ..webhooks.receiver import LIVE_KEYS
 from .client_samples import sample_client
 from .limits import Limits
@@ -28,6 +29,7 @@ from .part_maker import make_administrator, make_client, make_companion, make_no
 from .reloader import Prepare, Reloaded, Reloader
 from .routes import Routes
 from .server import Server
+from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from ..client.client import Client
@@ -143,6 +145,9 @@ class Runtime:
         self._scope = trio.CancelScope()
         self._leaving = trio.CancelScope()
         self._reconciling = trio.CancelScope()
+        #: Watches the event loop while :meth:`run` does.
+        self.watchdog = Watchdog()
+        self._drain_ends_at: float | None = None
         self._used = False
         self._served = False
         self._administrator = make_administrator(self, clock) if settings.admin.enabled else None
@@ -271,6 +276,20 @@ class Runtime:
         await self._stop_wanted.wait()
         return self._reason
 
+    async def wait_draining(self) -> float:
+        """Wait until the drain has begun; return when it ends (``time.monotonic``)."""
+        await self._drain_begun.wait()
+        assert self._drain_ends_at is not None  # noqa: S101 - set before the event is
+        return self._drain_ends_at
+
+    async def leave(self) -> None:
+        """Give up what no cancellation ends, and report as at the end of :meth:`run`.
+
+        For a process that ends at once, whatever still runs; see docs/explanation/delivery.md.
+        """
+        await self.receiver.leave()
+        self._log_end()
+
     def force(self) -> None:
         """Cut a drain short: handlers are cancelled now, their events stay in the store."""
         self._stop_wanted.set()
@@ -325,6 +344,8 @@ class Runtime:
         )
         if self.replication is not None:
             self.replication.end_by(self._scope.deadline)
+        left = self._scope.deadline - trio.current_time()
+        self._drain_ends_at = time.monotonic() + left
         self._drain_begun.set()
         if self.started is not None:
             self.receiver.stop_accepting()
@@ -348,7 +369,7 @@ class Runtime:
             note_refusal=self.receiver.note_refusal,
         )
         self._reloader.subscribe(partial(_prepare_addresses, server, routes), _TLS_KEYS)
-        with self._scope:
+        with self.watchdog, self._scope:
             async with AsyncExitStack() as stack:
                 if self._client is not None:
                     # Opened first and closed last: handlers use it until the drain has ended.
@@ -362,30 +383,31 @@ class Runtime:
     ) -> None:
         async with trio.open_nursery() as parts:
             admin: tuple[str, ...] = ()
+            start = partial(self._start, parts)
             if self._administrator is not None:
                 # First, so that probes see a long start, and cancelled last, so that they see
                 # the drain.
-                admin = await parts.start(self._administrator.run)
-            await parts.start(self.receiver.run)
+                admin = await start("the admin address", self._administrator.run)
+            await start("the receiver", self.receiver.run)
             if self.settings.multi_tenant.file_db.replication.use_replication:
-                await parts.start(self._replicate)
-            started = Started(receiver=await parts.start(server.run), admin=admin)
+                await start("replication", self._replicate)
+            started = Started(receiver=await start("the server", server.run), admin=admin)
             routes.started(started.receiver[0])
             _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
             # From here on, only the drain's deadline or force() ends the parts.
             self._scope.shield = self._served = True
             task_status.started(started)
-            # hypercorn returns without being asked when it swallows KeyboardInterrupt.
-            parts.start_soon(_call_after, server.ended, self.shut_down, "the server ended")
-            parts.start_soon(_call_after, server.ended, self._leaving.cancel)
             if self._reconciles:
-                parts.start_soon(self._reconcile)
+                await start("reconciliation", self._reconcile)
             await self._drain_begun.wait()
             self._reconciling.cancel()
             server.stop()
             await server.ended.wait()
             await self.receiver.drain()
             parts.cancel_scope.cancel()
+
+    async def _start(self, parts: trio.Nursery, name: str, part: Part) -> Any:
+        return await parts.start(partial(keep, name, part, may_end=self._drain_begun.is_set))
 
     async def _replicate(  # noqa: ASYNC128 - run_replication calls it
         self, *, task_status: trio.TaskStatus[None]
@@ -401,10 +423,11 @@ class Runtime:
             nursery.start_soon(self.verification.run)
             await self.replication.run(task_status=task_status)
 
-    async def _reconcile(self) -> None:
+    async def _reconcile(self, *, task_status: trio.TaskStatus[None]) -> None:
         from .reconciler import Reconciler  # loads the client, which is optional
 
         reconciler = Reconciler(self.client, self.receiver.store, self.settings, clock=self._clock)
+        task_status.started()
         with self._reconciling:
             await reconciler.run()
 
@@ -437,11 +460,6 @@ def _prepare_addresses(server: Server, routes: Routes, settings: Settings) -> Ca
         routes.reload(settings)
 
     return commit
-
-
-async def _call_after(event: trio.Event, call: Callable[..., None], *arguments: str) -> None:
-    await event.wait()
-    call(*arguments)
 
 
 def _raise_only_member(group: BaseExceptionGroup[BaseException]) -> None:

@@ -9,6 +9,9 @@ from ..tenants.tenancy import Tenancy
 class Silencer:
     """Has nobody told of what happens meanwhile; a :class:`~..webhooks.companion.Companion`."""
 
+    def __init__(self) -> None:
+        self._closed = trio.Event()
+
     async def run(
         self,
         store: Store,
@@ -16,13 +19,15 @@ class Silencer:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Switch them off and return; what they would have sent is not even written down.
+        """Switch them off until :meth:`close`; what they would have sent is not even written down.
 
         Raises:
             StoreUnavailableError: the store cannot do it at present.
         """
         await store.notifications.switch_off()
         task_status.started()
+        await self._closed.wait()
 
     def close(self) -> None:
-        """Do nothing: it has ended."""
+        """Let :meth:`run` return."""
+        self._closed.set()

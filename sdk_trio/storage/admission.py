@@ -10,6 +10,10 @@ import attrs
 
 from .records import Admission, DeliveryState
 
+#: How far a stored time may be ahead of what it can be, in seconds, before it is that of a wrong
+#: clock: small corrections of a clock must not make anything due early.
+CLOCK_SLACK_SECONDS = 60.0
+
 
 @attrs.frozen(kw_only=True)
 class Terms:
@@ -20,12 +24,21 @@ class Terms:
     dedup_seconds: float
     payload_seconds: float
 
+    def live(self, until: float | None, *, now: float) -> float | None:
+        """Return the deadline of a lease that is in force at ``now``; else None.
+
+        One that lies further ahead than any lease is of a clock that was wrong.
+        """
+        if until is None or not now < until <= now + self.lease_seconds + CLOCK_SLACK_SECONDS:
+            return None
+        return until
+
 
 @attrs.frozen
 class Known:
     """What decides about a known id: columns of its record, times in Unix seconds.
 
-    ``held_until`` is the deadline of another owner's lease, None if there is none. Our own lease
+    ``held_until`` is the deadline of another owner's live lease, None if there is none. Our own
     protects nothing here: who asks knows what runs in its own process, and asks for an id that does
     not, so a claim of ours is a leftover (a commit that was cancelled, an outcome that could not be
     written) and must not block the redelivery for ever.
@@ -36,6 +49,7 @@ class Known:
     attempts: int
     finished_at: float | None
     held_until: float | None
+    process_ends: int = 0
 
 
 class Standing(enum.Enum):
@@ -52,6 +66,8 @@ class Standing(enum.Enum):
     WAITING = enum.auto()
     """It failed or was cut short inline, and waits for the sender's redelivery."""
     DEAD = enum.auto()
+    CONDEMNED = enum.auto()
+    """Dead, and its process ended while it ran: only an operator's replay runs it again."""
     PARKED = enum.auto()
 
 
@@ -90,6 +106,7 @@ ACCEPTING = {
     Standing.RUNNING: _RUNNING,
     Standing.WAITING: _CONTINUE,
     Standing.DEAD: _RESTART,
+    Standing.CONDEMNED: _DONE,
     Standing.PARKED: _RESTART,
 }
 
@@ -107,12 +124,11 @@ def standing_of(known: Known, *, now: float, dedup_seconds: float) -> Standing:
         finished_at = known.finished_at if known.finished_at is not None else now
         return Standing.FORGOTTEN if now - finished_at > dedup_seconds else Standing.FINISHED
     if known.state is DeliveryState.DEAD:
-        return Standing.DEAD
+        return Standing.CONDEMNED if known.process_ends else Standing.DEAD
     if known.state is DeliveryState.PARKED:
         return Standing.PARKED
     if known.queued:
         return Standing.QUEUED
-    live = known.held_until is not None and known.held_until > now
-    if known.state is DeliveryState.RUNNING and live:
+    if known.state is DeliveryState.RUNNING and known.held_until is not None:
         return Standing.RUNNING
     return Standing.WAITING

@@ -54,6 +54,10 @@ class Row(msgspec.Struct, eq=False):
     owner: str | None = None
     until: float = 0.0
     failures: tuple[AttemptRecord, ...] = ()
+    process_ends: int = 0
+    ran_alone: bool = False
+    earlier_attempts: int = 0
+    failed_at: float | None = None
     # Of a body that is not kept any more: another one under the same id is worth a word.
     body_hash: int | None = None
 
@@ -80,6 +84,9 @@ class Row(msgspec.Struct, eq=False):
             last_error=self.last_error,
             raw=self.raw if body else None,
             tenant_id=self.tenant_id,
+            process_ends=self.process_ends,
+            ran_alone=self.ran_alone,
+            earlier_attempts=self.earlier_attempts,
         )
 
 

@@ -24,6 +24,7 @@ from ..logs import get_logger
 from .admission import (
     ACCEPTING,
     CLAIMING,
+    CLOCK_SLACK_SECONDS,
     PARKING,
     Change,
     Known,
@@ -35,6 +36,7 @@ from .admission import (
 from .memory_backend import MemoryBackend
 from .memory_rows import HELD_BYTES, REMEMBERED_IDS, ROW_BYTES, Deliveries, Row
 from .records import (
+    PROCESS_ENDED,
     REPLAYABLE,
     UNFINISHED,
     Admission,
@@ -143,7 +145,8 @@ class MemoryInbox(MemoryBackend):
             row.queued,
             row.attempts,
             row.finished_at,
-            row.until if row.owner not in (None, self._terms.owner) else None,
+            self._held_until(row, now),
+            row.process_ends,
         )
         # What is older than the dedup retention is forgotten already, so nothing is replaced.
         standing = standing_of(known, now=now, dedup_seconds=math.inf)
@@ -153,6 +156,7 @@ class MemoryInbox(MemoryBackend):
             return Admitted(ruling.admission, row.attempts, same_body)
         restart = ruling.change is Change.RESTART
         before = 0 if restart else row.attempts
+        earlier = row.earlier_attempts + row.attempts - before
         running = state is DeliveryState.RUNNING
         self._write(
             row,
@@ -160,13 +164,21 @@ class MemoryInbox(MemoryBackend):
             lease_from=now if leased else None,
             queued=state is DeliveryState.RECEIVED,
             attempts=before + running,
+            earlier_attempts=earlier,
+            process_ends=0 if restart else row.process_ends,
+            ran_alone=False,
             ordered=delivery.ordered,
             next_attempt_at=None,
             started_at=now if running else None,
             finished_at=None,
             last_error=None if restart else row.last_error,
         )
-        return Admitted(ruling.admission, before, same_body)
+        return Admitted(ruling.admission, before, same_body, earlier)
+
+    def _held_until(self, row: Row, now: float) -> float | None:
+        if row.owner in (None, self._terms.owner):
+            return None
+        return self._terms.live(row.until, now=now)
 
     def _insert(self, delivery: NewDelivery, state: DeliveryState, leased: bool) -> None:
         running = state is DeliveryState.RUNNING
@@ -231,13 +243,24 @@ class MemoryInbox(MemoryBackend):
 
     # -- runs ------------------------------------------------------------------------------------
 
-    async def start(self, webhook_id: str, *, now: float) -> None:
+    async def start(self, webhook_id: str, *, now: float, alone: bool = False) -> None:
         """See :meth:`.ports.Inbox.start`. Nothing while another owner holds a live lease."""
         await self._begin()
-        self.begin(webhook_id, now=now)
+        self._start(webhook_id, now, alone)
 
     def begin(self, webhook_id: str, *, now: float) -> None:
         """See :meth:`.ports.Inbox.begin`."""
+        self._start(webhook_id, now, False)
+
+    async def join(self, webhook_id: str) -> None:
+        """See :meth:`.ports.Inbox.join`."""
+        await self._begin()
+        row = self._rows.by_id.get(webhook_id)
+        if row is not None and row.owner == self._terms.owner and row.state in UNFINISHED:
+            self._rows.change(row, row.state, ran_alone=False)
+            self._own_changes += 1
+
+    def _start(self, webhook_id: str, now: float, alone: bool) -> None:
         row = self._rows.by_id.get(webhook_id)
         if row is None or row.state not in UNFINISHED:
             return
@@ -248,6 +271,7 @@ class MemoryInbox(MemoryBackend):
                 lease_from=now,
                 attempts=row.attempts + 1,
                 started_at=now,
+                ran_alone=alone,
                 next_attempt_at=None,
             )
 
@@ -265,12 +289,18 @@ class MemoryInbox(MemoryBackend):
                 self._rows.finish(row, now)
                 self._own_changes += 1
             case Retry(at, error):
-                self._keep_failure(row, error, now)
-                state = DeliveryState.RETRYING
-                queued = at is not None
-                self._write(row, state, queued=queued, last_error=error, next_attempt_at=at)
+                self._keep_failure(row, outcome, now)
+                self._write(
+                    row,
+                    DeliveryState.RETRYING,
+                    queued=at is not None,
+                    last_error=error,
+                    next_attempt_at=at,
+                    failed_at=now,
+                )
             case Dead(error):
-                self._keep_failure(row, error, now)
+                if not outcome.recorded:
+                    self._keep_failure(row, outcome, now)
                 self._write(
                     row,
                     DeliveryState.DEAD,
@@ -291,10 +321,10 @@ class MemoryInbox(MemoryBackend):
             case Parked():
                 self._write(row, DeliveryState.PARKED, queued=False, next_attempt_at=None)
 
-    def _keep_failure(self, row: Row, error: str, now: float) -> None:
-        begun = row.started_at
+    def _keep_failure(self, row: Row, outcome: Retry | Dead, now: float) -> None:
+        begun = now if row.started_at is None else row.started_at
         number = max(row.attempts, 1)
-        failure = AttemptRecord(number, now if begun is None else begun, now, error)
+        failure = AttemptRecord(number, begun, now, outcome.error, outcome.place, outcome.traceback)
         row.failures = (*row.failures, failure)
 
     async def replay(self, webhook_ids: Sequence[str]) -> Sequence[str]:
@@ -303,13 +333,17 @@ class MemoryInbox(MemoryBackend):
         put_back = []
         for webhook_id in webhook_ids:
             row = self._rows.by_id.get(webhook_id)
-            if row is None or row.state not in REPLAYABLE:
+            if row is None or row.state not in REPLAYABLE or row.owner is not None:
                 continue
             self._write(
                 row,
                 DeliveryState.RECEIVED,
                 queued=True,
+                earlier_attempts=row.earlier_attempts + row.attempts,
                 attempts=0,
+                process_ends=0,
+                ran_alone=False,
+                next_attempt_at=None,
                 started_at=None,
                 finished_at=None,
                 last_error=None,
@@ -345,13 +379,59 @@ class MemoryInbox(MemoryBackend):
             elif self._is_free(row, now) and rows.is_first_in_line(row):
                 due.append(row)
         for row in due[:limit]:
-            running = row.state is DeliveryState.RUNNING
-            self._write(row, DeliveryState.RECEIVED if running else row.state, lease_from=now)
+            if row.state is DeliveryState.RUNNING:
+                self._cut_short(row, sole=False)
+            self._write(row, row.state, lease_from=now)
         records = [row.record() for row in due[:limit]]
         return Due(records, more=len(due) > limit, next_due_at=next_due_at)
 
     def _is_free(self, row: Row, now: float) -> bool:
-        return row.owner is None or (row.owner != self._terms.owner and row.until <= now)
+        if row.owner is None:
+            return True
+        return row.owner != self._terms.owner and self._held_until(row, now) is None
+
+    async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
+        """See :meth:`.ports.Inbox.take_suspects`."""
+        await self._begin()
+        rows = self._rows
+        found = [
+            row
+            for _, row in sorted(rows.unfinished.items())
+            if row.process_ends and row.queued and row.owner is None
+            if row.state is DeliveryState.RECEIVED and rows.is_first_in_line(row)
+        ]
+        for row in found[:limit]:
+            self._write(row, row.state, lease_from=now)
+        return [row.record() for row in found[:limit]]
+
+    async def reschedule(self, *, now: float) -> int:
+        """See :meth:`.ports.Inbox.reschedule`."""
+        await self._begin()
+        late = [
+            row
+            for row in self._rows.unfinished.values()
+            if row.next_attempt_at is not None
+            if row.next_attempt_at > now and (row.failed_at or 0.0) > now + CLOCK_SLACK_SECONDS
+        ]
+        for row in late:
+            self._rows.change(row, row.state, next_attempt_at=now, failed_at=now)
+            self._own_changes += 1
+        return len(late)
+
+    def _cut_short(self, row: Row, *, sole: bool) -> None:
+        """Have what another owner ran received again: its process has ended."""
+        begun = row.received_at if row.started_at is None else row.started_at
+        ended = max(begun, row.until - self._terms.lease_seconds)
+        failure = AttemptRecord(row.attempts, begun, ended, PROCESS_ENDED)
+        row.failures = (*row.failures, failure)
+        self._write(
+            row,
+            DeliveryState.RECEIVED,
+            queued=True,
+            process_ends=row.process_ends + 1,
+            ran_alone=row.ran_alone or sole,
+            last_error=PROCESS_ENDED,
+        )
 
     async def recover(self) -> int:
         """See :meth:`.ports.Inbox.recover`."""
@@ -363,7 +443,7 @@ class MemoryInbox(MemoryBackend):
         ]
         for row in taken:
             if row.state is DeliveryState.RUNNING:
-                self._write(row, DeliveryState.RECEIVED, queued=True)
+                self._cut_short(row, sole=len(taken) == 1)
             else:
                 self._write(row, row.state)
         return len(taken)

@@ -59,8 +59,9 @@ class Inbox(Protocol):
 
         ``NEW`` when it was unknown, dead, parked, done longer ago than the dedup retention, or
         had failed inline and waited for a redelivery: then it is ``received``, queued, its
-        attempts back at 0 if it had been done, dead or parked. With ``leased`` the caller runs it
-        itself; otherwise the next ``take_due`` hands it out. Everything else changes nothing:
+        attempts back at 0 if it had been done, dead or parked. One that is dead and in whose runs a
+        process ended is ``DONE``: only :meth:`replay` runs it again. With ``leased`` the caller
+        runs it itself; otherwise the next ``take_due`` does. Everything else changes nothing:
         ``DONE``, or ``QUEUED``, or ``RUNNING`` (inline, under the live lease of another owner).
         """
         ...
@@ -84,8 +85,15 @@ class Inbox(Protocol):
         """
         ...
 
-    async def start(self, webhook_id: str, *, now: float) -> None:
-        """A worker starts a run: ``running``, one more attempt, the lease is ours."""
+    async def start(self, webhook_id: str, *, now: float, alone: bool = False) -> None:
+        """A worker starts a run: ``running``, one more attempt, the lease is ours.
+
+        ``alone`` says that no other run is beside it: should the process end, it is the cause.
+        """
+        ...
+
+    async def join(self, webhook_id: str) -> None:
+        """Note that a run of ours which began alone has company from now on."""
         ...
 
     def begin(self, webhook_id: str, *, now: float) -> None:
@@ -117,7 +125,23 @@ class Inbox(Protocol):
         """Take away the leases of all other owners, known to be dead; return how many.
 
         Runs that were cut short become ``received`` and queued, inline ones as well, so that our
-        own workers finish them; their attempts stay counted.
+        own workers finish them; their attempts stay counted, leave an attempt record, and count in
+        ``process_ends``. If nothing else was held, ``ran_alone`` says so.
+        """
+        ...
+
+    async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
+        """Lease up to ``limit`` queued, ``received`` deliveries with ``process_ends``, by age.
+
+        What :meth:`take_due` would hand out, but of those alone that ran when a process ended.
+        """
+        ...
+
+    async def reschedule(self, *, now: float) -> int:
+        """Make due every retry that was decided later than ``now``; return how many.
+
+        Its time lies further ahead than any delay can put it: the clock has gone back since.
+        Corrections of less than a minute change nothing.
         """
         ...
 
@@ -126,9 +150,10 @@ class Inbox(Protocol):
         ...
 
     async def replay(self, webhook_ids: Sequence[str]) -> Sequence[str]:
-        """Put dead and parked deliveries back to ``received``, queued, with attempts at 0.
+        """Put dead, parked and retrying deliveries back to ``received``, queued, attempts at 0.
 
-        Returns the ids that were put back; the others were in another state or have no body.
+        Returns the ids that were put back; the others were in another state, have no body, or are
+        retrying and about to run.
         """
         ...
 

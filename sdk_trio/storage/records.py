@@ -27,8 +27,11 @@ class DeliveryState(enum.StrEnum):
 #: States from which the runtime itself will still do something.
 UNFINISHED = frozenset({DeliveryState.RECEIVED, DeliveryState.RUNNING, DeliveryState.RETRYING})
 
-#: States that a delivery can be replayed from (contracts 5).
-REPLAYABLE = (DeliveryState.DEAD, DeliveryState.PARKED)
+#: States that a delivery can be replayed from.
+REPLAYABLE = (DeliveryState.DEAD, DeliveryState.PARKED, DeliveryState.RETRYING)
+
+#: What is said of a run that did not outlive its process.
+PROCESS_ENDED = "the process ended while it ran"
 
 
 class NewDelivery(msgspec.Struct, frozen=True, gc=False):
@@ -54,7 +57,9 @@ class DeliveryRecord:
     """One delivery as the inbox holds it now.
 
     ``sequence`` grows in order of arrival. ``queued`` says that our own workers run it; False
-    means that the sender's redeliveries do. ``attempts`` counts the runs that were started.
+    means that the sender's redeliveries do. ``attempts`` counts the runs that were started since it
+    arrived or was last put back, ``earlier_attempts`` those before. ``process_ends`` says in how
+    many of them the process ended, ``ran_alone`` whether no other run was beside the last of these.
     ``raw`` is None once the payload retention has passed, or where a listing leaves bodies out.
     """
 
@@ -74,16 +79,25 @@ class DeliveryRecord:
     last_error: str | None
     raw: bytes | None
     tenant_id: str | None = None
+    process_ends: int = 0
+    ran_alone: bool = attrs.field(default=False, converter=bool)
+    earlier_attempts: int = 0
 
 
 @attrs.frozen
 class AttemptRecord:
-    """One run that failed: its number from 1, when, for how long, and why."""
+    """One run that failed: its number from 1, when, for how long, and why.
+
+    ``place`` is the innermost line of the user's code, as ``FILE:LINE in FUNCTION``; ``traceback``
+    is kept in Development only.
+    """
 
     number: int
     started_at: float
     finished_at: float
     error: str
+    place: str | None = None
+    traceback: str | None = None
 
 
 class Admission(enum.Enum):
@@ -102,13 +116,14 @@ class Admission(enum.Enum):
 class Admitted(msgspec.Struct, frozen=True, gc=False):
     """Answer of ``accept`` and ``claim``.
 
-    ``attempts`` are the runs started before now. ``same_body`` is False when the id was known
-    with other bytes (the first bytes stay).
+    ``attempts`` are the runs started before now, ``earlier`` those before it was put back.
+    ``same_body`` is False when the id was known with other bytes (the first bytes stay).
     """
 
     admission: Admission
     attempts: int = 0
     same_body: bool = True
+    earlier: int = 0
 
 
 @attrs.frozen
@@ -135,13 +150,21 @@ class Retry:
 
     at: float | None
     error: str
+    place: str | None = None
+    traceback: str | None = None
 
 
 @attrs.frozen
 class Dead:
-    """The run failed and was the last one allowed."""
+    """The run failed and was the last one allowed.
+
+    ``recorded`` says that its last failed run has its record already.
+    """
 
     error: str
+    place: str | None = None
+    traceback: str | None = None
+    recorded: bool = False
 
 
 @attrs.frozen

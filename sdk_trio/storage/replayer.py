@@ -1,4 +1,4 @@
-"""Finds dead and parked deliveries that were asked for, and puts them back into the queue."""
+"""Finds deliveries that were asked for and wait for no worker, and puts them into the queue."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,7 +38,7 @@ async def _named(inbox: Inbox, webhook_id: str) -> Candidate:
 
 def _fault(record: DeliveryRecord) -> str | None:
     if record.state not in REPLAYABLE:
-        return f"is {record.state}: only dead and parked events are replayed"
+        return f"is {record.state}: only dead, parked and retrying events are replayed"
     return None if record.raw is not None else "its body is not kept any more"
 
 

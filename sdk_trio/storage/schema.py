@@ -200,6 +200,25 @@ _NOTIFICATION_FINISHED = """
 CREATE INDEX notification_finished ON notification (finished_at) WHERE finished_at IS NOT NULL
 """
 
+# How often the process ended while the delivery ran; whether its last run had no other beside it;
+# runs from before it was put back; and when it was decided to wait until next_attempt_at.
+_INBOX_ENDS = (
+    "ALTER TABLE inbox ADD COLUMN process_ends INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE inbox ADD COLUMN ran_alone INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE inbox ADD COLUMN earlier_attempts INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE inbox ADD COLUMN failed_at REAL",
+)
+
+# Where in the user's code a run failed.
+_ATTEMPT_PLACE = (
+    "ALTER TABLE attempt ADD COLUMN place TEXT",
+    "ALTER TABLE attempt ADD COLUMN traceback TEXT",
+)
+
+_SUSPECT = """
+CREATE INDEX inbox_suspect ON inbox (sequence) WHERE process_ends > 0 AND state = 'received'
+"""
+
 #: Statements that lead from version N to N + 1; ``PRAGMA user_version`` counts those applied.
 MIGRATIONS: Sequence[Sequence[str]] = (
     (_INBOX, _BODY, _ATTEMPT, _OPEN, _LINE, _ATTEMPT_OF),
@@ -219,6 +238,7 @@ MIGRATIONS: Sequence[Sequence[str]] = (
         _UPGRADE,
     ),
     (_NOTIFICATION, _NOTIFICATION_OPEN, _NOTIFICATION_FINISHED),
+    (*_INBOX_ENDS, *_ATTEMPT_PLACE, _SUSPECT),
 )
 
 #: The version of the schema that this package reads and writes.

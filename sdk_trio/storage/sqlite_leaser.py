@@ -6,13 +6,14 @@ where a silent scan of a million finished rows would only be noticed in producti
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import apsw
 
-from .admission import Terms
-from .records import DeliveryRecord, Due
+from .admission import CLOCK_SLACK_SECONDS, Terms
+from .records import PROCESS_ENDED, DeliveryRecord, Due
 from .schema import UNFINISHED
-from .sqlite_reader import COLUMNS, record_of
+from .sqlite_reader import COLUMNS, LATER_COLUMNS, record_of
 
 # SQLite uses a partial index only for a query that repeats its condition.
 _OPEN = "FROM inbox AS this INDEXED BY inbox_open WHERE state <> 'done' AND queued = 1"
@@ -38,24 +39,28 @@ ORDER BY sequence LIMIT :limit
 
 _EXPIRED = f"""
 SELECT sequence {_OPEN} AND {UNFINISHED} AND lease_owner > ''
-    AND lease_owner <> :owner AND lease_until <= :now AND {_FIRST_IN_LINE}
+    AND lease_owner <> :owner AND (lease_until <= :now OR lease_until > :farthest)
+    AND {_FIRST_IN_LINE}
 ORDER BY sequence LIMIT :limit
 """
+
+_SUSPECTS = f"""
+SELECT sequence FROM inbox AS this INDEXED BY inbox_suspect
+WHERE process_ends > 0 AND state = 'received' AND queued = 1 AND lease_owner IS NULL
+    AND {_FIRST_IN_LINE}
+ORDER BY sequence LIMIT :limit
+"""  # noqa: S608 - only constants are put in
 
 _NEXT_DUE = f"""
 SELECT min(next_attempt_at) {_OPEN} AND state = 'retrying' AND lease_owner IS NULL
     AND next_attempt_at > :now
 """
 
-# What another owner was running when it lost its lease was cut short: it is received again.
-_LEASE = """
-UPDATE inbox SET lease_owner = ?, lease_until = ?,
-    state = CASE state WHEN 'running' THEN 'received' ELSE state END
-WHERE sequence = ?
-"""
+_LEASE = "UPDATE inbox SET lease_owner = ?, lease_until = ? WHERE sequence = ?"
 
 _LEASED_RECORD = f"""
-SELECT {COLUMNS}, raw, tenant_id FROM inbox LEFT JOIN body USING (sequence) WHERE sequence = ?
+SELECT {COLUMNS}, raw, {LATER_COLUMNS}
+FROM inbox LEFT JOIN body USING (sequence) WHERE sequence = ?
 """  # noqa: S608 - only constants are put in
 
 _RELEASE = """
@@ -68,28 +73,78 @@ UPDATE inbox INDEXED BY inbox_open SET lease_until = ?
 WHERE state <> 'done' AND {UNFINISHED} AND queued IN (0, 1) AND lease_owner = ?
 """  # noqa: S608 - only constants are put in
 
+_OF_OTHERS = f"""
+state <> 'done' AND {UNFINISHED} AND queued IN (0, 1) AND lease_owner > '' AND lease_owner <> :owner
+"""
+
+_HELD = f"SELECT sequence, state FROM inbox INDEXED BY inbox_open WHERE {_OF_OTHERS}"  # noqa: S608 - as above
+
 _RECOVER = f"""
-UPDATE inbox INDEXED BY inbox_open SET lease_owner = NULL, lease_until = NULL,
-    queued = CASE state WHEN 'running' THEN 1 ELSE queued END,
-    state = CASE state WHEN 'running' THEN 'received' ELSE state END
-WHERE state <> 'done' AND {UNFINISHED} AND queued IN (0, 1)
-    AND lease_owner > '' AND lease_owner <> ?
+UPDATE inbox INDEXED BY inbox_open SET lease_owner = NULL, lease_until = NULL WHERE {_OF_OTHERS}
 """  # noqa: S608 - only constants are put in
+
+# The last sign of life of who ran it was the renewal of its lease.
+_RECORD_END = """
+INSERT INTO attempt (sequence, number, started_at, finished_at, error)
+SELECT sequence, attempts, coalesce(started_at, received_at),
+    max(coalesce(started_at, received_at), coalesce(lease_until, 0) - :lease_seconds), :error
+FROM inbox WHERE sequence = :sequence
+"""
+
+_CUT_SHORT = """
+UPDATE inbox SET state = 'received', queued = 1, process_ends = process_ends + 1,
+    ran_alone = ran_alone OR :sole, last_error = :error
+WHERE sequence = :sequence
+"""
+
+_RESCHEDULE = """
+UPDATE inbox INDEXED BY inbox_open SET next_attempt_at = :now, failed_at = :now
+WHERE state <> 'done' AND state = 'retrying' AND queued = 1
+    AND next_attempt_at > :now AND coalesce(failed_at, started_at) > :latest
+"""
 
 
 def take_due(connection: apsw.Connection, terms: Terms, limit: int, now: float) -> Due:
     """Lease what is due, oldest arrival first."""
-    bindings = {"limit": limit + 1, "now": now, "owner": terms.owner}
+    bindings = {
+        "limit": limit + 1,
+        "now": now,
+        "owner": terms.owner,
+        "farthest": now + terms.lease_seconds + CLOCK_SLACK_SECONDS,
+    }
     found: list[int] = []
-    for statement in (_RECEIVED, _RETRYING, _EXPIRED):
+    for statement in (_RECEIVED, _RETRYING):
         found.extend(sequence for (sequence,) in connection.execute(statement, bindings))
-    found.sort()
+    expired = [sequence for (sequence,) in connection.execute(_EXPIRED, bindings)]
+    found = sorted(found + expired)
+    for sequence in set(found[:limit]).intersection(expired):
+        _cut_short(connection, terms, sequence, sole=False)
     records = [
         _lease(connection, sequence, terms.owner, now + terms.lease_seconds)
         for sequence in found[:limit]
     ]
     next_due_at = connection.execute(_NEXT_DUE, {"now": now}).get
     return Due(records, more=len(found) > limit, next_due_at=next_due_at)
+
+
+def take_suspects(
+    connection: apsw.Connection, terms: Terms, limit: int, now: float
+) -> list[DeliveryRecord]:
+    """Lease what was running when a process ended, oldest arrival first."""
+    found = [sequence for (sequence,) in connection.execute(_SUSPECTS, {"limit": limit})]
+    until = now + terms.lease_seconds
+    return [_lease(connection, sequence, terms.owner, until) for sequence in found]
+
+
+def _cut_short(connection: apsw.Connection, terms: Terms, sequence: int, *, sole: bool) -> None:
+    """Have what another owner ran, if it did, received again: its process has ended."""
+    (state,) = connection.execute(
+        "SELECT state FROM inbox WHERE sequence = ?", (sequence,)
+    ).fetchone() or ("",)
+    if state == "running":
+        bindings = {"sequence": sequence, "error": PROCESS_ENDED}
+        connection.execute(_RECORD_END, {**bindings, "lease_seconds": terms.lease_seconds})
+        connection.execute(_CUT_SHORT, {**bindings, "sole": sole})
 
 
 def _lease(connection: apsw.Connection, sequence: int, owner: str, until: float) -> DeliveryRecord:
@@ -111,5 +166,16 @@ def renew(connection: apsw.Connection, terms: Terms, now: float) -> None:
 
 def recover(connection: apsw.Connection, terms: Terms) -> int:
     """Take away the leases of all other owners; return how many."""
-    connection.execute(_RECOVER, (terms.owner,))
+    bindings = {"owner": terms.owner}
+    held: list[Any] = connection.execute(_HELD, bindings).fetchall()
+    for sequence, state in held:
+        if state == "running":
+            _cut_short(connection, terms, sequence, sole=len(held) == 1)
+    connection.execute(_RECOVER, bindings)
+    return len(held)
+
+
+def reschedule(connection: apsw.Connection, now: float) -> int:
+    """Make due what began to wait at a time that has not come yet; return how many."""
+    connection.execute(_RESCHEDULE, {"now": now, "latest": now + CLOCK_SLACK_SECONDS})
     return connection.changes()

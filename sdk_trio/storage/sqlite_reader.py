@@ -7,19 +7,21 @@ import apsw
 
 from .records import AttemptRecord, DeliveryRecord, DeliveryState
 
-#: The columns of a record, in the order of :class:`~.records.DeliveryRecord`, but for the body
-#: and the tenant, which follow them.
+#: The columns of a record, in the order of :class:`~.records.DeliveryRecord`, up to the body; and
+#: those after it.
 COLUMNS = (
     "inbox.sequence, webhook_id, type, state, queued, attempts, received_at, timestamp, subject, "
     "ordered, next_attempt_at, started_at, finished_at, last_error"
 )
+LATER_COLUMNS = "tenant_id, process_ends, ran_alone, earlier_attempts"
 
 _GET = f"""
-SELECT {COLUMNS}, raw, tenant_id FROM inbox LEFT JOIN body USING (sequence) WHERE webhook_id = ?
+SELECT {COLUMNS}, raw, {LATER_COLUMNS}
+FROM inbox LEFT JOIN body USING (sequence) WHERE webhook_id = ?
 """  # noqa: S608 - the columns are a constant
 
 _ATTEMPTS = """
-SELECT number, attempt.started_at, attempt.finished_at, error
+SELECT number, attempt.started_at, attempt.finished_at, error, place, traceback
 FROM attempt JOIN inbox USING (sequence) WHERE webhook_id = ? ORDER BY id
 """
 
@@ -60,7 +62,7 @@ ORDER BY sequence LIMIT ?
 
 
 def record_of(row: tuple[Any, ...]) -> DeliveryRecord:
-    """Build a record from a row of :data:`COLUMNS`, the body and the tenant."""
+    """Build a record from a row of :data:`COLUMNS`, the body and :data:`LATER_COLUMNS`."""
     sequence, webhook_id, type_, state, queued, *middle = row
     attempts, received_at, timestamp, subject, ordered, *rest = middle
     return DeliveryRecord(
@@ -135,7 +137,8 @@ def find(
         oldest_first = after_sequence is not None
     order = "ASC" if oldest_first else "DESC"
     statement = (
-        f"SELECT {COLUMNS}, NULL, tenant_id FROM inbox {where} ORDER BY sequence {order} LIMIT ?"  # noqa: S608 - only constants
+        f"SELECT {COLUMNS}, NULL, {LATER_COLUMNS} FROM inbox {where} "  # noqa: S608 - only constants
+        f"ORDER BY sequence {order} LIMIT ?"
     )
     return [record_of(row) for row in connection.execute(statement, (*given.values(), limit))]
 

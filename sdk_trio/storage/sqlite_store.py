@@ -162,10 +162,15 @@ class SqliteInbox:
 
     # -- runs ------------------------------------------------------------------------------------
 
-    async def start(self, webhook_id: str, *, now: float) -> None:
+    async def start(self, webhook_id: str, *, now: float, alone: bool = False) -> None:
         """See :meth:`.ports.Inbox.start`. Nothing while another owner holds a live lease."""
         terms = self._terms
-        await self._committer.submit(lambda c: writer.start(c, terms, webhook_id, now))
+        await self._committer.submit(lambda c: writer.start(c, terms, webhook_id, now, alone))
+
+    async def join(self, webhook_id: str) -> None:
+        """See :meth:`.ports.Inbox.join`."""
+        terms = self._terms
+        await self._committer.submit(lambda c: writer.join(c, terms, webhook_id))
 
     def begin(self, webhook_id: str, *, now: float) -> None:
         """See :meth:`.ports.Inbox.begin`."""
@@ -202,6 +207,15 @@ class SqliteInbox:
         """See :meth:`.ports.Inbox.take_due`."""
         terms = self._terms
         return await self._committer.submit(lambda c: leaser.take_due(c, terms, limit, now))
+
+    async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
+        """See :meth:`.ports.Inbox.take_suspects`."""
+        terms = self._terms
+        return await self._committer.submit(lambda c: leaser.take_suspects(c, terms, limit, now))
+
+    async def reschedule(self, *, now: float) -> int:
+        """See :meth:`.ports.Inbox.reschedule`."""
+        return await self._committer.submit(lambda c: leaser.reschedule(c, now))
 
     async def recover(self) -> int:
         """See :meth:`.ports.Inbox.recover`."""

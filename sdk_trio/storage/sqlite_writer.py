@@ -49,14 +49,15 @@ _INSERT_BODY = "INSERT INTO body (sequence, raw) VALUES (?, ?)"
 
 _KNOWN = """
 SELECT sequence, state, queued, attempts, finished_at,
-    CASE WHEN lease_owner <> ? THEN lease_until END, raw
+    CASE WHEN lease_owner <> ? THEN lease_until END, process_ends, earlier_attempts, raw
 FROM inbox LEFT JOIN body USING (sequence) WHERE webhook_id = ?
 """
 
 _READMIT = """
-UPDATE inbox SET state = ?, queued = ?, attempts = ?, ordered = ?, started_at = ?,
-    lease_owner = ?, lease_until = ?, next_attempt_at = NULL, finished_at = NULL,
-    last_error = CASE WHEN ? THEN NULL ELSE last_error END
+UPDATE inbox SET state = ?, queued = ?, attempts = ?, earlier_attempts = ?, ordered = ?,
+    started_at = ?, lease_owner = ?, lease_until = ?, next_attempt_at = NULL, finished_at = NULL,
+    ran_alone = 0, process_ends = CASE WHEN ?9 THEN 0 ELSE process_ends END,
+    last_error = CASE WHEN ?9 THEN NULL ELSE last_error END
 WHERE sequence = ?
 """
 
@@ -90,9 +91,12 @@ def _admit(
     if _insert(connection, terms, delivery, state, leased):
         return Admitted(Admission.NEW)
     (row,) = connection.execute(_KNOWN, (terms.owner, delivery.webhook_id))
-    sequence, known_state, queued, attempts, finished_at, held_until, raw = cast("Any", row)
-    known = Known(DeliveryState(known_state), bool(queued), attempts, finished_at, held_until)
+    sequence, known_state, queued, attempts, finished_at, until, ends, earlier, raw = cast(
+        "Any", row
+    )
     now = delivery.received_at
+    held_until = terms.live(until, now=now)
+    known = Known(DeliveryState(known_state), bool(queued), attempts, finished_at, held_until, ends)
     ruling = rulings[standing_of(known, now=now, dedup_seconds=terms.dedup_seconds)]
     if ruling.change is Change.REPLACE:
         _forget(connection, sequence)
@@ -103,6 +107,7 @@ def _admit(
         return Admitted(ruling.admission, attempts, same_body)
     restart = ruling.change is Change.RESTART
     before = 0 if restart else attempts
+    earlier += attempts - before
     running = state is DeliveryState.RUNNING
     connection.execute(
         _READMIT,
@@ -110,6 +115,7 @@ def _admit(
             state,
             state is DeliveryState.RECEIVED,
             before + running,
+            earlier,
             delivery.ordered,
             now if running else None,
             terms.owner if leased else None,
@@ -118,7 +124,7 @@ def _admit(
             sequence,
         ),
     )
-    return Admitted(ruling.admission, before, same_body)
+    return Admitted(ruling.admission, before, same_body, earlier)
 
 
 def _insert(
@@ -159,7 +165,7 @@ def _insert(
 
 _START = f"""
 UPDATE inbox SET state = 'running', attempts = attempts + 1, started_at = :now,
-    next_attempt_at = NULL, lease_owner = :owner, lease_until = :until
+    ran_alone = :alone, next_attempt_at = NULL, lease_owner = :owner, lease_until = :until
 WHERE webhook_id = :id AND {UNFINISHED}
     AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= :now)
 """  # noqa: S608 - only constants are put in
@@ -181,8 +187,8 @@ WHERE {_OURS}
 """  # noqa: S608 - only constants are put in
 
 _FAIL = f"""
-UPDATE inbox SET state = ?, queued = ?, next_attempt_at = ?, finished_at = ?, last_error = ?,
-    lease_owner = NULL, lease_until = NULL
+UPDATE inbox SET state = ?, queued = ?, next_attempt_at = ?, failed_at = ?, finished_at = ?,
+    last_error = ?, lease_owner = NULL, lease_until = NULL
 WHERE {_OURS} RETURNING sequence, attempts, started_at
 """  # noqa: S608 - only constants are put in
 
@@ -198,24 +204,36 @@ UPDATE inbox SET state = 'parked', queued = 0, next_attempt_at = NULL,
 WHERE {_OURS}
 """  # noqa: S608 - only constants are put in
 
+_JOIN = f"UPDATE inbox SET ran_alone = 0 WHERE {_OURS}"  # noqa: S608 - only constants are put in
+
 _INSERT_ATTEMPT = """
-INSERT INTO attempt (sequence, number, started_at, finished_at, error) VALUES (?, ?, ?, ?, ?)
+INSERT INTO attempt (sequence, number, started_at, finished_at, error, place, traceback)
+VALUES (?, ?, ?, ?, ?, ?, ?)
 """
 
 _REPLAY = """
-UPDATE inbox SET state = 'received', queued = 1, attempts = 0, next_attempt_at = NULL,
-    started_at = NULL, finished_at = NULL, last_error = NULL
-WHERE webhook_id = ? AND state IN ('dead', 'parked')
+UPDATE inbox SET state = 'received', queued = 1, earlier_attempts = earlier_attempts + attempts,
+    attempts = 0, process_ends = 0, ran_alone = 0, next_attempt_at = NULL, started_at = NULL,
+    finished_at = NULL, last_error = NULL
+WHERE webhook_id = ? AND state IN ('dead', 'parked', 'retrying') AND lease_owner IS NULL
     AND EXISTS (SELECT 1 FROM body WHERE body.sequence = inbox.sequence)
 """
 
 
-def start(connection: apsw.Connection, terms: Terms, webhook_id: str, now: float) -> None:
+def start(
+    connection: apsw.Connection, terms: Terms, webhook_id: str, now: float, alone: bool = False
+) -> None:
     """Begin a run: one more attempt. Nothing when another owner holds a live lease."""
+    until = now + terms.lease_seconds
     connection.execute(
         _START,
-        {"id": webhook_id, "now": now, "owner": terms.owner, "until": now + terms.lease_seconds},
+        {"id": webhook_id, "now": now, "owner": terms.owner, "until": until, "alone": alone},
     )
+
+
+def join(connection: apsw.Connection, terms: Terms, webhook_id: str) -> None:
+    """Note that a run of ours is not alone any more."""
+    connection.execute(_JOIN, (webhook_id, terms.owner))
 
 
 def run(
@@ -233,11 +251,12 @@ def finish(
     match outcome:
         case Done():
             connection.execute(_FINISH, (now, *ours))
-        case Retry(at, error):
-            columns = (DeliveryState.RETRYING, at is not None, at, None, error)
-            _fail(connection, (*columns, *ours), error, now)
-        case Dead(error):
-            _fail(connection, (DeliveryState.DEAD, False, None, now, error, *ours), error, now)
+        case Retry(at):
+            retrying = (DeliveryState.RETRYING, at is not None, at, now, None, outcome.error)
+            _fail(connection, (*retrying, *ours), outcome, now)
+        case Dead():
+            dead = (DeliveryState.DEAD, False, None, None, now, outcome.error)
+            _fail(connection, (*dead, *ours), outcome, now)
         case Released():
             connection.execute(_CUT_SHORT, ours)
         case Parked():
@@ -245,17 +264,23 @@ def finish(
 
 
 def _fail(
-    connection: apsw.Connection, bindings: tuple[str | float | None, ...], error: str, now: float
+    connection: apsw.Connection,
+    bindings: tuple[str | float | None, ...],
+    outcome: Retry | Dead,
+    now: float,
 ) -> None:
     failed: list[Any] = connection.execute(_FAIL, bindings).fetchall()
+    if isinstance(outcome, Dead) and outcome.recorded:
+        return
+    told = (outcome.error, outcome.place, outcome.traceback)
     for sequence, attempts, started_at in failed:
         begun = now if started_at is None else started_at
         # A dead letter may come from a run that was never started: a body that is no event.
-        connection.execute(_INSERT_ATTEMPT, (sequence, max(attempts, 1), begun, now, error))
+        connection.execute(_INSERT_ATTEMPT, (sequence, max(attempts, 1), begun, now, *told))
 
 
 def replay(connection: apsw.Connection, webhook_ids: Sequence[str]) -> Sequence[str]:
-    """Put dead and parked deliveries back; return the ids that were."""
+    """Put dead, parked and waiting deliveries back; return the ids that were."""
     put_back = []
     for webhook_id in webhook_ids:
         connection.execute(_REPLAY, (webhook_id,))

@@ -23,9 +23,9 @@ from ..tracing import Links, find_tracer
 from . import answers
 from .answers import Answer
 from .arrival import Arrival
-from .companion import Companion
+from .companion import Companion, Part, keep
 from .counters import Counters
-from .dispatcher import CLEANUP_SECONDS, Dispatcher
+from .dispatcher import CLEANUP_SECONDS, Dispatcher, Run
 from .janitor import Janitor
 from .queuer import Queuer
 from .receiver import UNAVAILABLE_RETRY_SECONDS, Receive, Receiver, Scope, Send
@@ -116,6 +116,7 @@ class WebhookReceiver:
             settings, self, self.counters, self._rejections, clock=clock
         )
         self._running: _Running | None = None
+        self._last: _Running | None = None
         self._draining = False
         self._drained: trio.Event = trio.Event()
         self.report: DrainReport | None = None
@@ -252,6 +253,23 @@ class WebhookReceiver:
         return self._running.queue.unfinished if self._running else 0
 
     @property
+    def runs(self) -> tuple[Run, ...]:
+        """The handlers at work, the oldest first; any thread may ask."""
+        return () if self._last is None else self._last.dispatcher.runs
+
+    async def leave(self) -> None:
+        """Release the events of handlers that no cancellation ends, and write :attr:`report`.
+
+        For a process that ends at once: a run that goes on nevertheless would be repeated beside
+        itself.
+        """
+        if self._last is None:
+            await trio.lowlevel.checkpoint()
+            return
+        await self._last.dispatcher.leave()
+        await self._write_report(self._last.inbox, self._last)
+
+    @property
     def idle(self) -> bool:
         """Whether no event waits in memory and no worker runs one."""
         return self._running is None or self._running.queue.idle
@@ -271,9 +289,10 @@ class WebhookReceiver:
         async with AsyncExitStack() as stack:
             inbox, tenancy, store = await self._open(stack)
             recovered = await inbox.recover()
+            await inbox.reschedule(now=self._clock())
             if recovered:
                 _log.warning("webhook.recovered", events=recovered)
-            running = self._assemble(inbox, tenancy)
+            running = self._last = self._assemble(inbox, tenancy, after_crash=recovered > 0)
             running.store = store
             self._warn_of_missing_handlers()
             try:
@@ -325,18 +344,24 @@ class WebhookReceiver:
 
     async def _run_queue(self, running: "_Running", *, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(running.janitor.run)
-            nursery.start_soon(self._rejections.run)
+            start = partial(_start, nursery, lambda: running.queue.closed)
+            await start("the janitor", running.janitor.run)
+            await start("the summary of refusals", self._rejections.run)
             if running.tenancy is not None:
-                await nursery.start(running.tenancy.run)
+                await start("the watch over the tenants", running.tenancy.run)
             async with trio.open_nursery() as beside:
                 if self._companion and running.store is not None and running.tenancy is not None:
-                    await beside.start(self._companion.run, running.store, running.tenancy)
-                await nursery.start(running.queue.run)
+                    companion = partial(self._companion.run, running.store, running.tenancy)
+                    may_end = self._has_begun_to_drain
+                    await _start(beside, may_end, "the sending of notifications", companion)
+                await start("the queue", running.queue.run)
                 self._running = running
                 task_status.started()
                 await running.queue.ended.wait()
             nursery.cancel_scope.cancel()
+
+    def _has_begun_to_drain(self) -> bool:
+        return self._draining
 
     async def drain(self) -> None:
         """Accept nothing new, finish what is queued in memory, and end :meth:`run`.
@@ -361,7 +386,9 @@ class WebhookReceiver:
         if self._companion is not None:
             self._companion.close()
 
-    def _assemble(self, inbox: Inbox, tenancy: "Tenancy | None") -> "_Running":
+    def _assemble(
+        self, inbox: Inbox, tenancy: "Tenancy | None", *, after_crash: bool
+    ) -> "_Running":
         services = Services(self.settings, inbox, self._client, tenancy=tenancy)
         handlers = self._registry.bind(services)
         make_dispatcher = self._trace() or Dispatcher
@@ -370,7 +397,14 @@ class WebhookReceiver:
         )
         if tenancy is not None:
             self._receiver.tenant_keys = _tenant_keys(tenancy, self.settings)
-        queue = Queuer(self.settings, dispatcher, inbox, self.counters, clock=self._clock)
+        queue = Queuer(
+            self.settings,
+            dispatcher,
+            inbox,
+            self.counters,
+            clock=self._clock,
+            after_crash=after_crash,
+        )
         janitor = Janitor(inbox, self._receiver.secret_usage, clock=self._clock)
         return _Running(inbox, handlers, dispatcher, queue, janitor, tenancy)
 
@@ -413,6 +447,10 @@ class WebhookReceiver:
             lost=left if in_memory else 0,
             ids=ids,
         )
+
+
+async def _start(nursery: trio.Nursery, may_end: Callable[[], bool], name: str, part: Part) -> None:
+    await nursery.start(partial(keep, name, part, may_end=may_end))
 
 
 def _tenant_keys(tenancy: "Tenancy", settings: Settings) -> "TenantKeys":

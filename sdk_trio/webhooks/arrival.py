@@ -7,10 +7,14 @@ from ..storage.records import DeliveryRecord, NewDelivery
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A verified, decoded delivery on its way to its handler."""
+    """A verified, decoded delivery on its way to its handler.
+
+    ``earlier_attempts`` are its runs from before it was replayed.
+    """
 
     delivery: NewDelivery
     envelope: Envelope
+    earlier_attempts: int = 0
 
 
 def arrival_of(record: DeliveryRecord) -> Arrival:
@@ -30,4 +34,4 @@ def arrival_of(record: DeliveryRecord) -> Arrival:
         ordered=record.ordered,
         tenant_id=record.tenant_id,
     )
-    return Arrival(delivery, decode_envelope(raw))
+    return Arrival(delivery, decode_envelope(raw), record.earlier_attempts)

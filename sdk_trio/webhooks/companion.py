@@ -1,12 +1,46 @@
-"""A part that works on the receiver's store beside its queue, and ends with it. Pure."""
+"""Parts of the runtime that run side by side, and the one that works on the receiver's store."""
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import PartEndedError
 
 if TYPE_CHECKING:
     import trio
 
     from ..storage.ports import Store
     from ..tenants.tenancy import Tenancy
+
+
+class Part(Protocol):
+    """What runs for as long as the runtime does, and reports its start."""
+
+    async def __call__(self, *, task_status: "trio.TaskStatus[Any]") -> None:
+        """Run until asked to end."""
+        ...
+
+
+async def keep(  # noqa: ASYNC128 - the part calls it
+    name: str,
+    part: Part,
+    *,
+    may_end: Callable[[], bool],
+    task_status: "trio.TaskStatus[Any]",
+) -> None:
+    """Run a part, and make an error of it if it returns before ``may_end`` says that it may.
+
+    What runs half is worse than what does not run: deliveries would be refused for ever, and no
+    supervisor would see a reason to start it again.
+
+    Raises:
+        PartEndedError: it returned too early; the message names it.
+    """
+    await part(task_status=task_status)
+    if not may_end():
+        raise PartEndedError(
+            f"{name} ended without having been asked to, so nothing can go on; this is an error of "
+            "sdk_trio: please report it with the last lines of the log"
+        )
 
 
 class Companion(Protocol):

@@ -2,14 +2,17 @@
 
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
+import msgspec
 import trio
+from msgspec.structs import replace
 
 from ..config import Settings
-from ..errors import StoreLostError, StoreUnavailableError
+from ..errors import HandlerAbortedError, StoreLostError, StoreUnavailableError
 from ..events import Drift, Event, decode_event
 from ..logs import get_logger
 from ..storage.ports import Inbox
@@ -17,6 +20,7 @@ from ..storage.records import (
     Admission,
     Admitted,
     Dead,
+    DeliveryRecord,
     Done,
     NewDelivery,
     Outcome,
@@ -32,11 +36,18 @@ from .lifecycle import (
     Failure,
     RetryPolicy,
     after_inline_failure,
+    after_process_ends,
     after_queued_failure,
+    comes_of,
     describe_error,
+    divide,
     failure_of_time,
     hint_when_parked,
+    is_interrupt,
+    must_run_alone,
+    place_of,
     retry_after_of,
+    traceback_of,
 )
 from .registry import BoundHandler, BoundHandlers
 from .shortcut import Expiry
@@ -74,6 +85,14 @@ class _Flight:
     answer: Answer | None = None
 
 
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """A handler at work: its name, its event, and since when (``time.perf_counter``)."""
+
+    handler: str
+    webhook_id: str
+    begun: float
+
+
 class Dispatcher:
     """Takes verified deliveries to their handlers and records what became of each run.
 
@@ -109,7 +128,12 @@ class Dispatcher:
         )
         self._secrets: list[str] = []
         self.mask(settings)
+        self._in_development = settings.is_development
         self._flights: dict[str, _Flight] = {}
+        # By webhook id; read by other threads as well.
+        self._runs: dict[str, Run] = {}
+        #: Whether a suspect runs alone: inline deliveries are put off meanwhile.
+        self.quarantined = False
         self._drifted: set[str] = set()
 
     def mask(self, settings: Settings) -> None:
@@ -170,9 +194,16 @@ class Dispatcher:
         tenant = None if delivery.tenant_id is None else await self.tenant_of(delivery)
         if _is_held(handler, tenant):
             return await self.park(delivery, tenant)
+        if self.quarantined:
+            self._counters.count("refused")
+            _log.warning("webhook.refused", cause="quarantine", webhook_id=delivery.webhook_id)
+            await trio.lowlevel.checkpoint()
+            return answers.unavailable(BUSY_RETRY_SECONDS)
         admitted = await self._inbox.claim(delivery)
         if admitted.admission is not Admission.NEW:
             return self.answer_known(delivery, admitted)
+        if admitted.earlier:
+            arrival = replace(arrival, earlier_attempts=admitted.earlier)
         attempt = admitted.attempts + 1
         late = ended = False
         failure: Failure | None = None
@@ -183,6 +214,7 @@ class Dispatcher:
                     failure = await self._run(handler, event)
                 if scope.cancelled_caught:
                     failure = failure_of_time(handler.name, self._inline_timeout)
+                late = scope.cancel_called
             else:
                 expiry.arm(self._inline_timeout)
                 try:
@@ -191,6 +223,8 @@ class Dispatcher:
                     late = expiry.disarm()
                     if late:  # what is said unless its end can be recorded
                         expiry.answer = answers.unavailable(BUSY_RETRY_SECONDS)
+            if failure is not None and failure.cut_short and not late:
+                await trio.lowlevel.checkpoint_if_cancelled()
             ended = True
         finally:
             if not ended:
@@ -246,14 +280,16 @@ class Dispatcher:
 
     # -- queued ------------------------------------------------------------------------------
 
-    async def run_queued(self, arrival: Arrival, *, attempt: int, fresh: bool = False) -> Outcome:
+    async def run_queued(
+        self, arrival: Arrival, *, attempt: int, fresh: bool = False, alone: bool = False
+    ) -> Outcome:
         """Run an event of the queue as run number ``attempt``; record and return its outcome.
 
         The start is durable before the handler runs, so that an event which kills the process is
         counted. Only the first run of a ``fresh`` event, which this process has just accepted,
         does not wait for that: see docs/adr/0011-first-start-is-not-waited-for.md. When the store
         fails, the outcome is held and written as soon as it can be. Cancelled, an unfinished event
-        is released and the attempt does not count.
+        is released and the attempt does not count. ``alone`` says that no other run is beside it.
         """
         delivery = arrival.delivery
         tenant: Tenant | None = None
@@ -262,7 +298,9 @@ class Dispatcher:
             if fresh:
                 self._inbox.begin(delivery.webhook_id, now=self._clock())
             else:
-                await self._keep(lambda: self._inbox.start(delivery.webhook_id, now=self._clock()))
+                await self._keep(
+                    lambda: self._inbox.start(delivery.webhook_id, now=self._clock(), alone=alone)
+                )
             if delivery.tenant_id is not None:
                 tenant = await self._insist(lambda: self.tenant_of(delivery))
             outcome = finished = await self._run_to_outcome(arrival, attempt, tenant)
@@ -287,6 +325,9 @@ class Dispatcher:
         failure = await self._run(handler, self.decode(arrival, attempt, tenant))
         if failure is None:
             return _DONE
+        if failure.cut_short:
+            # Ours is the cancellation that it failed of, so this run does not count.
+            await trio.lowlevel.checkpoint_if_cancelled()
         return after_queued_failure(
             failure,
             attempts=attempt,
@@ -360,7 +401,7 @@ class Dispatcher:
             raw=delivery.raw,
             header_timestamp=delivery.timestamp,
             received_at=delivery.received_at,
-            attempt=attempt,
+            attempt=arrival.earlier_attempts + attempt,
             catalog=self.handlers.catalog,
             on_drift=drifts.append,
             tenant=tenant,
@@ -395,43 +436,122 @@ class Dispatcher:
             await self._inbox.finish(webhook_id, outcome, now=self._clock())
 
     async def _run(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
-        """Run user code; every exception of its own becomes a :class:`Failure`."""
+        """Run user code; whatever it raises of its own becomes a :class:`Failure`."""
         begun = self._stopwatch()
+        self._runs[event.webhook_id] = Run(handler.name, event.webhook_id, begun)
         try:
             try:
                 await handler.handler.handle_core(event)
             finally:
                 self._counters.observe(event.type, self._stopwatch() - begun)
-        except Exception as error:
+        # Whatever user code raises is its own failure; what is ours goes on from _own_part.
+        except BaseException as error:  # noqa: ASYNC103
+            own = self._own_part(handler, event, error)
+            if own is None:
+                raise
+            cut_short = _is_cancelled() and comes_of(own, trio.Cancelled)
             failure = Failure(
-                describe_error(error, self._secrets), retry_after_of(error), type(error).__name__
+                self._describe(own),
+                retry_after_of(own),
+                type(own).__name__,
+                place_of(own),
+                traceback_of(own, self._secrets) if self._in_development else None,
+                cut_short,
             )
-            await self._tell(handler, event, error)
-            return failure
-        except BaseExceptionGroup as group:
-            raise self._cancellation_in(group, event) from None
+            await self._tell(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
+            return failure  # noqa: ASYNC104 - as above
+        finally:
+            self._runs.pop(event.webhook_id, None)
         return None
 
-    async def _tell(self, handler: BoundHandler, event: Event[Any], error: Exception) -> None:
+    async def _tell(self, handler: BoundHandler, event: Event[Any], error: BaseException) -> None:
+        told = error if isinstance(error, Exception) else _as_exception(error)
         try:
-            await handler.handler.on_error(event, error)
-        except Exception as failure:
-            said = describe_error(failure, self._secrets)
-            _log.error("webhook.error_hook_failed", webhook_id=event.webhook_id, error=said)
-            await trio.lowlevel.checkpoint()
-        except BaseExceptionGroup as group:
-            raise self._cancellation_in(group, event) from None
+            await handler.handler.on_error(event, told)
+        except BaseException as failure:  # noqa: ASYNC103 - as in _run
+            own = self._own_part(handler, event, failure)
+            if own is None:
+                raise
+            _log.error(
+                "webhook.error_hook_failed",
+                webhook_id=event.webhook_id,
+                handler=handler.name,
+                error=self._describe(own),
+                place=place_of(own),
+            )
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - as in _run
 
-    def _cancellation_in(self, group: BaseExceptionGroup[Any], event: Event[Any]) -> BaseException:
-        # A cancellation that met an error arrives as one group: the cancellation has to go on,
-        # and the error is only logged, because the run will be repeated.
-        cancelled, rest = group.split(trio.Cancelled)
-        if cancelled is None:
-            return group
-        if rest is not None:
-            said = describe_error(rest, self._secrets)
-            _log.error("webhook.failed", webhook_id=event.webhook_id, error=said)
-        return cancelled
+    def _own_part(
+        self, handler: BoundHandler, event: Event[Any], error: BaseException
+    ) -> BaseException | None:
+        """Return what user code has raised of its own; None: nothing, let ``error`` go on.
+
+        Not its own are a Ctrl-C, and a cancellation while a scope around us is cancelled. Of a
+        group that holds both, the part that is not its own is raised, and the rest is only logged,
+        because the run will be repeated.
+        """
+        cancelled = _is_cancelled()
+        ours, own = divide(
+            error,
+            lambda part: (cancelled and isinstance(part, trio.Cancelled)) or is_interrupt(part),
+        )
+        if ours is None or own is None:
+            return own
+        _log.error(
+            "webhook.failed",
+            webhook_id=event.webhook_id,
+            handler=handler.name,
+            error=self._describe(own),
+            place=place_of(own),
+        )
+        raise ours from None
+
+    def _describe(self, error: BaseException) -> str:
+        text = describe_error(error, self._secrets)
+        if isinstance(error, trio.Cancelled):
+            return f"{text} (the handler let a cancellation escape whose scope is not around it)"
+        return text
+
+    # -- runs, as others see them ------------------------------------------------------------
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The handlers at work, the oldest first; any thread may ask."""
+        return tuple(self._runs.copy().values())
+
+    async def leave(self) -> None:
+        """Release the events of all handlers at work: the process ends without them."""
+        for run in self.runs:
+            await self._release(run.webhook_id)
+        await trio.lowlevel.checkpoint()
+
+    # -- what ended the process --------------------------------------------------------------
+
+    def condemn(self, record: DeliveryRecord) -> Dead | None:
+        """Decide whether an event that ended the process is dead without another run."""
+        return after_process_ends(
+            record.process_ends,
+            ran_alone=record.ran_alone,
+            attempts=record.attempts,
+            max_attempts=self._max_attempts(record.type),
+        )
+
+    def isolates(self, record: DeliveryRecord) -> bool:
+        """Decide whether the next run of an event is to have no other beside it."""
+        return must_run_alone(
+            record.process_ends,
+            attempts=record.attempts,
+            max_attempts=self._max_attempts(record.type),
+        )
+
+    def bury(self, delivery: NewDelivery, attempts: int, outcome: Dead) -> None:
+        """Report an event that is dead without another run."""
+        self._report(delivery, attempts, outcome)
+
+    def _max_attempts(self, event_type: str) -> int:
+        handler = self.handlers.find(event_type)
+        inline = handler is not None and not handler.enqueue
+        return self._inline_max_attempts if inline else self._policy.max_attempts
 
     def _report(
         self,
@@ -445,18 +565,50 @@ class Dispatcher:
             case Done():
                 self._counters.count("handled")
                 _log.info("webhook.handled", **fields)
-            case Retry(at, error):
+            case Retry(at):
                 self._counters.count("failed")
                 wait = "redelivery" if at is None else round(at - self._clock(), 3)
-                _log.warning("webhook.failed", **fields, error=error, retry_in=wait)
-            case Dead(error):
+                told = self._failure_fields(delivery, outcome)
+                _log.warning("webhook.failed", **fields, **told, retry_in=wait)
+            case Dead():
                 self._counters.count("dead")
-                _log.error("webhook.dead", **fields, error=error)
+                _log.error("webhook.dead", **fields, **self._failure_fields(delivery, outcome))
             case Parked():
                 self._counters.count("parked")
                 _log.warning("webhook.parked", **fields, hint=hint_when_parked(tenant))
             case Released():
                 _log.info("webhook.released", **fields)
+
+    def _failure_fields(self, delivery: NewDelivery, outcome: Retry | Dead) -> dict[str, str]:
+        handler = self.handlers.find(delivery.type)
+        fields = {
+            "handler": None if handler is None else handler.name,
+            "error": outcome.error,
+            "place": outcome.place,
+            "traceback": outcome.traceback,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def run_in(frames: Iterable[FrameType]) -> Run | None:
+    """Return the run of a handler that is among the frames of a thread, if one is."""
+    for frame in frames:
+        if frame.f_code is Dispatcher._run.__code__:
+            seen = frame.f_locals
+            return Run(seen["handler"].name, seen["event"].webhook_id, seen.get("begun", 0.0))
+    return None
+
+
+def _is_cancelled() -> bool:
+    """Whether a scope around the running task is cancelled, so that a Cancelled may be ours."""
+    return trio.current_effective_deadline() <= trio.current_time()
+
+
+def _as_exception(error: BaseException) -> HandlerAbortedError:
+    """Wrap what is no Exception for a hook that takes one."""
+    told = HandlerAbortedError(f"the handler raised {type(error).__name__}")
+    told.__cause__ = error
+    return told
 
 
 def _is_held(handler: BoundHandler, tenant: "Tenant | None") -> bool:

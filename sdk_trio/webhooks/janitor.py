@@ -26,8 +26,9 @@ class Janitor:
         self._secret_usage = secret_usage
         self._clock = clock
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled; a store that fails is tried again an hour later."""
+        task_status.started()
         while True:
             try:
                 purged = await self._inbox.purge(now=self._clock())

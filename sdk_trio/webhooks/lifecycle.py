@@ -1,6 +1,9 @@
-"""What becomes of a delivery after a run failed: pure decisions (contracts 2, 3 and 5)."""
+"""What becomes of a delivery after a run failed, or ended the process: pure decisions."""
 
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 import attrs
@@ -16,17 +19,36 @@ if TYPE_CHECKING:
 #: The longest error text that is kept with a delivery, in characters.
 MAX_ERROR_LENGTH = 2000
 
+#: The longest traceback that is kept with a failed run in Development, in characters.
+MAX_TRACEBACK_LENGTH = 20_000
+
+#: In how many runs of an event the process ends before the next one is without company, so that a
+#: further end names its cause. One end alone may be anybody's: a restart, or a neighbour's fault.
+ENDS_BEFORE_ALONE = 2
+
+#: How many runs more than allowed an event gets at most, for want of one that proves it the cause.
+RUNS_FOR_PROOF = 2
+
+#: Files that are nobody's own code: this package, the standard library, and what is installed.
+_PACKAGE = str(Path(__file__).parents[1])
+_STANDARD_LIBRARY = str(Path(traceback.__file__).parent)
+_INSTALLED = ("site-packages", "dist-packages")
+
 
 @attrs.frozen
 class Failure:
     """Why a run did not finish: ``error`` for people, ``retry_after`` seconds if it asked.
 
-    ``error_type`` is the name of the exception's class.
+    ``error_type`` is the name of the exception's class, ``place`` the user's line that it came
+    from. ``cut_short`` says that it came of a cancellation of ours.
     """
 
     error: str
     retry_after: float | None = None
     error_type: str = "timeout"
+    place: str | None = None
+    traceback: str | None = None
+    cut_short: bool = False
 
 
 def failure_of_time(handler: str, seconds: float) -> Failure:
@@ -63,9 +85,9 @@ def after_queued_failure(
     handler asked for is a lower bound; the jitter comes on top, so that many do not return at once.
     """
     if attempts >= policy.max_attempts:
-        return Dead(failure.error)
+        return Dead(failure.error, failure.place, failure.traceback)
     delay = (failure.retry_after or 0.0) + fraction * policy.longest_delay(attempts)
-    return Retry(at=now + delay, error=failure.error)
+    return Retry(now + delay, failure.error, failure.place, failure.traceback)
 
 
 def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) -> Retry | Dead:
@@ -75,15 +97,37 @@ def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) 
     and the sender gets 200, because it disables an endpoint that fails too often.
     """
     if attempts >= max_attempts:
-        return Dead(failure.error)
-    return Retry(at=None, error=failure.error)
+        return Dead(failure.error, failure.place, failure.traceback)
+    return Retry(None, failure.error, failure.place, failure.traceback)
 
 
-def retry_after_of(error: Exception) -> float | None:
+def after_process_ends(
+    ends: int, *, ran_alone: bool, attempts: int, max_attempts: int
+) -> Dead | None:
+    """Decide whether an event in whose runs the process ended ``ends`` times is run again.
+
+    None: it is. Once its ``attempts`` are used up it is dead, if in the last of them no other run
+    was there to end the process; otherwise it gets another one, :func:`must_run_alone`, which says
+    who it is. Where even that proves nothing, it is dead after ``RUNS_FOR_PROOF`` more.
+    """
+    if not ends or attempts < max_attempts:
+        return None
+    if not ran_alone and attempts < max_attempts + RUNS_FOR_PROOF:
+        return None
+    times = "time" if ends == 1 else "times"
+    return Dead(f"the process ended {ends} {times} while it ran", recorded=True)
+
+
+def must_run_alone(ends: int, *, attempts: int, max_attempts: int) -> bool:
+    """Decide whether the next run of an event has no other beside it: see above."""
+    return ends >= ENDS_BEFORE_ALONE or (ends > 0 and attempts + 1 >= max_attempts)
+
+
+def retry_after_of(error: BaseException) -> float | None:
     """Return the longest delay, in seconds, that an error or one in its group asked for."""
     if isinstance(error, RetryLater):
         return error.seconds
-    if isinstance(error, ExceptionGroup):
+    if isinstance(error, BaseExceptionGroup):
         asked = [retry_after_of(part) for part in error.exceptions]
         return max((seconds for seconds in asked if seconds is not None), default=None)
     return None
@@ -121,6 +165,91 @@ def hint_when_parked(tenant: "Tenant | None") -> str:
 def _message_of(error: BaseException) -> str:
     try:
         message = str(error)
-    except Exception as failure:
-        return f"(no text: its __str__ raised {type(failure).__name__})"
+    except BaseException as failure:  # noqa: ASYNC103 - whatever it raises is its own
+        if is_interrupt(failure):
+            raise
+        return f"(no text: its __str__ raised {type(failure).__name__})"  # noqa: ASYNC104
     return message.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+# -- what of an exception is whose -------------------------------------------------------------
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Say whether an exception is somebody's Ctrl-C and no handler's own ``KeyboardInterrupt``.
+
+    Trio raises it in its handler of the signal, so that is its innermost frame.
+    """
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    frame = _innermost(error.__traceback__)
+    return frame is not None and frame.f_globals.get("__name__") == "trio._core._ki"
+
+
+def divide(
+    error: BaseException, belongs: Callable[[BaseException], bool]
+) -> tuple[BaseException | None, BaseException | None]:
+    """Return the part of an exception, or of a group, that belongs to somebody, and the rest."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(belongs)
+    return (error, None) if belongs(error) else (None, error)
+
+
+def comes_of(error: BaseException, kind: type[BaseException]) -> bool:
+    """Say whether an exception, or a part of it, was raised while a ``kind`` was handled."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, kind):
+            return True
+        seen.add(id(found))
+        parts = found.exceptions if isinstance(found, BaseExceptionGroup) else ()
+        further = (*parts, found.__context__, found.__cause__)
+        waiting += [one for one in further if one is not None and id(one) not in seen]
+    return False
+
+
+def place_of(error: BaseException) -> str | None:
+    """Return the innermost line of the user's code that an exception passed: ``FILE:LINE in NAME``.
+
+    Where all code is installed, such as an application's own package, that is the handler's line.
+    """
+    # Where a member of a group failed says more than the nursery that has put them together.
+    while isinstance(error, BaseExceptionGroup) and error.exceptions[0].__traceback__ is not None:
+        error = error.exceptions[0]
+    return place_in(_frames(error.__traceback__))
+
+
+def place_in(frames: Iterable[tuple[FrameType, int]]) -> str | None:
+    """Return the innermost line of the user's code among frames, the outermost first; see above."""
+    first: str | None = None
+    own: str | None = None
+    for frame, line in frames:
+        file = frame.f_code.co_filename
+        if file.startswith((_PACKAGE, "<")):
+            continue
+        place = f"{file}:{line} in {frame.f_code.co_qualname}"
+        first = first or place
+        if not file.startswith(_STANDARD_LIBRARY) and not any(part in file for part in _INSTALLED):
+            own = place
+    return own or first
+
+
+def traceback_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
+    """Return the whole traceback as text, secrets masked, its beginning cut off if it is long."""
+    text = "".join(traceback.format_exception(error))
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text[-MAX_TRACEBACK_LENGTH:]
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _innermost(trace: TracebackType | None) -> FrameType | None:
+    return next(reversed([frame for frame, _ in _frames(trace)]), None)

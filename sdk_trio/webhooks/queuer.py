@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 import trio
+from msgspec.structs import replace
 
 from ..config import Settings
 from ..errors import DeliveryDecodingError, StoreLostError, StoreUnavailableError
@@ -38,6 +39,17 @@ FULL_RETRY_SECONDS = 5.0
 #: How often leases are renewed, in seconds; storage.LEASE_SECONDS allows for two missed renewals.
 RENEW_SECONDS = 20.0
 
+#: How long other runs wait for a suspect that runs alone, in seconds: what ends a process does so
+#: early as a rule, and a handler that never returns must not hold up all others for ever.
+ALONE_SECONDS = 30.0
+
+#: The most suspects that run alone one after the other; further ones run as all others do.
+SUSPECTS_LIMIT = 100
+
+#: By how much the wall clock has to leave the monotonic one to have been set, in seconds; less is
+#: what time services correct all the time.
+STEP_SECONDS = 2.0
+
 
 class Queuer:
     """Accepts events for later, runs them in workers, and drains within a deadline."""
@@ -50,12 +62,14 @@ class Queuer:
         counters: Counters,
         *,
         clock: Callable[[], float] = time.time,
+        after_crash: bool = False,
     ) -> None:
         options = settings.webhooks.queue
         self._dispatcher = dispatcher
         self._inbox = inbox
         self._counters = counters
         self._clock = clock
+        self._after_crash = after_crash
         self._capacity = options.capacity
         self._workers = options.workers
         # An event, which run of it is next, and whether it has never been out of this process.
@@ -114,6 +128,8 @@ class Queuer:
                 return self._dispatcher.answer_known(arrival.delivery, admitted)
             self._counters.count("accepted")
             if direct and not self._closed:
+                if admitted.earlier:
+                    arrival = replace(arrival, earlier_attempts=admitted.earlier)
                 fresh = admitted.attempts == 0
                 self._send.send_nowait((arrival, admitted.attempts + 1, fresh))
                 queued = True
@@ -140,24 +156,106 @@ class Queuer:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run workers, feeder and lease keeper until :meth:`close` and the channel is empty.
 
-        Cancelled, the workers release what they run; what is still in the channel stays in the
-        store.
+        After a crash, what may have caused it goes first. Cancelled, the workers release what
+        they run; what is still in the channel stays in the store.
         """
         with self._receive, self._send:
             async with trio.open_nursery() as background:
-                background.start_soon(self._feed)
                 background.start_soon(self._keep_leases)
+                background.start_soon(self._watch_clock)
                 task_status.started()
                 async with trio.open_nursery() as workers:
+                    if self._after_crash:
+                        await self._run_suspects(workers)
+                    background.start_soon(self._feed)
                     for _ in range(self._workers):
                         workers.start_soon(self._work)
                 background.cancel_scope.cancel()
         self.ended.set()
 
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
     def close(self) -> None:
         """Take nothing new; the workers finish what is in the channel, then :meth:`run` returns."""
         self._closed = True
         self._send.close()
+
+    # -- suspects ----------------------------------------------------------------------------
+
+    async def _run_suspects(self, workers: trio.Nursery) -> None:
+        """Run what may have ended earlier processes, each alone, before anything else runs.
+
+        If the process ends now, there is one who can have done it; what merely ran beside it in
+        the earlier runs is finished here, and is nobody's suspect any more.
+        """
+        waiting: list[str] = []
+        try:
+            suspects = await self._inbox.take_suspects(limit=SUSPECTS_LIMIT, now=self._clock())
+            waiting += [record.webhook_id for record in suspects]
+            for record in suspects:
+                if self._closed:
+                    break
+                if not await self._bury(record):
+                    if not self._dispatcher.isolates(record):
+                        continue  # it takes its turn with all others
+                    await self._isolate(record, workers)
+                waiting.remove(record.webhook_id)
+        except StoreUnavailableError as error:
+            _log.error("store.unavailable", error=str(error))
+            await trio.lowlevel.checkpoint()
+        finally:
+            self._dispatcher.quarantined = False
+            if waiting:
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._release(waiting)
+
+    async def _bury(self, record: DeliveryRecord) -> bool:
+        """Make an event dead that is not to run: it ended the process too often, or is damaged."""
+        dead = self._dispatcher.condemn(record)
+        try:
+            delivery = arrival_of(record).delivery
+        except DeliveryDecodingError as error:
+            # Only a damaged store has this; a dead letter is seen, an endless loop is not.
+            await self._inbox.finish(record.webhook_id, Dead(str(error)), now=self._clock())
+            return True
+        if dead is None:
+            await trio.lowlevel.checkpoint()
+            return False
+        await self._inbox.finish(record.webhook_id, dead, now=self._clock())
+        self._dispatcher.bury(delivery, record.attempts, dead)
+        return True
+
+    async def _isolate(self, record: DeliveryRecord, workers: trio.Nursery) -> None:
+        """Run one event with no other beside it, for as long as that is bearable."""
+        _log.warning(
+            "webhook.quarantined",
+            webhook_id=record.webhook_id,
+            type=record.type,
+            process_ends=record.process_ends,
+            hint="it ran when the process ended; it runs alone now, to see whether it is the cause",
+        )
+        self._dispatcher.quarantined = True
+        ended = trio.Event()
+        workers.start_soon(self._run_alone, record, ended)
+        with trio.move_on_after(ALONE_SECONDS):
+            await ended.wait()
+        if not ended.is_set():
+            await self._inbox.join(record.webhook_id)
+
+    async def _run_alone(self, record: DeliveryRecord, ended: trio.Event) -> None:
+        self._running += 1
+        try:
+            arrival = arrival_of(record)
+            await self._dispatcher.run_queued(arrival, attempt=record.attempts + 1, alone=True)
+        finally:
+            self._running -= 1
+            ended.set()
+        self._want_feed()
+
+    # -- workers -----------------------------------------------------------------------------
 
     async def _work(self) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
         async for arrival, attempt, fresh in self._receive:
@@ -222,9 +320,9 @@ class Queuer:
             return False
         try:
             arrival = arrival_of(record)
-        except DeliveryDecodingError as error:
-            # Only a damaged store has this; a dead letter is seen, an endless loop is not.
-            await self._inbox.finish(record.webhook_id, Dead(str(error)), now=self._clock())
+        except DeliveryDecodingError:
+            return await self._bury(record)
+        if record.process_ends and await self._bury(record):
             return True
         self._places_taken += 1
         self._send.send_nowait((arrival, record.attempts + 1, False))
@@ -259,6 +357,24 @@ class Queuer:
     def _free_place(self) -> None:
         self._places_taken -= 1
         self._place_freed.set()
+
+    async def _watch_clock(self) -> None:
+        """Note when somebody sets the wall clock, and what that makes due."""
+        offset = self._clock() - trio.current_time()
+        while True:
+            await trio.sleep(POLL_SECONDS)
+            step = self._clock() - trio.current_time() - offset
+            if abs(step) < STEP_SECONDS:
+                continue
+            offset += step
+            _log.warning("runtime.clock_stepped", seconds=round(step, 3))
+            try:
+                # Leases first: seen from the new time, ours may look expired, or never to end.
+                await self._inbox.renew(now=self._clock())
+                await self._inbox.reschedule(now=self._clock())
+            except StoreUnavailableError as error:
+                _log.error("store.unavailable", error=str(error))
+            self._want_feed()
 
     async def _keep_leases(self) -> None:
         while True:

@@ -1,13 +1,16 @@
 """Which handler runs for which event type (spec 4.2 and 6.1, contracts 4)."""
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Generic, TypeVar, cast
+from types import FrameType
+from typing import Any, Generic, TypeVar, cast, get_args, get_origin
 
 import attrs
 
 from ..errors import HandlerRegistrationError, MissingHandlersError
 from ..events import DEFAULT_CATALOG, Catalog, Event, EventType
+from .lifecycle import describe_error, is_interrupt
 from .services import Services
 
 E = TypeVar("E", bound=Event[Any])
@@ -25,16 +28,19 @@ class WebhookHandlerBase(Generic[E]):
     async def handle_core(self, event: E) -> None:
         """Handle one verified event; returning means that it is done.
 
-        Any exception counts as a failed attempt; :class:`~sdk_trio.RetryLater` also says when to
-        try again. Inline handlers are cancelled after ``InlineTimeoutSeconds``, enqueued ones
-        when a shutdown's drain timeout ends.
+        Any exception counts as a failed attempt, ``SystemExit`` and its like as well;
+        :class:`~sdk_trio.RetryLater` also says when to try again. Inline handlers are cancelled
+        after ``InlineTimeoutSeconds``, enqueued ones when a shutdown's drain timeout ends; what
+        they raise because of that costs no attempt.
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement handle_core")
 
     async def on_error(self, event: E, error: Exception) -> None:
         """Hook: called after ``handle_core`` raised ``error``, before the attempt is recorded.
 
-        An exception raised here is logged and changes nothing else. The default does nothing.
+        What is no Exception, such as ``SystemExit``, comes as the cause of a
+        :class:`~sdk_trio.errors.HandlerAbortedError`. Whatever is raised here is logged and changes
+        nothing else. The default does nothing.
         """
 
 
@@ -61,13 +67,19 @@ class _FunctionHandler(WebhookHandlerBase[Any]):
 
 @attrs.frozen
 class Registration:
-    """One registered handler: what was given, and how its events are to be run."""
+    """One registered handler: what was given, and how its events are to be run.
+
+    ``event_class`` is what it was registered for, None of a fallback; ``place`` is the line that
+    did it.
+    """
 
     name: str
     handler: object
     enqueue: bool
     ordered: bool
     run_when_suspended: bool = True
+    event_class: type[Event[Any]] | None = None
+    place: str = ""
 
 
 @attrs.frozen
@@ -131,7 +143,7 @@ class HandlerRegistry:
 
         Raises:
             HandlerRegistrationError: the type has a handler already, the class is not in the
-                catalogue, or ``handler`` is none.
+                catalogue, or ``handler`` is none, or one of another event class.
         """
         wire_type = self._wire_type(event_class)
         if wire_type in self._registrations:
@@ -140,9 +152,15 @@ class HandlerRegistry:
                 f"{event_class.__name__} ({wire_type}) has a handler already: {holder}. "
                 "One handler per event type; call both from one, or remove a registration."
             )
-        self._registrations[wire_type] = _registration(
+        registration = _registration(
             handler, enqueue=enqueue, ordered=ordered, run_when_suspended=run_when_suspended
         )
+        registration = attrs.evolve(registration, event_class=event_class, place=_users_line())
+        if isinstance(handler, type):
+            _require_event_class(registration, handler)
+        elif isinstance(handler, WebhookHandlerBase):
+            _require_event_class(registration, type(handler))
+        self._registrations[wire_type] = registration
 
     def on(
         self,
@@ -276,6 +294,7 @@ def _bind(registration: Registration, services: Services[Any]) -> BoundHandler:
             "A handler function must be `async def`."
         )
     _require_handle_core(registration.name, type(built))
+    _require_event_class(registration, type(built))
     return BoundHandler(
         registration.name,
         built,
@@ -297,13 +316,49 @@ def _require_handle_core(name: str, handler_class: type[WebhookHandlerBase[Any]]
         )
 
 
+def _require_event_class(registration: Registration, handler_class: type) -> None:
+    """Refuse a handler whose own event class is another one: it would get what it cannot read."""
+    declared = _declared_event(handler_class)
+    wanted = registration.event_class
+    if wanted is None or declared is None or issubclass(wanted, declared):
+        return
+    raise HandlerRegistrationError(
+        f"{registration.place}: {registration.name} handles {declared.__name__}, and is registered "
+        f"for {wanted.__name__}. Register it for {declared.__name__}, or derive it from "
+        f"WebhookHandlerBase[{wanted.__name__}]."
+    )
+
+
+def _declared_event(handler_class: type) -> type | None:
+    """Return the event class of ``WebhookHandlerBase[...]`` among the bases; None: it is open."""
+    for base in handler_class.__mro__:
+        for generic in base.__dict__.get("__orig_bases__", ()):
+            origin = get_origin(generic)
+            if isinstance(origin, type) and issubclass(origin, WebhookHandlerBase):
+                declared = get_args(generic)[0]
+                declared = get_origin(declared) or declared
+                if isinstance(declared, type) and issubclass(declared, Event):
+                    return declared
+    return None
+
+
+def _users_line() -> str:
+    """Return the line outside of this package that has called it, as ``FILE:LINE``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("sdk_trio."):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def _build(name: str, factory: Callable[..., object], services: Services[Any]) -> object:
     arguments = (services,) if _positional_count(factory) else ()
     try:
         return factory(*arguments)
-    except Exception as error:
-        raise HandlerRegistrationError(
-            f"building the handler {name} failed: {type(error).__name__}: {error}"
+    except BaseException as error:  # a factory that ends programs is a broken one
+        if is_interrupt(error):
+            raise
+        raise HandlerRegistrationError(  # noqa: ASYNC104 - no loop cancels a start's factories
+            f"building the handler {name} failed: {describe_error(error)}"
         ) from error
 
 

@@ -94,8 +94,11 @@ class Rejections:
         self._counters.count("refused")
         self.note(Rejection("webhook.refused", cause, status, address, None, detail))
 
-    async def run(self) -> None:  # noqa: ASYNC910 - it never returns
+    async def run(  # noqa: ASYNC910 - it never returns
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Tell how many lines were left out, once in a while; until cancelled."""
+        task_status.started()
         try:
             while True:
                 await self._left_out.wait()

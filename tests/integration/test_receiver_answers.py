@@ -291,7 +291,10 @@ async def test_an_inline_handler_has_ended_before_the_200(store):
         assert handled == [("a", "x@example.com", 1)]
         assert (answer.status, answer.body) == (200, b"{}")
         record = await app.store.get("a")
-        assert (record.state, record.raw) == (DeliveryState.DONE, delivery.body)
+        assert record.state == DeliveryState.DONE
+        # In memory, what has finished keeps no body.
+        in_memory = store.get("Storage__Backend", "Memory") == "Memory"
+        assert record.raw == (None if in_memory else delivery.body)
 
 
 async def test_a_finished_id_is_200_and_not_run_again(store):

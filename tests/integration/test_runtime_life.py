@@ -6,24 +6,30 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 
 import pytest
 import trio
 from support.deliveries import settings
 from support.ports import free_port
-from support.serving import RawWire, asgi_headers, ask, delivery_request, registry, signed
+from support.serving import RawWire, asgi_headers, ask, registry, signed
 
 from sdk_trio.errors import (
     HandlerRegistrationError,
     MissingHandlersError,
     NotInThisVersionError,
     NotRunningError,
+    PartEndedError,
     StoreLockedError,
 )
 from sdk_trio.runtime import BindError, Runtime
+from sdk_trio.runtime.administrator import Administrator
+from sdk_trio.runtime.server import Server
 from sdk_trio.storage.records import DeliveryState
 from sdk_trio.testing import AppUnderTest
-from sdk_trio.webhooks import HandlerRegistry
+from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
+from sdk_trio.webhooks.janitor import Janitor
+from sdk_trio.webhooks.queuer import Queuer
 
 
 async def works(event):
@@ -364,48 +370,82 @@ class Crash(BaseException):
     """What no handler of exceptions catches."""
 
 
-@pytest.mark.parametrize("enqueue", [False, True])
-async def test_a_part_that_crashes_ends_the_run_with_its_own_exception(store, enqueue):
-    async def handler(event):
-        raise Crash("boom")
+class Fault:
+    """Makes a part end: by an exception, or by returning, which no part does by itself."""
 
-    runtime = Runtime(settings(**store), registry(handler, enqueue=enqueue))
-    outcomes = []
+    def __init__(self, monkeypatch):
+        self.now = trio.Event()
+        self._patch = monkeypatch.setattr
 
-    async def run(*, task_status):
-        try:
-            await runtime.run(task_status=task_status)
-        except BaseException as error:
-            outcomes.append(error)
+    def hits(self, part, error=None):
+        """Let ``part.run`` begin as ever, and end when :attr:`now` is set."""
+        run = part.run
 
-    with trio.fail_after(60):
+        async def fail(*arguments, **options):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(run, *arguments, **options))
+                await self.now.wait()
+                if error is not None:
+                    raise error
+                nursery.cancel_scope.cancel()
+
+        self._patch(part, "run", fail)
+
+
+@pytest.fixture
+def fault(monkeypatch):
+    return Fault(monkeypatch)
+
+
+async def test_a_part_that_crashes_ends_the_run_with_its_own_exception(store, fault):
+    fault.hits(Janitor, Crash("boom"))
+    runtime = Runtime(settings(**store), registry(works))
+    with trio.fail_after(60), pytest.RaisesGroup(Crash):
         async with trio.open_nursery() as nursery:
-            await nursery.start(run)
-            with await RawWire.connect(runtime.started.webhook_url) as wire:
-                await wire.send(delivery_request(signed(webhook_id="a")))
-                await wire.rest()
-    assert [type(outcome) for outcome in outcomes] == [Crash]
+            await nursery.start(runtime.run)
+            fault.now.set()
+    assert not runtime.ready
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        (Queuer, "the queue"),
+        (Janitor, "the janitor"),
+        (WebhookReceiver, "the receiver"),
+        (Server, "the server"),
+        (Administrator, "the admin address"),
+    ],
+)
+async def test_a_part_that_returns_without_being_asked_to_ends_the_run_with_its_name(
+    sqlite, fault, part, named
+):
+    fault.hits(part)
+    admin = {"Admin__Enabled": True} if part is Administrator else {}
+    runtime = Runtime(settings(**sqlite, **admin), registry(hangs, enqueue=True))
+    with trio.fail_after(60), pytest.RaisesGroup(pytest.RaisesExc(PartEndedError, match=named)):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            fault.now.set()
     assert not runtime.ready
 
 
 async def test_after_a_crash_the_next_start_handles_the_event(sqlite):
-    async def crashes(event):
-        raise Crash
-
     handled = []
 
     async def handler(event):
         handled.append(event.webhook_id)
 
     with trio.fail_after(60):
-        runtime = Runtime(settings(**sqlite), registry(crashes, enqueue=True))
-        try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(runtime.run)
-                await deliver(runtime, "a")
-                await trio.sleep_forever()
-        except* Crash:
-            pass
+        with pytest.MonkeyPatch.context() as patch:
+            fault = Fault(patch)
+            fault.hits(Janitor, Crash())
+            runtime = Runtime(settings(**sqlite), registry(hangs, enqueue=True))
+            with pytest.RaisesGroup(Crash):
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(runtime.run)
+                    await deliver(runtime, "a")
+                    fault.now.set()
         again = Runtime(settings(**sqlite), registry(handler, enqueue=True))
         async with trio.open_nursery() as nursery:
             await nursery.start(again.run)

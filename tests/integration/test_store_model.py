@@ -75,6 +75,10 @@ class Model:
             until=None,
             queued=False,
             state="",
+            ends=0,
+            alone=False,
+            earlier=0,
+            decided=None,
         )
         self.rows[d.webhook_id] = row
         return row
@@ -94,10 +98,14 @@ class Model:
             return Admission.QUEUED, row.attempts
         elif row.state == "running" and row.owner != owner and row.until > now:
             return Admission.RUNNING, row.attempts
-        elif verb == "park" and row.state in ("dead", "parked"):
+        elif (verb == "park" and row.state in ("dead", "parked")) or (
+            row.state == "dead" and row.ends
+        ):
             return Admission.DONE, row.attempts
         elif row.state == "parked" or (row.state == "dead" and verb == "accept"):
-            row.attempts, row.error = 0, None
+            row.earlier += row.attempts
+            row.attempts, row.error, row.ends = 0, None, 0
+        row.alone = False
         before = row.attempts
         row.ordered = d.ordered
         row.started = row.finished = row.due = row.owner = row.until = None
@@ -110,13 +118,13 @@ class Model:
             row.owner, row.until = owner, now + LEASE
         return Admission.NEW, before
 
-    def start(self, id_: str, owner: str, now: float) -> None:
+    def start(self, id_: str, owner: str, now: float, alone: bool) -> None:
         row = self.rows.get(id_)
         if row is None or row.state not in OPEN:
             return
         if row.owner is not None and row.owner != owner and row.until > now:
             return
-        row.state, row.started, row.due = "running", now, None
+        row.state, row.started, row.due, row.alone = "running", now, None, alone
         row.attempts += 1
         row.owner, row.until = owner, now + LEASE
 
@@ -138,10 +146,11 @@ class Model:
             case ("parked",):
                 row.state, row.queued = "parked", False
             case ("dead", error):
-                row.failed.append((max(row.attempts, 1), begun, now, error))
+                row.failed.append((max(row.attempts, 1), begun, now, error, None, None))
                 row.state, row.finished, row.queued, row.error = "dead", now, False, error
             case ("retry", wait, error):
-                row.failed.append((max(row.attempts, 1), begun, now, error))
+                row.failed.append((max(row.attempts, 1), begun, now, error, "a.py:1", "T"))
+                row.decided = now
                 row.state, row.error, row.queued = "retrying", error, wait is not None
                 row.due = None if wait is None else now + wait
 
@@ -162,20 +171,55 @@ class Model:
                 due.append(id_)
         for id_ in due[:limit]:
             row = self.rows[id_]
+            self.cut_short(row, False)
             row.owner, row.until = owner, now + LEASE
-            if row.state == "running":
-                row.state = "received"
         return due[:limit], len(due) > limit, min(later, default=None)
 
+    def cut_short(self, row: SimpleNamespace, sole: bool) -> None:
+        if row.state != "running":
+            return
+        ended = max(row.started, row.until - LEASE)
+        error = "the process ended while it ran"
+        row.failed.append((row.attempts, row.started, ended, error, None, None))
+        row.state, row.queued, row.error = "received", True, error
+        row.ends += 1
+        row.alone = row.alone or sole
+
     def recover(self, owner: str) -> int:
-        count = 0
-        for row in self.rows.values():
-            if row.state in OPEN and row.owner not in (None, owner):
-                count += 1
-                row.owner = row.until = None
-                if row.state == "running":
-                    row.state, row.queued = "received", True
-        return count
+        held = [r for r in self.rows.values() if r.state in OPEN and r.owner not in (None, owner)]
+        for row in held:
+            self.cut_short(row, len(held) == 1)
+            row.owner = row.until = None
+        return len(held)
+
+    def suspects(self, owner: str, limit: int, now: float) -> list[str]:
+        """What would be due, of those that ran when a process ended."""
+        before = {id_: (r.owner, r.until) for id_, r in self.rows.items()}
+        held = [r for r in self.rows.values() if r.owner is not None]
+        for row in held:
+            row.owner, row.until = owner, now
+        due, _, _ = self.take(owner, len(self.rows), now)
+        for id_, row in self.rows.items():
+            row.owner, row.until = before[id_]
+        found = [i for i in due if self.rows[i].ends and self.rows[i].state == "received"][:limit]
+        for id_ in found:
+            self.rows[id_].owner, self.rows[id_].until = owner, now + LEASE
+        return found
+
+    def join(self, id_: str, owner: str) -> None:
+        row = self.rows.get(id_)
+        if row is not None and row.owner == owner and row.state in OPEN:
+            row.alone = False
+
+    def reschedule(self, now: float) -> int:
+        late = [
+            row
+            for row in self.rows.values()
+            if row.due is not None and row.due > now and row.decided > now + 60
+        ]
+        for row in late:
+            row.due = row.decided = now
+        return len(late)
 
     def release(self, id_: str, owner: str) -> None:
         row = self.rows.get(id_)
@@ -189,10 +233,12 @@ class Model:
 
     def replay(self, id_: str) -> bool:
         row = self.rows.get(id_)
-        if row is None or row.state not in ("dead", "parked"):
+        if row is None or row.state not in ("dead", "parked", "retrying") or row.owner:
             return False
-        row.state, row.queued, row.attempts = "received", True, 0
-        row.started = row.finished = row.error = None
+        row.earlier += row.attempts
+        row.state, row.queued, row.attempts, row.ends = "received", True, 0, 0
+        row.started = row.finished = row.error = row.due = None
+        row.alone = False
         return True
 
     def forget(self, now: float) -> int:
@@ -289,11 +335,29 @@ class StoreMachine(RuleBasedStateMachine):
         id_ = leased[stray % len(leased)]
         return self.owners.index(self.model.rows[id_].owner), id_
 
-    @rule(by=who, id_=ids, stray=strays)
-    def start(self, by: int, id_: str, stray: int) -> None:
+    @rule(by=who, id_=ids, stray=strays, alone=st.booleans())
+    def start(self, by: int, id_: str, stray: int, alone: bool) -> None:
         by, id_ = self.aim(by, id_, stray)
-        self.loop(lambda: self.inboxes[by].start(id_, now=self.now))
-        self.model.start(id_, self.owners[by], self.now)
+        self.loop(lambda: self.inboxes[by].start(id_, now=self.now, alone=alone))
+        self.model.start(id_, self.owners[by], self.now, alone)
+
+    @rule(by=who, id_=ids, stray=strays)
+    def join(self, by: int, id_: str, stray: int) -> None:
+        by, id_ = self.aim(by, id_, stray)
+        self.loop(lambda: self.inboxes[by].join(id_))
+        self.model.join(id_, self.owners[by])
+
+    @rule(by=who, limit=st.integers(1, 4))
+    def take_suspects(self, by: int, limit: int) -> None:
+        found = self.loop(lambda: self.inboxes[by].take_suspects(limit=limit, now=self.now))
+        expected = self.model.suspects(self.owners[by], limit, self.now)
+        assert [record.webhook_id for record in found] == expected
+
+    @rule(by=who, back=st.sampled_from((0, 50, 70)))
+    def reschedule(self, by: int, back: int) -> None:
+        now = self.now - back
+        done = self.loop(lambda: self.inboxes[by].reschedule(now=now))
+        assert done == self.model.reschedule(now)
 
     @rule(by=who, id_=ids, outcome=outcomes, stray=strays)
     def finish(self, by: int, id_: str, outcome: tuple[Any, ...], stray: int) -> None:
@@ -309,7 +373,7 @@ class StoreMachine(RuleBasedStateMachine):
             case ("dead", error):
                 told = Dead(error)
             case (_, wait, error):
-                told = Retry(None if wait is None else self.now + wait, error)
+                told = Retry(None if wait is None else self.now + wait, error, "a.py:1", "T")
         self.loop(lambda: self.inboxes[by].finish(id_, told, now=self.now))
         self.model.finish(id_, self.owners[by], outcome, self.now)
 
@@ -374,6 +438,9 @@ class StoreMachine(RuleBasedStateMachine):
                 record.finished_at,
                 record.last_error,
                 record.raw,
+                record.process_ends,
+                record.ran_alone,
+                record.earlier_attempts,
             ) == (
                 row.state,
                 row.queued,
@@ -384,6 +451,9 @@ class StoreMachine(RuleBasedStateMachine):
                 row.finished,
                 row.error,
                 row.raw,
+                row.ends,
+                row.alone,
+                row.earlier,
             )
             assert failures[id_] == row.failed
         by_age = sorted(records, key=lambda id_: self.model.rows[id_].order)

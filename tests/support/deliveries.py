@@ -81,7 +81,14 @@ class Bench:
     counters: Counters
 
     @classmethod
-    def of(cls, handlers: HandlerRegistry, inbox: Any = None, **keys: Any) -> "Bench":
+    def of(
+        cls,
+        handlers: HandlerRegistry,
+        inbox: Any = None,
+        *,
+        clock: Any = trio.current_time,
+        **keys: Any,
+    ) -> "Bench":
         options = settings(**keys)
         inbox = memory_inbox() if inbox is None else inbox
         counters = Counters()
@@ -90,10 +97,10 @@ class Bench:
             handlers.bind(Services(options, inbox)),
             inbox,
             counters,
-            clock=trio.current_time,
+            clock=clock,
             jitter=lambda: 0.5,
         )
-        queue = Queuer(options, dispatcher, inbox, counters, clock=trio.current_time)
+        queue = Queuer(options, dispatcher, inbox, counters, clock=clock)
         return cls(inbox, dispatcher, queue, counters)
 
     def handler(self, event_type: str = "order.paid") -> Any:

@@ -4,7 +4,7 @@ import pytest
 import trio
 from support.deliveries import SECRET, Bench, arrival, memory_inbox, settings
 
-from sdk_trio.errors import RetryLater, StoreUnavailableError
+from sdk_trio.errors import HandlerAbortedError, RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.storage.records import DeliveryState
 from sdk_trio.webhooks.registry import HandlerRegistry, WebhookHandlerBase
@@ -327,3 +327,48 @@ async def test_secrets_that_a_handler_quotes_are_masked_also_those_of_before_a_r
         f"ValueError: ******** and {changed}, code tok",
         "ValueError: ******** and ********, code tok",
     ]
+
+
+async def test_of_a_group_our_cancellation_goes_on_and_the_rest_is_logged(autojump_clock, caplog):
+    async def part():
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise RuntimeError("beside it")
+
+    async def handler(event):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(part)
+            nursery.start_soon(trio.sleep_forever)
+
+    bench = Bench.of(registry(handler, enqueue=True))
+    delivery = arrival(webhook_id="a")
+    await bench.inbox.accept(delivery.delivery, leased=True)
+    with trio.move_on_after(1) as scope:
+        await bench.dispatcher.run_queued(delivery, attempt=1)
+    assert scope.cancelled_caught
+    record = await bench.inbox.get("a")
+    assert (record.state, record.attempts) == (DeliveryState.RECEIVED, 0)
+
+
+async def test_a_hook_that_ends_programs_is_logged_and_gets_what_was_raised_as_a_cause(
+    autojump_clock, caplog
+):
+    told = []
+
+    class Handler(WebhookHandlerBase[OrderPaidEvent]):
+        async def handle_core(self, event):
+            raise SystemExit(3)
+
+        async def on_error(self, event, error):
+            told.append(error)
+            raise SystemExit(4)
+
+    bench = Bench.of(registry(Handler))
+    answer = await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler())
+    assert answer.status == 500
+    (error,) = told
+    assert isinstance(error, HandlerAbortedError)
+    assert isinstance(error.__cause__, SystemExit)
+    assert (await bench.inbox.get("a")).last_error == "SystemExit: 3"
+    assert "webhook.error_hook_failed" in caplog.text

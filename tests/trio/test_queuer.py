@@ -239,10 +239,12 @@ async def test_cancelled_workers_release_and_the_next_owner_runs_everything_once
     assert sorted(done) == [(f"m{number}", 1) for number in range(10)]
 
 
-async def test_replayed_dead_letters_run_again(autojump_clock):
+async def test_replayed_dead_letters_run_again_and_go_on_counting(autojump_clock):
     broken = [True]
+    seen = []
 
     async def handler(event):
+        seen.append((event.webhook_id, event.attempt))
         if broken:
             raise RuntimeError("not yet")
 
@@ -258,6 +260,98 @@ async def test_replayed_dead_letters_run_again(autojump_clock):
         await trio.sleep(5)
         bench.queue.close()
     assert await states(bench) == {DeliveryState.DONE: 2}
+    assert sorted(seen) == [("a", 1), ("a", 2), ("b", 1)]
+
+
+async def test_a_retrying_event_can_be_replayed_at_once(autojump_clock):
+    seen = []
+
+    async def handler(event):
+        seen.append((trio.current_time() - begun, event.attempt))
+        if len(seen) == 1:
+            raise RetryLater(3600)
+
+    bench = Bench.of(registry(handler))
+    begun = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(webhook_id="a"))
+        await trio.sleep(5)
+        assert await states(bench) == {DeliveryState.RETRYING: 1}
+        assert list(await bench.inbox.replay(["a"])) == ["a"]
+        bench.queue.wake()
+        await trio.sleep(5)
+        bench.queue.close()
+    assert [attempt for _, attempt in seen] == [1, 2]
+    assert seen[1][0] < 10
+    assert (await bench.inbox.get("a")).state is DeliveryState.DONE
+
+
+class SetClock:
+    """A wall clock that can be set while the loop's own goes on."""
+
+    def __init__(self):
+        self.ahead = 0.0
+
+    def __call__(self):
+        return trio.current_time() + self.ahead
+
+
+@pytest.mark.parametrize("asked", [None, 600.0])
+async def test_a_clock_that_goes_back_delays_no_retry_and_no_ordered_lane(
+    autojump_clock, caplog, asked
+):
+    """It was two hours fast when the event failed, and is put right then."""
+    clock = SetClock()
+    clock.ahead = 7200.0
+    ran = []
+
+    async def handler(event):
+        ran.append((event.webhook_id, trio.current_time()))
+        if len(ran) == 1:
+            raise RetryLater(asked) if asked else RuntimeError("once")
+
+    bench = Bench.of(
+        registry(handler, ordered=True),
+        clock=clock,
+        Webhooks__Queue__RetryBaseSeconds=3,
+        Webhooks__Queue__RetryCapSeconds=3,
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        for name in ("first", "second"):
+            await bench.queue.accept(arrival(webhook_id=name, ordered=True, now=clock()))
+        while not ran:
+            await trio.sleep(0.1)
+        await trio.sleep(0.1)
+        clock.ahead = 0.0
+        await trio.sleep(60)
+        bench.queue.close()
+    assert [name for name, _ in ran] == ["first", "first", "second"]
+    assert ran[2][1] - ran[0][1] < 10
+    (stepped,) = [r for r in caplog.records if "runtime.clock_stepped" in r.message]
+    assert stepped.sdk[1]["seconds"] == pytest.approx(-7200, abs=1)
+
+
+async def test_a_small_correction_of_the_clock_makes_nothing_due_early(autojump_clock, caplog):
+    clock = SetClock()
+    ran = []
+
+    async def handler(event):
+        ran.append(trio.current_time())
+        if len(ran) == 1:
+            raise RetryLater(100)
+
+    bench = Bench.of(registry(handler), clock=clock)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(webhook_id="a"))
+        await trio.sleep(1)
+        clock.ahead = -1.0
+        await trio.sleep(200)
+        bench.queue.close()
+    assert ran[1] - ran[0] >= 100
+    assert not [r for r in caplog.records if "runtime.clock_stepped" in r.message]
 
 
 async def test_an_event_without_a_handler_any_more_is_parked_by_the_worker(autojump_clock):

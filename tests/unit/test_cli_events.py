@@ -83,6 +83,9 @@ def test_the_json_of_an_event_is_a_stable_contract(command_line):
         "finished_at": ARRIVAL + 2,
         "last_error": "ValueError: no such product",
         "tenant_id": None,
+        "process_ends": 0,
+        "ran_alone": False,
+        "earlier_attempts": 0,
     }
     assert command_line("events", "list", "--format", "json").document == [attributes]
     failed = {
@@ -90,6 +93,8 @@ def test_the_json_of_an_event_is_a_stable_contract(command_line):
         "started_at": ARRIVAL,
         "finished_at": ARRIVAL + 2,
         "error": "ValueError: no such product",
+        "place": None,
+        "traceback": None,
     }
     shown = command_line("events", "show", "msg_1", "--format", "json").document
     assert shown == {**attributes, "raw": body.decode(), "failed_attempts": [failed]}
@@ -203,7 +208,7 @@ def test_replay_says_why_an_id_was_not_replayed(command_line):
     answer = command_line("events", "replay", "a", "b", "nowhere", "--format", "json")
     assert answer.status == 1
     rows = {row["webhook_id"]: row for row in answer.document}
-    assert rows["a"]["reason"] == "is done: only dead and parked events are replayed"
+    assert rows["a"]["reason"] == "is done: only dead, parked and retrying events are replayed"
     assert rows["nowhere"]["reason"] == "there is no such event in the inbox"
     assert rows["b"] == {
         "webhook_id": "b",

@@ -17,14 +17,14 @@ from sdk_trio.cli.commands import COMMANDS
 from sdk_trio.cli.parser import build_parser
 from sdk_trio.cli.usage import NOT_IN_THIS_VERSION
 from sdk_trio.storage.notification_records import RETRIABLE, NotificationState
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.storage.records import REPLAYABLE, DeliveryState
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
 
 
 def test_the_states_that_can_be_chosen_are_those_of_the_store():
     assert list(STATES) == [str(state) for state in DeliveryState]
-    assert set(REPLAYABLE_STATES) == {DeliveryState.DEAD, DeliveryState.PARKED}
+    assert list(REPLAYABLE_STATES) == [str(state) for state in REPLAYABLE]
     assert list(NOTIFICATION_STATES) == [str(state) for state in NotificationState]
     assert set(RETRIABLE_STATES) == RETRIABLE
 

@@ -1,18 +1,31 @@
 """What becomes of a delivery after a run failed (contracts 2, 3 and 5)."""
 
 import math
+import os
+import signal
+import sys
 
+import pytest
+import trio
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sdk_trio.storage.records import Dead, Retry
 from sdk_trio.webhooks.lifecycle import (
     MAX_ERROR_LENGTH,
+    RUNS_FOR_PROOF,
     Failure,
     RetryPolicy,
     after_inline_failure,
+    after_process_ends,
     after_queued_failure,
+    comes_of,
     describe_error,
+    divide,
+    is_interrupt,
+    must_run_alone,
+    place_of,
+    traceback_of,
 )
 
 SECONDS = st.floats(0, 604_800)
@@ -107,3 +120,114 @@ class _SilentError(Exception):
 
 def test_an_error_that_cannot_be_written_is_still_described():
     assert "_SilentError" in describe_error(_SilentError())
+
+
+ENDS = st.integers(1, 20)
+
+
+@given(ends=ENDS, attempts=st.integers(1, 40), most=st.integers(1, 20), alone=st.booleans())
+def test_an_event_that_ends_the_process_runs_a_bounded_number_of_times(ends, attempts, most, alone):
+    dead = after_process_ends(ends, ran_alone=alone, attempts=attempts, max_attempts=most)
+    if attempts < most:
+        assert dead is None, "it has runs left"
+    elif alone or attempts >= most + RUNS_FOR_PROOF:
+        assert dead is not None
+        assert dead.error.startswith(f"the process ended {ends} time")
+        assert dead.recorded
+    else:
+        assert dead is None
+        assert must_run_alone(ends, attempts=attempts, max_attempts=most), "else nobody is named"
+
+
+@given(attempts=st.integers(0, 40), most=st.integers(1, 20), alone=st.booleans())
+def test_an_event_in_whose_runs_no_process_ended_is_no_suspect(attempts, most, alone):
+    assert after_process_ends(0, ran_alone=alone, attempts=attempts, max_attempts=most) is None
+    assert not must_run_alone(0, attempts=attempts, max_attempts=most)
+
+
+@given(most=st.integers(1, 20), crowd=st.booleans(), counted=st.booleans())
+def test_the_worst_number_of_runs_of_one_that_always_ends_the_process(most, crowd, counted):
+    """Played through from the first run on; ``crowd``: others run whenever that is allowed."""
+    runs = attempts = ends = 0
+    alone = False
+    while after_process_ends(ends, ran_alone=alone, attempts=attempts, max_attempts=most) is None:
+        isolated = must_run_alone(ends, attempts=attempts, max_attempts=most)
+        runs += 1
+        if runs == 1 and not counted:
+            continue  # it ended before its start was synced: nobody knows of it
+        attempts += 1
+        ends += 1
+        alone = isolated or not crowd
+    uncounted = not counted
+    assert runs == most + uncounted + (crowd and most == 1)
+
+
+def test_the_place_is_the_innermost_line_of_the_users_code(tmp_path):
+    (tmp_path / "users_module.py").write_text(
+        "import json\n\n\ndef parse(text):\n    return json.loads(text)\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        import users_module
+
+        with pytest.raises(ValueError, match="Expecting") as caught:
+            users_module.parse("{")
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert place_of(caught.value) == f"{tmp_path / 'users_module.py'}:5 in parse"
+    both = BaseExceptionGroup("both", [caught.value, SystemExit()])
+    assert place_of(both) == place_of(caught.value)
+    assert place_of(ValueError("never raised")) is None
+
+
+def test_a_traceback_is_masked_and_bounded():
+    with pytest.raises(ValueError, match="a secret") as caught:
+        raise ValueError("a secret-value")
+    text = traceback_of(caught.value, ["secret-value"])
+    assert text.startswith("Traceback")
+    assert "raise ValueError" in text
+    assert "a secret-value" not in text.rpartition("ValueError:")[2]
+
+
+def test_only_a_signal_is_an_interrupt():
+    def is_own(error):
+        try:
+            raise error
+        except BaseException as raised:
+            return not is_interrupt(raised)
+
+    assert is_own(KeyboardInterrupt())
+    assert is_own(ValueError())
+
+    def press_ctrl_c():
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass  # it comes between two steps of the interpreter
+
+    async def press():
+        with pytest.raises(KeyboardInterrupt) as caught:
+            press_ctrl_c()
+        return is_interrupt(caught.value)
+
+    assert trio.run(press)
+
+
+def test_a_group_is_divided_and_what_an_error_comes_of_is_found_in_it():
+    ours, own = divide(
+        BaseExceptionGroup("both", [KeyError(1), SystemExit(2)]), lambda e: isinstance(e, KeyError)
+    )
+    assert isinstance(ours.exceptions[0], KeyError)
+    assert isinstance(own.exceptions[0], SystemExit)
+    assert divide(KeyError(), lambda e: True)[1] is None
+
+    def fail():
+        try:
+            raise KeyError
+        except KeyError:
+            raise ValueError from None
+
+    with pytest.raises(ValueError, match=r"^$") as caught:
+        fail()
+    caught.value.__cause__ = caught.value  # a circle ends, too
+    assert comes_of(ExceptionGroup("one", [caught.value]), KeyError)
+    assert not comes_of(caught.value, OSError)

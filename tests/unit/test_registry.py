@@ -1,7 +1,10 @@
 """Registering handlers: what is accepted, what is refused and how (spec 4.2 and 6.1)."""
 
 import functools
+import inspect
+import sys
 import types
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -18,6 +21,8 @@ from sdk_trio.events import (
     RefundUpdatedEvent,
 )
 from sdk_trio.webhooks import HandlerRegistry, Services, WebhookHandlerBase, WebhookReceiver
+
+E = TypeVar("E", bound=Event[Any])
 
 KNOWN = [row.event_class for row in DEFAULT_CATALOG.known]
 
@@ -157,8 +162,9 @@ def test_as_a_decorator_it_leaves_the_function_as_it_was():
         pass
 
     @handlers.on(OrderCreatedEvent)
-    class Handle(Grant):
-        pass
+    class Handle(WebhookHandlerBase[OrderCreatedEvent]):
+        async def handle_core(self, event):
+            pass
 
     assert isinstance(handle, types.FunctionType)
     assert isinstance(Handle, type)
@@ -362,3 +368,55 @@ def test_fail_on_missing_handlers_names_all_of_them():
     assert caught.value.exit_code == EXIT_CONFIGURATION
     # By default it is a warning only.
     WebhookReceiver(settings(), handlers)
+
+
+class OfPaid(WebhookHandlerBase[OrderPaidEvent]):
+    async def handle_core(self, event):
+        """Nothing."""
+
+
+class Shared(WebhookHandlerBase[E]):
+    async def handle_core(self, event):
+        """Nothing."""
+
+
+class OfPaidToo(Shared[OrderPaidEvent]):
+    """Its event class comes from a base of the application's own."""
+
+
+class OfAll(WebhookHandlerBase[Event[Any]]):
+    async def handle_core(self, event):
+        """Nothing."""
+
+
+@pytest.mark.parametrize("handler", [OfPaid, OfPaid(), OfPaidToo])
+def test_a_handler_of_another_event_class_is_refused_with_the_line_that_registers_it(handler):
+    handlers = HandlerRegistry()
+    line = inspect.currentframe().f_lineno + 2
+    with pytest.raises(HandlerRegistrationError, match="OrderPaidEvent") as caught:
+        handlers.register(OrderCreatedEvent, handler)
+    assert f"{__file__}:{line}: " in str(caught.value)
+    assert "OrderCreatedEvent" in str(caught.value)
+    handlers.register(OrderPaidEvent, handler)
+
+
+def test_a_factory_of_a_handler_of_another_event_class_is_refused_at_the_start():
+    handlers = HandlerRegistry()
+    line = inspect.currentframe().f_lineno + 1
+    handlers.register(OrderCreatedEvent, lambda: OfPaid())
+    with pytest.raises(HandlerRegistrationError, match=f"{__file__}:{line}: .*OrderPaidEvent"):
+        handlers.bind(services_of())
+
+
+def test_handlers_of_every_event_are_registered_for_any():
+    handlers = HandlerRegistry()
+    handlers.register(OrderCreatedEvent, OfAll)
+    handlers.register(OrderPaidEvent, Shared)
+    assert len(handlers) == 2
+
+
+def test_a_factory_that_ends_programs_is_refused_as_any_that_fails():
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, lambda: sys.exit(3))
+    with pytest.raises(HandlerRegistrationError, match="SystemExit: 3"):
+        handlers.bind(services_of())

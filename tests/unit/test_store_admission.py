@@ -9,6 +9,7 @@ from sdk_trio.storage.admission import (
     Change,
     Known,
     Standing,
+    Terms,
     standing_of,
 )
 from sdk_trio.storage.records import Admission, DeliveryState
@@ -30,7 +31,8 @@ def known(state: str, **fields: object) -> Known:
         (known("running", queued=True, held_until=0.0), Standing.QUEUED),
         (known("retrying", queued=True), Standing.QUEUED),
         (known("running", held_until=1000.1), Standing.RUNNING),
-        (known("running", held_until=1000.0), Standing.WAITING),
+        (known("running"), Standing.WAITING),
+        (known("dead", process_ends=1), Standing.CONDEMNED),
         (known("retrying"), Standing.WAITING),
         (known("received"), Standing.WAITING),
     ],
@@ -51,3 +53,12 @@ def test_attempts_go_on_after_a_failed_run_and_start_anew_after_replay_like_ends
     assert ACCEPTING[Standing.DEAD].change is Change.RESTART
     assert CLAIMING[Standing.PARKED].change is Change.RESTART
     assert CLAIMING[Standing.WAITING].change is Change.UPDATE
+
+
+@pytest.mark.parametrize(
+    ("until", "live"),
+    [(None, False), (1000.0, False), (1000.1, True), (1135.0, True), (1135.1, False)],
+)
+def test_a_lease_is_live_until_its_end_unless_a_wrong_clock_has_put_that_too_far(until, live):
+    terms = Terms(owner="a", lease_seconds=75.0, dedup_seconds=1.0, payload_seconds=1.0)
+    assert terms.live(until, now=1000.0) == (until if live else None)

@@ -1,0 +1,234 @@
+"""The end of a daemon, within its time whatever handlers do.
+
+A cancelled handler may go on: in a thread, behind a shield, in a loop that swallows ``Cancelled``,
+or in a computation that keeps the event loop from doing anything at all. What it has to do with is
+in the store; so it is named in the log, its event is released, and the process ends without it. A
+thread of its own sees to that, because the event loop may be what does not answer.
+"""
+
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
+
+import trio
+
+from ..errors import EXIT_FAILURE
+from ..logs import get_logger
+from ..runtime import Runtime
+
+_log = get_logger("runtime")
+
+#: How long after the drain's time, or after a second signal, handlers may still take to end
+#: before the loop gives them up, in seconds: what is cancelled has to clean up.
+GRACE_SECONDS = 2.5
+FORCED_GRACE_SECONDS = 0.4
+
+#: How long the loop then has to release their events and to report, in seconds.
+LEAVE_SECONDS = 1.5
+FORCED_LEAVE_SECONDS = 0.4
+
+#: How long after that the interpreter ends the process without running any Python, in seconds: for
+#: a handler that keeps the interpreter's lock, as a long match of a regular expression does.
+STUCK_SECONDS = 0.5
+
+#: How long threads of the application that are no daemons may go on after the end, in seconds.
+THREADS_SECONDS = 1.0
+
+#: What wakes the thread apart from signals, none of which has this number.
+_NUDGE = b"\0"
+
+
+class Ending:
+    """Bounds the end of the process that ``runtime`` is a daemon of: a block around its loop.
+
+    ``ending`` are the signals that ask for the end.
+    """
+
+    def __init__(self, runtime: Runtime, ending: Collection[int]) -> None:
+        self._runtime = runtime
+        self._ending = ending
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._give_up = trio.Event()
+        self._watching = trio.CancelScope(shield=True)
+        self._status = EXIT_FAILURE
+        self._signals = 0
+        # When the loop gives up, and when the thread does, by time.monotonic.
+        self._limits: tuple[float, float] | None = None
+        self._leave_seconds = LEAVE_SECONDS
+        self._asked = False
+        self._ended = False
+        self._over = False
+        self._others = set(threading.enumerate())
+        self._thread = threading.Thread(target=self._guard, name="sdk_trio-ending", daemon=True)
+
+    # -- around the loop, in the main thread -----------------------------------------------------
+
+    def __enter__(self) -> "Ending":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Let the process end by itself; not for ever, if threads of the application go on."""
+        faulthandler.cancel_dump_traceback_later()
+        left = [
+            thread.name
+            for thread in threading.enumerate()
+            if not thread.daemon and thread.is_alive() and thread not in self._others
+        ]
+        if not left:
+            self._over = True
+            self._nudge()
+            self._thread.join()
+            self._reader.close()
+            self._writer.close()
+            return
+        _log.warning(
+            "runtime.threads_left",
+            threads=left,
+            hint="they are no daemons, so Python would wait for them; they are left behind",
+        )
+        if error is not None:
+            self._status = getattr(error, "exit_code", EXIT_FAILURE)
+        elif self._signals == 1:
+            self._status = 0
+        self._ended = True
+        moment = time.monotonic() + THREADS_SECONDS
+        self._limits, self._asked = (moment, moment), True
+        self._nudge()
+
+    # -- in the loop -----------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def until_the_end(self) -> AsyncIterator[None]:
+        """Take signals from now on; the block ends when everything has ended."""
+        self._token = trio.lowlevel.current_trio_token()
+        # The C level writes each signal's number there, whatever the loop does. Trio's own use of
+        # it is to be woken: the thread does that.
+        before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            self._watching.cancel()
+
+    async def watch(self) -> None:
+        """Give up what does not end in its time; until everything has ended."""
+        with self._watching:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._note_drain)
+                await self._give_up.wait()
+                await self._leave()
+
+    async def _note_drain(self) -> None:
+        drained = await self._runtime.wait_draining()
+        if self._signals < 2:
+            self._limit(drained + GRACE_SECONDS, LEAVE_SECONDS)
+            self._nudge()
+
+    async def _leave(self) -> None:
+        self._log_left()
+        with trio.move_on_after(self._leave_seconds * 0.8):
+            await self._runtime.leave()
+        _exit(self._status)
+
+    # -- in the thread ---------------------------------------------------------------------------
+
+    def _guard(self) -> None:
+        while not self._over:
+            limits = self._limits
+            moment = None if limits is None else limits[1] if self._asked else limits[0]
+            patience = None if moment is None else max(0.0, moment - time.monotonic())
+            ready, _, _ = select.select([self._reader], [], [], patience)
+            if ready:
+                self._take(self._reader.recv(64))
+            elif self._asked:
+                self._end()
+            else:
+                self._asked = True
+                self._call(self._give_up.set)
+
+    def _take(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number in self._ending:
+                self._signals += 1
+                if self._signals == 1:
+                    self._begin()
+                elif self._signals == 2:
+                    self._force(number)
+        self._call(_nothing)
+
+    def _begin(self) -> None:
+        """Note the first signal: should the loop never hear of it, this is when the end comes."""
+        settings = self._runtime.settings
+        drain = settings.webhooks.graceful_drain_timeout_seconds
+        delay = settings.server.shutdown_delay_seconds
+        self._limit(time.monotonic() + delay + drain + GRACE_SECONDS, LEAVE_SECONDS)
+
+    def _force(self, number: int) -> None:
+        self._status = 128 + number
+        self._asked = False
+        self._limit(time.monotonic() + FORCED_GRACE_SECONDS, FORCED_LEAVE_SECONDS)
+
+    def _limit(self, give_up: float, leave_seconds: float) -> None:
+        self._leave_seconds = leave_seconds
+        self._limits = (give_up, give_up + leave_seconds)
+        left = give_up + leave_seconds + STUCK_SECONDS - time.monotonic()
+        with suppress(OSError, ValueError, AttributeError):  # standard error is no file
+            faulthandler.dump_traceback_later(max(left, 0.1), exit=True)
+
+    def _end(self) -> None:
+        """End the process without the loop, which does not answer, or waits for the disk."""
+        if not self._ended:
+            # The log may be what everything waits for: a pipe that nobody reads.
+            words = threading.Thread(target=self._log_left, daemon=True)
+            words.start()
+            words.join(0.2)
+        _exit(self._status)
+
+    # -- both ------------------------------------------------------------------------------------
+
+    def _log_left(self) -> None:
+        now = time.perf_counter()
+        runs = [
+            {
+                "handler": run.handler,
+                "webhook_id": run.webhook_id,
+                "seconds": round(now - run.begun, 1),
+            }
+            for run in self._runtime.receiver.runs
+        ]
+        _log.error(
+            "runtime.left_behind",
+            runs=runs,
+            hint="nothing ends these handlers; their events are run again at the next start"
+            if runs
+            else "no handler is at work, but something does not end: the disk, or another part",
+        )
+
+    def _call(self, function: Callable[[], object]) -> None:
+        if self._token is not None:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(function)
+
+    def _nudge(self) -> None:
+        with suppress(OSError):
+            self._writer.send(_NUDGE)
+
+
+def _nothing() -> None:
+    """Wake the loop, so that it hears of a signal."""
+
+
+def _exit(status: int) -> None:
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,125 @@
+"""Notices that the event loop stands still, and who holds it: a thread that looks from outside.
+
+Twice a second it asks the loop for an answer. A handler that computes or waits without ``await``
+keeps every other delivery, probe and deadline waiting, and nothing inside the loop can say so
+before it is over. Nothing is added to the way of a delivery.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import trio
+
+from ..logs import get_logger
+from ..monitoring import Sample
+from ..webhooks.dispatcher import Run, run_in
+from ..webhooks.lifecycle import place_in
+
+_log = get_logger("runtime")
+
+#: How often the loop is asked, in seconds.
+ASK_SECONDS = 0.5
+
+#: How long it may take to answer, in seconds: a sender waits for ten, a probe often for one.
+BLOCKED_SECONDS = 1.0
+
+#: How much later than it wanted the thread may be woken, in seconds, before it cannot tell the
+#: loop's standstill from that of the whole process, such as a machine that was suspended.
+LATE_SECONDS = 0.5
+
+
+class Watchdog:
+    """Watches the loop that runs the ``with`` block.
+
+    Args:
+        blocked_seconds: how long the loop may take to answer.
+        clock: returns seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        *,
+        blocked_seconds: float = BLOCKED_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._blocked_seconds = blocked_seconds
+        self._clock = clock
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._times = 0
+        self._seconds = 0.0
+
+    def __enter__(self) -> "Watchdog":
+        token = trio.lowlevel.current_trio_token()
+        self._thread = threading.Thread(
+            target=self._watch,
+            args=(token, threading.get_ident()),
+            name="sdk_trio-watchdog",
+            daemon=True,
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # It ends by itself within a moment; nothing has to wait for it.
+        self._over.set()
+
+    def samples(self) -> Iterator[Sample]:
+        """Return how often and for how long the loop stood still."""
+        yield Sample("sdk_runtime_blocked_total", (), self._times)
+        yield Sample("sdk_runtime_blocked_seconds_total", (), self._seconds)
+
+    def _watch(self, token: trio.lowlevel.TrioToken, loop: int) -> None:
+        while not self._over.wait(ASK_SECONDS):
+            answered = threading.Event()
+            asked = self._clock()
+            try:
+                token.run_sync_soon(answered.set)
+            except trio.RunFinishedError:
+                return
+            if not self._answers(answered, asked):
+                self._follow(answered, asked, loop)
+
+    def _answers(self, answered: threading.Event, asked: float) -> bool:
+        """Wait for an answer as long as the loop may take; False when none came in that time."""
+        while not answered.wait(self._blocked_seconds):
+            waited = self._clock() - asked
+            if waited < self._blocked_seconds + LATE_SECONDS:
+                return False
+            asked += waited  # this thread stood still as well: only from here on it counts
+        return True
+
+    def _follow(self, answered: threading.Event, asked: float, loop: int) -> None:
+        run, place = _look(loop)
+        _log.warning(
+            "runtime.blocked",
+            seconds=round(self._clock() - asked, 1),
+            handler=None if run is None else run.handler,
+            webhook_id=None if run is None else run.webhook_id,
+            place=place,
+            hint="nothing else runs meanwhile: use trio.to_thread.run_sync for what blocks",
+        )
+        self._times += 1
+        counted = 0.0
+        while not answered.wait(ASK_SECONDS) and not self._over.is_set():
+            counted = self._count(asked, counted)
+        counted = self._count(asked, counted)
+        _log.info("runtime.unblocked", seconds=round(counted, 1))
+
+    def _count(self, asked: float, counted: float) -> float:
+        blocked = self._clock() - asked
+        self._seconds += blocked - counted
+        return blocked
+
+
+def _look(thread: int) -> tuple[Run | None, str | None]:
+    """Return which handler a thread runs at this moment, and the line of the user's code."""
+    frame = sys._current_frames().get(thread)
+    frames = []
+    while frame is not None:
+        frames.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    frames.reverse()
+    return run_in(frame for frame, _ in frames), place_in(frames)

@@ -1,0 +1,178 @@
+"""TERM ends a daemon in its time, whatever handlers do; signals of the first moment are kept."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.disk_faults import DiskFaults, hanging
+from support.supervised import Daemon, running, wait_until
+
+DRAIN = 1
+
+#: Far above what is promised, far below how long these handlers go on: a loaded machine is slow.
+IN_TIME = 30.0
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    return Daemon(tmp_path, {"Webhooks:GracefulDrainTimeoutSeconds": str(DRAIN)})
+
+
+def events_of(daemon, name):
+    lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == name]
+
+
+@pytest.mark.parametrize("kind", ["thread", "shield", "swallow", "block"])
+def test_what_no_cancellation_ends_is_named_left_behind_and_run_again(daemon, kind):
+    webhook_id = f"{kind}-late"
+    with running(daemon):
+        assert daemon.deliver(webhook_id) == 200
+        wait_until(lambda: daemon.runs(webhook_id), daemon.log)
+        daemon.wait_for_state(webhook_id, "running")
+        daemon.signal(signal.SIGTERM)
+        assert daemon.ended(IN_TIME) == 1
+        (left,) = events_of(daemon, "runtime.left_behind")
+        (run,) = left["runs"]
+        assert (run["handler"], run["webhook_id"]) == ("queued", webhook_id)
+        record = daemon.record(webhook_id)
+        if kind != "block":  # a loop that stands still cannot tell the store
+            (report,) = events_of(daemon, "runtime.stopped")
+            assert (report["persisted"], report["ids"]) == (1, [webhook_id])
+            assert (record["state"], record["attempts"]) == ("received", 0)
+        daemon.start()
+        wait_until(lambda: daemon.runs(webhook_id) == 2, daemon.log)
+        assert daemon.record(webhook_id)["process_ends"] == (kind == "block")
+
+
+def test_an_inline_handler_in_a_thread_is_left_behind_as_well(daemon):
+    with running(daemon):
+        sender = threading.Thread(
+            target=daemon.deliver, args=("thread-1",), kwargs={"inline": True}
+        )
+        sender.start()
+        wait_until(lambda: daemon.runs("thread-1"), daemon.log)
+        daemon.signal(signal.SIGTERM)
+        assert daemon.ended(IN_TIME) == 1
+        sender.join()
+        record = daemon.record("thread-1")
+        assert (record["state"], record["attempts"]) == ("received", 0)
+
+
+@pytest.mark.parametrize("kind", ["thread", "shield", "swallow", "block"])
+def test_a_second_signal_ends_it_at_once_whatever_runs(daemon, kind):
+    daemon.settings["Webhooks:GracefulDrainTimeoutSeconds"] = "600"
+    with running(daemon):
+        daemon.deliver(f"{kind}-1")
+        wait_until(lambda: daemon.runs(f"{kind}-1"), daemon.log)
+        daemon.signal(signal.SIGTERM)
+        time.sleep(0.3)  # two signals at the same moment are one
+        daemon.signal(signal.SIGTERM)
+        assert daemon.ended(IN_TIME) == 128 + signal.SIGTERM
+        assert events_of(daemon, "runtime.left_behind")
+
+
+def test_a_handler_that_obeys_needs_nobody_to_be_left_behind(daemon):
+    with running(daemon):
+        daemon.environment["ASIDE"] = "600"
+    daemon.start()
+    daemon.deliver("aside-1")
+    wait_until(lambda: daemon.runs("aside-1"), daemon.log)
+    daemon.signal(signal.SIGTERM)
+    assert daemon.ended(IN_TIME) == 0
+    assert not events_of(daemon, "runtime.left_behind")
+    assert daemon.state("aside-1") == "received"
+
+
+def test_a_handler_that_raises_because_it_is_cancelled_has_lost_no_attempt(daemon):
+    with running(daemon):
+        daemon.deliver("complain-1")
+        wait_until(lambda: daemon.runs("complain-1"), daemon.log)
+        daemon.signal(signal.SIGTERM)
+        assert daemon.ended(IN_TIME) == 0
+        record = daemon.record("complain-1")
+        assert (record["state"], record["attempts"]) == ("received", 0)
+
+
+def test_a_thread_of_the_application_does_not_keep_the_process(daemon):
+    with running(daemon):
+        daemon.deliver("lingering-1")
+        daemon.wait_for_state("lingering-1", "done")
+        daemon.signal(signal.SIGTERM)
+        assert daemon.ended(IN_TIME) == 0
+        (left,) = events_of(daemon, "runtime.threads_left")
+        assert left["threads"] == ["lingering"]
+
+
+def test_a_disk_that_hangs_does_not_keep_the_process(daemon, tmp_path):
+    faults = DiskFaults(tmp_path)
+    daemon.environment |= faults.environment
+    with running(daemon):
+        daemon.deliver("fine-1")
+        daemon.wait_for_state("fine-1", "done")
+        faults.set(hanging("sync", tmp_path / "data"))
+        threading.Thread(target=daemon.deliver, args=("fine-2",), daemon=True).start()
+        wait_until(lambda: "store." in daemon.log(), daemon.log)
+        daemon.signal(signal.SIGTERM)
+        # The store gives up by itself (69), or the process goes without it (1).
+        assert daemon.ended(IN_TIME) in (69, 1)
+
+
+def wait_until_taken(process, number):
+    """Wait until the process has a handler of its own for a signal."""
+
+    def taken():
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        (mask,) = [line.split()[1] for line in lines if line.startswith("SigCgt:")] or ["0"]
+        return int(mask, 16) >> (number - 1) & 1
+
+    wait_until(taken, lambda: "the signal was never taken")
+
+
+needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="there is no /proc")
+
+
+@needs_proc
+def test_hup_in_the_first_moment_of_a_start_is_a_reload_and_no_end(daemon):
+    with daemon:
+        process = daemon.begin()
+        wait_until_taken(process, signal.SIGHUP)
+        for _ in range(3):
+            process.send_signal(signal.SIGHUP)
+        wait_until(
+            lambda: process.poll() is not None or '"runtime.reloaded"' in daemon.log(), daemon.log
+        )
+        assert process.poll() is None, daemon.log()
+        process.send_signal(signal.SIGTERM)
+        assert daemon.ended(IN_TIME) == 0
+
+
+@needs_proc
+def test_int_in_the_first_moment_of_a_start_leaves_no_traceback(daemon):
+    with daemon:
+        process = daemon.begin()
+        wait_until_taken(process, signal.SIGHUP)
+        process.send_signal(signal.SIGINT)
+        assert daemon.ended(IN_TIME) == 130
+        assert "Traceback" not in daemon.log()
+
+
+def test_retries_of_a_machine_that_booted_two_hours_fast_are_due_when_its_clock_is_right(daemon):
+    """The store holds times of the wrong clock; the next start finds them too far ahead."""
+    with running(daemon):
+        daemon.deliver("fine-1")
+        daemon.wait_for_state("fine-1", "done")
+        daemon.signal(signal.SIGKILL)
+        daemon.ended()
+        daemon.change(
+            "UPDATE inbox SET state = 'retrying', started_at = :fast, failed_at = :fast, "
+            "next_attempt_at = :fast + 3, finished_at = NULL",
+            fast=time.time() + 7200,
+        )
+        daemon.start()
+        daemon.wait_for_state("fine-1", "done")
+        assert daemon.runs("fine-1") == 2

@@ -1,0 +1,115 @@
+"""An event whose handler ends the process is a dead letter in the end, and no endless loop.
+
+A handler that raises what is meant to end a program ends nothing but its own run.
+"""
+
+import json
+
+import pytest
+from support.supervised import Daemon, running, wait_until
+
+HARD = ("exit", "segfault", "kill", "abort")
+SOFT = ("sysexit", "interrupt", "generator", "asyncio", "own", "group", "text", "leak")
+ATTEMPTS = 3
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    return Daemon(
+        tmp_path,
+        {
+            "Webhooks:Queue:MaxAttempts": str(ATTEMPTS),
+            "Webhooks:InlineMaxAttempts": str(ATTEMPTS),
+            "Webhooks:Queue:RetryBaseSeconds": "1",
+            "Webhooks:Queue:RetryCapSeconds": "1",
+        },
+    )
+
+
+def events_of(daemon, name):
+    lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == name]
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["queued", "inline"])
+@pytest.mark.parametrize("kind", HARD)
+def test_a_run_that_ends_the_process_is_repeated_as_often_as_the_setting_says(daemon, kind, inline):
+    webhook_id = f"{kind}-late"
+    with running(daemon):
+        daemon.deliver(webhook_id, inline=inline)
+        daemon.supervise(webhook_id)
+        record = daemon.wait_for_state(webhook_id, "dead")
+        assert daemon.runs(webhook_id) == ATTEMPTS
+        assert daemon.starts == ATTEMPTS + 1
+        assert record["attempts"] == ATTEMPTS
+        assert record["last_error"] == f"the process ended {ATTEMPTS} times while it ran"
+        assert daemon.deliver("fine-1") == 200
+        daemon.wait_for_state("fine-1", "done")
+        # The sender's next delivery of it must not begin all over.
+        assert daemon.deliver(webhook_id, inline=inline) == 200
+        assert daemon.runs(webhook_id) == ATTEMPTS
+
+
+def test_an_end_in_the_first_moment_of_the_first_run_is_the_only_one_not_counted(daemon):
+    """The start of a fresh event is not waited for: one run more is the price of that speed."""
+    with running(daemon):
+        daemon.deliver("exit-now")
+        daemon.supervise("exit-now")
+        record = daemon.wait_for_state("exit-now", "dead")
+        assert daemon.runs("exit-now") in (ATTEMPTS, ATTEMPTS + 1)
+        assert record["attempts"] == ATTEMPTS
+
+
+def test_an_event_that_ends_the_process_alone_is_dead_after_one_run_if_only_one_is_allowed(daemon):
+    daemon.settings["Webhooks:Queue:MaxAttempts"] = "1"
+    with running(daemon):
+        daemon.deliver("exit-late")
+        daemon.supervise("exit-late")
+        assert daemon.wait_for_state("exit-late", "dead")["last_error"] == (
+            "the process ended 1 time while it ran"
+        )
+        assert daemon.runs("exit-late") == 1
+
+
+@pytest.mark.parametrize("attempts", [1, ATTEMPTS])
+def test_events_that_merely_ran_at_the_same_time_are_finished(daemon, attempts):
+    """They take a second each, so they run whenever the other one ends the process beside them."""
+    daemon.settings["Webhooks:Queue:MaxAttempts"] = str(attempts)
+    daemon.environment["ASIDE"] = "1"
+    neighbours = [f"aside-{number}" for number in range(5)]
+    with running(daemon):
+        for webhook_id in neighbours:
+            assert daemon.deliver(webhook_id) == 200
+        wait_until(lambda: all(daemon.runs(one) for one in neighbours), daemon.log)
+        daemon.deliver("exit-late")
+        daemon.supervise("exit-late")
+        daemon.wait_for_state("exit-late", "dead")
+        # One run more than allowed, where the first one with company was the last one allowed.
+        assert daemon.runs("exit-late") == max(attempts, 2)
+        for webhook_id in neighbours:
+            assert daemon.wait_for_state(webhook_id, "done")
+        assert events_of(daemon, "webhook.quarantined")
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["queued", "inline"])
+def test_what_a_handler_raises_is_its_own_failure_whatever_it_is(daemon, inline):
+    ids = [f"{kind}-1" for kind in SOFT]
+    with running(daemon):
+        for webhook_id in ids:
+            statuses = [
+                daemon.deliver(webhook_id, inline=inline) for _ in range(ATTEMPTS if inline else 1)
+            ]
+            assert statuses == ([500] * (ATTEMPTS - 1) + [200] if inline else [200])
+        for webhook_id in ids:
+            record = daemon.wait_for_state(webhook_id, "dead")
+            assert record["attempts"] == ATTEMPTS
+            assert daemon.runs(webhook_id) == ATTEMPTS
+        assert daemon.starts == 1
+        failed = events_of(daemon, "webhook.failed")
+        assert {line["webhook_id"] for line in failed} == set(ids)
+        assert {line["handler"] for line in failed} == {"inline" if inline else "queued"}
+        assert all("application.py" in line["place"] for line in failed)
+        assert daemon.deliver("fine-1", inline=inline) == 200
+        daemon.wait_for_state("fine-1", "done")
+        daemon.signal(15)
+        assert daemon.ended() == 0

@@ -1,0 +1,305 @@
+"""A daemon that misbehaving handlers try to end, under a supervisor that starts it again."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from sdk_trio.testing import sign_delivery
+
+from .deliveries import SECRET
+from .ports import free_port
+
+#: Far above what a loaded machine needs; nothing is measured by it.
+PATIENCE = 60.0
+
+#: What a webhook id begins with says what its handler does; ``order.paid`` is enqueued,
+#: ``order.created`` is inline.
+APPLICATION = """
+import asyncio, ctypes, os, signal, threading, time
+import trio, sdk_trio
+from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
+
+handlers = sdk_trio.HandlerRegistry()
+log = os.open(os.environ["RUNS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def note(what, event):
+    os.write(log, f"{what} {event.webhook_id} {event.attempt}\\n".encode())
+
+
+class Own(BaseException):
+    pass
+
+
+class BadText(Exception):
+    def __str__(self):
+        raise SystemExit(3)
+
+
+KEPT = []
+
+
+async def leak():
+    if not KEPT:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            try:
+                await trio.sleep_forever()
+            except trio.Cancelled as error:
+                KEPT.append(error)
+    raise KEPT[0]
+
+
+def group():
+    raise BaseExceptionGroup("both", [SystemExit(3), ValueError("beside")])
+
+
+def give(error):
+    raise error
+
+
+async def swallow():
+    while True:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            pass
+
+
+async def shielded():
+    with trio.CancelScope(shield=True):
+        await trio.sleep_forever()
+
+
+async def complain():
+    try:
+        await trio.sleep_forever()
+    finally:
+        raise ValueError("while being cancelled")
+
+
+async def thread_beside():
+    threading.Thread(target=time.sleep, args=(600,), name="lingering").start()
+
+
+async def aside():
+    await trio.sleep(float(os.environ.get("ASIDE", "0")))
+
+
+ENDS = {
+    "exit": lambda: os._exit(7),
+    "segfault": lambda: ctypes.string_at(0),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "abort": os.abort,
+    "sysexit": lambda: give(SystemExit(3)),
+    "interrupt": lambda: give(KeyboardInterrupt()),
+    "generator": lambda: give(GeneratorExit()),
+    "asyncio": lambda: give(asyncio.CancelledError()),
+    "own": lambda: give(Own("mine")),
+    "group": group,
+    "text": lambda: give(BadText()),
+    "leak": leak,
+    "thread": lambda: trio.to_thread.run_sync(time.sleep, 600),
+    "shield": shielded,
+    "swallow": swallow,
+    "complain": complain,
+    "block": lambda: time.sleep(float(os.environ.get("BLOCK", "600"))),
+    "lingering": thread_beside,
+    "aside": aside,
+}
+
+
+async def handle(event):
+    note("begun", event)
+    kind, _, when = event.webhook_id.partition("-")
+    if when.startswith("late"):
+        await trio.sleep(0.3)
+    done = ENDS.get(kind, lambda: None)()
+    if done is not None:
+        await done
+    note("ended", event)
+
+
+@handlers.on(OrderPaidEvent, enqueue=True)
+async def queued(event):
+    await handle(event)
+
+
+@handlers.on(OrderCreatedEvent)
+async def inline(event):
+    await handle(event)
+"""
+
+
+@attrs.define
+class Daemon:
+    """``python -m sdk_trio run`` with :data:`APPLICATION`, in a directory of its own."""
+
+    directory: Path
+    settings: dict[str, str] = attrs.Factory(dict)
+    environment: dict[str, str] = attrs.Factory(dict)
+    port: int = attrs.Factory(free_port)
+    admin_port: int = attrs.Factory(free_port)
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+
+    def begin(self) -> subprocess.Popen[bytes]:
+        """Start the process and return at once."""
+        (self.directory / "application.py").write_text(APPLICATION)
+        settings = {
+            "Storage:Path": str(self.directory / "data"),
+            "Server:Bind": f"127.0.0.1:{self.port}",
+            "Admin:Bind": f"127.0.0.1:{self.admin_port}",
+            "Webhooks:RequireHttps": "false",
+            **self.settings,
+        }
+        command = [sys.executable, "-m", "sdk_trio", "run", "--standalone"]
+        command += ["--app", "application:handlers"]
+        for key, value in settings.items():
+            command += ["--set", f"Sdk:{key}={value}"]
+        environment = {
+            **os.environ,
+            "SDK__WEBHOOKS__SECRET": SECRET,
+            "RUNS": str(self.directory / "runs"),
+            **self.environment,
+        }
+        environment.pop("SDK__ADMIN__BIND", None)
+        with (self.directory / "log").open("a") as log:
+            self.process = subprocess.Popen(
+                command, cwd=self.directory, env=environment, stdout=log, stderr=log
+            )
+        self.starts += 1
+        return self.process
+
+    def start(self) -> bool:
+        """Start it and wait until it serves; False if it ended before."""
+        before = self.log().count('"runtime.started"')
+        process = self.begin()
+        wait_until(
+            lambda: process.poll() is not None or self.log().count('"runtime.started"') > before,
+            self.log,
+        )
+        return process.poll() is None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/hooks/sdk"
+
+    def deliver(self, webhook_id: str, *, inline: bool = False) -> int | None:
+        """Send a delivery; return the status, None if the process ended instead."""
+        import httpx
+
+        delivery = sign_delivery(
+            "order.created" if inline else "order.paid", secret=SECRET, webhook_id=webhook_id
+        )
+        try:
+            answer = httpx.post(
+                self.url, headers=delivery.headers, content=delivery.body, timeout=PATIENCE
+            )
+        except httpx.TransportError:
+            return None
+        return answer.status_code
+
+    def log(self) -> str:
+        file = self.directory / "log"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def runs(self, webhook_id: str, what: str = "begun") -> int:
+        """How many runs of an event were begun, or ended."""
+        file = self.directory / "runs"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return sum(line.startswith(f"{what} {webhook_id} ") for line in lines)
+
+    def record(self, webhook_id: str) -> dict[str, object] | None:
+        """What the store holds of an event, read beside the daemon."""
+        file = self.directory / "data" / "inbox.db"
+        if not file.exists():
+            return None
+        connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=30)
+        connection.row_factory = sqlite3.Row
+        try:
+            row = connection.execute(
+                "SELECT * FROM inbox WHERE webhook_id = ?", (webhook_id,)
+            ).fetchone()
+        except sqlite3.OperationalError:
+            return None
+        finally:
+            connection.close()
+        return None if row is None else dict(row)
+
+    def change(self, statement: str, **values: object) -> None:
+        """Change the store while no daemon runs."""
+        connection = sqlite3.connect(self.directory / "data" / "inbox.db", isolation_level=None)
+        try:
+            connection.execute(statement, values)
+        finally:
+            connection.close()
+
+    def state(self, webhook_id: str) -> object:
+        return (self.record(webhook_id) or {}).get("state")
+
+    def wait_for_state(self, webhook_id: str, state: str) -> dict[str, object]:
+        wait_until(lambda: self.state(webhook_id) == state, self.log)
+        return self.record(webhook_id) or {}
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, number)
+
+    def ended(self, seconds: float = PATIENCE) -> int:
+        """Wait for the end of the process and return its status."""
+        assert self.process is not None
+        return self.process.wait(seconds)
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def supervise(self, webhook_id: str, *, most: int = 12) -> None:
+        """Start it again whenever it ends, until the event waits no more, or ``most`` starts."""
+        while self.starts < most:
+            process = self.process
+            assert process is not None
+            wait_until(
+                lambda p=process: p.poll() is not None or self.state(webhook_id) in FINAL, self.log
+            )
+            if process.poll() is None:
+                return
+            self.start()
+
+    def __enter__(self) -> "Daemon":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+FINAL = ("done", "dead", "parked")
+
+
+def wait_until(condition: Callable[[], object], explain: Callable[[], str]) -> None:
+    """Poll until the condition holds."""
+    limit = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < limit, explain()[-3000:]
+        time.sleep(0.02)
+
+
+@contextmanager
+def running(daemon: Daemon) -> Iterator[Daemon]:
+    """A daemon that serves, and is gone at the end."""
+    with daemon:
+        assert daemon.start(), daemon.log()
+        yield daemon
+
+
+SIGTERM, SIGINT, SIGHUP = signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", None)
