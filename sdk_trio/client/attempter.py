@@ -31,8 +31,8 @@ CLOSING_SECONDS = 1.0
 #: Names under which upstreams send the id of a request.
 REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 
-#: The extension of a response that says what its call took.
-_FACTS = "sdk_trio.facts"
+#: The extension of a response that is the call which brought it.
+_CALL = "sdk_trio.call"
 
 _OF_THE_BODY = frozenset({b"content-encoding", b"content-length"})
 
@@ -350,14 +350,15 @@ class CallFacts:
 
 def note_facts(response: httpx.Response, call: Call) -> None:
     """Write down on ``response`` what :func:`facts_of` reads there."""
-    facts = CallFacts(call.attempts, request_id_of(response, call))
-    response.extensions[_FACTS] = facts
+    response.extensions[_CALL] = call
 
 
 def facts_of(response: httpx.Response) -> CallFacts:
     """Return what is known about the call that brought ``response``."""
-    facts = response.extensions.get(_FACTS)
-    return facts if isinstance(facts, CallFacts) else CallFacts()
+    call = response.extensions.get(_CALL)
+    if not isinstance(call, Call):
+        return CallFacts()
+    return CallFacts(call.attempts, request_id_of(response, call))
 
 
 def _record(

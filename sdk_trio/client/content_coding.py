@@ -37,13 +37,16 @@ class BoundedBody:
             are known: nothing else is asked for.
         limit: bytes that the body may have, compressed and not; None for no bound.
         keeps_beginning: the bytes up to the bound are in the error.
+
+    ``is_coded`` says whether there is anything to decompress.
     """
 
     def __init__(
         self, codings: Iterable[str], *, limit: int | None, keeps_beginning: bool = False
     ) -> None:
         names = [name for coding in codings if (name := coding.lower()) not in ("", "identity")]
-        self.refusal = _refusal(names)
+        self._refusal = _refusal(names)
+        self.is_coded = bool(names)
         self._layers = [_Zlib(is_gzip=name != "deflate") for name in reversed(names)]
         self._limit = limit
         self._received = 0
@@ -57,8 +60,8 @@ class BoundedBody:
             TooLargeError: the body exceeds the bound.
             httpx.DecodingError: it is not compressed as its head says.
         """
-        if self.refusal:
-            raise httpx.DecodingError(self.refusal)
+        if self._refusal:
+            raise httpx.DecodingError(self._refusal)
         self._received += len(data)
         # Data that cannot be compressed are a little longer when they are; an endless row of empty
         # gzip members is nothing, for ever.
@@ -70,15 +73,23 @@ class BoundedBody:
         fault = ""
         try:
             for piece in pieces:
-                self._decoded += len(piece)
-                if self._kept is not None:
-                    self._kept.append(piece)
-                self._check(self._decoded)
+                self.count(piece)
                 yield piece
         except zlib.error as error:
             fault = str(error)
         if fault:
             raise httpx.DecodingError(f"the answer is badly compressed: {fault}")
+
+    def count(self, piece: bytes) -> None:
+        """Count a piece of the body that is not compressed, or not any more.
+
+        Raises:
+            TooLargeError: the body exceeds the bound.
+        """
+        self._decoded += len(piece)
+        if self._kept is not None:
+            self._kept.append(piece)
+        self._check(self._decoded)
 
     def end(self) -> None:
         """Take note of the body's end.
@@ -110,6 +121,10 @@ class BoundedStream(httpx.AsyncByteStream):
         return self
 
     async def __anext__(self) -> bytes:
+        if not self._body.is_coded:
+            data = await anext(self._parts)
+            self._body.count(data)
+            return data
         piece = next(self._pieces, None)
         if piece is not None:
             # One part can be a thousand pieces, which must not hold up everybody else.

@@ -143,6 +143,8 @@ class CallOptions:
 
     def merged_with(self, other: "CallOptions") -> "CallOptions":
         """Return these options with what ``other`` gives in their place; headers are joined."""
+        if other is NO_OPTIONS:
+            return self
         given = {
             name: value
             for name in _OPTION_NAMES
