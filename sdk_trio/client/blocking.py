@@ -617,10 +617,12 @@ class SyncClient(SyncResources, path=""):
 
         ``with client.stream("GET", "/orders/export") as answer``, then ``answer.iter_bytes()``.
         """
-        context = self._view.stream(
-            method, path, params=params, json=json, content=content, options=options, **fields
-        )
-        del params, json, content, options, fields  # as for the operations
+        try:
+            context = self._view.stream(
+                method, path, params=params, json=json, content=content, options=options, **fields
+            )
+        finally:
+            del params, json, content, options, fields  # as for the operations
         return SyncStream(self._portal, context)
 
     def with_options(
