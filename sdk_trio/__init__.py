@@ -27,11 +27,11 @@ if TYPE_CHECKING:
         PermissionDeniedError,
         RateLimitedError,
         ServerError,
+        UnexpectedAnswerError,
         UnprocessableEntityError,
     )
     from .client.records import Record
     from .client.request import CallOptions
-    from .client.sender import UnexpectedAnswerError
     from .client.transport import Transport
     from .config import Secret, Settings, load_settings
     from .errors import (
@@ -184,7 +184,6 @@ _HOMES = {
     "Record": "client.records",
     "SyncClient": "client.blocking",
     "Transport": "client.transport",
-    "UnexpectedAnswerError": "client.sender",
     **dict.fromkeys(
         ("DefaultTenantResolver", "HostUpgrade", "Quiescence", "StepBatch", "UpgradeStep"),
         "tenants.upgrade",
@@ -219,6 +218,7 @@ _HOMES = {
             "PermissionDeniedError",
             "RateLimitedError",
             "ServerError",
+            "UnexpectedAnswerError",
             "UnprocessableEntityError",
         ),
         "client.errors",

@@ -2,17 +2,26 @@
 
 import contextlib
 from collections.abc import Callable
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import attrs
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import trio
 
 from .attempts import AttemptKind, AttemptObserver, AttemptRecord, AttemptResult
-from .errors import AttemptTimeoutError, ConnectionFailedError, DeadlineExceededError, mask
+from .content_coding import TooLargeError, bound
+from .errors import (
+    AttemptTimeoutError,
+    CallError,
+    ConnectionFailedError,
+    DeadlineExceededError,
+    UnexpectedAnswerError,
+    mask,
+    without_frames,
+)
 from .exchange import Incident, NetworkError
-from .request import Call
+from .request import Call, parsed_url
 from .retry import FailureKind
 from .transport import ABANDONED, BEFORE_SEND, NotProcessed, TransportClosed
 
@@ -21,6 +30,11 @@ CLOSING_SECONDS = 1.0
 
 #: Names under which upstreams send the id of a request.
 REQUEST_ID_HEADERS = ("x-request-id", "request-id")
+
+#: The extension of a response that is the call which brought it.
+_CALL = "sdk_trio.call"
+
+_OF_THE_BODY = frozenset({b"content-encoding", b"content-length"})
 
 _KINDS: MappingProxyType[type[Exception], FailureKind] = MappingProxyType(
     {
@@ -40,10 +54,8 @@ _WAITED_FOR = {
     FailureKind.NO_CONNECTION_FREE: "none of our connections was free",
 }
 
-_Failed = TypeVar("_Failed", bound=ConnectionFailedError)
-
-#: Parsing an address costs more than the rest of a request object; calls repeat addresses.
-_parse_url = lru_cache(maxsize=512)(httpx.URL)
+#: So much of the body of an answer without success is kept, in bytes: an explanation, no data.
+MAX_ERROR_BYTES = 1_048_576
 
 
 class _Abandoned:
@@ -98,12 +110,14 @@ class Attempter:
         """Make one attempt; return its answer, whatever the status, with the body read.
 
         The body of a success of a streamed call is left unread. One of another status that breaks
-        or takes too long is empty.
+        or takes too long is empty, one that is too large is cut.
 
         Raises:
             DeadlineExceededError: the call's deadline has come; nothing is sent.
             AttemptTimeoutError: there was no whole answer in time.
             ConnectionFailedError: there will be no whole answer.
+            UnexpectedAnswerError: there is a success, and its body is too large; or, after a
+                write, the body broke: what matters of it is known all the same.
 
         Cancelling abandons the request.
         """
@@ -122,7 +136,6 @@ class Attempter:
         self._expect_departure(call, request, abandoned)
         try:
             response = await self._exchange(call, request, started_at, abandoned)
-            call.is_unconfirmed = False
         except ConnectionFailedError as error:
             failure = error
             if error.kind is not FailureKind.UNCONFIRMED:
@@ -151,52 +164,141 @@ class Attempter:
         self, call: Call, request: httpx.Request, started_at: float, abandoned: _Abandoned
     ) -> httpx.Response:
         response: httpx.Response | None = None
+        failure: httpx.RequestError | None = None
         limit = started_at + call.attempt_timeout
         with trio.CancelScope(deadline=limit):  # noqa: ASYNC912 - the transport's exchange waits
             try:
                 response = await self._transport.handle_async_request(request)
                 response.request = request
                 self._on_head(call, response)
-                if not (call.is_stream and response.is_success):
-                    await _read(response)
+                # The head says what became of a write, whatever becomes of the body.
+                call.head, call.is_unconfirmed = response, False
+                await _take_body(response, call)
             except httpx.RequestError as error:
-                if response is None or response.is_success:
-                    raise failed(error, call) from error
+                failure = without_frames(error)
+            except TooLargeError as error:
+                assert response is not None  # noqa: S101 - only a body can be too large
+                if is_acceptable(response, call):
+                    raise unread(response, call, str(error)) from None
+                return _with_body(response, error.beginning)  # noqa: ASYNC910 - as above
             else:
                 return response  # noqa: ASYNC910 - as above
-        if response is not None and not response.is_success:
+        if response is None:
+            if failure is not None:
+                raise failed(failure, call) from failure
+            raise _unanswered(call, abandoned)
+        if not response.is_success:
             # The status is answer enough: of a write it tells what became of it.
-            return _without_body(response, request)  # noqa: ASYNC910 - as above
-        kind = abandoned.kind
-        if kind is FailureKind.UNCONFIRMED and not (call.idempotent or call.is_unconfirmed):
-            kind = FailureKind.NOT_SENT
-        raise _with_incident(
-            AttemptTimeoutError(
-                f"{_WAITED_FOR.get(kind, 'no answer')} within {call.attempt_timeout:g} s",
-                kind=kind,
-                method=call.method,
-                path=call.path,
-            ),
-            abandoned.incident,
-        )
+            return _with_body(response, b"")  # noqa: ASYNC910 - as above
+        ending = broken_off(failure, response, call)
+        if failure is None and isinstance(ending, ConnectionFailedError):
+            ending.incident = abandoned.incident
+        raise ending from failure
 
 
 def _request(call: Call) -> httpx.Request:
     # With a stream, httpx adds no headers of its own: ours are complete, and this costs a tenth.
-    request = httpx.Request(
+    request = _Request(
         call.method,
-        _parse_url(call.url),
-        headers=call.headers,
+        parsed_url(call.url),
+        headers=list(call.headers),
         stream=httpx.ByteStream(call.content),
     )
     request.read()
     return request
 
 
-def _without_body(response: httpx.Response, request: httpx.Request) -> httpx.Response:
-    headers = [pair for pair in response.headers.raw if pair[0].lower() != b"content-encoding"]
+class _Request(httpx.Request):
+    """A request whose repr has no query: that may hold personal data."""
+
+    def __repr__(self) -> str:
+        return f"<request {self.method}>"
+
+
+def is_acceptable(response: httpx.Response, call: Call) -> bool:
+    """Return whether ``response`` is what the caller is given, and no error made of it."""
+    return response.is_success or call.accepts_any_status
+
+
+async def _take_body(response: httpx.Response, call: Call) -> None:  # noqa: ASYNC910 - the exchange it is part of waits
+    """Read the body within the call's bound, or see to it that it is read within one."""
+    acceptable = is_acceptable(response, call)
+    limit = call.max_answer_bytes if acceptable else MAX_ERROR_BYTES
+    if not response.is_closed:
+        bound(response, limit=limit, keeps_beginning=not acceptable)
+    if not (call.is_stream and response.is_success):
+        await _read(response)
+        # What a transport in memory hands over was read before it could be bound.
+        if limit is not None and len(response.content) > limit:
+            raise TooLargeError(limit, response.content[:limit])
+
+
+def _unanswered(call: Call, abandoned: _Abandoned) -> AttemptTimeoutError:
+    kind = abandoned.kind
+    if kind is FailureKind.UNCONFIRMED and not (call.idempotent or call.is_unconfirmed):
+        kind = FailureKind.NOT_SENT
+    error = AttemptTimeoutError(
+        f"{_WAITED_FOR.get(kind, 'no answer')} within {call.attempt_timeout:g} s",
+        kind=kind,
+        method=call.method,
+        path=call.path,
+    )
+    error.incident = abandoned.incident
+    return error
+
+
+def unread(response: httpx.Response, call: Call, said: str) -> UnexpectedAnswerError:
+    """Return the error for a success whose body cannot be had; ``said`` is the reason."""
+    message = f"the upstream answered {response.status_code}, and {said}"
+    return _of_answer(UnexpectedAnswerError, response, call, message)
+
+
+def broken_off(
+    failure: httpx.RequestError | None, response: httpx.Response, call: Call
+) -> CallError:
+    """Return the error for a success whose body broke, or came too late without a ``failure``.
+
+    After the head of a success a write has been executed, so it is not one of no answer.
+    """
+    said = f"its body stopped for {call.attempt_timeout:g} s or took that long"
+    if failure is not None:
+        said = mask(str(failure), call.secrets) or type(failure).__name__
+    if not call.idempotent:
+        return unread(response, call, said)
+    if failure is None:
+        return _of_answer(AttemptTimeoutError, response, call, said, kind=FailureKind.UNCONFIRMED)
+    kind = _KINDS.get(type(failure), FailureKind.UNCONFIRMED)
+    error = _of_answer(ConnectionFailedError, response, call, said, kind=kind)
+    error.incident = _incident_of(failure)
+    return error
+
+
+E = TypeVar("E", bound=CallError)
+
+
+def _of_answer(
+    error: type[E], response: httpx.Response, call: Call, message: str, **context: Any
+) -> E:
+    return error(
+        message,
+        status=response.status_code,
+        request_id=request_id_of(response, call),
+        method=call.method,
+        path=call.path,
+        attempts=call.attempts,
+        **context,
+    )
+
+
+def _with_body(response: httpx.Response, content: bytes) -> httpx.Response:
+    """Return ``response`` with ``content``, which is not compressed, in place of its body."""
+    headers = [pair for pair in response.headers.raw if pair[0].lower() not in _OF_THE_BODY]
     return httpx.Response(
-        response.status_code, headers=headers, request=request, extensions=response.extensions
+        response.status_code,
+        headers=headers,
+        content=content,
+        request=response.request,
+        extensions=response.extensions,
     )
 
 
@@ -216,27 +318,47 @@ async def _read(response: httpx.Response) -> None:
 def failed(error: httpx.RequestError, call: Call) -> ConnectionFailedError:
     """Translate what a transport raised; the token cannot show in the message."""
     kind = _KINDS.get(type(error), FailureKind.UNCONFIRMED)
-    text = mask(str(error), call.token) or type(error).__name__
+    text = mask(str(error), call.secrets) or type(error).__name__
     context: dict[str, Any] = {"kind": kind, "method": call.method, "path": call.path}
+    timed_out = isinstance(error, httpx.TimeoutException)
+    failure = (AttemptTimeoutError if timed_out else ConnectionFailedError)(text, **context)
+    failure.incident = _incident_of(error)
+    return failure
+
+
+def _incident_of(error: httpx.RequestError) -> Incident | None:
     cause = error.__cause__
-    incident = cause.incident if isinstance(cause, NetworkError) else None
-    if isinstance(error, httpx.TimeoutException):
-        return _with_incident(AttemptTimeoutError(text, **context), incident)
-    return _with_incident(ConnectionFailedError(text, **context), incident)
+    return cause.incident if isinstance(cause, NetworkError) else None
 
 
-def _with_incident(error: _Failed, incident: Incident | None) -> _Failed:
-    error.incident = incident
-    return error
-
-
-def request_id_of(response: httpx.Response) -> str | None:
+def request_id_of(response: httpx.Response, call: Call) -> str | None:
     """Return the upstream's name of the request, None when it gave none."""
     for name in REQUEST_ID_HEADERS:
         value = response.headers.get(name)
         if value is not None:
-            return str(value)
+            return mask(str(value), call.secrets)
     return None
+
+
+@attrs.frozen
+class CallFacts:
+    """What a successful answer does not say of its call: how many requests it took, and its id."""
+
+    attempts: int = 1
+    request_id: str | None = None
+
+
+def note_facts(response: httpx.Response, call: Call) -> None:
+    """Write down on ``response`` what :func:`facts_of` reads there."""
+    response.extensions[_CALL] = call
+
+
+def facts_of(response: httpx.Response) -> CallFacts:
+    """Return what is known about the call that brought ``response``."""
+    call = response.extensions.get(_CALL)
+    if not isinstance(call, Call):
+        return CallFacts()
+    return CallFacts(call.attempts, request_id_of(response, call))
 
 
 def _record(
@@ -261,8 +383,12 @@ def _record(
         result=result,
         started_at=started_at,
         duration=ended_at - started_at,
-        status=None if response is None else response.status_code,
+        status=getattr(failure, "status", None) if response is None else response.status_code,
         http_version=None if response is None else response.http_version,
-        request_id=None if response is None else request_id_of(response),
+        request_id=(
+            getattr(failure, "request_id", None)
+            if response is None
+            else request_id_of(response, call)
+        ),
         error=None if failure is None else type(failure).__name__,
     )

@@ -31,8 +31,8 @@ class AttemptRecord:
     """One attempt that has ended, as hooks see it; it holds no query, header or body.
 
     ``number`` counts the attempts of its call from 1. ``started_at`` is on the client's clock,
-    ``duration`` in seconds. ``status`` is None without an answer, ``error`` the name of the
-    exception's class without one.
+    ``duration`` in seconds. ``status`` is None without the head of an answer, ``error`` the name of
+    the exception's class without a whole one.
     """
 
     method: str

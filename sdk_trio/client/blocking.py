@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context, copy_context
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import outcome
@@ -35,6 +35,7 @@ from .pages import Item, Page
 from .plan import ClientPlan
 from .request import NO_OPTIONS, UNSET, CallOptions, OptionFields, Query
 from .resources import OfInstance, OperationMethod
+from .sender import WithResponse
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -316,22 +317,43 @@ class BlockingOperation(OperationMethod[P, Result]):
             ValueError: a value cannot be sent.
             CallError: whatever the call ended with; of lists and exports, when they are read.
         """
-        call = self._prepare(args, kwargs)
-        del args, kwargs  # reports of a failure show variables: no body may be among them
+        try:
+            call = self._prepare(args, kwargs)
+        finally:
+            del args, kwargs  # reports of a failure show variables: no body may be among them
         return cast("Result", self._blocking(call))
 
     def unchecked(self, *args: Any, **kwargs: Any) -> Result:
         """Call the operation with any arguments, also without those that it requires."""
-        call = self._prepare(args, kwargs, is_checked=False)
-        del args, kwargs  # as above
+        try:
+            call = self._prepare(args, kwargs, is_checked=False)
+        finally:
+            del args, kwargs  # as above
         return cast("Result", self._blocking(call))
 
     def raw(self, *args: P.args, **kwargs: P.kwargs) -> httpx.Response:
         """Call the operation and return the answer itself, with its headers and exact bytes."""
-        call = self._prepare(args, kwargs)
-        del args, kwargs  # as above
+        try:
+            call = self._prepare(args, kwargs)
+        finally:
+            del args, kwargs  # as above
         portal = cast("Portal", self._sender)
         return portal.run(portal.send, call)
+
+    @overload
+    def with_response(
+        self: "BlockingOperation[P, SyncListing[Item]]", *args: P.args, **kwargs: P.kwargs
+    ) -> WithResponse[Page[Item]]: ...
+    @overload
+    def with_response(self, *args: P.args, **kwargs: P.kwargs) -> WithResponse[Result]: ...
+    def with_response(self, *args: Any, **kwargs: Any) -> WithResponse[Any]:
+        """Call the operation and return its result, of a list one page, with its answer."""
+        try:
+            call = self._prepare(args, kwargs)
+        finally:
+            del args, kwargs  # as above
+        portal = cast("Portal", self._sender)
+        return portal.run(self._send_with_response, portal, call)
 
     def _blocking(self, call: PreparedCall) -> Any:
         portal = cast("Portal", self._sender)
@@ -595,10 +617,12 @@ class SyncClient(SyncResources, path=""):
 
         ``with client.stream("GET", "/orders/export") as answer``, then ``answer.iter_bytes()``.
         """
-        context = self._view.stream(
-            method, path, params=params, json=json, content=content, options=options, **fields
-        )
-        del params, json, content, options, fields  # as for the operations
+        try:
+            context = self._view.stream(
+                method, path, params=params, json=json, content=content, options=options, **fields
+            )
+        finally:
+            del params, json, content, options, fields  # as for the operations
         return SyncStream(self._portal, context)
 
     def with_options(

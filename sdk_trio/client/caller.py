@@ -11,7 +11,6 @@ from typing import Self
 
 import attrs
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
-import msgspec
 import trio
 
 from ..errors import NotRunningError
@@ -25,8 +24,11 @@ from .request import (
     CallOptions,
     HeaderList,
     Unset,
+    checked_method,
     checked_path,
     chosen,
+    credentials_in,
+    encode_json,
     encode_query,
     idempotency_key,
     join_url,
@@ -84,6 +86,7 @@ class Caller:
         agent = f"sdk-trio/{version('sdk-trio')} python/{platform.python_version()}"
         self._headers = plan.headers(user_agent=agent)
         self._authorized = self._with_token(plan.access_token)
+        self._secrets: tuple[str, ...] = (plan.access_token,)
 
     def prepare(self, wanted: ClientPlan) -> Callable[[], None]:
         """Return what puts of ``wanted`` into force what a reload can change.
@@ -107,6 +110,7 @@ class Caller:
 
         def commit() -> None:
             self.plan, self._authorized = plan, authorized
+            self._secrets = (plan.access_token,)
             if self._pipeline is not None:
                 self._pipeline.limiters.change(plan.limit)
 
@@ -158,7 +162,7 @@ class Caller:
 
     def stream(self, call: PreparedCall) -> ResponseStream:
         """Send an operation's call and leave the body to be read; see :meth:`Client.stream`."""
-        return ResponseStream(self._call_of(call), self.bring)
+        return ResponseStream(self._call_of(call, is_stream=True), self.bring)
 
     async def bring(self, call: Call) -> httpx.Response:
         """Send ``call`` down the pipeline.
@@ -171,10 +175,10 @@ class Caller:
             raise NotRunningError("the client is not open: use it inside 'async with Client(...)'")
         return await self.pipeline.send(call)
 
-    def _call_of(self, call: PreparedCall) -> Call:
+    def _call_of(self, call: PreparedCall, *, is_stream: bool = False) -> Call:
         content, content_type = None, None
         if not isinstance(call.json, Unset):
-            content, content_type = msgspec.json.encode(call.json), JSON_TYPE
+            content, content_type = encode_json(call.json), JSON_TYPE
         elif call.form is not None:
             content, content_type = encode_query(call.form).encode("ascii"), FORM_TYPE
         return self.call(
@@ -184,6 +188,7 @@ class Caller:
             content=content,
             content_type=content_type,
             options=call.options,
+            is_stream=is_stream,
         )
 
     def call(
@@ -195,28 +200,42 @@ class Caller:
         content: bytes | None,
         content_type: str | None,
         options: CallOptions,
+        is_stream: bool = False,
     ) -> Call:
         """Put one call together; its deadline is set when it is sent.
 
+        The body of a stream is the caller's to bound: the settings' limit is for what is taken
+        into memory.
+
         Raises:
-            ValueError: ``path`` is none below the base path.
+            TypeError, ValueError: ``method`` is none, ``path`` is none below the base path, or
+                something cannot be sent.
         """
         plan = self.plan
-        method = method.upper()
-        token, headers = plan.access_token, self._authorized
+        method = checked_method(method)
+        token, headers, secrets = plan.access_token, self._authorized, self._secrets
         if not isinstance(options.access_token, Unset):
             token = options.access_token
             headers = self._with_token(token)
+            secrets = (token, *secrets)
         added: dict[str, str | None] = {}
         key = idempotency_key(method, options, new_key=self._sources.new_key)
         if key is not None:
             added[plan.idempotency_header] = key
+        if not isinstance(options.organization_id, Unset):
+            added[plan.organization_header] = options.organization_id
         if content_type is not None:
             added["Content-Type"] = content_type
         if content is not None or method in METHODS_WITH_BODY:
             added["Content-Length"] = str(len(content or b""))
         if options.headers:
             added.update(options.headers)
+            secrets = (*secrets, *credentials_in(options.headers))
+        attempt_timeout = chosen(options.attempt_timeout, plan.attempt_timeout)
+        max_retries = chosen(options.max_retries, plan.retry.max_retries)
+        total_timeout = plan.total_timeout or plan.total_timeout_of(
+            attempt_timeout=attempt_timeout, max_retries=max_retries
+        )
         return Call(
             method=method,
             path=without_path_secrets(checked_path(path).partition("?")[0]),
@@ -225,17 +244,23 @@ class Caller:
             headers=merge_headers(headers, added) if added else headers,
             content=content or b"",
             token=token,
+            secrets=secrets,
             idempotent=may_execute_twice(
                 method, options, upstream_honours_keys=plan.upstream_honours_keys
             ),
-            total_timeout=chosen(options.total_timeout, plan.total_timeout),
-            attempt_timeout=chosen(options.attempt_timeout, plan.attempt_timeout),
-            max_retries=chosen(options.max_retries, plan.retry.max_retries),
+            total_timeout=chosen(options.total_timeout, total_timeout),
+            attempt_timeout=attempt_timeout,
+            max_retries=max_retries,
             hedge_after=chosen(options.hedge_after, plan.hedge_after),
             accepts_any_status=chosen(options.accepts_any_status, False),
+            is_stream=is_stream,
+            max_answer_bytes=chosen(
+                options.max_answer_bytes, None if is_stream else plan.max_answer_bytes
+            ),
         )
 
     def _with_token(self, token: str) -> HeaderList:
         if problem := token_problem(token):
             raise ValueError(f"the access token {problem}")
-        return [*self._headers, (b"Authorization", f"Bearer {token}".encode("ascii"))]
+        bearer = (b"Authorization", f"Bearer {token}".encode("ascii"))
+        return HeaderList([*self._headers, bearer])

@@ -7,7 +7,6 @@ from typing import Any, Self, TypeVar, Unpack
 
 import attrs
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
-import msgspec
 
 from ..config import Settings
 from ..logs import get_logger
@@ -15,6 +14,7 @@ from .attempts import ClientCounters
 from .breaker import CircuitBreaker
 from .budget import BudgetPolicy
 from .caller import JSON_TYPE, Caller, Sources
+from .errors import without_frames
 from .operations import Resources
 from .pipeline import AttemptHook
 from .plan import ClientPlan, plan_of, token_warning
@@ -27,6 +27,7 @@ from .request import (
     CallOptions,
     OptionFields,
     Query,
+    encode_json,
     encode_query,
 )
 from .sender import Sender
@@ -147,12 +148,21 @@ class Client(Resources, path=""):
         Raises:
             ApiError: the upstream answered, and not with success (spec 7).
             OutcomeUnknownError: a write was sent and may or may not have been executed.
+            UnexpectedAnswerError: a success, larger than ``max_answer_bytes`` or, of a write,
+                broken: the write has been executed.
             ConnectionFailedError, AttemptTimeoutError, DeadlineExceededError, CircuitOpenError:
                 there is no answer.
+            TypeError, ValueError: something cannot be sent; nothing was.
 
         Cancelling takes effect at once; a write that was already sent may have been executed.
         """
-        call = self._call(method, path, params, json, content, options, fields)
+        try:
+            call = self._call(method, path, params, json, content, options, fields)
+        except (TypeError, ValueError) as error:
+            raise without_frames(error)  # noqa: B904 - it is the same error
+        finally:
+            # Reports of a failure show variables: neither body nor credentials may be among them.
+            del params, json, content, options, fields
         return await self._calls.bring(call)
 
     def stream(
@@ -170,9 +180,15 @@ class Client(Resources, path=""):
 
         ``async with client.stream("GET", "/orders/export") as response``, then
         ``response.aiter_bytes()`` or one of its relatives. The head is retried as any answer is,
-        never hedged; what goes wrong with the body is raised while it is read.
+        never hedged; what goes wrong with the body is raised while it is read. Its size is bounded
+        only by the option ``max_answer_bytes``.
         """
-        call = self._call(method, path, params, json, content, options, fields)
+        try:
+            call = self._call(method, path, params, json, content, options, fields, is_stream=True)
+        except (TypeError, ValueError) as error:
+            raise without_frames(error)  # noqa: B904 - it is the same error
+        finally:
+            del params, json, content, options, fields  # as above
         return ResponseStream(call, self._calls.bring)
 
     def with_options(
@@ -233,10 +249,14 @@ class Client(Resources, path=""):
         content: bytes | None,
         options: CallOptions,
         fields: OptionFields,
+        *,
+        is_stream: bool = False,
     ) -> Call:
         is_json = json is not UNSET
         if is_json and content is not None:
             raise TypeError("a request takes json or content, not both")
+        if content is not None and not isinstance(content, bytes):
+            raise TypeError(f"content takes bytes, not {type(content).__name__}")
         merged = self._options
         if options is not NO_OPTIONS:
             merged = merged.merged_with(options)
@@ -246,7 +266,8 @@ class Client(Resources, path=""):
             method,
             path,
             query=encode_query(params),
-            content=msgspec.json.encode(json) if is_json else content,
+            content=encode_json(json) if is_json else content,
             content_type=JSON_TYPE if is_json else None,
             options=merged,
+            is_stream=is_stream,
         )

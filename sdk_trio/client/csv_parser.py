@@ -4,16 +4,22 @@ RFC 4180: comma, double quotes, CR LF or LF between rows; a quoted cell may hold
 """
 
 import codecs
-import csv
+import re
+from collections import Counter
 
 #: Longest row in characters. A quote that is never closed would otherwise gather the whole file.
 LONGEST_ROW = 1_048_576
+
+#: One cell, up to the comma after it or the row's end. The csv module of the standard library
+#: would do, but for its limit on a cell's length, which is one for the whole process.
+_CELL = re.compile(r'(?:"((?:[^"]++|"")*+)"|([^,"][^,]*+)?)(,|\Z)')
 
 
 class CsvParser:
     """Gathers the pieces of one UTF-8 CSV file; a byte order mark at its start is dropped.
 
-    The first row names the columns; each later row becomes a dict.
+    The first row names the columns; each later row becomes a dict. A name that comes again gets
+    a number, so that no column is lost: ``total``, ``total_2``, ``total_3``.
     """
 
     def __init__(self) -> None:
@@ -63,16 +69,42 @@ class CsvParser:
         if not text:
             return None
         self._count += 1
-        # As a list of one text, so that the reader takes the line ends within cells as they are.
-        try:
-            cells = next(csv.reader([text], strict=True))
-        except csv.Error as error:
-            raise ValueError(f"row {self._count}: {error}") from error
+        cells = _split(text, self._count)
         if self._header is None:
-            self._header = cells
+            self._header = _distinct(cells)
             return None
         if len(cells) != len(self._header):
             raise ValueError(
                 f"row {self._count} has {len(cells)} cells for {len(self._header)} columns"
             )
         return dict(zip(self._header, cells, strict=True))
+
+
+def _split(row: str, number: int) -> list[str]:
+    """Return the cells of ``row``, which has no line end of its own; ``number`` is for messages."""
+    cells: list[str] = []
+    place, mark = 0, ","
+    while mark:
+        cell = _CELL.match(row, place)
+        if cell is None:
+            raise ValueError(f"row {number}, cell {len(cells) + 1}: a quote and something after it")
+        quoted, plain, mark = cell.groups()
+        cells.append(plain or "" if quoted is None else quoted.replace('""', '"'))
+        place = cell.end()
+    return cells
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Return ``names`` with a number at those that have come before."""
+    taken = set(names)
+    counts = Counter[str]()
+    distinct: list[str] = []
+    for name in names:
+        counts[name] += 1
+        new = name
+        # A column may have that very name: the number is the next one that is free.
+        while counts[name] > 1 and (new := f"{name}_{counts[name]}") in taken:
+            counts[name] += 1
+        taken.add(new)
+        distinct.append(new)
+    return distinct

@@ -1,9 +1,10 @@
-"""What a call to the upstream API can end with (spec 7).
+"""What a call to the upstream API can end with.
 
 ::
 
     SdkError
-    └── CallError                       method, path, attempts, request id
+    └── CallError                       method, path, attempts; of the last answer: status, request
+        │                               id, body
         ├── ApiError                    the upstream answered, and not with success
         │   ├── BadRequestError             400
         │   ├── AuthenticationError         401
@@ -15,34 +16,39 @@
         │   └── ServerError                 5xx
         ├── ConnectionFailedError       no whole answer: no connection, or it broke
         │   └── AttemptTimeoutError     no whole answer within TimeoutMs
-        ├── DeadlineExceededError       no whole answer within TotalTimeoutMs
+        ├── DeadlineExceededError       no success within the call's total time
         ├── CircuitOpenError            not sent: the upstream has been failing
-        └── OutcomeUnknownError         a write was sent, and whether it took effect is not known
+        ├── OutcomeUnknownError         a write was sent, and whether it took effect is not known
+        └── UnexpectedAnswerError       a success whose body is not of the promised form
 
-No message holds a query string or a token: the pipeline gives every text to ``mask`` first.
+No message holds a query string or a token: every text is given to ``mask`` first.
 """
 
 import re
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any, ClassVar, TypeVar
 
 import attrs
-import msgspec
 
+from ..config.secret import MASK
 from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, SdkError
+from .json_text import NotJsonError, read_json
 from .retry import FailureKind
-
-#: A token in a message is replaced by this.
-MASK = "********"
 
 #: The longest part of an unreadable body that a message quotes, in characters.
 _QUOTED_CHARACTERS = 200
 
+#: Nesting beyond which the body of an error stays a text: nobody reads it, and whoever prints,
+#: compares or pickles it would exhaust the stack.
+_ERROR_DEPTH = 100
+
 
 class CallError(SdkError):
-    """Base of what a call can end with.
+    """Base of what a call can end with; it can be copied and pickled.
 
     ``method`` and ``path`` (without its query) say which call, ``attempts`` how many requests
-    were sent for it, ``request_id`` what the upstream calls the last one, if it said so.
+    were sent for it. ``status``, ``request_id`` and ``body`` are of the last answer that the call
+    got, None when there was none or it did not say.
     """
 
     exit_code = EXIT_UNAVAILABLE
@@ -54,6 +60,7 @@ class CallError(SdkError):
         method: str,
         path: str,
         attempts: int = 0,
+        status: int | None = None,
         request_id: str | None = None,
         body: Any = None,
         retry_after: float | None = None,
@@ -62,10 +69,17 @@ class CallError(SdkError):
         self.method = method
         self.path = path
         self.attempts = attempts
+        self.status = status
         self.request_id = request_id
         self.body = body
         self.retry_after = retry_after
         super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is made anew from its arguments alone, which lacks all that is required here.
+        # An incident is known by its identity, which no copy has.
+        kept = {name: value for name, value in vars(self).items() if name != "incident"}
+        return _remade, (type(self), self.args), kept
 
     @property
     def outcome(self) -> str:
@@ -79,18 +93,26 @@ class CallError(SdkError):
         return f"{self.method} {self.path}: {self.message}{tries}{known}"
 
 
+E = TypeVar("E", bound=CallError)
+
+
+def _remade(kind: type[E], args: tuple[Any, ...]) -> E:
+    return kind.__new__(kind, *args)
+
+
 class ApiError(CallError):
     """The upstream answered with ``status``, which is no success.
 
-    ``body`` is the answer: parsed JSON, or text where it was none. ``error_type`` and ``detail``
-    are its members of these meanings, None when it has none. ``retry_after`` is in seconds.
+    ``body`` is the answer: parsed JSON, or text where it was none; of more than 1 MiB it is the
+    beginning. ``error_type`` and ``detail`` are its members of these meanings, None when it has
+    none. ``retry_after`` is in seconds.
     """
 
     exit_code: ClassVar[int] = EXIT_FAILURE
+    status: int
 
     def __init__(self, message: str, *, status: int, **context: Any) -> None:
-        self.status = status
-        super().__init__(message, **context)
+        super().__init__(message, status=status, **context)
 
     @property
     def error_type(self) -> str | None:
@@ -176,7 +198,10 @@ class AttemptTimeoutError(ConnectionFailedError):
 
 
 class DeadlineExceededError(CallError):
-    """The call's total time is over; no further attempt is made."""
+    """The call's total time is over; no further attempt is made.
+
+    The cause is the error that the last attempt would have ended the call with, if one had ended.
+    """
 
 
 class CircuitOpenError(CallError):
@@ -193,6 +218,21 @@ class OutcomeUnknownError(CallError):
     state first, or pass ``idempotent=True`` for a call that may be executed twice. The cause is
     the failure that hid the answer.
     """
+
+
+class UnexpectedAnswerError(CallError):
+    """The upstream answered with success, and with a body that is not of the promised form.
+
+    A write *has* been executed: do not send it again. ``status`` and ``request_id`` are the
+    answer's, ``content`` is its body as it came (decompressed), empty when it broke on its way or
+    was too large.
+    """
+
+    exit_code: ClassVar[int] = EXIT_FAILURE
+
+    def __init__(self, message: str, *, content: bytes = b"", **context: Any) -> None:
+        self.content = content
+        super().__init__(message, **context)
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {
@@ -215,16 +255,16 @@ def api_error(
     attempts: int,
     request_id: str | None,
     retry_after: float | None,
-    token: str,
+    secrets: Iterable[str],
 ) -> ApiError:
     """Build the error for an answer that is no success.
 
-    ``token`` is masked wherever the answer repeats it.
+    ``secrets`` are masked wherever the answer repeats them.
     """
-    body = _parse(mask(content.decode("utf-8", "replace"), token))
+    body = _parse(mask(content.decode("utf-8", "replace"), secrets))
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
     return kind(
-        _message(status, body),
+        _printable(_message(status, body)),
         status=status,
         method=method,
         path=path,
@@ -235,16 +275,56 @@ def api_error(
     )
 
 
-def mask(text: str, token: str) -> str:
-    """Replace ``token`` in ``text``; an empty token replaces nothing."""
-    return text.replace(token, MASK) if token else text
+X = TypeVar("X", bound=BaseException)
+
+
+def without_frames(error: X) -> X:
+    """Return ``error`` without its traceback and those of its causes.
+
+    The frames of connections and parsers hold requests and answers: the token, the bodies. Tools
+    that report a failure with the variables of its frames would send them along. The type and the
+    text of each cause stay.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+def mask(text: str, secrets: Iterable[str]) -> str:
+    """Replace ``secrets`` in ``text``; an empty one replaces nothing.
+
+    They are found in JSON too, where any character may be written as an escape: what is parsed
+    afterwards does not hold them either.
+    """
+    for secret in secrets:
+        if not secret:
+            continue
+        text = text.replace(secret, MASK)
+        if "\\" in text or "%" in text:
+            text = re.sub("".join(map(_spellings, secret)), MASK, text)
+    return text
+
+
+def _spellings(character: str) -> str:
+    """Return a pattern of one character of a secret: as it is, or escaped for JSON or a URL."""
+    code = f"{ord(character):02x}"
+    # JSON inside JSON doubles the backslashes. Without a bound, a text of nothing but backslashes
+    # would take time by the square of its length.
+    return rf"(?:\\{{0,4}}{re.escape(character)}|\\{{1,4}}u00(?i:{code})|%(?i:{code}))"
 
 
 def _parse(text: str) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        return read_json(text, max_depth=_ERROR_DEPTH)
+    except NotJsonError:
         return text
+
+
+def _printable(text: str) -> str:
+    """Return ``text`` without lone surrogates, which no log can be written with."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _message(status: int, body: Any) -> str:

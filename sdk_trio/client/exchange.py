@@ -147,9 +147,10 @@ class Outgoing:
 
     method: bytes
     origin: Origin
-    target: bytes
-    headers: Headers
-    body: bytes
+    # Not shown: reports of a failure show variables, and the token is among these.
+    target: bytes = attrs.field(repr=False)
+    headers: Headers = attrs.field(repr=False)
+    body: bytes = attrs.field(repr=False)
     stream: AsyncIterable[bytes] | None
     timeouts: Timeouts
     #: Called once per try, just before anything of the request can reach the server.

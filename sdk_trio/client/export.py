@@ -19,8 +19,9 @@ from .sender import Sender, unexpected
 class CsvExport:
     """A CSV file of the upstream, of any length: ``async with client.orders.export() as rows:``.
 
-    Inside, ``async for row in rows`` gives a dict per row, by the names of the columns. The answer
-    is read as fast as the loop runs; leaving early closes it.
+    Inside, ``async for row in rows`` gives a dict per row, by the names of the columns; one that
+    comes again is numbered (``total``, ``total_2``). The answer is read as fast as the loop runs;
+    leaving early closes it. Its length is bounded only by the option ``max_answer_bytes``.
     """
 
     def __init__(self, sender: Sender, call: PreparedCall) -> None:
@@ -52,7 +53,7 @@ class CsvExport:
         return opened.__aexit__(kind, error, traceback)
 
     async def text(self) -> str:
-        """Return the whole file as one text, which has to fit into memory."""
+        """Return the whole file as one text, of at most ``max_answer_bytes``."""
         response = await self._sender.send(self._call)
         return response.text
 
@@ -66,7 +67,8 @@ class CsvRows(AsyncIterator[dict[str, str]]):
     def __init__(self, response: httpx.Response, call: PreparedCall) -> None:
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
-            raise unexpected(call, f"the export came as {encoding!r} though that was not asked for")
+            fault = f"the export came as {encoding!r} though that was not asked for"
+            raise unexpected(call, fault, response, content=b"")
         self.response = response
         self._call = call
         # The stream itself: httpx's own iterators are generators that nothing closes when a loop
@@ -84,7 +86,10 @@ class CsvRows(AsyncIterator[dict[str, str]]):
             try:
                 self._rows.extend(await self._parse_next_chunk())
             except ValueError as error:
-                raise unexpected(self._call, f"the export is no good CSV: {error}") from error
+                fault = f"the export is no good CSV: {error}"
+            else:
+                continue
+            raise unexpected(self._call, fault, self.response, content=b"")
         return self._rows.popleft()
 
     async def batch(self) -> list[dict[str, str]]:

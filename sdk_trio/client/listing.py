@@ -59,6 +59,7 @@ class PageIterator(AsyncIterator[Page[Item]]):
         self._call = call
         self._next: int | None = start_page(call.query)
         self._busy = False
+        self._last: Page[Item] | None = None
 
     async def __anext__(self) -> Page[Item]:
         if self._next is None:
@@ -71,6 +72,10 @@ class PageIterator(AsyncIterator[Page[Item]]):
             page = await _fetch_page(self._sender, self._call, self._next)
         finally:
             self._busy = False
+        last, self._last = self._last, page
+        if last is not None and page.repeats(last):
+            self._next = None
+            raise StopAsyncIteration
         self._next = page.number + 1 if page.has_next else None
         return page
 
@@ -99,4 +104,5 @@ async def _fetch_page(sender: Sender, call: PreparedCall, number: int) -> Page[A
     try:
         return read_page(decode_json(response, call), number, call.operation.full_name)
     except NotAPageError as error:
-        raise unexpected(call, str(error)) from error
+        fault = str(error)
+    raise unexpected(call, fault, response)

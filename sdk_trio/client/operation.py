@@ -203,7 +203,7 @@ class PreparedCall:
     """
 
     operation: Operation
-    path: str
+    path: str = attrs.field(repr=False)
     query: tuple[tuple[str, str], ...] = attrs.field(default=(), repr=False)
     json: Any | Unset = attrs.field(default=UNSET, repr=False)
     form: tuple[tuple[str, str], ...] | None = attrs.field(default=None, repr=False)

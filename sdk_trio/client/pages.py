@@ -1,8 +1,9 @@
 """Pages of a list: what an answer holds and which page comes next. Pure.
 
 Pages are numbered from 1. A list is read to its end when its page's number has reached
-``max_page``. Lists of the cursor kind say ``has_next_page`` instead; the next page has the next
-number there too.
+``max_page``, or a page is empty: a number that is too large, or missing, ends no program and asks
+for no thousands of empty pages. Lists of the cursor kind say ``has_next_page`` instead; the next
+page has the next number there too.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,8 +31,8 @@ class Page(Generic[Item]):
     """One page of a list.
 
     ``number`` counts from 1. ``total_count`` (of records) and ``max_page`` (the last page's
-    number, 0 for an empty list) are None for a cursor, which knows neither. ``has_next`` says
-    whether there is a page after this one.
+    number, 0 for an empty list) are None where the answer does not say; a cursor knows neither.
+    ``has_next`` says whether there may be a page after this one.
     """
 
     number: int
@@ -39,6 +40,13 @@ class Page(Generic[Item]):
     has_next: bool
     total_count: int | None = None
     max_page: int | None = None
+
+    def repeats(self, before: "Page[Any]") -> bool:
+        """Return whether the upstream gave the page ``before`` again, though asked for the next.
+
+        That is the end of a list that knows no pages, where it does not say how many there are.
+        """
+        return self.max_page is None and bool(self.items) and self.items == before.items
 
 
 def read_page(document: Any, number: int, origin: Origin = None) -> Page[Record]:
@@ -50,19 +58,23 @@ def read_page(document: Any, number: int, origin: Origin = None) -> Page[Record]
     if not isinstance(document, Mapping):
         raise NotAPageError(f"a page is a JSON object, and this is {_json_kind(document)}")
     items = document.get("items")
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+    # A null among the items is nobody's record, and the others are none the worse for it.
+    if not isinstance(items, list) or not all(
+        item is None or isinstance(item, dict) for item in items
+    ):
         raise NotAPageError("the page has no list of objects named 'items'")
     pagination = document.get("pagination")
     if not isinstance(pagination, Mapping):
         raise NotAPageError("the page has no object named 'pagination'")
-    records = tuple(Record(item, origin) for item in items)
+    records = tuple(Record(item, origin) for item in items if item is not None)
     if "has_next_page" in pagination:
         # Pages have numbers, so after an empty one there is nothing, whatever the flag says:
         # believing a stuck flag would ask for ever.
         has_next = pagination["has_next_page"] is True and bool(records)
         return Page(number, records, has_next)
     total, last = (_count(pagination, name) for name in ("total_count", "max_page"))
-    return Page(number, records, number < last, total, last)
+    has_next = bool(records) and (last is None or number < last)
+    return Page(number, records, has_next, total, last)
 
 
 def with_page(
@@ -87,11 +99,9 @@ def start_page(query: Iterable[tuple[str, str]]) -> int:
     return int(text)
 
 
-def _count(pagination: Mapping[str, Any], name: str) -> int:
+def _count(pagination: Mapping[str, Any], name: str) -> int | None:
     value = pagination.get(name)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise NotAPageError(f"the page's 'pagination' has no number named {name!r}")
-    return value
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _json_kind(value: Any) -> str:

@@ -25,11 +25,12 @@ from .admitter import (
     Limiters,
     retry_after_of,
 )
-from .attempter import Attempter, request_id_of
+from .attempter import Attempter, is_acceptable, note_facts, request_id_of, unread
 from .attempts import AttemptKind, AttemptRecord, ClientCounters
 from .breaker import AttemptOutcome, BreakerPolicy, BreakerState, CircuitBreaker, Refusal
 from .budget import BudgetPolicy, RetryBudget
 from .errors import (
+    ApiError,
     CallError,
     CircuitOpenError,
     ConnectionFailedError,
@@ -89,12 +90,13 @@ class DeadlineLayer:
         call.deadline = deadline_of(call.total_timeout, now=self._clock())
         with trio.CancelScope(deadline=call.deadline):
             return await self._inner.send(call)
-        error: CallError = DeadlineExceededError(
-            "the total time is over", method=call.method, path=call.path
-        )
+        said = f"the total time of {call.total_timeout:g} s is over"
+        if call.head is not None and call.head.is_success and not call.idempotent:
+            raise unread(call.head, call, f"its body had not come when {said}")
+        error = DeadlineExceededError(said, method=call.method, path=call.path)
         if call.is_unconfirmed:
             raise outcome_unknown(call) from error
-        raise error from call.last_error
+        raise error
 
 
 class BreakerLayer:
@@ -147,29 +149,43 @@ def _circuit_open(call: Call, refusal: Refusal) -> CircuitOpenError:
         said = "the circuit was opened by hand"
     else:
         said = f"the upstream has been failing; it is tried again in {refusal.retry_after:.1f} s"
-    error = CircuitOpenError(
+    return CircuitOpenError(
         f"not sent: {said}",
         method=call.method,
         path=call.path,
         retry_after=refusal.retry_after,
     )
-    error.__cause__ = call.last_error
-    return error
 
 
-def _check_status(response: httpx.Response, call: Call, wall_clock: Callable[[], float]) -> None:
-    if response.is_success or call.accepts_any_status:
-        return
-    raise api_error(
+def _answered(response: httpx.Response, call: Call, now: float) -> ApiError:
+    """Return the error for an answer that is no success; ``now`` is Unix time."""
+    return api_error(
         status=response.status_code,
         content=response.content,
         method=call.method,
         path=call.path,
         attempts=call.attempts,
-        request_id=request_id_of(response),
-        retry_after=retry_after_of(response, now=wall_clock()),
-        token=call.token,
+        request_id=request_id_of(response, call),
+        retry_after=retry_after_of(response, now=now),
+        secrets=call.secrets,
     )
+
+
+def _complete(error: CallError, call: Call, now: float) -> None:
+    """Add to the error that ends ``call`` what the call met on its way; ``now`` is Unix time."""
+    error.attempts = call.attempts
+    if call.refusal is not None:
+        error.add_note(f"no further attempt was made: {call.refusal.message}")
+        error.retry_after = error.retry_after or call.refusal.retry_after
+    met = _answered(call.last, call, now) if isinstance(call.last, httpx.Response) else call.last
+    if error.__cause__ is None and met is not error:
+        error.__cause__ = call.refusal if isinstance(error, ApiError) else met
+    if error.status is None and met is not None:
+        error.status, error.request_id, error.body = met.status, met.request_id, met.body
+        error.retry_after = error.retry_after or met.retry_after
+    if error.status is None and call.head is not None:
+        error.status = call.head.status_code
+        error.request_id = request_id_of(call.head, call)
 
 
 class Breakers:
@@ -284,10 +300,12 @@ class Pipeline:
         outcome = "cancelled"
         try:
             response = await self._outermost.send(call)
-            _check_status(response, call, self._wall_clock)
+            if not is_acceptable(response, call):
+                raise _answered(response, call, self._wall_clock())  # noqa: TRY301 - as the layers do
+            note_facts(response, call)
             outcome = "ok"
         except CallError as error:
-            error.attempts = call.attempts
+            _complete(error, call, self._wall_clock())
             outcome = error.outcome
             raise
         except Exception:

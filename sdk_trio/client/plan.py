@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from ..config import BUNDLED_API_VERSION, Mode, Settings
+from ..config import Mode, Settings, bundled_api_version
 from ..errors import OptionsValidationError, Problem
 from .breaker import BreakerPolicy
 from .limiter import LimitPolicy
@@ -13,6 +13,10 @@ from .request import HeaderList
 from .retry import RetryPolicy
 
 MILLISECONDS = 1000.0
+
+#: A call may take this long in all where nobody has said otherwise. It is the longest time that a
+#: call waits for leave to send, too: a shorter one would end calls that our own rate holds back.
+LEAST_TOTAL_SECONDS = 120.0
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -41,8 +45,10 @@ class ClientPlan:
     retry: RetryPolicy
     breaker: BreakerPolicy
     limit: LimitPolicy = attrs.field(factory=LimitPolicy)
+    max_answer_bytes: int | None = None
     upstream_honours_keys: bool = False
     idempotency_header: str = "Idempotency-Key"
+    organization_header: str = "Polar-Organization"
 
     @property
     def host(self) -> str:
@@ -52,13 +58,25 @@ class ClientPlan:
     def headers(self, *, user_agent: str) -> HeaderList:
         """Return the headers of every request but the token's, ``Host`` first."""
         host = urlsplit(self.base_url).netloc.rpartition("@")[2]
-        return [
-            (b"Host", host.encode("idna") if not host.isascii() else host.encode("ascii")),
-            (b"Accept", b"application/json"),
-            (b"Accept-Encoding", b"gzip, deflate"),
-            (b"User-Agent", user_agent.encode("ascii")),
-            (self.version_header.encode("ascii"), self.api_version.encode("ascii")),
-        ]
+        return HeaderList(
+            [
+                (b"Host", host.encode("idna") if not host.isascii() else host.encode("ascii")),
+                (b"Accept", b"application/json"),
+                (b"Accept-Encoding", b"gzip, deflate"),
+                (b"User-Agent", user_agent.encode("ascii")),
+                (self.version_header.encode("ascii"), self.api_version.encode("ascii")),
+            ]
+        )
+
+    def total_timeout_of(self, *, attempt_timeout: float, max_retries: int) -> float:
+        """Return the deadline in seconds of a call for which nobody has given one.
+
+        It is two minutes, or what the attempts need when each takes its whole time and each wait
+        between them is the longest: so it cuts no attempt short, and what is left of it is for
+        waits that the upstream asks for.
+        """
+        attempts = attempt_timeout * (max_retries + 1) + self.retry.cap_seconds * max_retries
+        return max(LEAST_TOTAL_SECONDS, attempts)
 
     def summary(self) -> dict[str, object]:
         """Return what the start-up log line says; no secret is in it."""
@@ -67,7 +85,10 @@ class ClientPlan:
             "base_url": self.base_url,
             "version": f"{self.version_header}: {self.api_version}",
             "attempt_timeout": self.attempt_timeout,
-            "total_timeout": self.total_timeout,
+            "total_timeout": self.total_timeout
+            or self.total_timeout_of(
+                attempt_timeout=self.attempt_timeout, max_retries=self.retry.max_retries
+            ),
             "max_retries": self.retry.max_retries,
             "hedge_after": self.hedge_after,
             "breaker": (
@@ -101,7 +122,7 @@ def plan_of(settings: Settings) -> ClientPlan:
         origin=origin_of(settings.base_url),
         access_token=token,
         version_header=settings.upstream.version_header,
-        api_version=settings.api_version or BUNDLED_API_VERSION,
+        api_version=settings.api_version or bundled_api_version(settings.upstream.version_header),
         attempt_timeout=settings.timeout_ms / MILLISECONDS,
         total_timeout=_seconds(settings.total_timeout_ms),
         hedge_after=_seconds(resilience.hedge_after_ms),
@@ -112,7 +133,9 @@ def plan_of(settings: Settings) -> ClientPlan:
             break_seconds=resilience.circuit_breaker_break_seconds,
         ),
         limit=LimitPolicy(per_minute=settings.upstream.requests_per_minute),
+        max_answer_bytes=settings.connection.max_answer_bytes,
         upstream_honours_keys=settings.upstream.honours_idempotency_keys,
+        organization_header=settings.upstream.organization_header,
     )
 
 

@@ -115,9 +115,21 @@ def wrap(value: Any, origin: Origin = None) -> Any:
     """Return a JSON value with every object in it as a :class:`Record`."""
     if isinstance(value, dict):
         return Record(value, origin)
-    if isinstance(value, list):
-        return [wrap(item, origin) for item in value]
-    return value
+    if not isinstance(value, list):
+        return value
+    # Without recursion, as lists in lists may be deeper than the stack.
+    outermost: list[Any] = []
+    waiting = [(value, outermost)]
+    while waiting:
+        items, wrapped = waiting.pop()
+        for item in items:
+            if isinstance(item, list):
+                inner: list[Any] = []
+                waiting.append((item, inner))
+                wrapped.append(inner)
+            else:
+                wrapped.append(Record(item, origin) if isinstance(item, dict) else item)
+    return outermost
 
 
 def _known_fields(origin: Origin) -> set[str]:

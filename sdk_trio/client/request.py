@@ -6,14 +6,18 @@ A *call* is what the program asks for; it becomes one or more *attempts*, each o
 import enum
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from functools import lru_cache
 from typing import Any, TypedDict, TypeVar
 from urllib.parse import urlencode
 
 import attrs
+import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import msgspec
 
 from ..config.secret import MASK
+from .errors import CallError, ConnectionFailedError
 from .retry import is_idempotent
 
 #: Methods whose requests have a length even without a body (RFC 9110, 8.6).
@@ -22,10 +26,53 @@ METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 #: Methods that read only; nothing else is ever hedged (spec 2.2).
 HEDGED_METHODS = frozenset({"GET", "HEAD"})
 
+#: Headers that say where a message ends and what becomes of its connection (RFC 9110, 7.6.1; RFC
+#: 9112, 6), and which host is meant. They are the transport's: one that a caller sets could make
+#: the upstream take a part of one request for the next, on a connection that carries the token.
+FRAMING_HEADERS = frozenset(
+    {
+        "connection",
+        "content-length",
+        "host",
+        "http2-settings",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+
+#: A name (RFC 9110, 5.6.2), and a value of one line that begins and ends with what can be seen.
+#: Bytes beyond ASCII are read in as many ways as there are readers.
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
+_HEADER_VALUE = re.compile(r"(?:[!-~](?:[ -~\t]*[!-~])?)?", re.ASCII)
+
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+
 #: Routes with a credential of a customer in their path.
 _SECRET_SEGMENT = re.compile(r"(/checkouts/client/|/customer-seats/claim/)[^/?]+")
 
-HeaderList = list[tuple[bytes, bytes]]
+
+class HeaderList:
+    """Headers as they are sent, one of which is the token: the repr shows no value.
+
+    It is no list, because what reports the variables of a failure goes through lists item by item.
+    """
+
+    __slots__ = ("_pairs",)
+
+    def __init__(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+        self._pairs = tuple(pairs)
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        return iter(self._pairs)
+
+    def __repr__(self) -> str:
+        names = ", ".join(name.decode("ascii", "replace") for name, _ in self)
+        return f"<headers {names}>"
+
 
 QueryValue = str | int | float | bool | date | None
 Query = (
@@ -56,8 +103,14 @@ class CallOptions:
     ``total_timeout=None`` means no deadline and ``hedge_after=None`` no hedging. ``max_retries``
     is 0 or more. ``idempotent=True`` says that this call may be executed twice, ``False`` that it
     may not. ``idempotency_key`` replaces the generated one. ``accepts_any_status=True`` gives back
-    answers of every status instead of raising ``ApiError``. ``headers`` are added to the
-    settings' ones and win over them; None as a value removes one.
+    answers of every status instead of raising ``ApiError``. ``max_answer_bytes`` bounds the
+    answer's body, decompressed; None means no bound. ``organization_id`` names the organization
+    that the call is about, for tokens of several. ``headers`` are added to the settings' ones and
+    win over them; None as a value removes one. Those that frame a message (``Content-Length``,
+    ``Transfer-Encoding``, ``Connection``, ``Host``, ...) are not the caller's to set.
+
+    Raises:
+        TypeError, ValueError: an option is of another type, or cannot be sent.
     """
 
     attempt_timeout: float | Unset = UNSET
@@ -67,19 +120,31 @@ class CallOptions:
     idempotent: bool | Unset | None = UNSET
     idempotency_key: str | Unset = UNSET
     accepts_any_status: bool | Unset = UNSET
+    max_answer_bytes: int | Unset | None = UNSET
     access_token: str | Unset = attrs.field(default=UNSET, repr=False)
+    organization_id: str | Unset = UNSET
     headers: Mapping[str, str | None] = attrs.field(factory=dict, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        for name in ("attempt_timeout", "total_timeout", "hedge_after"):
-            value = getattr(self, name)
-            if value is not UNSET and value is not None and not value > 0:
-                raise ValueError(f"{name} is {value!r}: it takes seconds, above 0")
-        if self.max_retries is not UNSET and self.max_retries < 0:
-            raise ValueError(f"max_retries is {self.max_retries}: it takes 0 or more")
+        _check_seconds("attempt_timeout", self.attempt_timeout)
+        if self.total_timeout is not None:
+            _check_seconds("total_timeout", self.total_timeout)
+        if self.hedge_after is not None:
+            _check_seconds("hedge_after", self.hedge_after)
+        _check_count("max_retries", self.max_retries, least=0)
+        if self.max_answer_bytes is not None:
+            _check_count("max_answer_bytes", self.max_answer_bytes, least=1)
+        if self.idempotency_key is not UNSET:
+            _check_header_value("idempotency_key", self.idempotency_key)
+        if self.organization_id is not UNSET:
+            _check_header_value("organization_id", self.organization_id)
+        if self.headers:
+            _check_headers(self.headers)
 
     def merged_with(self, other: "CallOptions") -> "CallOptions":
         """Return these options with what ``other`` gives in their place; headers are joined."""
+        if other is NO_OPTIONS:
+            return self
         given = {
             name: value
             for name in _OPTION_NAMES
@@ -98,12 +163,61 @@ class OptionFields(TypedDict, total=False):
     idempotent: bool | None
     idempotency_key: str
     accepts_any_status: bool
+    max_answer_bytes: int | None
     access_token: str
+    organization_id: str
     headers: Mapping[str, str | None]
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if value is UNSET:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is {value!r}: it takes seconds, above 0")
+    if not value > 0:
+        raise ValueError(f"{name} is {value!r}: it takes seconds, above 0")
+
+
+def _check_count(name: str, value: object, *, least: int) -> None:
+    if value is UNSET:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}: it takes a whole number from {least}")
+    if value < least:
+        raise ValueError(f"{name} is {value}: it takes a whole number from {least}")
+
+
+def _check_headers(headers: object) -> None:
+    if not isinstance(headers, Mapping):
+        raise TypeError("headers takes a mapping of names to values")
+    for name, value in headers.items():
+        if not isinstance(name, str):
+            raise TypeError(f"headers has the name {name!r}: it takes texts")
+        if not _TOKEN.fullmatch(name):
+            raise ValueError(f"headers has the name {name!r}, which no header can have")
+        if name.lower() in FRAMING_HEADERS:
+            raise ValueError(f"headers has {name!r}, which the client sets by itself: leave it out")
+        if value is not None:
+            _check_header_value(f"headers[{name!r}]", value)
+
+
+def _check_header_value(where: str, value: object) -> None:
+    # The value is not shown: it may be a credential.
+    if not isinstance(value, str):
+        raise TypeError(f"{where} takes a text, not {type(value).__name__}")
+    if not _HEADER_VALUE.fullmatch(value):
+        raise ValueError(
+            f"{where} holds a line break, a control character, one beyond ASCII, or white space at "
+            "an end: no header can carry it as it is"
+        )
 
 
 _OPTION_NAMES = tuple(field.name for field in attrs.fields(CallOptions))
 NO_OPTIONS = CallOptions()
+
+
+#: Parsing an address costs more than the rest of a request object; calls repeat addresses.
+parsed_url = lru_cache(maxsize=512)(httpx.URL)
 
 
 def chosen(given: T | Unset, otherwise: T) -> T:
@@ -118,18 +232,23 @@ class Call:
     The first part does not change; its times are in seconds. ``path`` is for people: it has no
     query, and a mask in place of a secret; ``url`` is what is sent. ``deadline`` is set when the
     call is sent, on the pipeline's clock, ``inf`` for none.
+    ``max_answer_bytes`` bounds the body of a success, None for no bound; ``secrets`` are the texts
+    that nothing which is shown may hold.
     ``attempts`` counts the requests that were handed to the transport. ``is_unconfirmed`` says
     that one of them may have reached the upstream, must not be executed twice, and has no answer.
     ``not_before`` is the earliest time of a further attempt that the upstream has asked for.
+    ``head`` is the last answer whose head has come, its body read or not; ``last`` is how the last
+    attempt that has ended did end, ``refusal`` why the breaker let no further one through.
     """
 
     method: str
     path: str
-    url: str
+    url: str = attrs.field(repr=False)
     origin: str
     headers: HeaderList = attrs.field(repr=False)
     content: bytes = attrs.field(repr=False, default=b"")
     token: str = attrs.field(repr=False, default="")
+    secrets: tuple[str, ...] = attrs.field(repr=False, default=())
     idempotent: bool = True
     total_timeout: float | None = None
     attempt_timeout: float = 30.0
@@ -137,12 +256,15 @@ class Call:
     hedge_after: float | None = None
     is_stream: bool = False
     accepts_any_status: bool = False
+    max_answer_bytes: int | None = None
 
     deadline: float = math.inf
     attempts: int = 0
     is_unconfirmed: bool = False
     not_before: float = -math.inf
-    last_error: Exception | None = None
+    head: httpx.Response | None = None
+    last: httpx.Response | ConnectionFailedError | None = None
+    refusal: CallError | None = None
 
     def note_departure(self) -> None:
         """From now on the upstream may execute this write."""
@@ -176,6 +298,13 @@ def may_execute_twice(method: str, options: CallOptions, *, upstream_honours_key
     return is_idempotent(method, declared=declared)
 
 
+def credentials_in(headers: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield what a caller's headers hold in place of the access token, for it to be masked."""
+    for name, value in headers.items():
+        if value and name.lower() in ("authorization", "proxy-authorization", "cookie"):
+            yield value.rpartition(" ")[2]
+
+
 def idempotency_key(method: str, options: CallOptions, *, new_key: Callable[[], str]) -> str | None:
     """Return the key that every attempt of this call carries; None for methods that need none."""
     if not isinstance(options.idempotency_key, Unset):
@@ -183,16 +312,30 @@ def idempotency_key(method: str, options: CallOptions, *, new_key: Callable[[], 
     return None if is_idempotent(method, declared=None) else new_key()
 
 
+def checked_method(method: str) -> str:
+    """Return ``method`` in upper case.
+
+    Raises:
+        ValueError: it is no name of a method.
+    """
+    if not _TOKEN.fullmatch(method):
+        raise ValueError(f"{method!r} is no name of an HTTP method")
+    return method.upper()
+
+
 def checked_path(path: str) -> str:
     """Return ``path`` if it is one below the base path, with or without a query.
 
     Raises:
-        ValueError: it is an address of its own, has a fragment, or climbs out by dots. A path put
-            together from someone else's text must not take the access token elsewhere.
+        ValueError: it is an address of its own, has a fragment or a control character, or climbs
+            out by dots. A path put together from someone else's text must not take the access
+            token elsewhere.
     """
     if not path.startswith("/"):
         raise ValueError(f"the path {path!r} does not start with /: give it below the base path")
     plain = path.partition("?")[0]
+    if _CONTROL_CHARACTER.search(path):
+        raise ValueError(f"the path {plain!r} holds a control character: quote it")
     if "#" in path or "\\" in plain or plain.startswith("//"):
         raise ValueError(f"the path {plain!r} holds //, \\ or #: quote what is part of a name")
     if "/." in plain.replace("%2e", ".").replace("%2E", "."):
@@ -208,11 +351,34 @@ def without_path_secrets(path: str) -> str:
 
 
 def join_url(base: str, path: str, query: str) -> str:
-    """Return the address of ``path`` (as :func:`checked_path` gave it) below ``base``."""
+    """Return the address of ``path`` (as :func:`checked_path` gave it) below ``base``.
+
+    Raises:
+        ValueError: it is too long for one, or holds half a character.
+    """
     url = base + path
-    if not query:
+    if query:
+        url = f"{url}{'&' if '?' in path else '?'}{query}"
+    try:
+        parsed_url(url)
+    except (httpx.InvalidURL, UnicodeError) as error:
+        fault = str(error) if isinstance(error, httpx.InvalidURL) else "half a character"
+    else:
         return url
-    return f"{url}{'&' if '?' in path else '?'}{query}"
+    raise ValueError(f"the path {path.partition('?')[0][:200]!r} makes no address: {fault}")
+
+
+def encode_json(value: Any) -> bytes:
+    """Return ``value`` as JSON.
+
+    Raises:
+        TypeError, ValueError: a part of it has no form in JSON, or it is too deep.
+    """
+    try:
+        return msgspec.json.encode(value)
+    except RecursionError:
+        pass
+    raise ValueError("the body is nested too deeply, or holds itself")
 
 
 def encode_query(params: Query | None) -> str:
@@ -239,13 +405,11 @@ def _query_text(value: Any) -> str:
 
 def merge_headers(base: HeaderList, extra: Mapping[str, str | None]) -> HeaderList:
     """Return ``base`` with the headers of ``extra`` in place of those of the same name."""
-    if not extra:
-        return list(base)
     replaced = {name.lower().encode("ascii") for name in extra}
     kept = [(name, value) for name, value in base if name.lower() not in replaced]
     added = [
-        (name.encode("ascii"), value.encode("latin-1"))
+        (name.encode("ascii"), value.encode("ascii"))
         for name, value in extra.items()
         if value is not None
     ]
-    return kept + added
+    return HeaderList([*kept, *added])

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, Unpack, ove
 import attrs
 import httpx
 
+from .errors import without_frames
 from .export import CsvExport
 from .listing import Listing
 from .operation import (
@@ -24,11 +25,13 @@ from .operation import (
     prepare,
     signature_of,
 )
+from .pages import Item, Page
 from .records import Record, wrap
 from .request import NO_OPTIONS, UNSET, CallOptions, OptionFields
-from .sender import Sender, decode_json, unexpected
+from .sender import Recording, Sender, WithResponse, decode_json, unexpected
 
 P = ParamSpec("P")
+T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
 Later = Coroutine[Any, Any, Result]
 
@@ -149,17 +152,29 @@ class OperationMethod(Generic[P, Result]):
     def _prepare(
         self, path: Sequence[Any], named: dict[str, Any], *, is_checked: bool = True
     ) -> PreparedCall:
-        options = self._options.merged_with(named.pop("options", NO_OPTIONS))
-        body, query = named.pop("body", UNSET), named.pop("query", None)
-        return prepare(
-            self.operation,
-            path,
-            named,
-            body=body,
-            query=query,
-            options=options,
-            is_checked=is_checked,
-        )
+        try:
+            return prepare(
+                self.operation,
+                path,
+                named,
+                body=named.pop("body", UNSET),
+                query=named.pop("query", None),
+                options=self._options.merged_with(named.pop("options", NO_OPTIONS)),
+                is_checked=is_checked,
+            )
+        except (TypeError, ValueError) as error:
+            raise without_frames(error)  # noqa: B904 - it is the same error
+        finally:
+            del path, named  # reports of a failure show variables
+
+    async def _send_with_response(self, sender: Sender, call: PreparedCall) -> WithResponse[Any]:
+        recording = Recording(sender)
+        result: Any = self._receive(recording, call)
+        if isinstance(result, CsvExport):
+            raise TypeError(f"{self.operation.full_name}() is an export: its rows have .response")
+        result = await (result.first_page() if isinstance(result, Listing) else result)
+        assert recording.response is not None  # noqa: S101 - there was a success
+        return WithResponse(result, recording.response)
 
     def __repr__(self) -> str:
         row = self.operation
@@ -187,7 +202,11 @@ class BoundOperation(OperationMethod[P, Result]):
             ValueError: a value cannot be sent.
             CallError: when awaited or iterated, whatever the call ended with.
         """
-        result: Result = self._receive(self._sender, self._prepare(args, kwargs))
+        try:
+            call = self._prepare(args, kwargs)
+        finally:
+            del args, kwargs  # reports of a failure show variables: no body may be among them
+        result: Result = self._receive(self._sender, call)
         return result
 
     def unchecked(self, *args: Any, **kwargs: Any) -> Result:
@@ -195,7 +214,10 @@ class BoundOperation(OperationMethod[P, Result]):
 
         The way past the table, at run time and for type checkers: names are sent as they are.
         """
-        call = self._prepare(args, kwargs, is_checked=False)
+        try:
+            call = self._prepare(args, kwargs, is_checked=False)
+        finally:
+            del args, kwargs  # as above
         result: Result = self._receive(self._sender, call)
         return result
 
@@ -205,22 +227,50 @@ class BoundOperation(OperationMethod[P, Result]):
         Of a list it is one page. Errors are as for the call. Cancelling ends the call; a write
         that was already sent may have been executed.
         """
-        return await self._sender.send(self._prepare(args, kwargs))
+        try:
+            call = self._prepare(args, kwargs)
+        finally:
+            del args, kwargs  # as above
+        return await self._sender.send(call)
+
+    @overload
+    async def with_response(
+        self: "BoundOperation[P, Later[T]]", *args: P.args, **kwargs: P.kwargs
+    ) -> WithResponse[T]: ...
+    @overload
+    async def with_response(
+        self: "BoundOperation[P, Listing[Item]]", *args: P.args, **kwargs: P.kwargs
+    ) -> WithResponse[Page[Item]]: ...
+    async def with_response(self, *args: Any, **kwargs: Any) -> WithResponse[Any]:
+        """Call the operation and return its result with the answer that it was read from.
+
+        Of a list the result is one page. An export's rows have their answer as ``response``
+        already. Arguments, errors and cancellation are as for the call.
+        """
+        try:
+            call = self._prepare(args, kwargs)
+        finally:
+            del args, kwargs  # as above
+        return await self._send_with_response(self._sender, call)
 
 
 async def receive_record(sender: Sender, call: PreparedCall) -> Record:
     """Send ``call`` and return its answer's JSON object."""
-    document = decode_json(await sender.send(call), call)
+    response = await sender.send(call)
+    document = decode_json(response, call)
     if not isinstance(document, dict):
-        raise unexpected(call, "the answer is no JSON object")
+        del document  # reports of a failure show variables
+        raise unexpected(call, "the answer is no JSON object", response)
     return Record(document, call.operation.full_name)
 
 
 async def receive_records(sender: Sender, call: PreparedCall) -> list[Record]:
     """Send ``call`` and return its answer's JSON array of objects."""
-    document = decode_json(await sender.send(call), call)
+    response = await sender.send(call)
+    document = decode_json(response, call)
     if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):
-        raise unexpected(call, "the answer is no JSON array of objects")
+        del document  # reports of a failure show variables
+        raise unexpected(call, "the answer is no JSON array of objects", response)
     return [Record(item, call.operation.full_name) for item in document]
 
 

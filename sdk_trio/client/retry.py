@@ -1,4 +1,4 @@
-"""What may be tried again, and when (reference: docs, the client's resilience). Pure."""
+"""What may be tried again, and when. Pure."""
 
 import enum
 import math
@@ -13,13 +13,20 @@ from ..jitter import longest_wait
 #: Methods that RFC 9110 (9.2.2) calls idempotent: a second execution changes nothing more.
 IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
 
-#: Answers after which the same request may well succeed.
-RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+#: Server errors that a second attempt meets again: not implemented, version of HTTP, negotiation
+#: that refers to itself, endless loop, missing extension, the login page of a network.
+_LASTING = frozenset({501, 505, 506, 508, 510, 511})
+
+#: Answers after which the same request may well succeed. Among the server errors are those that no
+#: registry knows: proxies and networks of delivery answer 520 to 530 when the upstream is away.
+RETRYABLE_STATUSES = frozenset({408, 429, *range(500, 600)}) - _LASTING
 
 TOO_MANY_REQUESTS = 429
 
-#: Longest number in Retry-After that is read, in digits: 31 years.
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
+
+#: Longest wait that is told, in seconds: 31 years stand for all that is longer.
+_LONGEST_ASKED = 999_999_999.0
 
 
 class FailureKind(enum.Enum):
@@ -93,13 +100,14 @@ def parse_retry_after(value: str | None, *, date: str | None, now: float) -> flo
         now: Unix time, used when there is no readable ``Date``.
 
     Returns:
-        Zero or more seconds; a date in the past is 0. Negative and non-finite numbers are ignored.
+        Zero or more seconds; a date in the past is 0. Negative and non-finite numbers are ignored,
+        one of any number of digits is a very long time.
     """
     if value is None:
         return None
     value = value.strip()
     if _SECONDS.fullmatch(value):
-        return float(value)
+        return min(float(value), _LONGEST_ASKED)
     until = _http_date(value)
     if until is None:
         return None

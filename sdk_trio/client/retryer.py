@@ -8,7 +8,7 @@ from ..logs import get_logger
 from .admitter import Admitter, AttemptLayer, TooLong
 from .attempts import AttemptKind, ClientCounters
 from .budget import RetryBudget
-from .errors import ConnectionFailedError, OutcomeUnknownError
+from .errors import CircuitOpenError, ConnectionFailedError, OutcomeUnknownError
 from .request import Call
 from .retry import FailureKind, RetryPolicy, backoff, may_retry_failure, may_retry_status
 
@@ -50,10 +50,14 @@ class Retryer:
     async def send(self, call: Call) -> httpx.Response:
         """Return the first final answer, or the last one there was.
 
+        A retry that the breaker refuses changes nothing about that: what the call itself has met
+        says more. The refusal is then in ``call.refusal``.
+
         Raises:
             OutcomeUnknownError: a write may have been executed, and may not be repeated.
             ConnectionFailedError: the last attempt brought no answer.
-            CircuitOpenError, DeadlineExceededError: no further attempt was let through.
+            CircuitOpenError: not even the first attempt was let through.
+            DeadlineExceededError: the call's deadline has come.
 
         Cancelling during a wait refunds what the attempt after it would have cost.
         """
@@ -65,7 +69,11 @@ class Retryer:
                 break
             if not await self._wait(call, failures, last):
                 break
-            last = await self._paid_attempt(call)
+            try:
+                last = await self._paid_attempt(call)
+            except CircuitOpenError as refusal:
+                call.refusal = refusal
+                break
             failures += 1
         if isinstance(last, httpx.Response):
             return last
@@ -77,10 +85,10 @@ class Retryer:
         self, call: Call, kind: AttemptKind
     ) -> httpx.Response | ConnectionFailedError:
         try:
-            return await self._inner.send(call, kind)
+            call.last = await self._inner.send(call, kind)
         except ConnectionFailedError as error:
-            call.last_error = error
-            return error  # noqa: ASYNC910 - an attempt was made
+            call.last = error
+        return call.last  # noqa: ASYNC910 - an attempt was made
 
     async def _wait(
         self, call: Call, failures: int, last: httpx.Response | ConnectionFailedError

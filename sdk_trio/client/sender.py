@@ -1,13 +1,18 @@
 """What resources need of the client, and what they make of an answer that is not as promised."""
 
 from contextlib import AbstractAsyncContextManager
-from typing import Any, ClassVar, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
+import attrs
 import httpx
-import msgspec
 
-from .errors import CallError
+from .attempter import facts_of
+from .errors import UnexpectedAnswerError
+from .json_text import NotJsonError, read_json
 from .operation import PreparedCall
+from .request import without_path_secrets
+
+Result = TypeVar("Result")
 
 
 class Sender(Protocol):
@@ -26,13 +31,33 @@ class Sender(Protocol):
         ...
 
 
-class UnexpectedAnswerError(CallError):
-    """The upstream answered with success, and with a body that is not of the promised form.
+@attrs.frozen
+class WithResponse(Generic[Result]):
+    """What an operation gave, and the answer that it was read from, with status and headers."""
 
-    A write *has* been executed. ``body`` holds nothing; ``BoundOperation.raw`` gives the answer.
+    result: Result
+    response: httpx.Response
+
+
+class Recording:
+    """A sender that remembers the last answer.
+
+    Args:
+        sender: sends.
     """
 
-    exit_code: ClassVar[int] = 1
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self.response: httpx.Response | None = None
+
+    async def send(self, call: PreparedCall) -> httpx.Response:
+        """Send ``call``; see :class:`Sender`."""
+        self.response = await self._sender.send(call)
+        return self.response
+
+    def stream(self, call: PreparedCall) -> AbstractAsyncContextManager[httpx.Response]:
+        """Stream ``call``; see :class:`Sender`."""
+        return self._sender.stream(call)
 
 
 def decode_json(response: httpx.Response, call: PreparedCall) -> Any:
@@ -42,11 +67,27 @@ def decode_json(response: httpx.Response, call: PreparedCall) -> Any:
         UnexpectedAnswerError: it is none.
     """
     try:
-        return msgspec.json.decode(response.content)
-    except msgspec.DecodeError as error:
-        raise unexpected(call, f"the answer ({response.status_code}) is no JSON") from error
+        return read_json(response.content)
+    except NotJsonError as error:
+        fault = str(error)
+    raise unexpected(call, f"the answer ({response.status_code}) is no JSON: {fault}", response)
 
 
-def unexpected(call: PreparedCall, message: str) -> UnexpectedAnswerError:
-    """Return the error that says what is wrong with the answer to ``call``."""
-    return UnexpectedAnswerError(message, method=call.method, path=call.path)
+def unexpected(
+    call: PreparedCall, message: str, response: httpx.Response, *, content: bytes | None = None
+) -> UnexpectedAnswerError:
+    """Return the error that says what is wrong with the answer to ``call``.
+
+    It carries the answer, which there may be no second one of. ``content`` stands in for a body
+    that was read as a stream.
+    """
+    facts = facts_of(response)
+    return UnexpectedAnswerError(
+        message,
+        method=call.method,
+        path=without_path_secrets(call.path),
+        status=response.status_code,
+        attempts=facts.attempts,
+        request_id=facts.request_id,
+        content=response.content if content is None else content,
+    )

@@ -9,10 +9,10 @@ from typing import cast
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import trio
 
-from .attempter import CLOSING_SECONDS, failed
-from .errors import AttemptTimeoutError
+from .attempter import CLOSING_SECONDS, broken_off, unread
+from .content_coding import TooLargeError
+from .errors import without_frames
 from .request import Call
-from .retry import FailureKind
 
 
 class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
@@ -29,7 +29,6 @@ class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
     """
 
     def __init__(self, call: Call, send: Callable[[Call], Awaitable[httpx.Response]]) -> None:
-        call.is_stream = True
         self._call = call
         self._send = send
         self._response: httpx.Response | None = None
@@ -39,7 +38,7 @@ class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
         self._response = response
         if not response.is_closed:
             stream = cast("httpx.AsyncByteStream", response.stream)
-            response.stream = _TimedBody(stream, self._call)
+            response.stream = _TimedBody(stream, response, self._call)
         return response
 
     async def __aexit__(  # noqa: ASYNC910 - closing may wait
@@ -57,9 +56,10 @@ class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
 class _TimedBody(httpx.AsyncByteStream):
     """A body each part of which has to come in time; its own iterator."""
 
-    def __init__(self, stream: httpx.AsyncByteStream, call: Call) -> None:
+    def __init__(self, stream: httpx.AsyncByteStream, response: httpx.Response, call: Call) -> None:
         self._stream = stream
         self._parts = aiter(stream)
+        self._response = response
         self._call = call
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -67,18 +67,17 @@ class _TimedBody(httpx.AsyncByteStream):
 
     async def __anext__(self) -> bytes:
         call = self._call
+        fault = ""
         try:
             with trio.move_on_after(call.attempt_timeout):
                 return await anext(self._parts)
+        except (httpx.DecodingError, TooLargeError) as error:
+            fault = str(error)
         except httpx.RequestError as error:
-            raise failed(error, call) from error
-        raise AttemptTimeoutError(
-            f"no further part of the answer within {call.attempt_timeout:g} s",
-            kind=FailureKind.UNCONFIRMED,
-            method=call.method,
-            path=call.path,
-            attempts=call.attempts,
-        )
+            raise broken_off(error, self._response, call) from without_frames(error)
+        if fault:
+            raise unread(self._response, call, fault)
+        raise broken_off(None, self._response, call)
 
     async def aclose(self) -> None:
         # A stream's iterator is mostly a generator that holds the connection until it is closed.

@@ -7,12 +7,21 @@
 from .availability import missing_parts, unmet_needs
 from .describe import Row, describe
 from .loader import Loaded, load_settings, read_settings
-from .options import BUNDLED_API_VERSION, KeyDerivation, Mode, Secret, Settings, StorageBackend
+from .options import (
+    BUNDLED_API_VERSION,
+    KeyDerivation,
+    Mode,
+    Secret,
+    Settings,
+    StorageBackend,
+    bundled_api_version,
+)
 from .schema import json_schema
 from .secrets import ParsedSecret, parse_secret
 
 __all__ = [
     "BUNDLED_API_VERSION",
+    "bundled_api_version",
     "Settings",
     "Secret",
     "Mode",

@@ -30,6 +30,16 @@ class UpstreamOptions:
             required=True,
         ),
     )
+    organization_header: str = attrs.field(
+        default="Polar-Organization",
+        metadata=about(
+            "Name of the header that carries a call's organization_id, for tokens of several "
+            "organizations.",
+            "ours",
+            form=Form.HEADER,
+            required=True,
+        ),
+    )
     honours_idempotency_keys: bool = attrs.field(
         default=False,
         metadata=about(
@@ -157,5 +167,14 @@ class ConnectionOptions:
             "PEM private key of ClientCertFile, without a passphrase.",
             "ours",
             default_note="none",
+        ),
+    )
+    max_answer_bytes: int = attrs.field(
+        default=33_554_432,
+        metadata=about(
+            "Largest body of an answer that is taken into memory, decompressed.",
+            "ours",
+            minimum=1024,
+            unit="bytes",
         ),
     )

@@ -69,6 +69,10 @@ from .webhooks_options import (
 #: The upstream API's schema version that this release was written against (spec 9).
 BUNDLED_API_VERSION = "2026-04-01"
 
+#: Header names, in lower case, of upstreams that know versions by year and month only: any other
+#: value is answered 404 there, on every route.
+_VERSIONS_BY_MONTH = frozenset({"polar-version"})
+
 DEVELOPMENT = "Development"
 PRODUCTION = "Production"
 
@@ -83,6 +87,12 @@ _ENVIRONMENTS = {
 def environment_meant(name: str) -> str | None:
     """Return ``Development`` or ``Production`` for their usual spellings, else None."""
     return _ENVIRONMENTS.get(name.casefold())
+
+
+def bundled_api_version(version_header: str) -> str:
+    """Return the bundled version in the form that the header of this name has it."""
+    by_month = version_header.lower() in _VERSIONS_BY_MONTH
+    return BUNDLED_API_VERSION[: len("2026-04")] if by_month else BUNDLED_API_VERSION
 
 
 @attrs.frozen(kw_only=True)
@@ -120,7 +130,7 @@ class Settings:
             "Version of the upstream's schema, sent in the version header.",
             "spec 2.1",
             form=Form.API_VERSION,
-            default_note=f"the bundled version, {BUNDLED_API_VERSION}",
+            default_note=f"the bundled version, {BUNDLED_API_VERSION}; for Polar-Version its month",
         ),
     )
     api_version_strictness: ApiVersionStrictness = attrs.field(
@@ -154,7 +164,7 @@ class Settings:
             "contracts 2",
             minimum=1,
             unit="milliseconds",
-            default_note="no deadline",
+            default_note="two minutes, or what attempts and retries need if that is more",
             live=True,
         ),
     )
@@ -227,6 +237,7 @@ __all__ = [
     "PRODUCTION",
     "environment_meant",
     "Settings",
+    "bundled_api_version",
     "Secret",
     # sections
     "AdminOptions",

@@ -18,7 +18,7 @@ from .exposure import exposure_warnings
 from .forms import check_form
 from .gates import SIMULATOR, is_below, used_settings
 from .notification_rules import notification_warnings
-from .options import BUNDLED_API_VERSION, Settings, environment_meant
+from .options import Settings, bundled_api_version, environment_meant
 from .replication_rules import replication_problems, replication_warnings
 from .secret import Secret
 from .secrets import QUOTED, is_quoted, parse_secret
@@ -157,13 +157,14 @@ def _core(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
 def _version(settings: Settings, strictness: ApiVersionStrictness) -> Iterator[Problem]:
     """Speak of an ApiVersion that is not the bundled one, if that is how strict we are (spec 9)."""
     version = settings.api_version
-    differs = version is not None and version != BUNDLED_API_VERSION
+    bundled = bundled_api_version(settings.upstream.version_header)
+    differs = version is not None and version != bundled
     if version and check_form(Form.API_VERSION, version, development=False):
         return  # it is no version at all, and is told as that
     if differs and settings.api_version_strictness is strictness:
         yield Problem(
             full_key(("ApiVersion",)),
-            f"differs from the bundled version {BUNDLED_API_VERSION}, and ApiVersionStrictness is "
+            f"differs from the bundled version {bundled}, and ApiVersionStrictness is "
             f"{strictness}: remove the key, or set ApiVersionStrictness to Off if this is meant",
         )
 
@@ -220,7 +221,8 @@ def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[
             Problem(
                 WEBHOOK_SECRET,
                 "is required: the receiver needs at least one secret; set it through the variable "
-                "SDK__WEBHOOKS__SECRET or a secret store",
+                "SDK__WEBHOOKS__SECRET or a secret store (a program with a client alone reads its "
+                "settings with receiver=False)",
             )
         )
     return Findings(tuple(problems), tuple(warnings))

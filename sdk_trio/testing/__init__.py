@@ -1,6 +1,7 @@
-"""A kit for your own tests: signed deliveries, samples, and a runtime to send them to.
+"""A kit for your own tests: signed deliveries, a runtime to send them to, an upstream to call.
 
-With pytest and pytest-trio the fixtures ``sdk_app`` and ``deliver`` are there without an import::
+With pytest and pytest-trio the fixtures ``sdk_app``, ``deliver`` and ``sdk_upstream`` are there
+without an import::
 
     @pytest.fixture
     def sdk_handlers():
@@ -11,7 +12,8 @@ With pytest and pytest-trio the fixtures ``sdk_app`` and ``deliver`` are there w
         assert delivered.status == 200
 
 Without pytest, :func:`running_app` does the same. Everything goes over a real connection on the
-loopback address, through the whole verification pipeline.
+loopback address, through the whole verification pipeline. What your code asks the upstream is
+answered by a :class:`MockUpstream`.
 """
 
 from typing import TYPE_CHECKING
@@ -22,10 +24,14 @@ if TYPE_CHECKING:
     from .application import AppUnderTest, Delivered, running_app, settings_for_tests
     from .notifications import verify_notification
     from .signing import SignedDelivery, sample, sample_body, sample_types, sign_delivery
+    from .upstream import MockedCall, MockedRoute, MockUpstream
 
 __all__ = [
     "AppUnderTest",
     "Delivered",
+    "MockUpstream",
+    "MockedCall",
+    "MockedRoute",
     "SignedDelivery",
     "running_app",
     "sample",
@@ -47,5 +53,6 @@ __getattr__ = importing(
             ("SignedDelivery", "sample", "sample_body", "sample_types", "sign_delivery"), "signing"
         ),
         "verify_notification": "notifications",
+        **dict.fromkeys(("MockUpstream", "MockedCall", "MockedRoute"), "upstream"),
     },
 )

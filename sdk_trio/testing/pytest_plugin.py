@@ -1,10 +1,10 @@
-"""Fixtures for pytest with pytest-trio: ``sdk_app`` and ``deliver``.
+"""Fixtures for pytest with pytest-trio: ``sdk_app``, ``deliver`` and ``sdk_upstream``.
 
 Override ``sdk_handlers`` to return your registry, and ``sdk_settings`` for other settings. The
 package is imported when a fixture is used, so that a test run without them does not pay for it.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,9 +12,10 @@ import pytest
 if TYPE_CHECKING:
     import trio
 
+    from ..client.client import Client
     from ..config import Settings
     from ..webhooks import HandlerRegistry
-    from . import AppUnderTest
+    from . import AppUnderTest, MockUpstream
 
 try:
     from pytest_trio import trio_fixture
@@ -41,15 +42,40 @@ def sdk_settings() -> "Settings":
     return settings_for_tests()
 
 
+@pytest.fixture
+def sdk_upstream() -> "Iterator[MockUpstream]":
+    """Return an upstream in memory; handlers in ``sdk_app`` find its client in their services.
+
+    After the test every route must have been called, and every call have had a route.
+    """
+    from . import MockUpstream
+
+    upstream = MockUpstream()
+    yield upstream
+    upstream.assert_expected()
+
+
+@pytest.fixture
+def _sdk_client(request: pytest.FixtureRequest) -> "Client | None":
+    """Return the client of ``sdk_upstream`` for tests that ask for it."""
+    if "sdk_upstream" not in request.fixturenames:
+        return None
+    upstream: MockUpstream = request.getfixturevalue("sdk_upstream")
+    return upstream.client()
+
+
 @trio_fixture  # type: ignore[untyped-decorator]  # pytest-trio has no types
 async def sdk_app(  # noqa: ASYNC900,ASYNC911 - pytest-trio runs it in a task of its own
-    nursery: "trio.Nursery", sdk_handlers: "HandlerRegistry", sdk_settings: "Settings"
+    nursery: "trio.Nursery",
+    sdk_handlers: "HandlerRegistry",
+    sdk_settings: "Settings",
+    _sdk_client: "Client | None",
 ) -> AsyncIterator["AppUnderTest"]:
     """Run the handlers in a real runtime on a free port; it is drained after the test."""
     from ..runtime import Runtime
     from . import AppUnderTest
 
-    runtime = Runtime(sdk_settings, sdk_handlers)
+    runtime = Runtime(sdk_settings, sdk_handlers, client=_sdk_client)
     await nursery.start(runtime.run)
     yield AppUnderTest(runtime)
     runtime.shut_down("the test ended")

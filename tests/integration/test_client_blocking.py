@@ -65,6 +65,13 @@ def test_a_record_with_what_the_table_does_not_know(client):
     assert client.orders.get.raw("ord_2").json()["id"] == "ord_2"
 
 
+def test_a_result_comes_with_its_answer(client):
+    order = client.orders.get.with_response("ord_1")
+    assert (order.result.id, order.response.status_code) == ("ord_1", 200)
+    page = client.orders.list.with_response()
+    assert page.result.items[0].id == page.response.json()["items"][0]["id"]
+
+
 def test_a_list_is_read_page_by_page(client, upstream):
     listing = client.orders.list(limit=3, status="paid")
     assert [order.id for order in listing] == [order["id"] for order in ORDERS]

@@ -64,7 +64,9 @@ def project(pytester):
 
     def run(tests, **outcomes):
         pytester.makepyfile(test_application=tests)
-        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=60)
+        # respx has a plugin, which loads httpx into every test run that it is installed for.
+        quiet = ("-p", "no:cacheprovider", "-p", "no:respx")
+        result = pytester.runpytest_subprocess(*quiet, timeout=60)
         result.assert_outcomes(**outcomes)
         return result
 
@@ -309,3 +311,97 @@ async def test_after_a_reload_it_signs_with_the_secret_in_force():
         app.runtime.reload(settings_for_tests({"Webhooks:Secret": SECRET}))
         assert [secret.reveal() for secret in app.settings.webhooks.all_secrets] == [SECRET]
         assert (await app.deliver("order.paid")).status == 200
+
+
+def test_an_upstream_answers_the_code_under_test_and_its_handlers(project):
+    project(
+        """
+        import httpx
+        import pytest
+        import sdk_trio
+        from sdk_trio.events import OrderPaidEvent
+
+        @pytest.fixture
+        def sdk_handlers():
+            handlers = sdk_trio.HandlerRegistry()
+
+            @handlers.on(OrderPaidEvent)
+            async def grant(event, services):
+                await services.client.orders.get(event.data.id)
+
+            return handlers
+
+        async def test_calls_are_answered_and_seen(sdk_upstream):
+            order = sdk_upstream.on("orders.get", "ord/1").gives({"id": "ord/1"})
+            created = sdk_upstream.on("refunds.create").gives({"id": "ref_1"}, status=201)
+            async with sdk_upstream.client() as client:
+                assert (await client.orders.get("ord/1")).id == "ord/1"
+                await client.refunds.create(order_id="ord/1", amount=5)
+            assert created.call.json == {"order_id": "ord/1", "amount": 5}
+            assert created.call.request.headers["authorization"].startswith("Bearer ")
+            assert [call.path for call in sdk_upstream.calls] == ["/orders/ord/1", "/refunds/"]
+            assert order.call.query == {}
+
+        async def test_failures_in_a_row_cost_no_time_and_end_with_the_last_answer(sdk_upstream):
+            route = sdk_upstream.on("orders.get")
+            route.fails(httpx.ReadTimeout("slow")).gives(status=503).gives({"id": "o"})
+            async with sdk_upstream.client() as client:
+                assert (await client.orders.get("any")).id == "o"
+            assert len(route.calls) == 3
+            with pytest.raises(AssertionError, match="called 3 times"):
+                route.call
+
+        async def test_a_list_has_its_pages(sdk_upstream):
+            sdk_upstream.on("orders.list").gives_list([{"id": n} for n in range(7)])
+            async with sdk_upstream.client() as client:
+                orders = client.orders.list(limit=3)
+                assert [order.id async for order in orders] == list(range(7))
+            assert len(sdk_upstream.calls) == 3
+
+        async def test_what_no_operation_does(sdk_upstream):
+            sdk_upstream.on("GET /new/{id}").gives(content=b"exact", headers={"X-A": "1"})
+            async with sdk_upstream.client({"MaxRetries": 0}) as client:
+                answer = await client.request("GET", "/new/7")
+            assert (answer.content, answer.headers["x-a"]) == (b"exact", "1")
+
+        async def test_handlers_find_the_client(sdk_upstream, deliver):
+            route = sdk_upstream.on("orders.get", "ord_1").gives({"id": "ord_1"})
+            assert (await deliver("order.paid", {"id": "ord_1"})).status == 200
+            assert route.call.method == "GET"
+
+        def test_slips_are_told(sdk_upstream):
+            with pytest.raises(LookupError, match="orders get"):
+                sdk_upstream.on("orders.gett")
+            with pytest.raises(ValueError, match="1 parameters"):
+                sdk_upstream.on("orders.get", "a", "b")
+            with pytest.raises(ValueError, match="no pages"):
+                sdk_upstream.on("orders.get").gives_list([])
+            sdk_upstream.routes.clear()
+        """,
+        passed=6,
+    )
+
+
+def test_a_call_without_a_route_and_a_route_without_a_call_fail_the_test(project):
+    result = project(
+        """
+        import pytest
+
+        async def test_no_route(sdk_upstream):
+            sdk_upstream.on("orders.get", "a").gives({})
+            async with sdk_upstream.client() as client:
+                with pytest.raises(BaseException):
+                    await client.orders.get("b")
+
+        def test_no_call(sdk_upstream):
+            sdk_upstream.on("refunds.create").gives({})
+        """,
+        passed=2,
+        errors=2,
+    )
+    result.stdout.fnmatch_lines_random(
+        [
+            "*no route answers GET /orders/b; there are: <route GET /orders/a>*",
+            "*<route POST /refunds/> was never called*",
+        ]
+    )

@@ -3,9 +3,11 @@
 import csv
 import gc
 import io
+import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -15,11 +17,11 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sdk_trio.client.errors import UnexpectedAnswerError
 from sdk_trio.client.operation import PreparedCall
 from sdk_trio.client.operations import Resources
 from sdk_trio.client.records import Record
 from sdk_trio.client.request import CallOptions
-from sdk_trio.client.sender import UnexpectedAnswerError
 
 
 class Upstream:
@@ -95,7 +97,12 @@ def run(function: Any) -> Any:
     return trio.run(function, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-scripts = st.lists(st.lists(st.integers(), max_size=4), max_size=6)
+def _pages(sizes: list[int]) -> list[list[int]]:
+    numbers = itertools.count()
+    return [[next(numbers) for _ in range(size)] for size in sizes]
+
+
+scripts = st.lists(st.integers(1, 4), max_size=6).map(_pages)
 
 
 @settings(deadline=None)  # an example is a whole run of Trio
@@ -118,7 +125,7 @@ def test_every_record_of_numbered_pages_once_and_in_order(pages: list[list[int]]
 
 
 @settings(deadline=None)  # an example is a whole run of Trio
-@given(st.lists(st.lists(st.integers(), min_size=1, max_size=4), max_size=6))
+@given(scripts)
 def test_every_record_of_cursor_pages_once_and_in_order(pages: list[list[int]]) -> None:
     async def main() -> None:
         upstream = Upstream(pages, cursor=True)
@@ -140,6 +147,40 @@ async def test_a_cursor_whose_flag_is_stuck_ends_at_the_empty_page() -> None:
 
     assert await ids(Resources(Stuck([])).events.list()) == [1, 2]
     assert len(upstream.calls) == 3
+
+
+@pytest.mark.parametrize(
+    "pagination",
+    [
+        {},
+        {"total_count": None, "max_page": None},
+        {"total_count": "3", "max_page": 2.0},
+        {"max_page": 1_000_000_000, "total_count": 3},
+    ],
+)
+async def test_a_list_without_counts_or_with_wild_ones_is_read_to_its_end(pagination: Any) -> None:
+    upstream = Upstream([[1, 2], [3]])
+
+    class Uncounted(Upstream):
+        async def send(self, call: PreparedCall) -> httpx.Response:
+            document = json.loads((await upstream.send(call)).content)
+            document["pagination"] = pagination
+            document["items"].insert(0, None)  # and a null is nobody's record
+            return httpx.Response(200, json=document)
+
+    listing = orders(Uncounted([])).list()
+    assert await ids(listing) == [1, 2, 3]
+    assert len(upstream.calls) == 3
+    page = await listing.first_page()
+    assert len(page.items) == 2
+    assert page.total_count in (None, 3)
+
+
+async def test_a_list_that_knows_no_pages_is_read_once() -> None:
+    body = json.dumps({"items": [{"id": 1}], "pagination": {}}).encode()
+    sender = Fixed(body)
+    assert await ids(orders(sender).list()) == [1]
+    assert len(sender.calls) == 2
 
 
 @settings(deadline=None)  # an example is a whole run of Trio
@@ -271,6 +312,43 @@ async def test_an_answer_of_another_kind_is_an_error_that_says_which_call(body: 
             await client.metrics.list_dashboards()
     with pytest.raises(UnexpectedAnswerError, match=r"^GET /orders/: (the answer|a page is)"):
         await client.orders.list().first_page()
+
+
+async def test_a_result_comes_with_its_answer() -> None:
+    headers = {"x-request-id": "rq7"}
+    order = await Resources(Fixed(b'{"id": "1"}', headers=headers)).orders.get.with_response("1")
+    assert isinstance(order.result, Record)
+    assert (order.result.id, order.response.headers["x-request-id"]) == ("1", "rq7")
+    page = await Resources(Upstream([[1], [2]])).orders.list.with_response(status="paid")
+    assert [record.id for record in page.result.items] == [1]
+    assert page.result.has_next
+    assert page.response.status_code == 200
+    gone = await Resources(Fixed(b"")).products.delete.with_response("1")
+    assert (gone.result, gone.response.status_code) == (None, 200)
+    with pytest.raises(TypeError, match=r"its rows have \.response"):
+        await Resources(Fixed(b"")).orders.export.with_response()
+    with pytest.raises(TypeError, match=r"orders\.get"):
+        await Resources(Fixed(b"")).orders.get.with_response()
+
+
+async def test_an_answer_of_another_form_is_kept_in_the_error() -> None:
+    body = b'{"id": "ord_9", "x": [1, 2'
+    client = Resources(Fixed(body))
+    with pytest.raises(UnexpectedAnswerError) as caught:
+        await client.orders.get("1")
+    error = caught.value
+    assert (error.status, error.content) == (200, body)
+    assert error.__cause__ is error.__context__ is None  # whose frames would hold the body
+
+
+async def test_legal_json_of_any_kind_is_an_answer() -> None:
+    digits = "9" * 5000
+    body = f'\ufeff{{"id": "1", "x": 1e400, "n": {digits}, "s": "\\ud800"}}'.encode()
+    order = await Resources(Fixed(body)).orders.get("1")
+    assert (order.id, order.x, str(order.n), order.s) == ("1", Decimal("1e400"), digits, "\ud800")
+    deep = b"[" * 50_000 + b"]" * 50_000
+    whole = await Resources(Fixed(deep)).orders.generate_invoice("1")
+    assert isinstance(whole, list)
 
 
 async def test_options_of_client_resource_and_call_are_joined() -> None:

@@ -35,6 +35,8 @@ async def check(client: Client) -> None:
     assert_type(await client.products.delete("1"), None)
     assert_type(client.orders.export(), CsvExport)
     assert_type(await client.orders.get.raw("1"), httpx.Response)
+    assert_type((await client.orders.get.with_response("1")).result, Order)
+    assert_type((await client.orders.list.with_response()).result, Page[Order])
     assert_type(client.customer_portal.orders.list(), Listing[CustomerOrder])
     async for record in client.customers.members.list("1"):
         assert_type(record, Member)
@@ -85,6 +87,8 @@ async def check_arguments(client: Client) -> None:
 
 def check_sync(client: SyncClient) -> None:
     """The synchronous client is typed as the asynchronous one is."""
+    assert_type(client.orders.get.with_response("1").result, Order)
+    assert_type(client.orders.list.with_response().result, Page[Order])
     assert_type(client.orders.get("1"), Order)
     assert_type(client.orders.list(), SyncListing[Order])
     assert_type(client.orders.export(), SyncExport)

@@ -80,3 +80,42 @@ def test_forms_of_files(data: bytes, rows: list[dict[str, str]]) -> None:
 def test_what_is_no_csv_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(data, [])
+
+
+def test_a_cell_may_be_as_long_as_a_row() -> None:
+    # The csv module stops at 131072 characters, its limit for the whole process.
+    for cell in ("x" * 1_000_000, '"' * 300_000, "a,\n" * 300_000):
+        quoted = cell.replace('"', '""')
+        assert parse(f'a,b\n"{quoted}",2\n'.encode(), []) == [{"a": cell, "b": "2"}]
+    assert parse(b"a\n" + b"y" * 1_000_000, []) == [{"a": "y" * 1_000_000}]
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [
+        ("a,a", ["a", "a_2"]),
+        ("a,a,b,a", ["a", "a_2", "b", "a_3"]),
+        ("a,a_2,a", ["a", "a_2", "a_3"]),
+        ("a,a,a_2", ["a", "a_3", "a_2"]),
+        (",,", ["", "_2", "_3"]),
+    ],
+)
+def test_columns_of_the_same_name_lose_nothing(header: str, names: list[str]) -> None:
+    values = [str(n) for n in range(len(names))]
+    data = f"{header}\n{','.join(values)}\n".encode()
+    assert parse(data, []) == [dict(zip(names, values, strict=True))]
+
+
+@given(st.text(alphabet='ab,"', max_size=12))
+def test_cells_are_those_of_the_standard_reader(row: str) -> None:
+    if row.count('"') % 2 or not row:
+        return
+    try:
+        expected = next(csv.reader([row], strict=True))
+    except csv.Error:
+        with pytest.raises(ValueError, match="row 2"):
+            parse(b"a\n" + row.encode(), [])
+        return
+    header = ",".join(f"c{n}" for n in range(len(expected)))
+    [parsed] = parse(f"{header}\n{row}\n".encode(), [])
+    assert list(parsed.values()) == expected

@@ -13,7 +13,8 @@ from sdk_trio.errors import SdkError
 def answered(status, content=b"", token="", **context):
     defaults = {"method": "POST", "path": "/customers/", "attempts": 1}
     defaults |= {"request_id": None, "retry_after": None}
-    return api_error(status=status, content=content, token=token, **{**defaults, **context})
+    secrets = (token,)
+    return api_error(status=status, content=content, secrets=secrets, **{**defaults, **context})
 
 
 @pytest.mark.parametrize(

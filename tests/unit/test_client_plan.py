@@ -54,6 +54,28 @@ def test_the_bundled_version_is_sent_when_none_is_set():
     assert (b"Sdk-Version", BUNDLED_API_VERSION.encode()) in headers
 
 
+def test_the_bundled_version_has_the_form_that_its_header_knows():
+    upstream = UpstreamOptions(version_header="polar-version")
+    plan = plan_of(Settings(access_token=TOKEN, upstream=upstream))
+    assert plan.api_version == BUNDLED_API_VERSION[:7]
+    chosen = plan_of(Settings(access_token=TOKEN, upstream=upstream, api_version="2026-10"))
+    assert chosen.api_version == "2026-10"
+
+
+@pytest.mark.parametrize(
+    ("attempt_timeout", "max_retries", "seconds"),
+    [(30, 3, 144), (1, 0, 120), (300, 10, 3380), (300, 10**9, 308 * 10**9 + 300)],
+)
+def test_the_total_time_that_nobody_set_cuts_no_attempt_short(
+    attempt_timeout, max_retries, seconds
+):
+    plan = plan_of(Settings(access_token=TOKEN))
+    assert plan.total_timeout is None
+    assert (
+        plan.total_timeout_of(attempt_timeout=attempt_timeout, max_retries=max_retries) == seconds
+    )
+
+
 def test_nothing_to_log_or_print_holds_the_token():
     plan = plan_of(Settings(access_token=TOKEN))
     assert TOKEN.reveal() not in f"{plan!r} {plan.summary()}"

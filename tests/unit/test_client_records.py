@@ -56,6 +56,7 @@ def test_objects_inside_lists_and_objects_are_records() -> None:
     assert order.items[0].label == "x"
     assert order.items[1][0].y == 1
     assert wrap([1, {"a": None}])[1].a is None
+    assert wrap([[[{"a": 1}], 2], []])[0][0][0].a == 1
 
 
 def test_fields_named_like_methods_of_a_dict_are_fields() -> None:

@@ -1,0 +1,152 @@
+"""JSON as upstreams write it: every legal text is read, whatever its depth and its numbers. Pure.
+
+msgspec reads nearly all of them, fast. What it refuses although RFC 8259 allows it is read by the
+slow reader below: nesting beyond the interpreter's stack, numbers beyond a float or of thousands of
+digits, escapes of lone surrogates, a byte order mark at the start.
+"""
+
+import math
+import re
+from decimal import Decimal, InvalidOperation
+from json import JSONDecodeError, JSONDecoder
+from typing import Any
+
+import msgspec
+
+#: Deepest nesting that is read. RFC 8259 (9) leaves a limit to the reader: this one bounds the
+#: memory that a text of nothing but brackets can take.
+MAX_DEPTH = 100_000
+
+#: Python refuses to read whole numbers of more digits: that would take time by their square.
+_INT_DIGITS = 4000
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_NAMES: dict[str, bool | None] = {"true": True, "false": False, "null": None}
+_read_text = JSONDecoder().raw_decode  # of a text, when a quote is at the place
+_WORD = re.compile("|".join(_NAMES))
+
+
+class NotJsonError(ValueError):
+    """A text is no JSON; the message says where it stops being any, and quotes nothing of it."""
+
+
+def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
+    """Return the value of a JSON text.
+
+    A whole number of more than 4000 digits, and a number beyond the range of a float, is a
+    ``decimal.Decimal``: exact, and equal to the number. A lone surrogate stays one in the text.
+
+    Args:
+        content: UTF-8, with or without a byte order mark, or a text.
+        max_depth: how deep arrays and objects may be nested.
+
+    Raises:
+        NotJsonError: it is no JSON, no UTF-8, or too deep.
+    """
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
+        pass
+    fault = ""
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        return _read_slowly(text.removeprefix("\ufeff"), max_depth)
+    except NotJsonError as error:
+        fault = str(error)
+    except UnicodeDecodeError as error:
+        fault = f"byte {error.start} is no UTF-8"
+    except JSONDecodeError as error:
+        fault = f"a bad text at character {error.pos}"
+    # Raised from nothing, out here: the reader's frames hold the text, and whoever reports the
+    # traceback with its variables would send it along.
+    raise NotJsonError(fault)
+
+
+def _read_slowly(text: str, max_depth: int) -> Any:
+    """Read without recursion: ``open_ones`` are the arrays and objects around the place.
+
+    An object that waits for the value of a name has that name on ``names``.
+    """
+    open_ones: list[list[Any] | dict[str, Any]] = []
+    names: list[str] = []
+    place = _skip(text, 0)
+    while True:
+        if text[place : place + 1] in ("[", "{"):
+            if len(open_ones) == max_depth:
+                raise NotJsonError(f"nested deeper than {max_depth}")
+            opened: list[Any] | dict[str, Any] = [] if text[place] == "[" else {}
+            place = _skip(text, place + 1)
+            if text[place : place + 1] != ("]" if isinstance(opened, list) else "}"):
+                open_ones.append(opened)
+                if isinstance(opened, dict):
+                    place = _read_name(text, place, names)
+                continue
+            value: Any = opened
+            place += 1
+        else:
+            value, place = _read_scalar(text, place)
+        # The value may end one array or object after the other.
+        while open_ones:
+            holder = open_ones[-1]
+            if isinstance(holder, list):
+                holder.append(value)
+            else:
+                holder[names.pop()] = value
+            place = _skip(text, place)
+            mark = text[place : place + 1]
+            if mark == ",":
+                place = _skip(text, place + 1)
+                if isinstance(holder, dict):
+                    place = _read_name(text, place, names)
+                break
+            if mark != ("]" if isinstance(holder, list) else "}"):
+                raise NotJsonError(f"a comma or bracket is missing at character {place}")
+            value = open_ones.pop()
+            place += 1
+        else:
+            place = _skip(text, place)
+            if place != len(text):
+                raise NotJsonError(f"something follows the value at character {place}")
+            return value
+
+
+def _skip(text: str, place: int) -> int:
+    match = _SPACE.match(text, place)
+    return place if match is None else match.end()
+
+
+def _read_name(text: str, place: int, names: list[str]) -> int:
+    """Read the name of a member and its colon; return where its value starts."""
+    if text[place : place + 1] != '"':
+        raise NotJsonError(f"a name is missing at character {place}")
+    name, place = _read_text(text, place)
+    place = _skip(text, place)
+    if text[place : place + 1] != ":":
+        raise NotJsonError(f"a colon is missing at character {place}")
+    names.append(name)
+    return _skip(text, place + 1)
+
+
+def _read_scalar(text: str, place: int) -> tuple[Any, int]:
+    if text[place : place + 1] == '"':
+        return _read_text(text, place)
+    if word := _WORD.match(text, place):
+        return _NAMES[word[0]], word.end()
+    number = _NUMBER.match(text, place)
+    if number is None:
+        raise NotJsonError(f"no value at character {place}")
+    return _number(number), number.end()
+
+
+def _number(match: re.Match[str]) -> int | float | Decimal:
+    whole, fraction, exponent = match.groups()
+    if fraction is None and exponent is None:
+        return int(whole) if len(whole) <= _INT_DIGITS else Decimal(whole)
+    value = float(match[0])
+    if math.isfinite(value):
+        return value
+    try:
+        return Decimal(match[0])
+    except InvalidOperation:  # an exponent of 19 digits: beyond what anything can count
+        return value
