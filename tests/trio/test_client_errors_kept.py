@@ -393,7 +393,7 @@ async def test_a_gateway_of_a_network_of_delivery_is_tried_again(autojump_clock)
         {"attempt_timeout": None},
         {"total_timeout": 0},
         {"hedge_after": -1},
-        {"json": {"x": object()}},
+        {"json": {"x": object}},
         {"json": 1, "content": b""},
         {"content": "text"},
         {"params": {"q": "\ud800"}},

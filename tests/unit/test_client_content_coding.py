@@ -92,7 +92,7 @@ def test_compressed_bytes_that_stand_for_nothing_count_too():
         (["gzip"] * 4, b"x"),
         (["gzip"], b"not gzip"),
         (["deflate"], b"not deflate"),
-        (["gzip"], gzip.compress(b"x" * 100)[:-9]),
+        (["gzip"], gzip.compress(b"x" * 100, mtime=0)[:-9]),
     ],
 )
 def test_what_cannot_be_decompressed_is_an_error(codings, data):
