@@ -289,12 +289,7 @@ def tenant_contact(parser: ArgumentParser) -> None:
 def tenant_change(parser: ArgumentParser) -> None:
     parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
     _add_who_and_why(parser)
-    parser.add_argument(
-        "--bypass-email-verification",
-        action="store_true",
-        help="suspend although the site manager's email is not verified; counts only while "
-        "SuspendUnverifiedTenantsAnyway is true",
-    )
+    _add_bypass(parser)
     _add_format(parser)
 
 
@@ -313,6 +308,15 @@ def tenant_audit(parser: ArgumentParser) -> None:
 def _add_who_and_why(parser: ArgumentParser) -> None:
     parser.add_argument("--reason", metavar="R", help="why, for the audit trail and messages")
     parser.add_argument("--actor", metavar="A", help="who asks (default: the user of the machine)")
+
+
+def _add_bypass(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--bypass-email-verification",
+        action="store_true",
+        help="suspend although the site manager's email is not verified; counts only while "
+        "SuspendUnverifiedTenantsAnyway is true",
+    )
 
 
 def replication_render(parser: ArgumentParser) -> None:
@@ -361,15 +365,31 @@ def tenant_purge(parser: ArgumentParser) -> None:
 
 def replication_restore(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--tenant", metavar="T", required=True, help="the tenant, or its id if it is not known here"
+        "--in-place",
+        metavar="T",
+        help="restore this tenant's own database: suspend it, wait until nobody has the database "
+        "open, replace it, and reactivate the tenant if it was active",
+    )
+    parser.add_argument(
+        "--tenant", metavar="T", help="the tenant, or its id if it is not known here"
     )
     parser.add_argument(
         "--at",
         metavar="TIME",
         help=f"the last state before it (default: the newest); {_MOMENT_HELP}",
     )
-    parser.add_argument("--output", metavar="F", required=True, help="the file to make")
-    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+    parser.add_argument("--output", metavar="F", help="the file to make, of --tenant")
+    parser.add_argument("--force", action="store_true", help="replace --output if it exists")
+    parser.add_argument(
+        "--keep", metavar="F", help="with --in-place: a new file for the database that is replaced"
+    )
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        help="with --in-place: how long others may have the database open (default: 60)",
+    )
+    _add_who_and_why(parser)
+    _add_bypass(parser)
     _add_format(parser)
 
 

@@ -11,11 +11,13 @@ import trio
 from ..config import Settings
 from ..errors import OptionsValidationError, Problem, StoreUnavailableError, UnknownTenantError
 from ..replication.binary_finder import find_replicator
+from ..replication.manifest import unset_variables
 from ..replication.replica_reader import ReplicaReader
 from ..storage import open_store
 from ..storage.tenant_records import Tenant
 from ..tenants.identity import is_tenant_id
 from ..tenants.service import TenantService
+from .printer import say
 from .store_opener import why_unreachable
 
 T = TypeVar("T")
@@ -41,7 +43,15 @@ def open_reader(settings: Settings) -> ReplicaReader:
                 )
             ]
         )
-    return ReplicaReader(settings, binary=find_replicator(options), environ=os.environ)
+    binary = find_replicator(options)
+    name_unset_variables(settings)
+    return ReplicaReader(settings, binary=binary, environ=os.environ)
+
+
+def name_unset_variables(settings: Settings) -> None:
+    """Say which variables of the target's keys are not set here; a machine's role may do too."""
+    for each in unset_variables(settings.multi_tenant.file_db.replication, os.environ):
+        say(f"warning: {each}: set it, unless this machine has a role that may use the target")
 
 
 async def find_tenant(settings: Settings, key: str) -> tuple[str, Tenant | None]:

@@ -19,6 +19,7 @@ from ..tenants import TenantService
 from ..tenants.database_opener import databases_directory
 from .moments import moment_text
 from .printer import Row, print_rows, say
+from .replica_chooser import name_unset_variables
 from .replication_run import require_replication
 from .settings_reader import load
 from .upgrade import require_tenants
@@ -47,7 +48,13 @@ def show_status(arguments: Namespace) -> int:
     """
     settings = require_replication(load(arguments))
     require_tenants(settings)
+    supervised = settings.multi_tenant.file_db.replication.supervise
+    if not supervised:
+        name_unset_variables(settings)
     health, identifiers = trio.run(_look, settings)
+    # Of a supervised replicator the daemon has the keys, and this shell need not.
+    if supervised and health.state is not HealthState.HEALTHY:
+        name_unset_variables(settings)
     as_json = arguments.format == "json"
     rows = [_row(each, identifiers[each.path], as_json=as_json) for each in health.databases]
     print_rows(rows, COLUMNS, as_json=as_json)

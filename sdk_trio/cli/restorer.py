@@ -1,58 +1,133 @@
-"""``replication restore``: a tenant's database out of its replica (contracts 7 and 9)."""
+"""``replication restore``: a tenant's database out of its replica, into a file or in its place."""
 
 import os
 import time
+import uuid
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from .. import logs
 from ..config import Settings
-from ..errors import ReplicatorError, RestoreError
+from ..errors import ReplicatorError, RestoreError, StoreUnavailableError
 from ..replication.control_client import ControlClient
 from ..replication.control_socket import control_socket_path
+from ..replication.in_place import DEFAULT_WAIT_SECONDS, InPlaceRestorer, Wish
+from ..replication.replica_reader import ReplicaReader
 from ..replication.restorer import Report, Restored, RestoreProgress, Restorer
+from ..storage import open_store
+from ..storage.data_directory import create_data_directory
 from ..storage.tenant_records import Tenant
 from ..tenants.database_opener import database_path, databases_directory
-from .moments import moment_text, parse_since
-from .printer import ByteProgress, print_json, print_text, say
+from ..tenants.service import TenantService
+from .moments import moment_text, parse_count, parse_since
+from .printer import ByteProgress, Row, print_json, print_text, say
 from .replica_chooser import find_tenant, open_reader, run_until_signal
 from .settings_reader import load
+from .store_opener import why_unreachable
+from .tenants import _actor
 from .usage import UsageError
 
 
 def restore(arguments: Namespace) -> int:
-    """Restore a tenant's database into a file, of any status and even after a purge.
+    """Restore a tenant's database into a file, of any status and even after a purge, or in place.
 
     Raises:
-        UsageError: ``--at`` is no time, or one in the future.
+        UsageError: the arguments do not fit together, or ``--at`` is no time, or in the future.
         UnknownTenantError: there is no such tenant.
-        RestoreError: the output exists, or the replica does not have what is asked for.
+        TenantError: in place, and the tenant cannot be suspended.
+        RestoreError: the output exists, somebody has it open, or the replica does not have what is
+            asked for.
         ReplicatorError: there is no binary, or the target cannot be reached.
     """
+    _check_arguments(arguments)
     settings = load(arguments)
     logs.configure(level="Error", format=settings.logging.format)
     at = None if arguments.at is None else _moment(arguments.at)
     reader = open_reader(settings)
-    output = Path(arguments.output)
-
-    async def work() -> tuple[str, Restored]:
-        tenant_id, tenant = await find_tenant(settings, arguments.tenant)
-        if _is_its_place(settings, tenant_id, tenant, output):
-            await _refuse_replicated(settings, tenant_id, output)
-        with _shown_progress() as report:
-            restored = await Restorer(reader, report=report).restore(
-                tenant_id, output, at=at, overwrite=arguments.force
-            )
-        return tenant.identifier if tenant else tenant_id, restored
-
-    status, result = run_until_signal(work)
-    if result is not None:
-        _print(*result, as_json=arguments.format == "json")
+    if arguments.in_place is not None:
+        wish = Wish(
+            at=at,
+            keep=None if arguments.keep is None else Path(arguments.keep).absolute(),
+            reason=arguments.reason,
+            actor=_actor(arguments),
+            bypass_email_verification=arguments.bypass_email_verification,
+            wait_seconds=_wait_seconds(arguments),
+        )
+        work = partial(_restore_in_place, settings, reader, arguments.in_place, wish)
+    else:
+        work = partial(_restore_into, settings, reader, arguments, at)
+    status, row = run_until_signal(work)
+    if row is not None:
+        _print(row, as_json=arguments.format == "json")
     return status
+
+
+def _check_arguments(arguments: Namespace) -> None:
+    if arguments.in_place is not None:
+        others = {"--tenant": arguments.tenant, "--output": arguments.output}
+        given = [name for name, value in others.items() if value is not None]
+        if given:
+            raise UsageError(
+                f"{given[0]} does not go with --in-place, which restores that tenant's own database"
+            )
+        return
+    if arguments.tenant is None or arguments.output is None:
+        raise UsageError("say --tenant T --output F, or --in-place T")
+    unused = {
+        "--keep": arguments.keep,
+        "--wait": arguments.wait,
+        "--reason": arguments.reason,
+        "--actor": arguments.actor,
+        "--bypass-email-verification": arguments.bypass_email_verification or None,
+    }
+    for name, value in unused.items():
+        if value is not None:
+            raise UsageError(f"{name} goes with --in-place alone: --output changes no tenant")
+
+
+def _wait_seconds(arguments: Namespace) -> float:
+    if arguments.wait is None:
+        return DEFAULT_WAIT_SECONDS
+    return parse_count(arguments.wait, option="--wait", greatest=86_400)
+
+
+async def _restore_into(
+    settings: Settings, reader: ReplicaReader, arguments: Namespace, at: float | None
+) -> Row:
+    output = Path(arguments.output)
+    tenant_id, tenant = await find_tenant(settings, arguments.tenant)
+    if _is_its_place(settings, tenant_id, tenant, output):
+        await _refuse_replicated(settings, tenant_id, output)
+    with _shown_progress() as report:
+        restored = await Restorer(reader, report=report).restore(
+            tenant_id, output, at=at, overwrite=arguments.force
+        )
+    return _row(tenant.identifier if tenant else tenant_id, restored)
+
+
+async def _restore_in_place(settings: Settings, reader: ReplicaReader, key: str, wish: Wish) -> Row:
+    missing = why_unreachable(settings)
+    if missing is not None:
+        raise StoreUnavailableError(
+            f"{missing}; --in-place suspends the tenant there: without a store, use --output"
+        )
+    directory = create_data_directory(databases_directory(settings)).absolute()
+    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        tenants = TenantService(settings, store.tenants)
+        tenant = await tenants.get(key)
+        with _shown_progress() as report:
+            in_place = InPlaceRestorer(Restorer(reader, report=report), tenants, notice=say)
+            done = await in_place.restore(tenant, database_path(directory, tenant.id), wish)
+    return {
+        **_row(tenant.identifier, done.restored),
+        "reactivated": done.reactivated,
+        "kept": os.fspath(wish.keep) if done.kept and wish.keep is not None else None,
+    }
 
 
 def _moment(text: str) -> float:
@@ -123,22 +198,28 @@ def _shown_progress() -> Iterator[Report]:
         progress.end()
 
 
-def _print(name: str, restored: Restored, *, as_json: bool) -> None:
+def _row(name: str, restored: Restored) -> Row:
+    return {
+        "tenant": name,
+        "tenant_id": restored.tenant_id,
+        "output": restored.output,
+        "txid": restored.txid,
+        "as_of": restored.as_of,
+        "bytes": restored.bytes,
+        "seconds": round(restored.seconds, 3),
+    }
+
+
+def _print(row: Row, *, as_json: bool) -> None:
     if as_json:
-        print_json(
-            {
-                "tenant": name,
-                "tenant_id": restored.tenant_id,
-                "output": restored.output,
-                "txid": restored.txid,
-                "as_of": restored.as_of,
-                "bytes": restored.bytes,
-                "seconds": round(restored.seconds, 3),
-            }
-        )
+        print_json(row)
         return
-    print_text(restored.output)
+    print_text(str(row["output"]))
     say(
-        f"{name} as of {moment_text(restored.as_of)} (transaction {restored.txid}), "
-        f"{restored.bytes} bytes in {restored.seconds:.1f} s; its integrity was checked"
+        f"{row['tenant']} as of {moment_text(row['as_of'])} (transaction {row['txid']}), "
+        f"{row['bytes']} bytes in {row['seconds']:.1f} s; its integrity was checked"
     )
+    if row.get("kept"):
+        say(f"the database before is in {row['kept']}")
+    if row.get("reactivated") is False:
+        say("the tenant was not active before, so it is not now")

@@ -1,10 +1,11 @@
-"""Asks the replicator how replication stands, now or again and again (spec 2.7, contracts 7)."""
+"""Asks the replicator how replication stands, now or again and again."""
 
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 
+import attrs
 import trio
 
 from ..config.replication_options import ReplicationOptions
@@ -37,6 +38,14 @@ _METRICS_BYTES = 64 * 1024 * 1024
 
 _OK = 200
 
+#: How long an answer of the metrics endpoint is believed, in seconds: the replicator takes its port
+#: when it starts, or never.
+ENDPOINT_SECONDS = 60.0
+
+#: A replicator that has just started opens its endpoint a moment after its control socket.
+_ENDPOINT_LOOKS = 3
+_ENDPOINT_PAUSE_SECONDS = 0.3
+
 _NO_SOCKET = (
     "its control socket does not answer, so the lag cannot be known; start the replicator with the "
     "configuration that sdk_trio wrote"
@@ -50,9 +59,10 @@ _WAITING = (
 class HealthChecker:
     """Compares the databases that should be replicated with what the replicator says.
 
-    The control socket gives the lag. Where it does not answer but the metrics endpoint does, the
-    process is there, and what it has read is compared with what the target holds. Without a
-    surveyor nothing can be said about the lag then: Degraded, never Healthy.
+    The control socket gives the lag, and the metrics endpoint has to be served too. Where the
+    socket does not answer but the endpoint does, the process is there, and what it has read is
+    compared with what the target holds. Without a surveyor nothing can be said about the lag then:
+    Degraded, never Healthy.
 
     Args:
         options: the replication's.
@@ -85,6 +95,7 @@ class HealthChecker:
         self._listed: tuple[ReplicatedDatabase, ...] | None = None
         self._clock = clock
         self._history = SyncHistory()
+        self._endpoint_seen_at = -math.inf
         self._rules = HealthRules(
             options.sync_interval_seconds, options.health_check_max_lag_seconds
         )
@@ -116,7 +127,8 @@ class HealthChecker:
         while True:
             health = await self.check()
             if health.state is not before:
-                log = _log.warning if health.worst or not health.reachable else _log.info
+                bad = health.state in (HealthState.DEGRADED, HealthState.UNHEALTHY)
+                log = _log.warning if bad else _log.info
                 log(
                     "replication.health_changed",
                     state=health.state.value,
@@ -130,6 +142,7 @@ class HealthChecker:
             await trio.sleep(CHECK_SECONDS)
 
     async def _judge(self, wanted: Collection[str]) -> ReplicationHealth:
+        await trio.lowlevel.checkpoint()
         try:
             self._listed = await self._client.list_databases()
         except ReplicatorError as error:
@@ -140,13 +153,42 @@ class HealthChecker:
                 waits = await self._client.answers()
                 if not (waits and known.issuperset(wanted)):
                     return await self._judge_without_socket(wanted, str(error), waits)
-        return judge(  # noqa: ASYNC910 - whoever raised has been waited for
+        else:
+            problem = None if self._reloading() else await self._endpoint_problem(self._listed)
+            if problem is not None:
+                health = self._judge_listed(wanted, problem)
+                return attrs.evolve(health, state=HealthState.UNHEALTHY, reason=problem)
+        return self._judge_listed(wanted, self._failure() or "")
+
+    def _judge_listed(self, wanted: Collection[str], problem: str) -> ReplicationHealth:
+        return judge(
             wanted,
             self._listed or (),
             self._history,
             self._rules,
             now=self._clock(),
-            problem=self._failure() or "",
+            problem=problem,
+        )
+
+    async def _endpoint_problem(self, listed: Collection[ReplicatedDatabase]) -> str | None:
+        """Return what is wrong with the metrics endpoint; None: it is this replicator's."""
+        # Only what was synced is in the metrics.
+        synced = {each.path for each in listed if each.last_sync_at is not None}
+        if not synced or trio.current_time() - self._endpoint_seen_at < ENDPOINT_SECONDS:
+            return None  # noqa: ASYNC910 - the control socket was asked before
+        where = f"{METRICS_HOST}:{self._options.metrics_port}"
+        problem = f"what serves {where} is another replicator"
+        for _ in range(_ENDPOINT_LOOKS):
+            try:
+                if synced & (await self._read_metrics()).keys():
+                    self._endpoint_seen_at = trio.current_time()
+                    return None
+            except ReplicatorError as error:
+                problem = str(error)
+            await trio.sleep(_ENDPOINT_PAUSE_SECONDS)
+        return (
+            f"the replicator does not serve its metrics: {problem}; set MetricsPort to a port that "
+            "no other program uses"
         )
 
     async def _judge_without_socket(

@@ -5,12 +5,14 @@ error there: tests ask the real binary what it replicates.
 """
 
 import posixpath
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import attrs
 
 from ..config.choices import ReplicaTargetType
+from ..config.gates import REPLICATION
 from ..config.replication_options import ReplicationOptions
 from ..config.replication_rules import MISREAD_IN_PATHS
 from .yaml_text import from_variable, quoted
@@ -120,33 +122,96 @@ def replica_path(
     return posixpath.join(parent, tenant_id)
 
 
-def child_environment(options: ReplicationOptions, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a replicator that this program starts.
+#: What the replicator gets of our environment, whatever its target. All else stays with us: it is
+#: another's program, and ours holds the secrets of webhooks, tenants and providers.
+PASSED_ON: Final = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_EC2_METADATA_DISABLED"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
+        *("http_proxy", "https_proxy", "no_proxy", "all_proxy"),
+        # Of its own runtime; and where an interpreter, which starts it, has its libraries.
+        *("GOMEMLIMIT", "GOMAXPROCS", "LD_LIBRARY_PATH"),
+    }
+)
+
+# Where no key is named, a machine gives its programs a role. AWS_CA_BUNDLE is never among them:
+# the replicator would take a bundle that was made for Python, and refuse what is not in it.
+_ROLE_OF_AMAZON: Final = frozenset(
+    {
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+        *("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
+        *("AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+        *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+        *("AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+        *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_STS_REGIONAL_ENDPOINTS"),
+    }
+)
+_ROLE_OF_AZURE: Final = frozenset(
+    {
+        *("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET", "AZURE_AUTHORITY_HOST"),
+        *("AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_FEDERATED_TOKEN_FILE"),
+        *("IDENTITY_ENDPOINT", "IDENTITY_HEADER", "MSI_ENDPOINT", "MSI_SECRET"),
+    }
+)
+
+_REFERENCE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))", re.ASCII)
+
+
+def child_environment(
+    options: ReplicationOptions, environ: Mapping[str, str], text: str = ""
+) -> dict[str, str]:
+    """Return the environment of a replicator that this program starts: what it needs, and no more.
 
     Args:
         options: valid options.
         environ: the program's own environment, whose variables the manifest refers to.
+        text: the replicator's configuration; an operator's own may refer to other variables.
     """
-    # Its own client would take a bundle for Python's, and refuse what is not in it.
-    found = {name: value for name, value in environ.items() if name != "AWS_CA_BUNDLE"}
-    # LITESTREAM_CONFIG would be another file, LOG_LEVEL an application's.
-    for name in ("LITESTREAM_CONFIG", "LOG_LEVEL"):
-        found.pop(name, None)
+    named = {name for _, name in key_variables(options)}
+    passed = PASSED_ON | named | {each[1] or each[2] for each in _REFERENCE.finditer(text)}
+    # Without keys, who replicates has a role.
+    unset = bool(unset_variables(options, environ))
+    match options.replica_target_type:
+        case ReplicaTargetType.OBJECT_STORE if unset:
+            passed |= _ROLE_OF_AMAZON
+        case ReplicaTargetType.BLOB_STORE if unset:
+            passed |= _ROLE_OF_AZURE
+        case ReplicaTargetType.CLOUD_STORAGE:
+            passed |= {"STORAGE_EMULATOR_HOST"}
+    found = {name: value for name, value in environ.items() if name in passed}
     # Off a cloud machine the question for its credentials hangs for seconds; on one, who sets no
     # keys means its role.
-    if options.replica_target_type is not ReplicaTargetType.OBJECT_STORE or _has_keys(
-        options, environ
-    ):
+    if options.replica_target_type is not ReplicaTargetType.OBJECT_STORE or not unset:
         found.setdefault("AWS_EC2_METADATA_DISABLED", "true")
     if options.replica_target_type is ReplicaTargetType.CLOUD_STORAGE:
         found["GOOGLE_APPLICATION_CREDENTIALS"] = options.cloud_storage.credentials_json_path
     return found
 
 
-def _has_keys(options: ReplicationOptions, environ: Mapping[str, str]) -> bool:
-    store = options.object_store
-    names = (store.access_key_id_env_var, store.secret_access_key_env_var)
-    return all(environ.get(name) for name in names)
+def key_variables(options: ReplicationOptions) -> tuple[tuple[str, str], ...]:
+    """Return the variables that hold the target's keys, each with the full key that names it."""
+    match options.replica_target_type:
+        case ReplicaTargetType.OBJECT_STORE:
+            store, below = options.object_store, f"{REPLICATION}:ObjectStore"
+            return (
+                (f"{below}:AccessKeyIdEnvVar", store.access_key_id_env_var),
+                (f"{below}:SecretAccessKeyEnvVar", store.secret_access_key_env_var),
+            )
+        case ReplicaTargetType.BLOB_STORE:
+            blobs = options.blob_store
+            return ((f"{REPLICATION}:BlobStore:AccessKeyEnvVar", blobs.access_key_env_var),)
+        case _:
+            return ()
+
+
+def unset_variables(options: ReplicationOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return one sentence for each variable of :func:`key_variables` that is not set."""
+    return tuple(
+        f"{key} names the variable {name}, which is not set"
+        for key, name in key_variables(options)
+        if not environ.get(name)
+    )
 
 
 def _head(options: ReplicationOptions, count: int, socket_path: str | None) -> Iterator[str]:

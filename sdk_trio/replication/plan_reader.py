@@ -6,7 +6,7 @@ a broken one at any time, and a replicator that crashes then starts again from w
 """
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +39,7 @@ class PlanReader:
         config_path: what the watcher, ``replication render`` or an operator writes.
         directory: of the databases; an absolute path.
         socket_path: where the control socket shall be.
-        environment: the replicator's.
+        environment: returns the replicator's environment for a configuration.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PlanReader:
         directory: Path,
         *,
         socket_path: str,
-        environment: Mapping[str, str],
+        environment: Callable[[str], Mapping[str, str]],
     ) -> None:
         self.config_path = config_path
         self.running_path: Path = directory / RUNNING_NAME
@@ -67,7 +67,7 @@ class PlanReader:
         if known is not None and known.text == text:
             return known
         await trio.to_thread.run_sync(ManifestWriter(self._candidate).write, text)
-        return Plan(text, await self._databases(binary, str(self._candidate)))
+        return Plan(text, await self._databases(binary, text))
 
     async def adopt(self, plan: Plan) -> None:
         """Make ``plan`` the copy from which the replicator starts.
@@ -96,12 +96,13 @@ class PlanReader:
             reason = getattr(error, "strerror", None) or error
             raise ReplicatorError(f"{self.config_path} cannot be read: {reason}") from error
 
-    async def _databases(self, binary: str, path: str) -> frozenset[str]:
+    async def _databases(self, binary: str, text: str) -> frozenset[str]:
+        path = str(self._candidate)
         try:
             with trio.fail_after(READ_SECONDS):
                 answer = await trio.run_process(
                     [binary, "databases", "-json", "-config", path],
-                    env=dict(self._environment),
+                    env=dict(self._environment(text)),
                     capture_stdout=True,
                     capture_stderr=True,
                     check=False,

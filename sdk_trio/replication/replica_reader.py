@@ -19,7 +19,12 @@ from ..tenants.database_opener import database_path, databases_directory
 from . import replica
 from .binary_finder import find_replicator
 from .child_output_reader import secret_values
-from .manifest import TenantDatabaseFile, child_environment, render_manifest
+from .manifest import (
+    TenantDatabaseFile,
+    child_environment,
+    render_manifest,
+    unset_variables,
+)
 from .replica import ReplicaFile, RestorePoint
 
 T = TypeVar("T")
@@ -82,7 +87,8 @@ class ReplicaReader:
             ) from error
         environ = child_environment(self._options, self._environ)
         secrets = secret_values(self._options, environ)
-        return TenantReplica(binary, manifest, database, environ, secrets)
+        unset = unset_variables(self._options, self._environ)
+        return TenantReplica(binary, manifest, database, environ, secrets, unset)
 
 
 class TenantReplica:
@@ -95,12 +101,15 @@ class TenantReplica:
         database: str,
         environ: Mapping[str, str],
         secrets: Sequence[str] = (),
+        unset: Sequence[str] = (),
     ) -> None:
         self._binary = binary
         self._manifest = os.fspath(manifest)
         self._database = database
         self._environ = environ
         self._secrets = secrets
+        # Said first: what the replicator says of it is about the roles of machines.
+        self._first = "".join(f"{each}; " for each in unset)
 
     async def list_files(self, *, level: str = "all") -> tuple[ReplicaFile, ...]:
         """Return the files of the replica; none when the target does not know the tenant.
@@ -115,8 +124,8 @@ class TenantReplica:
             text = await self._run("ltx", "-level", level, "-json")
         if deadline.cancelled_caught:
             raise ReplicatorError(
-                f"the replication target did not answer within {LIST_SECONDS:g} s: check that it "
-                "is up and can be reached from this machine, and the section "
+                f"{self._first}the replication target did not answer within {LIST_SECONDS:g} s: "
+                "check that it is up and can be reached from this machine, and the section "
                 "Sdk:MultiTenant:FileDb:Replication"
             )
         return _understood(replica.parse_files, text)
@@ -188,8 +197,8 @@ class TenantReplica:
         if _DAMAGE.search(said):
             return RestoreError(f"the replica is damaged: {words}")
         return ReplicatorError(
-            f"the replication target cannot be read: {words}; check that it is up, its "
-            "credentials, and the section Sdk:MultiTenant:FileDb:Replication"
+            f"{self._first}the replication target cannot be read: {words}; check that it is up, "
+            "its credentials, and the section Sdk:MultiTenant:FileDb:Replication"
         )
 
 

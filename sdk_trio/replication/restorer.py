@@ -8,15 +8,16 @@ so that whoever sees the output sees all of it. Cancelled or failed, nothing of 
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import attrs
 import trio
 
 from ..errors import RestoreError
-from ..tenants.database_copier import remove_database
 from ..tenants.database_opener import SIDE_FILES
 from . import replica
+from .held_database import HeldDatabase, name_holders
 from .replica import RestorePoint
 from .replica_reader import ReplicaReader, TenantReplica
 from .scratch_keeper import scratch_directory, sync_to_disk
@@ -34,6 +35,9 @@ class RestoreProgress:
 
 
 Report = Callable[[RestoreProgress], None]
+
+#: Gives a restored file its place; blocks.
+Install = Callable[[Path], None]
 
 
 @attrs.frozen(kw_only=True)
@@ -58,8 +62,25 @@ class Restorer:
         self._reader = reader
         self._report = report
 
+    async def check(self, tenant_id: str, output: Path, *, at: float | None = None) -> None:
+        """Raise what :meth:`restore` would, as far as the target's list of files tells it.
+
+        Args:
+            tenant_id: the tenant's id.
+            output: beside it the replicator's configuration is for a moment.
+            at: Unix seconds of a point in time; None: the newest state of the replica.
+        """
+        with scratch_directory(output.parent, _scratch_prefix(output)) as scratch:
+            await self._choose(self._reader.prepare(tenant_id, scratch), at)
+
     async def restore(
-        self, tenant_id: str, output: Path, *, at: float | None = None, overwrite: bool = False
+        self,
+        tenant_id: str,
+        output: Path,
+        *,
+        at: float | None = None,
+        overwrite: bool = False,
+        install: Install | None = None,
     ) -> Restored:
         """Restore a tenant's database into ``output``, whatever the tenant's status is.
 
@@ -68,24 +89,26 @@ class Restorer:
             output: the file to make, in a directory that exists.
             at: Unix seconds of a point in time; None: the newest state of the replica.
             overwrite: replace ``output`` if it exists, and remove its side files.
+            install: gives the restored file, which lies beside ``output``, its name.
 
         Raises:
-            RestoreError: ``output`` exists, cannot be written, or does not fit the disk; the
-                replica is missing, damaged, or does not reach back to ``at``.
+            RestoreError: ``output`` exists, somebody has it open, cannot be written, or does not
+                fit the disk; the replica is missing, damaged, or does not reach back to ``at``.
             ReplicatorError: the binary cannot be run, or the target cannot be reached.
 
         Cancelled, it ends the binary and leaves ``output`` as it was.
         """
         began = trio.current_time()
         output = _checked(output, overwrite=overwrite)
+        install = install or partial(_install, output=output, overwrite=overwrite)
         try:
-            with scratch_directory(output.parent, f".{output.name}.restoring-") as scratch:
+            with scratch_directory(output.parent, _scratch_prefix(output)) as scratch:
                 source = self._reader.prepare(tenant_id, scratch)
                 point = await self._choose(source, at)
-                partial = scratch / "restored.db"
-                await self._fetch(source, partial, at)
-                size = partial.stat().st_size
-                await trio.to_thread.run_sync(_install, partial, output, overwrite)
+                restored = scratch / "restored.db"
+                await self._fetch(source, restored, at)
+                size = restored.stat().st_size
+                await trio.to_thread.run_sync(_settle, restored, install)
         except OSError as error:
             raise RestoreError(
                 f"{output} cannot be written ({error.strerror}); make its directory writable for "
@@ -116,22 +139,22 @@ class Restorer:
             )
         return point
 
-    async def _fetch(self, source: TenantReplica, partial: Path, at: float | None) -> None:
+    async def _fetch(self, source: TenantReplica, restored: Path, at: float | None) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch, partial)
-            await source.restore(partial, at=at)
+            nursery.start_soon(self._watch, restored)
+            await source.restore(restored, at=at)
             nursery.cancel_scope.cancel()
 
-    async def _watch(self, partial: Path) -> None:
-        growing = partial.with_name(f"{partial.name}.tmp")
+    async def _watch(self, restored: Path) -> None:
+        growing = restored.with_name(f"{restored.name}.tmp")
         while True:
-            self._report(_look(growing, partial))
+            self._report(_look(growing, restored))
             await trio.sleep(_LOOK_SECONDS)
 
 
-def _look(growing: Path, partial: Path) -> RestoreProgress:
+def _look(growing: Path, restored: Path) -> RestoreProgress:
     """Say how far the replicator has come: it gives a file its name when it is whole."""
-    for step, file in (("checking", partial), ("restoring", growing)):
+    for step, file in (("checking", restored), ("restoring", growing)):
         with suppress(OSError):
             return RestoreProgress(step, file.stat().st_size)
     return RestoreProgress("restoring")
@@ -163,20 +186,31 @@ def _refuse_existing(output: Path, *, overwrite: bool) -> None:
             )
 
 
-def _install(partial: Path, output: Path, overwrite: bool) -> None:
+def _scratch_prefix(output: Path) -> str:
+    return f".{output.name}.restoring-"
+
+
+def _settle(restored: Path, install: Install) -> None:
+    restored.chmod(0o600)
+    sync_to_disk(restored)
+    install(restored)
+
+
+def _install(restored: Path, *, output: Path, overwrite: bool) -> None:
     """Give the restored file its name; an older one goes with its side files."""
-    partial.chmod(0o600)
-    sync_to_disk(partial)
     if overwrite:
-        # A log of the old database beside the new one would be taken for its own.
-        remove_database(output)
-        partial.rename(output)
-    else:
-        # A link, unlike a rename, never replaces what has appeared meanwhile.
-        try:
-            os.link(partial, output)
-        except FileExistsError:
-            _refuse_existing(output, overwrite=False)
-        except OSError:  # a file system without links
-            partial.rename(output)
+        with HeldDatabase.taken(output) as held:
+            if held is None:
+                raise RestoreError(
+                    f"{output} is not replaced: {name_holders(output)} has it open; close it there"
+                )
+            held.replace_by(restored)
+        return
+    # A link, unlike a rename, never replaces what has appeared meanwhile.
+    try:
+        os.link(restored, output)
+    except FileExistsError:
+        _refuse_existing(output, overwrite=False)
+    except OSError:  # a file system without links
+        restored.rename(output)
     sync_to_disk(output.parent)

@@ -80,7 +80,7 @@ class Supervisor:
         self._options = options
         self._environ = environ
         self._directory = Path(directory).absolute()
-        self._environment = child_environment(options, environ)
+        self._environment = partial(child_environment, options, environ)
         self._patience = patience or Patience()
         self._told_to_begin = told_to_begin
         self._fraction = fraction
@@ -260,11 +260,12 @@ class Supervisor:
         if self._stopping:
             return
         command = [binary, "replicate", "-config", self._plans.running_path]
+        environment = self._environment("" if self._plans.plan is None else self._plans.plan.text)
         failure: ReplicationError | None = None
         async with trio.open_nursery() as nursery:
             try:
                 child = await nursery.start(
-                    partial(run_child, command, environment=self._environment, inherited=(lock,))
+                    partial(run_child, command, environment=environment, inherited=(lock,))
                 )
             except ReplicatorError as error:
                 failure = error

@@ -1,4 +1,4 @@
-"""The tenants' database files: one accessor for all of them, bounded and pooled (contracts 2).
+"""The tenants' database files: one accessor for all of them, bounded and pooled.
 
 Each tenant has one SQLite file, ``{tenant id}.db`` in the FileDb directory. A handler gets at it
 with ``async with databases.open(tenant_id) as database`` and ``await database.run(function)``.
@@ -9,14 +9,18 @@ What is bounded: at most ``max_open`` databases are open (the least recently use
 another), each with three files, and at most ``max_threads`` functions run at a time. A block holds
 no connection between its calls, so tasks that use several tenants at once cannot block each other.
 
+A connection is used only while the files that it has open are those at the tenant's path. That is
+looked at when a transaction begins and around its commit, so a database that was restored, renamed
+over or removed while it was open is opened anew, and no commit to a file that is gone counts.
+
 Cancellation. A function that has begun is never abandoned: it is committed, and its caller sees
-``Cancelled`` only after that. From a disk that hangs, a cancelled caller is let go after
-:data:`STALL_SECONDS`; the connection stays busy until the disk answers.
+``Cancelled`` only after that. From a disk that hangs, and from a function that goes on, a cancelled
+caller is let go after :data:`STALL_SECONDS`; the connection stays busy until that has ended.
 """
 
 import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -30,7 +34,6 @@ import trio
 from ..config import Settings
 from ..errors import InvalidTenantError, StoreUnavailableError
 from ..logs import get_logger
-from ..storage.committer import STALL_SECONDS
 from ..storage.data_directory import create_data_directory
 from ..storage.sqlite_connector import BUSY_SECONDS, describe_failure
 from .identity import is_tenant_id
@@ -44,6 +47,14 @@ MAX_OPEN = 64
 
 #: How many functions run at a time, each in a thread.
 MAX_THREADS = 4
+
+#: How long a cancelled caller waits for its function to end, and a close for all of them, in
+#: seconds: longer than a lock of another process is waited for (``BUSY_SECONDS``), which is no
+#: fault, and short enough that a shutdown whose drain has run out ends within five seconds.
+STALL_SECONDS = BUSY_SECONDS + 1.0
+
+#: How often a transaction begins anew because its database was replaced just then.
+_BEGINNINGS = 3
 
 #: Open files of one open database: the database, its write-ahead log, and the log's index.
 FILES_PER_DATABASE = 3
@@ -104,22 +115,47 @@ class _Turns:
     calls: int = 0
 
 
+#: Device and number of a database's file and of its log and index; None: it is not there. A number
+#: is not given to another file as long as somebody has this one open.
+_Files = tuple[tuple[int, int] | None, ...]
+
+
+@attrs.define(eq=False)
+class _Opened:
+    """An open database: ``main`` is its file, ``files`` all three; None: no transaction yet."""
+
+    connection: apsw.Connection
+    main: tuple[int, int]
+    files: _Files | None = None
+
+
 @attrs.define(eq=False)
 class _Call:
-    """One call on its way through a thread: the connection it was given, and how it ended."""
+    """One call on its way through a thread: the database it was given, and how it ended.
+
+    ``known`` says that this process has had the database before, so it is not created.
+    """
 
     tenant_id: str
-    connection: apsw.Connection | None
-    evicted: apsw.Connection | None = None
+    opened: _Opened | None
+    known: bool = False
+    evicted: _Opened | None = None
     ended: trio.Event = attrs.field(factory=trio.Event)
     result: outcome.Outcome[Any] | None = None
+
+
+#: Raises if the tenant's database may not be used any more.
+Admit = Callable[[], Awaitable[object]]
 
 
 class TenantDatabase:
     """One tenant's database, for the length of a block."""
 
-    def __init__(self, databases: "TenantDatabases", tenant_id: str) -> None:
+    def __init__(
+        self, databases: "TenantDatabases", tenant_id: str, admit: "Admit | None" = None
+    ) -> None:
         self._databases = databases
+        self._admit = admit
         self._ended = False
         self.tenant_id = tenant_id
 
@@ -130,8 +166,9 @@ class TenantDatabase:
         connection or a cursor. Functions of one tenant run one at a time, in order of their calls.
 
         Raises:
-            StoreUnavailableError: the file cannot be opened, read or written, or the block or the
-                databases are closed.
+            StoreUnavailableError: the file cannot be opened, read or written, is being replaced or
+                was while the function ran (try again), or the block or the databases are closed.
+            TenantNotActiveError: the tenant has left Active since the block began.
             Exception: what ``function`` raised, ``apsw.ConstraintError`` for example; all that it
                 did is rolled back.
 
@@ -142,7 +179,7 @@ class TenantDatabase:
             raise StoreUnavailableError(
                 f"the block of the database of tenant {self.tenant_id} has ended: call run inside"
             )
-        return await self._databases.run(self.tenant_id, function)
+        return await self._databases.run(self.tenant_id, function, admit=self._admit)
 
     def end(self) -> None:
         """End the block: later calls of :meth:`run` are refused."""
@@ -178,8 +215,11 @@ class TenantDatabases:
         self._turns: dict[str, _Turns] = {}
         # Open and not in use, the least recently used first. What runs is not in here, so with
         # max_open >= max_threads there is always one to close when another has to be opened.
-        self._idle: OrderedDict[str, apsw.Connection] = OrderedDict()
+        self._idle: OrderedDict[str, _Opened] = OrderedDict()
+        # Who was open once: a file of theirs that is missing is being replaced, not a first use.
+        self._known: set[str] = set()
         self._running = 0
+        self._stalled: set[_Call] = set()
         self._closed = False
         self._ended = trio.Event()
 
@@ -188,28 +228,43 @@ class TenantDatabases:
         """How many databases are open now: never more than ``max_open``."""
         return len(self._idle) + self._running
 
+    @property
+    def in_use(self) -> frozenset[str]:
+        """The ids of the tenants whose database is open, or will be for a call that waits."""
+        return frozenset(self._idle) | frozenset(self._turns)
+
     @asynccontextmanager
-    async def open(self, tenant_id: str) -> AsyncIterator[TenantDatabase]:
+    async def open(
+        self, tenant_id: str, *, admit: Admit | None = None
+    ) -> AsyncIterator[TenantDatabase]:
         """Give out the database of a tenant for a block; its first use creates the file.
 
-        Nobody is asked whether the tenant is active: ``services.tenant_db`` does that.
+        Args:
+            tenant_id: the tenant's id; whether it is active is not asked here.
+            admit: raises if it is not any more; asked before each function of the block.
 
         Raises:
             InvalidTenantError: the id is no UUID.
         """
         database_path(self.directory, tenant_id)
-        database = TenantDatabase(self, tenant_id)
+        database = TenantDatabase(self, tenant_id, admit)
         await trio.lowlevel.checkpoint()
         try:
             yield database
         finally:
             database.end()
 
-    async def run(self, tenant_id: str, function: Callable[[apsw.Connection], T]) -> T:
+    async def run(
+        self,
+        tenant_id: str,
+        function: Callable[[apsw.Connection], T],
+        *,
+        admit: Admit | None = None,
+    ) -> T:
         """Run ``function`` as :meth:`TenantDatabase.run` does, outside of any block."""
         file = database_path(self.directory, tenant_id)
         work = partial(_transact, file, function, replicated=self._replicated)
-        return await self._take_turn(tenant_id, work, opens=True)
+        return await self._take_turn(tenant_id, work, opens=True, admit=admit)
 
     async def forget(self, tenant_id: str) -> None:
         """Close the database of a tenant if it is open, after the calls that wait for it."""
@@ -218,14 +273,14 @@ class TenantDatabases:
     async def close(self) -> None:
         """Refuse further calls, wait for those that run, and close every database.
 
-        Shielded from cancellation for at most :data:`~sdk_trio.storage.committer.STALL_SECONDS`. A
-        second call waits for the first one's end.
+        Shielded from cancellation for at most :data:`STALL_SECONDS`, of which nothing is left
+        where a caller has waited as long in vain. A second call waits for the first one's end.
 
         Raises:
-            StoreUnavailableError: a disk did not answer in that time.
+            StoreUnavailableError: a disk did not answer, or a function did not end, in that time.
         """
         first, self._closed = not self._closed, True
-        with trio.move_on_after(STALL_SECONDS, shield=True):
+        with trio.move_on_after(0 if self._stalled else STALL_SECONDS, shield=True):
             if first:
                 await self._close_when_idle()
             await self._ended.wait()
@@ -233,7 +288,7 @@ class TenantDatabases:
         if not self._ended.is_set():
             raise StoreUnavailableError(
                 f"the tenants' databases in {self.directory} did not close within "
-                f"{STALL_SECONDS:g} s: the disk does not answer"
+                f"{STALL_SECONDS:g} s: the disk does not answer, or a function goes on"
             )
 
     async def _close_when_idle(self) -> None:
@@ -255,7 +310,14 @@ class TenantDatabases:
 
     # -- turns -----------------------------------------------------------------------------------
 
-    async def _take_turn(self, tenant_id: str, job: Callable[["_Call"], T], *, opens: bool) -> T:
+    async def _take_turn(
+        self,
+        tenant_id: str,
+        job: Callable[["_Call"], T],
+        *,
+        opens: bool,
+        admit: Admit | None = None,
+    ) -> T:
         """Run ``job`` in a thread when it is its turn, and return its result."""
         await trio.lowlevel.checkpoint_if_cancelled()
         turns = self._turns.setdefault(tenant_id, _Turns())
@@ -265,6 +327,10 @@ class TenantDatabases:
             for semaphore in (turns.lock, self._threads):
                 await semaphore.acquire()
                 held.append(semaphore)
+            # Asked last: whoever closes the database of a tenant that has left Active comes after
+            # this call, or this call is refused.
+            if admit is not None:
+                await admit()
             call = self._begin(tenant_id, job, opens=opens)
         except BaseException:
             self._give_back(tenant_id, held)
@@ -275,9 +341,9 @@ class TenantDatabases:
     def _begin(self, tenant_id: str, job: Callable[["_Call"], T], *, opens: bool) -> _Call:
         if self._closed:
             raise StoreUnavailableError("the tenants' databases are closed")
-        call = _Call(tenant_id, self._idle.pop(tenant_id, None))
+        call = _Call(tenant_id, self._idle.pop(tenant_id, None), tenant_id in self._known)
         self._running += 1
-        if opens and call.connection is None and self.open_count > self._max_open:
+        if opens and call.opened is None and self.open_count > self._max_open:
             _, call.evicted = self._idle.popitem(last=False)
         token = trio.lowlevel.current_trio_token()
 
@@ -298,8 +364,10 @@ class TenantDatabases:
     def _end(self, call: _Call) -> None:
         """In Trio's thread, after the job: what was held is free again, whoever waits or not."""
         self._running -= 1
-        if call.connection is not None:
-            self._idle[call.tenant_id] = call.connection
+        self._stalled.discard(call)
+        if call.opened is not None:
+            self._idle[call.tenant_id] = call.opened
+            self._known.add(call.tenant_id)
         self._give_back(call.tenant_id, [self._turns[call.tenant_id].lock, self._threads])
         call.ended.set()
 
@@ -318,11 +386,13 @@ class TenantDatabases:
             with trio.move_on_after(STALL_SECONDS, shield=True):
                 await call.ended.wait()
             if not call.ended.is_set():
+                self._stalled.add(call)
                 _log.error(
                     "tenant.database_stalled",
                     tenant_id=call.tenant_id,
                     waited_seconds=STALL_SECONDS,
-                    hint="the disk does not answer; the write is finished when it does",
+                    hint="the disk does not answer, or the function goes on; the write is finished "
+                    "with it",
                 )
             raise
 
@@ -336,36 +406,97 @@ def _transact(
     if call.evicted is not None:
         _close_quietly(call.evicted)
     try:
-        if call.connection is None:
-            call.connection = _connect(file, replicated=replicated)
-        connection = call.connection
-        connection.execute("BEGIN IMMEDIATE")
+        opened = _begin_transaction(file, call, replicated=replicated)
         try:
-            result = function(connection)
-            connection.execute("COMMIT")
+            result = function(opened.connection)
+            _require_in_place(file, call)
+            opened.connection.execute("COMMIT")
         except BaseException:
             _roll_back(call)
             raise
+        # Replaced between that look and the commit: what was committed is gone with the old file,
+        # so nobody may be told that it is kept.
+        _require_in_place(file, call)
     except _FAULTS as error:
         raise describe_failure(error, os.fspath(file)) from error
     return result
 
 
-def _connect(file: Path, *, replicated: bool) -> apsw.Connection:
+def _begin_transaction(file: Path, call: _Call, *, replicated: bool) -> _Opened:
+    """Begin a transaction on the database that is at ``file`` now, opening it where necessary.
+
+    A lock may be waited for, and whoever restores the database holds it while it is replaced. So
+    the files are looked at when the lock is ours.
+    """
+    for _ in range(_BEGINNINGS):
+        opened = call.opened
+        if opened is not None and opened.files != _files_of(file):
+            _close(call)
+            opened = None
+        if opened is None:
+            opened = call.opened = _connect(file, create=not call.known, replicated=replicated)
+            call.known = True
+        try:
+            opened.connection.execute("BEGIN IMMEDIATE")
+        except _FAULTS:
+            if _files_of(file)[0] == opened.main:
+                raise
+            _close(call)
+            continue
+        found = _files_of(file)
+        if found[0] == opened.main and opened.files in (None, found):
+            opened.files = found
+            return opened
+        _roll_back(call)
+        _close(call)
+    raise _replaced(file)
+
+
+def _require_in_place(file: Path, call: _Call) -> None:
+    """Raise if the files that are open are not those at the path any more, and close them."""
+    opened = call.opened
+    if opened is not None and opened.files != _files_of(file):
+        _roll_back(call)
+        _close(call)
+        raise _replaced(file)
+
+
+def _replaced(file: Path) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"the database {file} is being replaced or was removed, so what this call wrote is not "
+        "kept; try again, or restore the file if it stays away"
+    )
+
+
+def _files_of(file: Path) -> _Files:
+    return tuple(_number_of(f"{file}{suffix}") for suffix in ("", "-wal", "-shm"))
+
+
+def _number_of(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"{path} cannot be looked at ({error.strerror}); make its directory readable for this "
+            "user"
+        ) from error
+    return found.st_dev, found.st_ino
+
+
+def _connect(file: Path, *, create: bool, replicated: bool) -> _Opened:
     directory = create_data_directory(file.parent)
     if file.resolve().parent != directory.resolve():
         raise StoreUnavailableError(
             f"{file} leads out of the directory of the tenants' databases; replace the link by the "
             "file itself"
         )
-    try:
-        # Made here, because SQLite gives a new file the mode of the umask; its logs follow it.
-        os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
-    except OSError as error:
-        raise StoreUnavailableError(
-            f"the database {file} cannot be opened ({error.strerror}); make it and its directory "
-            "writable for this user"
-        ) from error
+    main = _number_of(os.fspath(file))
+    if main is None:
+        if not create:
+            raise _replaced(file)
+        main = _create(file)
     connection = apsw.Connection(os.fspath(file), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
@@ -376,38 +507,60 @@ def _connect(file: Path, *, replicated: bool) -> apsw.Connection:
             # others checkpoint under it was seen to be damaged for good (docs/adr/0017).
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-    except BaseException:
+    except apsw.Error as error:
         connection.close()
+        if _number_of(os.fspath(file)) != main:
+            raise _replaced(file) from error
         raise
-    return connection
+    return _Opened(connection, main)
+
+
+def _create(file: Path) -> tuple[int, int]:
+    """Make an empty file and return its number.
+
+    Made here, because SQLite gives a new file the mode of the umask; its logs follow it. One that
+    exists is never opened here: closing it would drop the locks that SQLite holds of it.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise _replaced(file) from error
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"the database {file} cannot be opened ({error.strerror}); make it and its directory "
+            "writable for this user"
+        ) from error
+    try:
+        found = os.fstat(descriptor)
+        return found.st_dev, found.st_ino
+    finally:
+        os.close(descriptor)
 
 
 def _roll_back(call: _Call) -> None:
-    connection = call.connection
-    if connection is None:
+    if call.opened is None:
         return
     try:
         # After a full disk or an I/O error SQLite may have rolled back by itself.
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+        if call.opened.connection.in_transaction:
+            call.opened.connection.execute("ROLLBACK")
     except apsw.Error:
-        call.connection = None
-        _close_quietly(connection)
+        _close(call)
 
 
 def _close(call: _Call) -> None:
-    connection, call.connection = call.connection, None
-    if connection is not None:
-        _close_quietly(connection)
+    opened, call.opened = call.opened, None
+    if opened is not None:
+        _close_quietly(opened)
 
 
-def _close_all(connections: Sequence[apsw.Connection]) -> None:
-    for connection in connections:
-        _close_quietly(connection)
+def _close_all(databases: Sequence[_Opened]) -> None:
+    for opened in databases:
+        _close_quietly(opened)
 
 
-def _close_quietly(connection: apsw.Connection) -> None:
+def _close_quietly(opened: _Opened) -> None:
     try:
-        connection.close()
+        opened.connection.close()
     except apsw.Error as error:
         _log.error("tenant.database_close_failed", error=str(error))

@@ -1,22 +1,23 @@
 """All that a running program has of its tenants, and what handlers may use of it."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import trio
 
 from ..config import Settings
+from ..errors import StoreUnavailableError, TenantNotActiveError, UnknownTenantError
 from ..storage.ports import TenantStore
 from .client_pool import ClientFactory, ClientPool
 from .credential_reader import CredentialReader
-from .database_opener import TenantDatabase, TenantDatabases, databases_directory
+from .database_opener import STALL_SECONDS, TenantDatabase, TenantDatabases, databases_directory
 from .ports import TenantKey
-from .service import TenantService
+from .service import POLL_SECONDS, TenantService
 
 #: How long the databases may take to close, in seconds: longer than they wait for a disk, because
 #: they word the error.
-CLOSE_SECONDS = 25.0
+CLOSE_SECONDS = STALL_SECONDS + 1.0
 
 
 class Tenancy:
@@ -62,12 +63,22 @@ class Tenancy:
     async def tenant_db(self, tenant: TenantKey) -> AsyncIterator[TenantDatabase]:
         """Open the database of an active tenant, which is looked up anew, for a block.
 
+        A function that the block runs after the tenant has left Active is refused.
+
         Raises:
             TenantNotActiveError: the tenant is suspended, deactivated or deleted.
             UnknownTenantError: there is none.
         """
         active = await self.service.require_active(tenant)
-        async with self.databases.open(active.id) as database:
+
+        async def admit() -> None:
+            found = await self.service.recall(active.id)
+            if found is None:
+                raise UnknownTenantError(f"the tenant {active.identifier!r} is gone")
+            if not found.is_active:
+                raise TenantNotActiveError(found.identifier, found.status)
+
+        async with self.databases.open(active.id, admit=admit) as database:
             yield database
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -75,8 +86,37 @@ class Tenancy:
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.service.run)
+                await nursery.start(self._close_databases)
                 await nursery.start(self.clients.run)
                 task_status.started()
         finally:
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await self.databases.close()
+
+    async def _close_databases(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Close the database of each tenant that leaves Active, whoever changed it.
+
+        Whoever restores or purges it waits for that, and what it then puts there is opened anew.
+        """
+        closing: set[str] = set()
+
+        async def close(tenant_id: str) -> None:
+            await trio.lowlevel.checkpoint()
+            with suppress(StoreUnavailableError):  # they are all being closed
+                await self.databases.forget(tenant_id)
+            closing.discard(tenant_id)
+
+        with self.service.subscribe() as feed:
+            task_status.started()
+            async with trio.open_nursery() as nursery:
+                while True:
+                    try:
+                        for tenant_id in self.databases.in_use - closing:
+                            tenant = await self.service.recall(tenant_id)
+                            if tenant is None or not tenant.is_active:
+                                closing.add(tenant_id)
+                                nursery.start_soon(close, tenant_id)
+                    except StoreUnavailableError:
+                        await trio.sleep(POLL_SECONDS)  # the service says so in the log
+                    else:
+                        await feed.wait()

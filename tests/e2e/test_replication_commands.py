@@ -7,7 +7,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import attrs
@@ -171,6 +173,24 @@ def test_it_reloads_on_a_hangup_shows_its_status_and_ends_on_term(workplace):
     assert workplace("replication", "render", "--output", str(workplace.config)).returncode == 0
     assert workplace.restored(first) == [1, 2, 3, 4, 5]
     assert workplace.restored(second) == [1]
+
+
+def test_a_replicator_whose_metrics_nobody_can_read_is_not_healthy(workplace):
+    """The port is another program's: the replicator logs that once, and replicates."""
+    workplace.add_tenant("acme")
+    with HTTPServer(("127.0.0.1", workplace.port), SimpleHTTPRequestHandler) as other:
+        serving = threading.Thread(target=other.serve_forever)
+        serving.start()
+        try:
+            workplace.start("replication", "run")
+            wait_for(lambda: replicated(workplace, 1))
+            done = workplace("replication", "status")
+        finally:
+            other.shutdown()
+            serving.join()
+    assert done.returncode == 1
+    assert "Unhealthy: the replicator does not serve its metrics" in done.stderr
+    assert "MetricsPort" in done.stderr
 
 
 def test_a_daemon_and_a_replicator_beside_it_need_nobody(workplace):

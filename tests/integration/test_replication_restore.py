@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 import trio
+from support.ports import free_port
 from support.programs import program
 from support.replica_host import ReplicaHost, rows_of, wait_for, write_rows
 from support.replica_targets import Target, local_disk, object_store, sftp
@@ -134,6 +135,35 @@ def test_what_cannot_be_done_says_so(host, output, options, status, words):
     assert words in ended.err
     assert "Traceback" not in ended.err
     assert list(output.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["restore", "verify", "status"])
+def test_a_variable_that_is_not_set_is_named_before_anything_else(
+    host, output, command, monkeypatch
+):
+    monkeypatch.delenv("OBJECT_STORE_ACCESS_KEY_ID", raising=False)
+    monkeypatch.delenv("OBJECT_STORE_SECRET_ACCESS_KEY", raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    target = {
+        "ReplicaTargetType": "ObjectStore",
+        "ObjectStore:Bucket": "b",
+        "ObjectStore:EndpointUrl": f"http://127.0.0.1:{free_port()}",
+        "ObjectStore:ForcePathStyle": "true",
+    }
+    sets = [word for key, value in target.items() for word in ("--set", f"{SECTION}:{key}={value}")]
+    output.parent.mkdir(exist_ok=True)
+    words = {
+        "restore": ("--tenant", "acme", "--output", str(output)),
+        "verify": ("--tenant", "acme"),
+    }
+    ended = host.run("replication", command, *words.get(command, ()), *sets)
+    assert ended.status != 0
+    first = ended.err.splitlines()[0]
+    assert "AccessKeyIdEnvVar names the variable OBJECT_STORE_ACCESS_KEY_ID" in first
+    assert "OBJECT_STORE_SECRET_ACCESS_KEY, which is not set" in ended.err
+    if command == "restore":
+        # The reason too begins with it, not with the roles of machines.
+        assert f"{SECTION}:ObjectStore:AccessKeyIdEnvVar" in ended.err.splitlines()[-1]
 
 
 def test_a_tenant_without_a_replica(host, output):

@@ -80,6 +80,29 @@ async def test_it_replicates_and_its_end_brings_the_last_rows(fleet, caplog):
     assert supervisor.pid is None
 
 
+async def test_the_child_gets_no_secret_of_ours(fleet, monkeypatch):
+    """Its environment is that of another's program: what the manifest names, and no more."""
+    planted = {
+        "SDK__WEBHOOKS__SECRET": "planted-webhook",
+        "SDK__ACCESSTOKEN": "planted-token",
+        "SDK_ADMIN_TOKEN": "planted-admin",
+        "TENANT_A_SECRET": "planted-tenant",
+        "EMAIL_API_KEY": "planted-email",
+        "AWS_SECRET_ACCESS_KEY": "planted-aws",
+    }
+    for name, value in {**planted, "NO_PROXY": "example.com"}.items():
+        monkeypatch.setenv(name, value)
+    supervisor = supervisor_of(fleet)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            environ = Path(f"/proc/{supervisor.pid}/environ").read_bytes()
+            supervisor.stop()
+    assert b"planted" not in environ
+    assert b"NO_PROXY=example.com" in environ.split(b"\0")
+
+
 async def test_a_cancelled_caller_stops_it_in_an_orderly_way(fleet, caplog):
     supervisor = supervisor_of(fleet)
     with trio.fail_after(60):

@@ -1,7 +1,10 @@
 """The tenants' databases: transactions, cancellation, and how many are open at a time."""
 
 import os
+import shutil
 import stat
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -13,9 +16,12 @@ import pytest
 import trio
 import trio.testing
 
-from sdk_trio.errors import InvalidTenantError, StoreUnavailableError
-from sdk_trio.tenants import database_opener
+from sdk_trio.errors import InvalidTenantError, StoreUnavailableError, TenantNotActiveError
+from sdk_trio.storage import open_store
+from sdk_trio.tenants import TenantService, database_opener
 from sdk_trio.tenants.database_opener import FILES_PER_DATABASE, TenantDatabases
+from sdk_trio.tenants.tenancy import Tenancy
+from sdk_trio.testing import settings_for_tests
 
 TENANT = "8c5c4c9e-6f0f-4a52-9c3b-0a8f4b7e2d11"
 OTHER = "11111111-2222-4333-8444-555555555555"
@@ -261,3 +267,161 @@ async def test_the_least_recently_used_database_is_closed_for_another(tmp_path):
             await databases.run(tenant_id, remember)
     opened_times = {Path(name).stem: len(ids) for name, ids in connections.items()}
     assert opened_times == {TENANT: 1, OTHER: 2, third: 1}
+
+
+def replace_by_a_copy(directory: Path, *bodies_of_it: str) -> None:
+    """Put another database at the path, as who renames one there does."""
+    file = directory / f"{TENANT}.db"
+    other = apsw.Connection(str(directory / "other"))
+    create(other)
+    for body in bodies_of_it:
+        other.execute("INSERT INTO grants VALUES (?)", (body,))
+    other.close()
+    for suffix in ("-wal", "-shm"):
+        file.with_name(file.name + suffix).unlink(missing_ok=True)
+    (directory / "other").rename(file)
+
+
+async def test_a_database_that_took_its_place_is_used(tmp_path):
+    async with opened(tmp_path) as databases:
+        await databases.run(TENANT, add("old"))
+        replace_by_a_copy(tmp_path, "new")
+        assert await databases.run(TENANT, bodies) == ["new"]
+        await databases.run(TENANT, add("later"))
+    async with opened(tmp_path) as again:
+        assert await again.run(TENANT, bodies) == ["new", "later"]
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+async def test_a_log_that_nobody_else_will_find_is_not_written_to(tmp_path, suffix):
+    async with opened(tmp_path, replicated=True) as databases:
+        await databases.run(TENANT, create)
+        (tmp_path / f"{TENANT}.db{suffix}").unlink()
+        await databases.run(TENANT, create)
+        await databases.run(TENANT, add("kept"))
+        assert (tmp_path / f"{TENANT}.db{suffix}").exists()
+        # As after a crash: nothing is closed.
+        shutil.copytree(tmp_path, tmp_path / "found")
+    async with opened(tmp_path / "found") as again:
+        assert await again.run(TENANT, bodies) == ["kept"]
+
+
+async def test_what_is_written_while_the_file_is_replaced_is_no_success(tmp_path):
+    def add_and_replace(connection):
+        add("lost")(connection)
+        replace_by_a_copy(tmp_path, "new")
+
+    async with opened(tmp_path) as databases:
+        await databases.run(TENANT, add("old"))
+        with pytest.raises(StoreUnavailableError, match=r"is being replaced.*try again"):
+            await databases.run(TENANT, add_and_replace)
+        await databases.run(TENANT, add("again"))
+        assert await databases.run(TENANT, bodies) == ["new", "again"]
+
+
+async def test_what_is_committed_to_a_file_that_is_replaced_then_is_no_success(
+    tmp_path, monkeypatch
+):
+    """The file goes between the last look and the commit: that is found after it."""
+    looked = database_opener._require_in_place
+    looks = []
+
+    def look_then_replace(file, call):
+        looked(file, call)
+        looks.append(file)
+        if len(looks) == 1:
+            replace_by_a_copy(tmp_path, "new")
+
+    async with opened(tmp_path) as databases:
+        await databases.run(TENANT, add("old"))
+        monkeypatch.setattr(database_opener, "_require_in_place", look_then_replace)
+        with pytest.raises(StoreUnavailableError, match="is being replaced"):
+            await databases.run(TENANT, add("lost"))
+        assert await databases.run(TENANT, bodies) == ["new"]
+
+
+async def test_a_database_that_is_gone_is_not_made_anew_in_its_place(tmp_path):
+    file = tmp_path / f"{TENANT}.db"
+    async with opened(tmp_path) as databases:
+        await databases.run(TENANT, add("old"))
+        file.rename(tmp_path / "aside")
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError, match="restore the file"):
+                await databases.run(TENANT, bodies)
+        assert not file.exists()
+        (tmp_path / "aside").rename(file)
+        assert await databases.run(TENANT, bodies) == ["old"]
+
+
+async def test_who_restores_waits_for_the_tenants_to_be_let_go_of_and_keeps_them_out(tmp_path):
+    file = tmp_path / f"{TENANT}.db"
+    async with opened(tmp_path) as databases:
+        await databases.run(TENANT, add("old"))
+        assert await trio.to_thread.run_sync(take_elsewhere, file) == "in use"
+        await databases.forget(TENANT)
+        assert await trio.to_thread.run_sync(take_elsewhere, file) == "taken"
+
+
+def take_elsewhere(file: Path) -> str:
+    """Take the database in another process, as a command does; SQLite's locks are a process's."""
+    script = (
+        "import sys, pathlib; from sdk_trio.replication.held_database import HeldDatabase;"
+        "held = HeldDatabase.take(pathlib.Path(sys.argv[1]));"
+        "print('in use' if held is None else 'taken')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(file)], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+async def test_a_tenant_that_leaves_active_has_no_open_database_whoever_suspends_it(tmp_path):
+    """The change is another process's: a service of its own on the same store."""
+    settings = settings_for_tests(
+        {
+            "Storage:Backend": "Sqlite",
+            "Storage:Path": str(tmp_path / "data"),
+            "MultiTenant:Enabled": True,
+            "MultiTenant:TenantStatus:RequireVerifiedEmailForSuspension": False,
+        }
+    )
+    with trio.fail_after(60):
+        async with (
+            open_store(settings, owner="a") as mine,
+            open_store(settings, owner="b") as other,
+            trio.open_nursery() as nursery,
+        ):
+            tenancy = Tenancy(settings, mine.tenants, clock=time.time)
+            command = TenantService(settings, other.tenants)
+            await nursery.start(tenancy.run)
+            tenant = await tenancy.service.add("acme", name="Acme")
+            async with tenancy.tenant_db(tenant) as database:
+                await database.run(add("active"))
+                await command.suspend(tenant, reason="test", actor="test")
+                while tenancy.databases.open_count:
+                    await trio.sleep(0.05)
+                with pytest.raises(TenantNotActiveError):
+                    await database.run(add("suspended"))
+                assert tenancy.databases.open_count == 0
+                await command.reactivate(tenant, actor="test")
+                while not (await tenancy.service.recall(tenant.id)).is_active:
+                    await trio.sleep(0.05)
+                assert await database.run(bodies) == ["active"]
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_close_waits_once_for_what_has_stalled(tmp_path, monkeypatch):
+    monkeypatch.setattr(database_opener, "STALL_SECONDS", 0.05)
+    disk = threading.Event()
+    databases = TenantDatabases(tmp_path)
+    with trio.fail_after(60):
+        with trio.move_on_after(0.05):
+            await databases.run(TENANT, lambda _c: disk.wait(100))
+        # Whoever was cancelled has waited for it already, so the close does not wait again.
+        monkeypatch.setattr(database_opener, "STALL_SECONDS", 3600)
+        with pytest.raises(StoreUnavailableError, match="did not close"):
+            await databases.close()
+        disk.set()
+        while databases._running:
+            await trio.sleep(0.01)
+    database_opener._close_all(list(databases._idle.values()))

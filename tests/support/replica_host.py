@@ -99,12 +99,20 @@ class ReplicaHost:
 
     # -- tenants ---------------------------------------------------------------------------------
 
-    def add(self, name: str, rows: int = 50, *, bytes_each: int = 200) -> None:
+    def add(
+        self,
+        name: str,
+        rows: int = 50,
+        *,
+        bytes_each: int = 200,
+        organization_id: str | None = None,
+    ) -> None:
         """Add a tenant, and write its database."""
 
         async def create() -> Tenant:
             async with open_store(self.settings, owner=f"test-{uuid.uuid4()}") as store:
-                return await TenantService(self.settings, store.tenants).add(name, name=name)
+                tenants = TenantService(self.settings, store.tenants)
+                return await tenants.add(name, name=name, organization_id=organization_id)
 
         self.tenants[name] = trio.run(create)
         self.databases.mkdir(exist_ok=True, mode=0o700)

@@ -20,10 +20,13 @@ from sdk_trio.config.replication_options import (
 )
 from sdk_trio.replication.manifest import (
     LARGE_FLEET,
+    PASSED_ON,
     TenantDatabaseFile,
     child_environment,
+    key_variables,
     render_manifest,
     replica_path,
+    unset_variables,
 )
 
 TENANT = "8c5c4c9e-6f0f-4a52-9c3b-0a8f4b7e2d11"
@@ -119,12 +122,47 @@ def test_cloud_storage() -> None:
     options = ReplicationOptions(
         replica_target_type=ReplicaTargetType.CLOUD_STORAGE, cloud_storage=cloud
     )
-    environ = child_environment(options, {"A": "b", "AWS_CA_BUNDLE": "/python/bundle.pem"})
+    environ = child_environment(options, {"TZ": "b", "AWS_CA_BUNDLE": "/python/bundle.pem"})
     assert environ == {
-        "A": "b",
+        "TZ": "b",
         "AWS_EC2_METADATA_DISABLED": "true",
         "GOOGLE_APPLICATION_CREDENTIALS": "/c.json",
     }
+
+
+@given(st.sets(st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1)))
+def test_the_replicator_gets_what_it_needs_and_nothing_else(names: set[str]) -> None:
+    options = ReplicationOptions()
+    keys = {"OBJECT_STORE_ACCESS_KEY_ID": "i", "OBJECT_STORE_SECRET_ACCESS_KEY": "k"}
+    kept = {"PATH": "/bin", "HTTPS_PROXY": "http://p", "SSL_CERT_FILE": "/c.pem", **keys}
+    environ = {**dict.fromkeys(names, "x"), "SDK__WEBHOOKS__SECRET": "s", **kept}
+    found = child_environment(options, environ, render_manifest(options, DATABASES))
+    assert set(found) - PASSED_ON == {*keys}
+    assert kept.items() <= found.items()
+    # An operator's own configuration may refer to another variable.
+    own = child_environment(options, {**environ, "MINE": "m", "ALSO": "a"}, "x: ${MINE}\ny: $ALSO")
+    assert set(own) - PASSED_ON == {*keys, "MINE", "ALSO"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "role"),
+    [
+        (ReplicaTargetType.OBJECT_STORE, "AWS_ROLE_ARN"),
+        (ReplicaTargetType.BLOB_STORE, "AZURE_CLIENT_ID"),
+    ],
+)
+def test_a_role_of_the_machine_is_passed_on_where_no_key_is_set(
+    kind: ReplicaTargetType, role: str
+) -> None:
+    options = ReplicationOptions(replica_target_type=kind)
+    assert role in child_environment(options, {role: "r"})
+    keys = {name: "k" for _, name in key_variables(options)}
+    assert role not in child_environment(options, {role: "r", **keys})
+    other = ReplicationOptions(replica_target_type=ReplicaTargetType.LOCAL_DISK)
+    assert role not in child_environment(other, {role: "r"})
+    [said, *_] = unset_variables(options, {})
+    assert next(iter(keys)) in said
+    assert unset_variables(options, keys) == ()
 
 
 def test_an_instances_role_is_asked_for_where_no_keys_are_set() -> None:

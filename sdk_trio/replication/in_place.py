@@ -1,0 +1,225 @@
+"""Restores an active tenant's database in its place, whatever daemon runs beside (docs/how-to).
+
+The tenant is suspended; its database is taken when nobody has it open any more; the replica is
+restored beside it, checked, and given its name; the tenant is reactivated. Everybody else notices
+by the tenant's status, which is in the store, and by the lock, which SQLite keeps.
+
+A process that is killed at any of these steps leaves the tenant suspended, with the old database
+whole or the new one. What has to be remembered for the next attempt is in the audit trail: the
+suspension is one of ours, so the tenant was active before.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import attrs
+import filelock
+import trio
+
+from ..errors import RestoreError, SdkError, StoreLockedError
+from ..storage.tenant_records import AuditAction, AuditRecord, Tenant, TenantStatus, Transition
+from ..tenants.service import TenantService
+from .held_database import HeldDatabase, name_holders
+from .restorer import Restored, Restorer
+
+#: How the reason of our suspensions begins, in the audit trail.
+REASON: Final = "replication restore --in-place"
+
+#: Held while one restores; in the directory of the databases.
+LOCK_NAME: Final = "in-place.lock"
+
+#: How long others may have the database open after the suspension, in seconds: the daemon lets go
+#: of it within a second, a replicator after its window and a last sync.
+DEFAULT_WAIT_SECONDS: Final = 60.0
+
+#: Between two attempts to take the database, in seconds.
+_TAKE_SECONDS = 0.2
+
+#: How long a failed or cancelled restore may take to reactivate the tenant, in seconds.
+_REACTIVATE_SECONDS = 10.0
+
+_PAGE = 500
+
+_TRANSITIONS = frozenset(AuditAction(each.value) for each in Transition)
+
+
+@attrs.frozen(kw_only=True)
+class Wish:
+    """What is asked for, by whom, and why.
+
+    Attributes:
+        at: Unix seconds of a point in time; None: the newest state of the replica.
+        keep: a new file for the database that is replaced; None: it is not kept.
+        reason: for the audit trail and messages.
+        actor: who asks.
+        bypass_email_verification: as of :meth:`~sdk_trio.tenants.TenantService.suspend`.
+        wait_seconds: how long others may have the database open after the suspension.
+    """
+
+    at: float | None = None
+    keep: Path | None = None
+    reason: str | None = None
+    actor: str
+    bypass_email_verification: bool = False
+    wait_seconds: float = DEFAULT_WAIT_SECONDS
+
+    @property
+    def told_reason(self) -> str:
+        """The reason of both transitions."""
+        return REASON if self.reason is None else f"{REASON}: {self.reason}"
+
+
+@attrs.frozen
+class RestoredInPlace:
+    """How it ended: ``kept`` says whether the old database is in ``Wish.keep``."""
+
+    restored: Restored
+    reactivated: bool
+    kept: bool
+
+
+class InPlaceRestorer:
+    """Restores databases in their place.
+
+    Args:
+        restorer: of the replicas.
+        tenants: the tenants' service; it need not run.
+        notice: is told in one line what happens, and what is waited for.
+    """
+
+    def __init__(
+        self, restorer: Restorer, tenants: TenantService, *, notice: Callable[[str], None]
+    ) -> None:
+        self._restorer = restorer
+        self._tenants = tenants
+        self._notice = notice
+
+    async def restore(self, tenant: Tenant, file: Path, wish: Wish) -> RestoredInPlace:
+        """Restore the database ``file`` of a tenant; reactivate it if it was active before.
+
+        Raises:
+            TenantError: the tenant is active and cannot be suspended; nothing was changed.
+            StoreLockedError: another restore in place runs.
+            RestoreError: somebody has the database open all the time; as of
+                :meth:`.Restorer.restore`. The old database is in its place.
+            ReplicatorError: as of :meth:`.Restorer.restore`.
+
+        Cancelled or failed before the new database is in place, the old one is as it was, and the
+        tenant is active again if it was.
+        """
+        if wish.keep is not None and wish.keep.exists():
+            raise RestoreError(f"{wish.keep} exists and is not overwritten: choose another --keep")
+        with _locked(file.parent):
+            # Before anything is changed: most failures are found here.
+            await self._restorer.check(tenant.id, file, at=wish.at)
+            was_active = tenant.is_active or await self._is_suspended_by_us(tenant)
+            try:
+                if tenant.is_active:
+                    await self._suspend(tenant, wish)
+                restored, kept = await self._replace(tenant, file, wish)
+            except BaseException:
+                if was_active:
+                    with trio.move_on_after(_REACTIVATE_SECONDS, shield=True):
+                        await self._try_to_reactivate(tenant, wish)
+                raise
+            if was_active:
+                await self._reactivate(tenant, wish)
+        return RestoredInPlace(restored, was_active, kept)
+
+    async def _is_suspended_by_us(self, tenant: Tenant) -> bool:
+        """Return whether a restore that was killed has suspended the tenant."""
+        await trio.lowlevel.checkpoint()
+        if tenant.status is not TenantStatus.SUSPENDED:
+            return False
+        last: AuditRecord | None = None
+        position = 0
+        while True:
+            page = await self._tenants.audit(tenant.id, after_sequence=position, limit=_PAGE)
+            for record in page:
+                position = record.sequence
+                if record.action in _TRANSITIONS:
+                    last = record
+            if len(page) < _PAGE:
+                return last is not None and (last.reason or "").startswith(REASON)
+
+    async def _suspend(self, tenant: Tenant, wish: Wish) -> None:
+        await self._tenants.suspend(
+            tenant,
+            reason=wish.told_reason,
+            actor=wish.actor,
+            bypass_email_verification=wish.bypass_email_verification,
+        )
+        self._notice(f"{tenant.identifier} is suspended")
+
+    async def _reactivate(self, tenant: Tenant, wish: Wish) -> None:
+        """Reactivate the tenant, if nobody has taken it elsewhere meanwhile."""
+        now = await self._tenants.get(tenant)
+        if now.status is TenantStatus.SUSPENDED:
+            await self._tenants.reactivate(now, reason=wish.told_reason, actor=wish.actor)
+            self._notice(f"{tenant.identifier} is active again")
+
+    async def _try_to_reactivate(self, tenant: Tenant, wish: Wish) -> None:
+        await trio.lowlevel.checkpoint()
+        try:
+            await self._reactivate(tenant, wish)
+        except SdkError as error:
+            self._notice(
+                f"{tenant.identifier} is still suspended ({error}): 'tenant reactivate' it"
+            )
+
+    async def _replace(self, tenant: Tenant, file: Path, wish: Wish) -> tuple[Restored, bool]:
+        held = await self._take(file, wish.wait_seconds)
+        kept = False
+
+        def install(restored: Path) -> None:
+            nonlocal kept
+            kept = wish.keep is not None and held.copy_to(wish.keep)
+            held.replace_by(restored)
+
+        try:
+            restored = await self._restorer.restore(
+                tenant.id, file, at=wish.at, overwrite=True, install=install
+            )
+        finally:
+            held.release()
+        return restored, kept
+
+    async def _take(self, file: Path, seconds: float) -> HeldDatabase:
+        """Take the database as soon as nobody else has it open."""
+        deadline = trio.current_time() + seconds
+        told = ""
+        while True:
+            held = await trio.to_thread.run_sync(HeldDatabase.take, file)
+            if held is not None:
+                return held
+            holders = await trio.to_thread.run_sync(name_holders, file)
+            if trio.current_time() >= deadline:
+                raise RestoreError(
+                    f"{holders} has {file} open, {seconds:g} s after the suspension, so it was not "
+                    "replaced; end what uses it, or wait longer (--wait)"
+                )
+            if holders != told:
+                told = holders
+                self._notice(f"waiting at most {seconds:g} s: {holders} has {file} open")
+            await trio.sleep(_TAKE_SECONDS)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    lock = filelock.FileLock(directory / LOCK_NAME, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise StoreLockedError(
+            f"another restore in place runs in {directory}: wait for its end"
+        ) from error
+    except OSError as error:
+        raise RestoreError(
+            f"{directory} cannot be written ({error.strerror}); make it writable for this user"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
