@@ -116,16 +116,17 @@ async def crash_loop(directory: Path, death: str, way: str, *, starts: int) -> L
         await nursery.start(daemon.run)
         await daemon.accepting()
         event = "order.paid" if way == "enqueued" else "order.created"
-        answer, asked_at, quiet_since = "", 0, inf
+        acknowledged, answer, asked_at, quiet_since = False, "", 0, inf
         while not daemon.ended and time.monotonic() - quiet_since < QUIET_SECONDS:
             if daemon.starts > asked_at:
                 asked_at, quiet_since = daemon.starts, inf
                 await _accepting_or_over(daemon, asked_at)
-                # The sender delivers again until it is answered 200: once to each process.
-                if answer != "200":
-                    answer = await _answer(daemon, event, death, webhook_id="deadly")
-                quiet_since = time.monotonic()
-            await trio.sleep(0.01)
+                quiet_since, answer = time.monotonic(), "none yet"
+            # The sender delivers again until it is answered 200.
+            if not acknowledged and answer != "connection lost":
+                answer = await _answer(daemon, event, death, webhook_id="deadly")
+                acknowledged = answer == "200"
+            await trio.sleep(0.05)
         if not daemon.ended:
             others = await _answer(daemon, "order.updated", death, webhook_id="harmless")
         daemon.stop()

@@ -18,7 +18,8 @@ from sdk_trio.webhooks.signature import (
 from sdk_trio.webhooks.verdict import Accepted, Cause, Delivery, Rejected, judge
 
 SECRET = new_secret(b"k" * 32)
-PUBLIC_KEY = "whpk_" + base64.b64encode(b"p" * 32).decode()
+# A public test vector of the Svix project.
+PUBLIC_KEY = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="
 ID, NOW, BODY = "msg_1", 1_700_000_000, b"{}"
 SIGNATURE = sign(SECRET, ID, NOW, BODY).encode()
 OTHER_V1A = b"v1a," + base64.b64encode(b"s" * 64)
