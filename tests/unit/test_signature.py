@@ -76,6 +76,13 @@ class TestVectors:
         secret = "whsk_" + base64.b64encode(seed).decode()
         assert sign(Secret(secret), ID.decode(), int(TIMESTAMP), BODY) == ED25519_SIGNATURE
 
+    def test_padding_may_be_missing(self) -> None:
+        (entry,) = parse_signature_header(ED25519_SIGNATURE.rstrip("=").encode())
+        assert keyring(PUBLIC_KEY).match(ID, TIMESTAMP, BODY, [entry]) is not None
+        seed = base64.b64encode(base64.b64decode(PRIVATE_KEY.removeprefix("whsk_"))[:32])
+        for key in (PRIVATE_KEY.rstrip("="), "whsk_" + seed.decode().rstrip("=")):
+            assert sign(key, ID.decode(), int(TIMESTAMP), BODY) == ED25519_SIGNATURE
+
     def test_second_hmac(self) -> None:
         secret = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
         body = b'{"email":"test@example.com","username":"test_user"}'
@@ -112,11 +119,14 @@ class TestWellFormedHeaders:
     def test_the_good_entry_is_found(self, header: bytes) -> None:
         assert parse_signature_header(header) == (GOOD_ENTRY,)
 
-    @pytest.mark.parametrize("start", [b"v1", b"v1a", b"v22"])
+    @pytest.mark.parametrize("start", [b"v1", b"v1a", b"v22", b"v", b"vv", b"w1", b"u1", b"1"])
     def test_a_value_that_begins_like_a_version_is_a_value(self, start: bytes) -> None:
         value = start.ljust(43, b"A") + b"="
-        entries = parse_signature_header(b"v1," + value)
-        assert entries == (SignatureEntry(b"v1", base64.b64decode(value)),)
+        entry = SignatureEntry(b"v1", base64.b64decode(value))
+        assert parse_signature_header(b"v1," + value) == (entry,)
+        # Among others as well: not every token that begins with a v opens an entry.
+        assert parse_signature_header(GOOD + b" v1," + value) == (GOOD_ENTRY, entry)
+        assert parse_signature_header(b"v1," + value + b" " + GOOD) == (entry, GOOD_ENTRY)
 
     @pytest.mark.parametrize("separator", [b" ", b",", b", ", b"\t", b"  ", b" , "])
     def test_every_usable_entry_is_kept_in_order(self, separator: bytes) -> None:
@@ -189,6 +199,12 @@ class TestHostileHeaders:
             b"v1,\xa0" + GOOD_VALUE,
             b"v1," + GOOD_VALUE + b"\xa0",
             b"v1," + GOOD_VALUE.replace(b"+", b"-").replace(b"/", b"_"),
+            # As long as "v1," and its value, and something else.
+            b"1,x" + GOOD_VALUE,
+            b"xv1" + GOOD_VALUE,
+            b"v1x" + GOOD_VALUE,
+            b"v,1" + GOOD_VALUE,
+            b",,," + GOOD_VALUE,
             b"v1," + base64.b64encode(GOOD_DIGEST[:31]),
             b"v1," + base64.b64encode(GOOD_DIGEST + b"\0"),
             b"v1," + GOOD_DIGEST.hex().encode(),
@@ -249,13 +265,31 @@ class TestKeyring:
             assert found is not None
             assert (found.index, found.version) == (index, version)
 
+    def test_many_different_v1_entries_are_not_too_many_of_the_other_kind(self) -> None:
+        others = [b"v1," + base64.b64encode(b"%032d" % number) for number in range(6)]
+        header = b" ".join([*others, ED25519_SIGNATURE.encode(), GOOD])
+        assert len(parse_signature_header(header)) == 8
+        for secret, version in ((SECRET, "v1"), (PUBLIC_KEY, "v1a")):
+            found = match(keyring(secret), header.decode())
+            assert found is not None
+            assert found.version == version
+
     def test_a_good_entry_last_of_many_matches(self) -> None:
         wrong = sign(OTHER_SECRET, ID.decode(), int(TIMESTAMP), BODY)
         assert match(keyring(SECRET), f"{wrong} " * 31 + STANDARD_SIGNATURE) is not None
 
-    def test_the_entry_s_version_decides_not_its_length(self) -> None:
-        mislabelled = SignatureEntry(b"v1a", GOOD_DIGEST)
+    @pytest.mark.parametrize("version", [b"v0", b"v", b"v1a", b"v1b", b"v2", b"V1", b""])
+    def test_the_entry_s_version_decides_not_its_length(self, version: bytes) -> None:
+        assert keyring(SECRET).match(ID, TIMESTAMP, BODY, [GOOD_ENTRY]) is not None
+        mislabelled = SignatureEntry(version, GOOD_DIGEST)
         assert keyring(SECRET).match(ID, TIMESTAMP, BODY, [mislabelled]) is None
+
+    @pytest.mark.parametrize("version", [b"v0", b"v1", b"v1b", b"v2", b"V1a", b""])
+    def test_so_it_does_for_ed25519(self, version: bytes) -> None:
+        (entry,) = parse_signature_header(ED25519_SIGNATURE.encode())
+        assert keyring(PUBLIC_KEY).match(ID, TIMESTAMP, BODY, [entry]) is not None
+        mislabelled = SignatureEntry(version, entry.value)
+        assert keyring(PUBLIC_KEY).match(ID, TIMESTAMP, BODY, [mislabelled]) is None
 
     def test_a_key_longer_than_a_block_is_hashed_first(self) -> None:
         # More than 64 bytes: HMAC's own rule for long keys, checked against the standard library.
@@ -299,6 +333,9 @@ class TestKeyring:
         text = repr(keyring(SECRET, PUBLIC_KEY))
         assert text == "Keyring(1 HMAC, 1 ed25519 keys)"
         assert "g0hM" not in repr(GOOD_ENTRY)
+
+    def test_nothing_can_be_added_to_a_ring(self) -> None:
+        assert not hasattr(keyring(SECRET), "__dict__")
 
 
 class TestHostileSecrets:
@@ -408,10 +445,16 @@ class TestWithoutTheExtra:
         assert match(keyring(SECRET), STANDARD_SIGNATURE) is not None
 
     def test_a_public_key_fails_at_startup_and_names_the_extra(self) -> None:
-        with pytest.raises(OptionsValidationError, match=r"sdk-trio\[ed25519\]") as caught:
+        with pytest.raises(OptionsValidationError) as caught:
             keyring(SECRET, PUBLIC_KEY, "")
-        assert len(caught.value.problems) == 2
+        first, second = (problem.message for problem in caught.value.problems)
+        assert first == (
+            "secret 2 of 3 (Sdk:Webhooks:Secret counts first) is an ed25519 key, and the package "
+            "for those is missing: pip install 'sdk-trio[ed25519]'"
+        )
+        assert second.startswith("secret 3 of 3")
 
     def test_signing_names_the_extra(self) -> None:
-        with pytest.raises(ImportError, match=r"sdk-trio\[ed25519\]"):
+        message = "the secret is an ed25519 key, and the package for those is missing: pip install"
+        with pytest.raises(ImportError, match=rf"^{message} 'sdk-trio\[ed25519\]'$"):
             sign(PRIVATE_KEY, "id", 1, b"")

@@ -1,5 +1,6 @@
 """Round trips, and that nothing but the signed bytes passes."""
 
+import base64
 import itertools
 import re
 
@@ -88,6 +89,71 @@ def test_the_entries_are_those_of_the_rule(value: bytes) -> None:
     assert len([entry for entry in entries if entry.version == b"v1"]) == len(
         read_by_the_rule(value)
     )
+
+
+lone_entries = st.one_of(
+    st.builds(
+        lambda opener, value, end: opener + value + end,
+        st.sampled_from(
+            [
+                b"v1,",
+                b"v1 ",
+                b"v2,",
+                b"V1,",
+                b"v1a,",
+                b"1,",
+                b"1,x",
+                b"v1x",
+                b"xv1",
+                b",v1,",
+                b"v1,,",
+            ]
+        ),
+        st.binary(min_size=31, max_size=33).map(base64.b64encode),
+        st.sampled_from([b"", b"", b"", b"=", b"v1,", b"A"]),
+    ),
+    st.builds(
+        lambda value, place, code: value[:place] + bytes([code]) + value[place + 1 :],
+        st.binary(min_size=32, max_size=32).map(lambda digest: b"v1," + base64.b64encode(digest)),
+        st.integers(0, 46),
+        st.integers(0, 255),
+    ),
+)
+
+
+@given(lone_entries)
+def test_an_entry_alone_is_read_as_it_is_among_others(value: bytes) -> None:
+    alone = parse_signature_header(value)
+    # One separator more: the short cut for a lone entry does not see it.
+    assert parse_signature_header(value + b" ") == parse_signature_header(b" " + value) == alone
+    tokens = [token for token in re.split(rb"[ \t,]+", value) if token]
+    genuine = len(tokens) == 2 and tokens[0] == b"v1" and len(read_by_the_rule(value)) == 1
+    if genuine:
+        digits = tokens[1].rstrip(b"=")
+        assert [entry.value for entry in alone] == [base64.b64decode(digits + b"=")]
+
+
+@given(
+    digests=st.lists(st.one_of(st.integers(0, 2**256 - 1), st.none()), max_size=5),
+    prefix=st.sampled_from([b"", b"v", b"v1", b"w", b"/"]),
+    separator=st.sampled_from([b" ", b",", b", ", b"\t"]),
+)
+def test_values_that_look_like_openers_are_values(
+    digests: list[int | None], prefix: bytes, separator: bytes
+) -> None:
+    # An opener without a value hides nothing that follows.
+    texts, values = [], []
+    for digest in digests:
+        if digest is None:
+            texts.append(b"v1")
+            continue
+        text = base64.b64encode(digest.to_bytes(32))
+        text = prefix + text[len(prefix) :]
+        texts.append(b"v1," + text)
+        values.append(base64.b64decode(text))
+    entries = parse_signature_header(separator.join(texts))
+    assert [entry.value for entry in entries] == values
+    assert {entry.version for entry in entries} <= {b"v1"}
 
 
 @given(st.one_of(st.binary(max_size=300), ids.map(str.encode)))

@@ -1,0 +1,180 @@
+"""What was promised and what was done, written down beside the daemon, and the comparison of both.
+
+The sender writes a line for each id once it has been answered 200; the handler writes one when it
+begins and one when it ends. Each line is one ``write`` to a file opened with O_APPEND, so it is
+there although its writer is killed at once. Times are nanoseconds of the monotonic clock, which is
+the same in all processes of a machine.
+"""
+
+import collections
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
+
+import attrs
+
+#: Ids of one ordered lane: its name, and the position in it.
+_IN_LANE = re.compile(r"(lane\d+)_(\d+)").fullmatch
+
+#: States in which nothing is left to do for an event that has been acknowledged.
+FINAL = frozenset({"done", "dead", "parked"})
+
+
+@attrs.frozen
+class Run:
+    """One run of a handler; ``end`` is the moment in which its process died if it wrote none.
+
+    ``finished`` says that the handler came to its end, not that anybody could record it.
+    """
+
+    webhook_id: str
+    pid: int
+    start: int
+    end: int
+    finished: bool
+
+
+@attrs.frozen
+class Again:
+    """A run of what had finished before; ``before_death_ms`` is how long, None without a death.
+
+    ``faulty`` says that the disk failed between the end and that death, or between both runs.
+    """
+
+    webhook_id: str
+    before_death_ms: float | None
+    faulty: bool
+
+
+@attrs.frozen
+class Account:
+    """The comparison; ids by what became of them."""
+
+    acknowledged: int
+    states: Mapping[str, int]
+    lost: Sequence[str]
+    never_finished: Sequence[str]
+    again: Sequence[Again]
+    out_of_order: Sequence[str]
+    overlapping: Sequence[str]
+
+    @property
+    def again_without_reason(self) -> list[Again]:
+        """What ran again although neither its process died nor the disk failed."""
+        return [again for again in self.again if again.before_death_ms is None and not again.faulty]
+
+    @property
+    def broken(self) -> bool:
+        """Whether a promise was broken."""
+        return bool(
+            self.lost
+            or self.never_finished
+            or self.out_of_order
+            or self.overlapping
+            or self.again_without_reason
+        )
+
+
+def runs_of(lines: Iterable[str], deaths: Mapping[int, int], last: int) -> list[Run]:
+    """Read the handler's lines: ``stamp start|stop|finish id pid``, in the order of their starts.
+
+    ``deaths`` are the moments in which processes died, by their pid; ``last`` stands for the end of
+    a run whose process lives.
+    """
+    open_runs: dict[tuple[str, int], int] = {}
+    runs: list[Run] = []
+    for line in lines:
+        stamp, what, webhook_id, number = line.split()
+        key = (webhook_id, int(number))
+        if what == "start":
+            if key in open_runs:  # a second one beside it in the same process
+                runs.append(Run(*key, open_runs.pop(key), last, finished=False))
+            open_runs[key] = int(stamp)
+        else:
+            runs.append(Run(*key, open_runs.pop(key), int(stamp), finished=what == "finish"))
+    for (webhook_id, pid), start in open_runs.items():
+        runs.append(Run(webhook_id, pid, start, deaths.get(pid, last), finished=False))
+    return sorted(runs, key=lambda run: run.start)
+
+
+def account(
+    acknowledged: Collection[str],
+    runs: Sequence[Run],
+    states: Mapping[str, str],
+    *,
+    deaths: Mapping[int, int],
+    faults: Sequence[tuple[int, int]],
+) -> Account:
+    """Compare what was acknowledged with what was run and with the states of the store.
+
+    Args:
+        acknowledged: the ids that were answered 200.
+        runs: what :func:`runs_of` returned.
+        states: the state of each id in the store, after all has been drained.
+        deaths: the moment of each process's death, by its pid.
+        faults: begin and end of each time in which the disk failed.
+    """
+    by_id: dict[str, list[Run]] = collections.defaultdict(list)
+    for run in runs:
+        by_id[run.webhook_id].append(run)
+    finished = {run.webhook_id for run in runs if run.finished}
+    dead = {webhook_id for webhook_id, state in states.items() if state == "dead"}
+    return Account(
+        acknowledged=len(acknowledged),
+        states=collections.Counter(states.get(one, "unknown") for one in acknowledged),
+        lost=sorted(one for one in acknowledged if states.get(one) not in FINAL),
+        never_finished=sorted(
+            one for one, state in states.items() if state == "done" and one not in finished
+        ),
+        again=[again for one in by_id.values() for again in _again(one, deaths, faults)],
+        out_of_order=_out_of_order(runs, dead),
+        overlapping=[one for one, mine in by_id.items() if _overlap(mine)],
+    )
+
+
+def _again(
+    runs: Sequence[Run], deaths: Mapping[int, int], faults: Sequence[tuple[int, int]]
+) -> Iterable[Again]:
+    """Yield each run of one id behind one that finished."""
+    done: Run | None = None
+    for run in runs:
+        if done is not None:
+            died = deaths.get(done.pid)
+            until = run.start if died is None else min(died, run.start)
+            faulty = any(begin <= until and done.end <= end for begin, end in faults)
+            between = died is not None and died <= run.start
+            yield Again(
+                run.webhook_id, (died - done.end) / 1e6 if between and died else None, faulty
+            )
+        if run.finished:
+            done = run
+
+
+def _overlap(runs: Sequence[Run]) -> bool:
+    return any(after.start < before.end for before, after in itertools.pairwise(runs))
+
+
+def _out_of_order(runs: Sequence[Run], dead: Collection[str]) -> list[str]:
+    """Return what ran in an ordered lane at a time that was not its own.
+
+    An event of a lane begins when every earlier one has finished, or is dead; nothing runs beside
+    it, and nothing earlier begins after it.
+    """
+    lanes: dict[str, list[tuple[int, Run]]] = collections.defaultdict(list)
+    for run in runs:
+        if match := _IN_LANE(run.webhook_id):
+            lanes[match[1]].append((int(match[2]), run))
+    found: list[str] = []
+    for lane in lanes.values():
+        through = {number: 0 for number, run in lane if run.webhook_id in dead}
+        for number, run in lane:
+            if run.finished:
+                through[number] = min(run.end, through.get(number, run.end))
+        furthest, busy_until = -1, 0
+        for number, run in lane:
+            waited = all(through.get(one, inf) <= run.start for one in range(number))
+            if not waited or number < furthest or run.start < busy_until:
+                found.append(run.webhook_id)
+            furthest, busy_until = max(furthest, number), max(busy_until, run.end)
+    return found
