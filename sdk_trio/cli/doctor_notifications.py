@@ -17,7 +17,6 @@ from ..storage.ports import NotificationStore
 from ..storage.tenant_records import Tenant, TenantStatus
 from .doctor_findings import Report
 
-TENANTS_ENABLED = "Sdk:MultiTenant:Enabled"
 CHANNELS_KEY = f"{NOTIFICATIONS}:EnabledChannels"
 
 #: Active tenants whose recipients are looked at.
@@ -78,16 +77,9 @@ def _are_used(settings: Settings, options: NotificationsOptions, report: Report)
     key = f"{NOTIFICATIONS}:Enabled"
     if not options.enabled:
         report.note(key, "false: nobody is told of transitions")
-    elif not settings.multi_tenant.enabled:
-        report.warning(
-            key,
-            f"true, and {TENANTS_ENABLED} is false: there are no tenants, so there is nobody to "
-            "tell",
-            f"set {TENANTS_ENABLED} to true, or remove this key",
-        )
-    else:
-        return bool(enabled_channels(options))  # none is a warning of the settings
-    return False
+        return False
+    # Without tenants it is a problem, and without a channel a warning, of the settings.
+    return settings.multi_tenant.enabled and bool(enabled_channels(options))
 
 
 def _check_credentials(

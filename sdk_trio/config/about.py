@@ -16,6 +16,7 @@ class Form(enum.Enum):
     """What a text must look like; ``rules.py`` checks it, ``schema.py`` and the page name it."""
 
     HTTPS_URL = "absolute HTTPS URL (HTTP to this machine is allowed in Development)"
+    HOOK_URL = "absolute HTTPS URL, also with a query (HTTP to this machine in Development)"
     URL = "absolute HTTP or HTTPS URL"
     API_VERSION = "ISO date, YYYY-MM-DD or YYYY-MM"
     ROUTE = "path that starts with /"

@@ -37,12 +37,25 @@ def missing_parts(settings: Settings) -> list[Problem]:
 def unmet_needs(settings: Settings) -> list[Problem]:
     """Return one problem for each part that is asked for without what it works on."""
     multi_tenant = settings.multi_tenant
-    if multi_tenant.file_db.replication.use_replication and not multi_tenant.enabled:
-        return [
-            Problem(
-                full_key(("MultiTenant", "FileDb", "Replication", "UseReplication")),
-                "needs tenants, whose databases are replicated: set Sdk:MultiTenant:Enabled to "
-                "true, or remove the key",
-            )
-        ]
-    return []
+    if multi_tenant.enabled:
+        return []
+    asked: list[tuple[bool, tuple[str, ...], str]] = [
+        (
+            multi_tenant.file_db.replication.use_replication,
+            ("FileDb", "Replication", "UseReplication"),
+            "whose databases are replicated",
+        ),
+        (
+            multi_tenant.notifications.enabled,
+            ("Notifications", "Enabled"),
+            "whose site managers are told",
+        ),
+    ]
+    return [
+        Problem(
+            full_key(("MultiTenant", *path)),
+            f"needs tenants, {why}: set Sdk:MultiTenant:Enabled to true, or remove the key",
+        )
+        for wanted, path, why in asked
+        if wanted
+    ]

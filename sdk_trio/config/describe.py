@@ -1,5 +1,6 @@
 """The settings as rows for people: key, value with secrets masked by type, and origin. Pure."""
 
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -45,8 +46,11 @@ def _shown(setting: Setting, settings: Settings) -> str:
 def masked_url(url: str) -> str:
     """Return a URL with no more of it than its scheme and host: the rest may be a credential."""
     scheme, separator, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{host}{slash}{MASK if path else ''}" if separator else MASK
+    host = re.split("[/?#]", rest, maxsplit=1)[0]
+    if not separator or "@" in host:
+        return MASK
+    shown = f"{scheme}{separator}{host}"
+    return f"{shown}/{MASK}" if rest.removeprefix(host).lstrip("/") else url
 
 
 def shown_value(value: Any) -> str:

@@ -6,6 +6,7 @@ None. Values are not quoted: a credential may have been put where its name belon
 
 import ipaddress
 import re
+import unicodedata
 from collections.abc import Callable
 from datetime import date
 from urllib.parse import SplitResult, urlsplit
@@ -28,13 +29,20 @@ _ENVIRONMENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ENV_VAR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SLUG = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 _PHONE = re.compile(r"\+[1-9]\d{1,14}", re.ASCII)
-_EMAIL = re.compile(r"[^\s@<>,;\"\x00-\x1f\x7f]+@[^\s@<>,;\"\x00-\x1f\x7f]+")
+_EMAIL = re.compile(r"[^\s@<>,;\"]+@[^\s@<>,;\"]+")
 _API_VERSION = re.compile(r"([0-9]{4})-([0-9]{2})(?:-([0-9]{2}))?")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 _URL_HOST = re.compile(r"[\w.-]+")
 _LOOPBACK = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
 _DESCRIPTOR = re.compile(r"[0-9]{1,6}|[A-Za-z_][A-Za-z0-9_.@-]{0,254}")
 _WINDOWS_ROOT = re.compile(r"[A-Za-z]:[\\/]")
+
+#: Control characters, lone surrogates, and the separators of lines and paragraphs.
+_NOT_IN_A_LINE = ("Cc", "Cs", "Zl", "Zp")
+#: Change the direction in which the text around them is written.
+_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+#: Letters and symbols that are drawn as nothing: fillers of Hangul, a Braille cell without dots.
+_BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 
 
 def check_form(form: Form, text: str, *, development: bool) -> str | None:
@@ -45,13 +53,13 @@ def check_form(form: Form, text: str, *, development: bool) -> str | None:
         text: a value that is not empty.
         development: plain HTTP to this machine is allowed.
     """
-    if form is Form.HTTPS_URL:
-        return _https_url(text, development=development)
+    if form in (Form.HTTPS_URL, Form.HOOK_URL):
+        return _https_url(text, development=development, query=form is Form.HOOK_URL)
     return _CHECKS[form](text)
 
 
-def _https_url(text: str, *, development: bool) -> str | None:
-    url = _split_url(text)
+def _https_url(text: str, *, development: bool, query: bool) -> str | None:
+    url = _split_url(text, query=query)
     if isinstance(url, str):
         return url
     if url.scheme == "https":
@@ -65,7 +73,7 @@ def _https_url(text: str, *, development: bool) -> str | None:
 
 def is_plain_loopback(text: str) -> bool:
     """Say whether this is a URL of plain HTTP to this machine, as Development allows it."""
-    url = _split_url(text)
+    url = _split_url(text, query=True)
     return not isinstance(url, str) and _is_plain_loopback(url)
 
 
@@ -78,8 +86,8 @@ def _url(text: str) -> str | None:
     return url if isinstance(url, str) else None
 
 
-def _split_url(text: str) -> SplitResult | str:
-    """Return the parts of an absolute URL, or what is wrong with it."""
+def _split_url(text: str, *, query: bool = False) -> SplitResult | str:
+    """Return the parts of an absolute URL, or what is wrong with it; ``query``: it may have one."""
     if any(character <= " " or character == "\x7f" for character in text):
         return "holds white space or a control character: remove it"
     try:
@@ -91,7 +99,9 @@ def _split_url(text: str) -> SplitResult | str:
         return "must be an absolute URL with a host, such as https://api.example.com"
     if "@" in url.netloc:
         return "holds a user or password: remove it, credentials have settings of their own"
-    if "?" in text or "#" in text:
+    if query and "#" in text:
+        return "holds a fragment, which is never sent: remove it"
+    if not query and ("?" in text or "#" in text):
         return "holds a query or fragment: remove it"
     return url
 
@@ -154,13 +164,33 @@ def _phone(text: str) -> str | None:
 
 
 def _email(text: str) -> str | None:
+    hidden = [c for c in text if unicodedata.category(c) in (*_NOT_IN_A_LINE, "Cf")]
+    if hidden:
+        return f"holds {_code_point(hidden[0])}, which cannot be seen: remove it"
     return None if _EMAIL.fullmatch(text) else "must be an email address, without a display name"
 
 
 def _header_text(text: str) -> str | None:
-    if any(ord(character) < 32 or ord(character) == 127 for character in text):
-        return "must be one line without control characters"
+    if text.isascii() and text.isprintable():
+        return None
+    for character in text:
+        if unicodedata.category(character) in _NOT_IN_A_LINE:
+            return f"must be one line without control characters; it holds {_code_point(character)}"
+        if character in _BIDI:
+            return (
+                f"holds {_code_point(character)}, which changes the direction of writing: remove it"
+            )
+    if text.strip() and not any(map(_can_be_seen, text)):
+        return f"holds nothing that can be seen, only {_code_point(text.strip()[0])} and the like"
     return None
+
+
+def _can_be_seen(character: str) -> bool:
+    return unicodedata.category(character)[0] in "LNPS" and character not in _BLANK
+
+
+def _code_point(character: str) -> str:
+    return f"U+{ord(character):04X}"
 
 
 def _absolute_path(text: str) -> str | None:

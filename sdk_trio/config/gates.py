@@ -14,6 +14,10 @@ UPGRADE = full_key(("MultiTenant", "SingleTenantUpgrade"))
 USE_REPLICATION = f"{REPLICATION}:UseReplication"
 TARGET = f"{REPLICATION}:ReplicaTargetType"
 NOTIFICATIONS_ENABLED = f"{NOTIFICATIONS}:Enabled"
+
+#: The transitions that have templates, by their keys.
+TRANSITIONS = ("Suspended", "Reactivated", "Deactivated", "Deleted")
+
 STRATEGY = f"{UPGRADE}:DefaultTenantStrategy"
 
 
@@ -60,15 +64,18 @@ def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
     ]
     if not notifications.enabled:
         prefixes.append(NOTIFICATIONS)
-    prefixes += [
-        f"{NOTIFICATIONS}:{name}"
-        for name, enabled in (
-            ("Email", channels.email),
-            ("Sms", channels.sms),
-            ("Webhook", channels.webhook),
-        )
-        if not enabled or f"{NOTIFICATIONS}:EnabledChannels:{name}" in invalid
-    ]
+    for name, enabled, texts in (
+        ("Email", channels.email, ("EmailSubject", "EmailBody")),
+        ("Sms", channels.sms, ("SmsBody",)),
+        ("Webhook", channels.webhook, ()),
+    ):
+        if not enabled or f"{NOTIFICATIONS}:EnabledChannels:{name}" in invalid:
+            prefixes.append(f"{NOTIFICATIONS}:{name}")
+            prefixes += [
+                f"{NOTIFICATIONS}:Templates:{transition}:{text}"
+                for transition in TRANSITIONS
+                for text in texts
+            ]
     if (
         upgrade.default_tenant_strategy is not DefaultTenantStrategy.LITERAL_DEFAULT
         or STRATEGY in invalid

@@ -57,6 +57,16 @@ class EmailOptions:
         default="Platform",
         metadata=about("Display name in the From header.", "spec 2.9", form=Form.HEADER_TEXT),
     )
+    timeout_seconds: int = attrs.field(
+        default=30,
+        metadata=about(
+            "Timeout of one request to the provider.",
+            "ours",
+            minimum=1,
+            maximum=300,
+            unit="seconds",
+        ),
+    )
     email_provider_a: EmailProviderAOptions = attrs.field(factory=EmailProviderAOptions)
 
 
@@ -99,6 +109,16 @@ class SmsOptions:
         default=SmsProvider.SMS_PROVIDER_A,
         metadata=about("The only provider of v1.0.", "spec 2.9"),
     )
+    timeout_seconds: int = attrs.field(
+        default=30,
+        metadata=about(
+            "Timeout of one request to the provider.",
+            "ours",
+            minimum=1,
+            maximum=300,
+            unit="seconds",
+        ),
+    )
     sms_provider_a: SmsProviderAOptions = attrs.field(factory=SmsProviderAOptions)
 
 
@@ -111,7 +131,7 @@ class WebhookChannelOptions:
         metadata=about(
             "Receives the JSON payload by POST.",
             "spec 2.9",
-            form=Form.HTTPS_URL,
+            form=Form.HOOK_URL,
             required=True,
             masked=True,
         ),
@@ -193,6 +213,26 @@ class NotificationsOptions:
     max_attempts: int = attrs.field(
         default=8,
         metadata=about("Attempts of one message on one channel.", "contracts 2", minimum=1),
+    )
+    retry_base_seconds: float = attrs.field(
+        default=30.0,
+        metadata=about(
+            "Longest wait after the first failed attempt, doubled after each further one.",
+            "ours",
+            minimum=0,
+            maximum=86_400,
+            unit="seconds",
+        ),
+    )
+    retry_cap_seconds: float = attrs.field(
+        default=3600.0,
+        metadata=about(
+            "The wait between two attempts grows no longer than this.",
+            "ours",
+            minimum=0,
+            maximum=86_400,
+            unit="seconds",
+        ),
     )
     email: EmailOptions = attrs.field(factory=EmailOptions)
     sms: SmsOptions = attrs.field(factory=SmsOptions)

@@ -1,11 +1,11 @@
-"""What is odd about the settings of notifications, though it is allowed. Pure (spec 2.9)."""
+"""What is wrong or odd about the settings of notifications, beyond single values. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from ..errors import Problem
 from .choices import KeyDerivation
 from .forms import is_plain_loopback
-from .gates import NOTIFICATIONS
+from .gates import NOTIFICATIONS, TRANSITIONS
 from .notification_options import NotificationsOptions, enabled_channels
 from .placeholders import PLACEHOLDERS, substitute, unknown_placeholders
 from .public_addresses import names_local_address
@@ -24,20 +24,43 @@ ALLOW_PRIVATE_ADDRESSES = f"{NOTIFICATIONS}:Webhook:AllowPrivateAddresses"
 _NOTHING = dict.fromkeys(PLACEHOLDERS, "")
 
 
+def notification_problems(options: NotificationsOptions) -> Iterator[Problem]:
+    """Refuse placeholders that nothing stands for, and waits that contradict each other."""
+    if not options.enabled:
+        return
+    if options.retry_cap_seconds < options.retry_base_seconds:
+        yield Problem(
+            f"{NOTIFICATIONS}:RetryCapSeconds",
+            f"must be at least RetryBaseSeconds ({options.retry_base_seconds:g})",
+        )
+    for key, text in _texts_in_use(options).items():
+        yield from _unknown_words(key, text)
+
+
+def _texts_in_use(options: NotificationsOptions) -> dict[str, str]:
+    """Return the texts that are sent, by their keys; a webhook's payload has all of them."""
+    chosen = options.enabled_channels
+    in_use = {
+        "EmailSubject": chosen.email or chosen.webhook,
+        "EmailBody": chosen.email or chosen.webhook,
+        "SmsBody": chosen.sms or chosen.webhook,
+    }
+    texts = {}
+    for transition in TRANSITIONS:
+        template = getattr(options.templates, transition.lower())
+        own = (template.email_subject, template.email_body, template.sms_body)
+        for (name, used), text in zip(in_use.items(), own, strict=True):
+            if used:
+                texts[f"{NOTIFICATIONS}:Templates:{transition}:{name}"] = text
+    return texts
+
+
 def notification_warnings(options: NotificationsOptions) -> Iterator[Problem]:
     """Remark on templates and addresses that will not do what was probably meant."""
     if not options.enabled:
         return
-    for transition in ("Suspended", "Reactivated", "Deactivated", "Deleted"):
-        template = getattr(options.templates, transition.lower())
-        key = f"{NOTIFICATIONS}:Templates:{transition}"
-        texts = {
-            f"{key}:EmailSubject": template.email_subject,
-            f"{key}:EmailBody": template.email_body,
-            f"{key}:SmsBody": template.sms_body,
-        }
-        yield from _unknown_words(texts)
-        yield from _lengths(key, template.email_subject, template.sms_body)
+    for key, text in _texts_in_use(options).items():
+        yield from _lengths(key, text)
     webhook = options.webhook
     if not enabled_channels(options):
         yield Problem(
@@ -66,31 +89,29 @@ def must_be_public(options: NotificationsOptions) -> bool:
     return not (webhook.allow_private_addresses or is_plain_loopback(webhook.url))
 
 
-def _unknown_words(texts: Mapping[str, str]) -> Iterator[Problem]:
-    for key, text in texts.items():
-        unknown = unknown_placeholders(text)
-        if unknown:
-            words = ", ".join(f"{{{word[:40]}}}" for word in unknown[:5])
-            known = ", ".join(f"{{{word}}}" for word in PLACEHOLDERS)
-            yield Problem(key, f"holds {words}, which stays as it is; the placeholders are {known}")
+def _unknown_words(key: str, text: str) -> Iterator[Problem]:
+    unknown = unknown_placeholders(text)
+    if unknown:
+        words = ", ".join(f"{{{word[:40]}}}" for word in unknown[:5])
+        known = ", ".join(f"{{{word}}}" for word in PLACEHOLDERS)
+        yield Problem(key, f"holds {words}, which nothing stands for: use one of {known}")
 
 
-def _lengths(key: str, subject: str, sms: str) -> Iterator[Problem]:
-    if len(substitute(subject, _NOTHING)) > MAX_SUBJECT_CHARACTERS:
+def _lengths(key: str, text: str) -> Iterator[Problem]:
+    bare = substitute(text, _NOTHING)
+    if key.endswith(":EmailSubject") and len(bare) > MAX_SUBJECT_CHARACTERS:
+        yield Problem(key, f"is cut at {MAX_SUBJECT_CHARACTERS} characters: shorten it")
+    size = measure_sms(bare) if key.endswith(":SmsBody") else None
+    if size is not None and size.segments > USUAL_SEGMENTS:
         yield Problem(
-            f"{key}:EmailSubject", f"is cut at {MAX_SUBJECT_CHARACTERS} characters: shorten it"
-        )
-    size = measure_sms(substitute(sms, _NOTHING))
-    if size.segments > USUAL_SEGMENTS:
-        yield Problem(
-            f"{key}:SmsBody",
+            key,
             f"takes {size.segments} SMS segments ({size.encoding}) without any name or reason, and "
             "each is billed: shorten it",
         )
 
 
-def signing_secret_warning(options: NotificationsOptions, value: str) -> Problem | None:
-    """Remark on a signing secret that is set and cannot be used; it is not quoted."""
+def signing_secret_problem(options: NotificationsOptions, value: str) -> Problem | None:
+    """Return what is wrong with a signing secret that is set, None if nothing; it is not quoted."""
     try:
         keys = parse_secret(value.strip(), KeyDerivation.AUTO).hmac_keys
     except ValueError as error:

@@ -17,6 +17,7 @@ PLACEHOLDERS = (
 )
 
 _WORD = re.compile(r"\{([A-Za-z][A-Za-z0-9_]*)\}")
+_BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 def substitute(template: str, values: Mapping[str, str]) -> str:
@@ -28,6 +29,9 @@ def substitute(template: str, values: Mapping[str, str]) -> str:
 
 
 def unknown_placeholders(template: str) -> tuple[str, ...]:
-    """Return the ``{Word}`` of a template that no value replaces, each once, without braces."""
-    found = dict.fromkeys(match[1] for match in _WORD.finditer(template))
+    """Return what stands between braces in a template and no value replaces, each text once.
+
+    Also what other kinds of templates take for a placeholder: ``{0}``, ``{TenantName:>9}``.
+    """
+    found = dict.fromkeys(match[1] for match in _BRACES.finditer(template))
     return tuple(word for word in found if word not in PLACEHOLDERS)

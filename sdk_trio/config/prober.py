@@ -12,7 +12,7 @@ from ..errors import Problem
 from .about import Form
 from .choices import ReplicaTargetType, StorageBackend
 from .gates import REPLICATION, is_below, used_settings
-from .notification_rules import signing_secret_warning
+from .notification_rules import signing_secret_problem
 from .options import Settings
 from .private_key import KeyForm, key_form
 from .replication_rules import database_path_fault, databases_setting
@@ -33,7 +33,12 @@ def probe(settings: Settings, environ: Mapping[str, str]) -> Findings:
     is not set is a warning, never a failure (the credentials policy of spec 2.7 and 2.9).
     """
     return Findings(
-        problems=(*_files(settings), *_replication(settings), *_encrypted_key(settings)),
+        problems=(
+            *_files(settings),
+            *_replication(settings),
+            *_encrypted_key(settings),
+            *_signing_secret(settings, environ),
+        ),
         warnings=(*_variables(settings, environ), *_unknown_key(settings)),
     )
 
@@ -164,7 +169,7 @@ def _variables(settings: Settings, environ: Mapping[str, str]) -> Iterator[Probl
             if name is None:
                 continue
             value = environ.get(name)
-            if not value:
+            if not (value and value.strip()):
                 yield Problem(setting.key, f"names the variable {name}, which is not set: set it")
             elif is_below(setting.key, REPLICATION) and not _QUOTABLE.fullmatch(value):
                 yield Problem(
@@ -173,9 +178,13 @@ def _variables(settings: Settings, environ: Mapping[str, str]) -> Iterator[Probl
                     "another character that the replicator's configuration cannot take in: set it "
                     "to the key alone",
                 )
+
+
+def _signing_secret(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Refuse a secret that is set and that nothing could be signed with."""
     notifications = settings.multi_tenant.notifications
-    signing_secret = environ.get(notifications.webhook.signing_secret_env_var)
-    if notifications.enabled and notifications.enabled_channels.webhook and signing_secret:
-        unusable = signing_secret_warning(notifications, signing_secret)
+    secret = environ.get(notifications.webhook.signing_secret_env_var, "").strip()
+    if notifications.enabled and notifications.enabled_channels.webhook and secret:
+        unusable = signing_secret_problem(notifications, secret)
         if unusable is not None:
             yield unusable

@@ -17,7 +17,7 @@ from .client_options import ConnectionOptions
 from .exposure import exposure_warnings
 from .forms import check_form
 from .gates import SIMULATOR, is_below, used_settings
-from .notification_rules import notification_warnings
+from .notification_rules import notification_problems, notification_warnings
 from .options import Settings, bundled_api_version, environment_meant
 from .replication_rules import replication_problems, replication_warnings
 from .secret import Secret
@@ -72,6 +72,7 @@ def check(
     problems += _connection(settings.connection)
     problems += _reconciliation(settings, standalone=standalone)
     problems += _replay_window(settings)
+    problems += notification_problems(settings.multi_tenant.notifications)
     warnings = [*_version(settings, ApiVersionStrictness.WARN), *secret_findings.warnings]
     warnings += _environment(settings)
     warnings += exposure_warnings(settings)

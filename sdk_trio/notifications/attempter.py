@@ -25,6 +25,7 @@ class Request:
     timeout_seconds: float
     judge: Callable[[Answer], Outcome] = attrs.field(repr=False)
     public_only: bool = False
+    wants_body: bool = True
 
 
 async def attempt(poster: Poster, prepare: Callable[[], Request | Skipped]) -> Outcome:
@@ -49,6 +50,7 @@ async def attempt(poster: Poster, prepare: Callable[[], Request | Skipped]) -> O
             body=request.body,
             timeout_seconds=request.timeout_seconds,
             public_only=request.public_only,
+            wants_body=request.wants_body,
         )
         outcome = request.judge(answer)
     except AddressRefusedError as error:

@@ -13,9 +13,6 @@ from .ports import Answer
 from .sender import Sender
 from .templates import one_line, render, template_of
 
-#: For the whole exchange; the provider queues and answers, so half a minute is ample.
-TIMEOUT_SECONDS = 30.0
-
 _log = get_logger("notifications")
 
 
@@ -50,7 +47,7 @@ class EmailSender(Sender):
                 "accept": "application/json",
             },
             body=_document(options, record, recipient),
-            timeout_seconds=TIMEOUT_SECONDS,
+            timeout_seconds=options.email.timeout_seconds,
             judge=lambda answer: self._judge(answer, hidden=(key, recipient)),
         )
 

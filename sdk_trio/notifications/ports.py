@@ -53,6 +53,7 @@ class Poster(Protocol):
         body: bytes,
         timeout_seconds: float,
         public_only: bool = False,
+        wants_body: bool = True,
     ) -> Answer:
         """Send one POST request, without following redirects.
 
@@ -62,6 +63,7 @@ class Poster(Protocol):
             body: the exact bytes.
             timeout_seconds: for everything, from the name's look-up to the answer's last byte.
             public_only: refuse to connect to a private, loopback or link-local address.
+            wants_body: False: the answer is whole when its head has come, and its body is empty.
 
         Raises:
             AddressInvalidError: nothing can ever be sent to this URL.

@@ -12,9 +12,6 @@ from .ports import Answer
 from .sender import Sender
 from .templates import render, template_of
 
-#: For the whole exchange; the provider queues and answers, so half a minute is ample.
-TIMEOUT_SECONDS = 30.0
-
 
 class SmsSender(Sender):
     """Sends one SMS to the site manager."""
@@ -52,7 +49,7 @@ class SmsSender(Sender):
                 "accept": "application/json",
             },
             body=urlencode(fields).encode("ascii"),
-            timeout_seconds=TIMEOUT_SECONDS,
+            timeout_seconds=options.sms.timeout_seconds,
             judge=lambda answer: self._judge(
                 answer, hidden=(pair, token, account, recipient.lstrip("+"))
             ),

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from ..config.gates import NOTIFICATIONS
 from ..config.notification_options import NotificationsOptions
-from ..config.notification_rules import must_be_public, signing_secret_warning
+from ..config.notification_rules import must_be_public, signing_secret_problem
 from ..storage.tenant_records import OutboxRecord
 from .answers import accepted, judge
 from .attempter import ReadVariable, Request, credential
@@ -64,7 +64,7 @@ class WebhookSender(Sender):
         secret = credential(self._read_variable, webhook.signing_secret_env_var, for_header=False)
         if isinstance(secret, Skipped):
             return secret
-        unusable = signing_secret_warning(options, secret)
+        unusable = signing_secret_problem(options, secret)
         if unusable is not None:
             return Skipped(str(unusable))
         message = render(template_of(options.templates, record.transition), record)
@@ -79,6 +79,8 @@ class WebhookSender(Sender):
             timeout_seconds=webhook.timeout_seconds,
             judge=self._judge,
             public_only=must_be_public(options),
+            # The status says it all, and what a receiver does with its body is its own affair.
+            wants_body=False,
         )
 
     def _judge(self, answer: Answer) -> Outcome:

@@ -88,7 +88,9 @@ class Notifier:
         options = self._settings.multi_tenant.notifications
         made = self._make_channels(self._settings)
         channels = self._running = {name: _Changeable(channel) for name, channel in made.items()}
-        schedule = RetrySchedule(options.max_attempts)
+        schedule = RetrySchedule(
+            options.max_attempts, options.retry_base_seconds, options.retry_cap_seconds
+        )
         limits = self._limits or {name: Limits(schedule=schedule) for name in channels}
         dispatcher = Dispatcher(channels, store.notifications, limits=limits, clock=self._clock)
         # The data directory is locked, so whoever else has held a lease is dead.

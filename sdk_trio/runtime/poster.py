@@ -61,12 +61,13 @@ class HttpPoster:
         body: bytes,
         timeout_seconds: float,
         public_only: bool = False,
+        wants_body: bool = True,
     ) -> Answer:
         """Send one POST request; see :class:`~sdk_trio.notifications.ports.Poster`.
 
         Cancelling abandons the request; whether it arrived is then unknown.
         """
-        exchange = _Exchange()
+        exchange = _Exchange(wants_body)
         try:
             with trio.fail_after(timeout_seconds):
                 async with self._transport(url, public_only=public_only) as transport:
@@ -111,6 +112,7 @@ class HttpPoster:
 class _Exchange:
     """How far one request has come."""
 
+    wants_body: bool
     has_begun: bool = False
     response: httpx.Response | None = None
     content: bytes = b""
@@ -120,6 +122,8 @@ class _Exchange:
 
     async def run(self, transport: Transport, request: httpx.Request) -> None:
         self.response = await transport.handle_async_request(request)
+        if not self.wants_body:
+            return
         stream = self.response.stream
         if not isinstance(stream, httpx.AsyncByteStream):
             raise TypeError("the transport's answers are asynchronous")

@@ -66,7 +66,7 @@ def test_what_is_not_enabled_or_reaches_nobody(doctor):
     doctor.alone().one(CHECK, "note", "false: nobody is told")
     set_keys(doctor, Enabled="true")
     doctor.set("MultiTenant__Enabled", "false")
-    doctor.alone().one(CHECK, "warning", "Sdk:MultiTenant:Enabled is false: there are no tenants")
+    doctor.alone().one("settings", "problem", "needs tenants, whose site managers are told")
     doctor.set("MultiTenant__Enabled", "true")
     for name in ("Email", "Sms", "Webhook"):
         set_keys(doctor, **{f"EnabledChannels__{name}": "false"})
@@ -85,7 +85,8 @@ def test_credentials_that_are_missing_or_cannot_be_sent(doctor, name, value):
     found = doctor.alone()
     if (name, value) == ("SDK_WEBHOOK_SECRET", "planted key"):
         # A text may hold a space; what else is wrong with it the settings say.
-        found.one("settings", "warning", name)
+        found.one("settings", "problem", name)
+        assert (found.status, "planted key" in found.text) == (78, False)
         return
     wrong = found.one(CHECK, "problem", name)
     assert f"set {name}" in wrong["remedy"]

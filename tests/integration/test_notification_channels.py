@@ -346,10 +346,54 @@ async def test_a_timeout_before_sending_is_tried_again():
         assert provider.connections == 1
 
 
-@pytest.mark.parametrize("channel", CHANNELS)
+@pytest.mark.parametrize("channel", ["email", "sms"])
 async def test_half_a_body_of_a_success_leaves_it_unknown(channel):
     half = http_answer(SUCCESS["sms" if channel == "sms" else "email"], b"x" * 100)[:-50]
     assert isinstance(await outcome_of(channel, half), Ambiguous)
+
+
+async def answer_and_drip(provider, stream):
+    await read_request(stream)
+    await stream.send_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    while True:  # as many receivers do that think before they end their answer
+        await stream.send_all(b"1\r\n.\r\n")
+        await trio.sleep(0.05)
+
+
+async def answer_and_break(provider, stream):
+    await read_request(stream)
+    await stream.send_all(b"HTTP/1.1 202 OK\r\ncontent-length: 100\r\n\r\nhalf")
+    await reset(stream)
+
+
+@pytest.mark.parametrize("behave", [answer_and_drip, answer_and_break])
+async def test_a_receiver_that_has_said_2xx_has_taken_it_whatever_its_body_does(behave):
+    async with fake_provider(behave=behave) as provider:
+        assert await send("webhook", options(provider.url, timeout_seconds=20)) == Sent()
+    assert provider.connections == 1
+
+
+async def test_the_query_of_the_url_arrives_as_it_was_written_and_nowhere_else(caplog):
+    query = "api-version=2016-06-01&sig=a%2Bb-C_d&sp=%2Ftriggers%2Frun&x=a+b"
+    for status in (204, 302, 404, 503):
+        async with fake_provider(http_answer(status)) as provider:
+            outcome = await send(
+                "webhook", options(provider.url, webhook_url=f"{provider.url}/in?{query}")
+            )
+        assert provider.requests[0].target == f"/in?{query}"
+        assert "sig" not in repr(outcome)
+    gone = await send("webhook", options(provider.url, webhook_url=f"{provider.url}/in?{query}"))
+    assert isinstance(gone, Again)
+    assert "sig" not in repr(gone) + caplog.text
+
+
+@pytest.mark.parametrize("channel", ["email", "sms"])
+async def test_the_patience_with_a_provider_is_a_setting(channel):
+    async with fake_provider(behave=read_and_hang) as provider:
+        chosen = options(provider.url)
+        impatient = attrs.evolve(getattr(chosen, channel), timeout_seconds=1)
+        outcome = await send(channel, attrs.evolve(chosen, **{channel: impatient}))
+    assert outcome == Ambiguous("no whole answer within 1 s")
 
 
 @pytest.mark.parametrize("channel", CHANNELS)

@@ -27,6 +27,18 @@ def test_secrets_are_masked_by_type() -> None:
     assert not re.search(r"z6fMa4Y|a-token|7rKQLZB", str(shown))
 
 
+def test_of_a_url_that_lets_who_knows_it_send_only_the_host_is_shown() -> None:
+    key = "MultiTenant:Notifications:Webhook:Url"
+    on = {"MultiTenant:Notifications:EnabledChannels:Email": False}
+    for url, shown in (
+        ("https://example.com/in?sig=planted", "https://example.com/********"),
+        ("https://example.com?sig=planted", "https://example.com/********"),
+        ("https://example.com/services/planted", "https://example.com/********"),
+        ("https://example.com:8443/", "https://example.com:8443/"),
+    ):
+        assert rows({**on, key: url})[f"Sdk:{key}"].value == shown
+
+
 def test_values_are_shown_as_they_are_written() -> None:
     shown = rows({"Resilience:HedgeAfterMs": 50, "Webhooks:Queue:RetryBaseSeconds": 0.5})
     values = {key.removeprefix("Sdk:"): row.value for key, row in shown.items()}

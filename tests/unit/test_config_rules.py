@@ -243,6 +243,8 @@ EVERYTHING_ON = {
     **EMAIL,
     f"{NOTIFICATIONS}:EnabledChannels:Webhook": True,
     f"{NOTIFICATIONS}:Webhook:Url": "https://example.com/in",
+    f"{NOTIFICATIONS}:EnabledChannels:Sms": True,
+    f"{NOTIFICATIONS}:Sms:SmsProviderA:FromNumber": "+15550000000",
 }
 NUMBERS = [s for s in table() if s.kind in (int, float) and "Sftp" not in s.path]
 
@@ -250,7 +252,11 @@ NUMBERS = [s for s in table() if s.kind in (int, float) and "Sftp" not in s.path
 @pytest.mark.parametrize("setting", NUMBERS, ids=lambda setting: setting.key)
 def test_ranges_are_inclusive(setting: Any) -> None:
     key = setting.key.removeprefix("Sdk:")
-    others = {**EVERYTHING_ON, "Webhooks:Queue:RetryBaseSeconds": 0}
+    others = {
+        **EVERYTHING_ON,
+        "Webhooks:Queue:RetryBaseSeconds": 0,
+        f"{NOTIFICATIONS}:RetryBaseSeconds": 0,
+    }
     for bound, beyond in zip(setting.bounds, (-1, 1), strict=True):
         if bound is not None:
             assert key in keys({**others, key: bound + beyond})

@@ -39,7 +39,7 @@ def probed(secret, **changes):
     named = {f"{KEY}:{key.replace('__', ':')}": value for key, value in changes.items()}
     bound = bind([read_section(BASE | named, None)])
     variables = {"EMAIL_API_KEY": "k", "SDK_WEBHOOK_SECRET": secret}
-    return [str(warning) for warning in probe(bound.settings, variables).warnings]
+    return [str(problem) for problem in probe(bound.settings, variables).problems]
 
 
 def test_the_defaults_are_beyond_remark():
@@ -55,11 +55,22 @@ def test_no_channel_at_all_is_a_way_to_tell_nobody_and_is_remarked_on():
 
 
 @pytest.mark.parametrize("field", ["EmailSubject", "EmailBody", "SmsBody"])
-@pytest.mark.parametrize("word", ["Tenant", "tenantname", "reason", "Name2", "Occurred_At"])
-def test_an_unknown_placeholder_is_a_warning_with_the_known_ones(field, word):
-    (warning,) = warnings(**{f"Templates__Deleted__{field}": f"{{TenantName}} {{{word}}}"})
-    assert warning.startswith(f"Sdk:{KEY}:Templates:Deleted:{field}: holds {{{word}}}, which stays")
-    assert "{TenantIdentifier}" in warning
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("Tenant", "tenantname", "reason", "Name2", "Occurred_At", "0", "", " TenantName "),
+        *("TenantName.__class__", "TenantName:>99", "TenantName!r", "Tenant Name", "x\ny"),
+    ],
+)
+def test_an_unknown_placeholder_is_a_problem_with_the_known_ones(field, word):
+    if "\n" in word and field == "EmailSubject":
+        pytest.skip("a subject is one line anyhow")
+    text = f"{{TenantName}} {{{word}}}"
+    changes = {"EnabledChannels__Sms": True, "Sms__SmsProviderA__FromNumber": "+15550000000"}
+    found = findings(**changes, **{f"Templates__Deleted__{field}": text})
+    (problem,) = map(str, found.problems)
+    assert problem.startswith(f"Sdk:{KEY}:Templates:Deleted:{field}: holds {{{word}}}, which noth")
+    assert "{TenantIdentifier}" in problem
 
 
 def test_a_template_of_many_segments_is_a_warning():
@@ -73,10 +84,59 @@ def test_a_subject_that_will_be_cut_is_a_warning():
     assert "EmailSubject: is cut at 200 characters" in warning
 
 
-@pytest.mark.parametrize("field", ["EmailSubject", "EmailBody", "SmsBody"])
-def test_an_empty_text_is_a_problem(field):
-    (problem,) = findings(**{f"Templates__Suspended__{field}": " "}).problems
+TEXTS = [("EmailSubject", "Email"), ("EmailBody", "Email"), ("SmsBody", "Sms")]
+
+
+@pytest.mark.parametrize(("field", "channel"), TEXTS)
+def test_an_empty_text_is_a_problem_of_a_channel_that_is_on(field, channel):
+    changes = {f"Templates__Suspended__{field}": " ", "Sms__SmsProviderA__FromNumber": "+1555"}
+    changes = {**changes, "EnabledChannels__Email": False}
+    (problem,) = findings(**{**changes, f"EnabledChannels__{channel}": True}).problems
     assert "remove the key for the default" in str(problem)
+    assert findings(**{**changes, f"EnabledChannels__{channel}": False}).problems == ()
+
+
+@pytest.mark.parametrize(("field", "channel"), TEXTS)
+def test_a_text_that_nobody_is_sent_is_not_looked_at_and_a_webhook_s_payload_has_all(
+    field, channel
+):
+    changes = {f"EnabledChannels__{channel}": False, f"Templates__Deleted__{field}": "{Word}"}
+    assert len(findings(**changes).problems) == 1
+    assert findings(**changes, EnabledChannels__Webhook=False).problems == ()
+
+
+def test_the_waits_between_attempts_are_settings_that_fit_each_other():
+    assert findings(RetryBaseSeconds=5, RetryCapSeconds=5).problems == ()
+    (problem,) = findings(RetryBaseSeconds=5, RetryCapSeconds=4).problems
+    assert problem.key == f"Sdk:{KEY}:RetryCapSeconds"
+
+
+HOOK = "https://prod.example.com:443/workflows/1/in?api-version=2016-06-01&sig=a%2Bb-C_d&sp=%2Fx"
+
+
+@pytest.mark.parametrize("url", [HOOK, "https://example.com?key=1", "https://example.com/a?"])
+def test_a_url_of_the_webhook_may_have_a_query(url):
+    assert findings(Webhook__Url=url) == Findings()
+
+
+@pytest.mark.parametrize(
+    ("url", "wrong"),
+    [
+        (f"{HOOK}#top", "holds a fragment"),
+        ("https://u:p@example.com/in?sig=1", "holds a user or password"),
+        ("https://example.com/in?sig=1 2", "holds white space"),
+        ("http://example.com/in?sig=1", "HTTPS"),
+    ],
+)
+def test_what_a_url_of_the_webhook_may_not_have(url, wrong):
+    (problem,) = map(str, findings(Webhook__Url=url).problems)
+    assert wrong in problem
+    assert "sig" not in problem
+
+
+def test_a_base_address_has_no_query():
+    (problem,) = findings(Email__EmailProviderA__BaseUrl="https://example.com/?a=1").problems
+    assert "query" in str(problem)
 
 
 def test_a_line_break_in_a_subject_is_a_problem():
@@ -115,11 +175,20 @@ def test_nothing_is_remarked_on_while_notifications_are_off():
     assert warnings(Enabled=False, **changes) == []
 
 
+def test_names_of_senders_and_subjects_hold_nothing_that_cannot_be_seen():
+    for text, named in (("a\x85b", "U+0085"), ("a\u2028b", "U+2028"), ("a\u202eb", "U+202E")):
+        for key in ("Email__FromDisplayName", "Templates__Deleted__EmailSubject"):
+            (problem,) = map(str, findings(**{key: text}).problems)
+            assert named in problem
+    (problem,) = map(str, findings(Email__FromAddress="a\u200b@x.example").problems)
+    assert "U+200B" in problem
+
+
 @pytest.mark.parametrize("secret", ["short", "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="])
-def test_a_signing_secret_that_cannot_be_used_is_a_warning_without_it(secret):
-    (warning,) = probed(secret)
-    assert "SigningSecretEnvVar: names the variable SDK_WEBHOOK_SECRET, whose value" in warning
-    assert secret not in warning
+def test_a_signing_secret_that_cannot_be_used_is_a_problem_without_it(secret):
+    (problem,) = probed(secret)
+    assert "SigningSecretEnvVar: names the variable SDK_WEBHOOK_SECRET, whose value" in problem
+    assert secret not in problem
     assert probed(secret, EnabledChannels__Webhook=False) == []
 
 
