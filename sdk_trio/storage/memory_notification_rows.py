@@ -19,12 +19,14 @@ class NotificationRows:
     """The messages of one store, and the last transition that had its turn.
 
     ``open`` are those of ``by_id`` that are still sent by themselves, so that the look for work,
-    twice a second, reads these few and not the finished ones of 90 days.
+    twice a second, reads these few and not the finished ones of 90 days. ``silent``: nobody is
+    told until the next look.
     """
 
     by_id: dict[NotificationId, NotificationRow] = attrs.Factory(dict)
     open: dict[NotificationId, NotificationRow] = attrs.Factory(dict)
     position: int | None = None
+    silent: bool = False
 
     def keep(self, row: NotificationRow, record: NotificationRecord) -> None:
         """Store ``record`` in ``row``, which may be new."""

@@ -71,6 +71,7 @@ class MemoryNotifications:
         rows = self._rows
         if rows.position is None:
             rows.position = self._tenants.last_sequence
+            rows.silent = False
             return Enlisted(0, skipped, more=False)
         records = self._tenants.outbox_after(rows.position, limit)
         pending = 0
@@ -91,6 +92,7 @@ class MemoryNotifications:
         """See :meth:`.ports.NotificationStore.switch_off`."""
         await self._begin()
         self._rows.position = None
+        self._rows.silent = True
 
     def _add(
         self, outbox: OutboxRecord, channel: str, repeatable: bool, now: float

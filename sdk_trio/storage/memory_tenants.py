@@ -52,7 +52,12 @@ class MemoryTenants:
         self._keep(audit, None)
 
     async def change(
-        self, tenant: Tenant, audit: AuditRecord, outbox: OutboxRecord | None = None
+        self,
+        tenant: Tenant,
+        audit: AuditRecord,
+        outbox: OutboxRecord | None = None,
+        *,
+        announced: bool = False,
     ) -> None:
         """See :meth:`.ports.TenantStore.change`."""
         await self._begin()
@@ -60,7 +65,15 @@ class MemoryTenants:
         self._refuse_taken(tenant)
         self._drop(before)
         self._put(tenant)
+        told = self.notification_rows
+        if announced and outbox is not None and told.position is None and not told.silent:
+            told.position = self._last_outbox
         self._keep(audit, outbox)
+
+    async def note(self, audit: AuditRecord) -> None:
+        """See :meth:`.ports.TenantStore.note`."""
+        await self._begin()
+        self._keep(audit, None)
 
     async def purge(
         self, tenant: Tenant, audit: AuditRecord, *, forget_audit: bool = False

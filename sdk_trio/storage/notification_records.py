@@ -10,6 +10,11 @@ import attrs
 
 from .tenant_records import OutboxRecord
 
+#: The checkpoint that holds the sequence of the last transition whose messages were enlisted, or
+#: that nobody is told: absent before the first of either.
+POSITION = "notifications"
+SILENT = "off"
+
 
 class NotificationState(enum.StrEnum):
     """``pending -> sending -> sent | retrying -> sending ... | failed | skipped | unknown``.

@@ -261,15 +261,28 @@ class TenantStore(Protocol):
         ...
 
     async def change(
-        self, tenant: "Tenant", audit: "AuditRecord", outbox: "OutboxRecord | None" = None
+        self,
+        tenant: "Tenant",
+        audit: "AuditRecord",
+        outbox: "OutboxRecord | None" = None,
+        *,
+        announced: bool = False,
     ) -> None:
         """Replace the tenant's row by ``tenant``, whose version is one above the stored one.
+
+        ``announced``: who changes it has notifications enabled. The first transition of such a one
+        draws the line of :meth:`NotificationStore.enlist` before itself, where nobody has drawn or
+        removed it yet.
 
         Raises:
             TenantConflictError: the stored version is another one; nothing is changed.
             TenantExistsError: the organization id is taken; nothing is changed.
             UnknownTenantError: there is no tenant with this id.
         """
+        ...
+
+    async def note(self, audit: "AuditRecord") -> None:
+        """Keep an audit row of what did not change the tenant: a transition that was refused."""
         ...
 
     async def purge(
@@ -365,9 +378,11 @@ class NotificationStore(Protocol):
         """Give the next ``limit`` transitions a message on each of ``channels``.
 
         ``channels`` says for each whether its messages are repeatable. Next are the transitions
-        after the last one that had its turn; the first call ever, and after :meth:`switch_off`,
-        draws the line, and no earlier transition gets any. One of before ``oldest`` gets messages
-        that are ``skipped``. Messages that wait on any other channel become ``skipped`` too.
+        after the last one that had its turn. The first call after :meth:`switch_off` draws the
+        line, and no earlier transition gets any; so does the first call ever, unless the first
+        announced transition has drawn it before (:meth:`TenantStore.change`). One of before
+        ``oldest`` gets messages that are ``skipped``. Messages that wait on any other channel
+        become ``skipped`` too.
         """
         ...
 

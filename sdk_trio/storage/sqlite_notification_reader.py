@@ -6,6 +6,8 @@ from typing import Any, cast
 import apsw
 
 from .notification_records import (
+    POSITION,
+    SILENT,
     Lookout,
     NotificationId,
     NotificationRecord,
@@ -13,9 +15,6 @@ from .notification_records import (
 )
 from .schema import NOTIFICATION_OPEN
 from .sqlite_tenant_rows import OUTBOX_COLUMNS, outbox_of
-
-#: The checkpoint that holds the sequence of the last transition whose messages were enlisted.
-POSITION = "notifications"
 
 # SQLite uses a partial index only for a query that repeats its condition.
 OPEN = f"FROM notification INDEXED BY notification_open WHERE {NOTIFICATION_OPEN}"
@@ -48,9 +47,9 @@ OR EXISTS (SELECT 1 {OPEN} AND channel = :channel AND lease_owner > '' AND lease
 
 
 def position(connection: apsw.Connection) -> int | None:
-    """Return the sequence of the last transition that had its turn; None before the first call."""
+    """Return the sequence of the last transition that had its turn; None: there is no line."""
     found = connection.execute("SELECT value FROM checkpoint WHERE name = ?", (POSITION,)).get
-    return None if found is None else int(found)
+    return None if found in (None, SILENT) else int(found)
 
 
 def look(connection: apsw.Connection, channels: Mapping[str, bool], now: float) -> Lookout:

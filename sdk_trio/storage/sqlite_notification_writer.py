@@ -13,6 +13,8 @@ import apsw
 from .admission import Terms
 from .notification_records import (
     CUT_OFF,
+    POSITION,
+    SILENT,
     SWITCHED_OFF,
     DueNotifications,
     Ending,
@@ -24,7 +26,7 @@ from .notification_records import (
     too_old,
 )
 from .schema import NOTIFICATION_OPEN
-from .sqlite_notification_reader import OPEN, POSITION, get, position
+from .sqlite_notification_reader import OPEN, get, position
 
 # -- new messages ------------------------------------------------------------------------------
 
@@ -87,8 +89,8 @@ def enlist(
 
 
 def switch_off(connection: apsw.Connection) -> None:
-    """Forget which transition had its turn last."""
-    connection.execute("DELETE FROM checkpoint WHERE name = ?", (POSITION,))
+    """Forget which transition had its turn last, and keep that nobody is told."""
+    connection.execute(_MOVE, (POSITION, SILENT))
 
 
 def _skip_others(connection: apsw.Connection, channels: Mapping[str, bool], now: float) -> int:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import apsw
 import attrs
 
+from .notification_records import POSITION
 from .tenant_credentials import credentials_from_text, credentials_to_text
 from .tenant_records import (
     AuditAction,
@@ -44,6 +45,12 @@ _SELECT_TENANT = f"SELECT {', '.join(_TENANT)} FROM tenant"  # noqa: S608 - name
 _SELECT_AUDIT = f"SELECT {', '.join(_AUDIT)} FROM audit"  # noqa: S608 - names of the schema's
 _SELECT_OUTBOX = f"SELECT {', '.join(OUTBOX_COLUMNS)} FROM outbox"  # noqa: S608 - names of the schema's
 
+# Before the first transition that is to be told, unless somebody has drawn or removed it.
+_DRAW_LINE = """
+INSERT INTO checkpoint (name, value) VALUES (?, (SELECT coalesce(max(sequence), 0) FROM outbox))
+ON CONFLICT (name) DO NOTHING
+"""
+
 _DELETE_NOTIFICATIONS = """
 DELETE FROM notification WHERE sequence IN (SELECT sequence FROM outbox WHERE tenant_id = ?)
 """
@@ -60,7 +67,11 @@ def add(connection: apsw.Connection, tenant: Tenant, audit: AuditRecord) -> None
 
 
 def change(
-    connection: apsw.Connection, tenant: Tenant, audit: AuditRecord, outbox: OutboxRecord | None
+    connection: apsw.Connection,
+    tenant: Tenant,
+    audit: AuditRecord,
+    outbox: OutboxRecord | None,
+    announced: bool,
 ) -> None:
     """Update a tenant from the version before its own, with its audit and outbox rows."""
     require_version(_version_of(connection, tenant.id), tenant, expected=tenant.version - 1)
@@ -68,7 +79,14 @@ def change(
     connection.execute(_UPDATE_TENANT, _values_of(tenant))
     connection.execute(_INSERT_AUDIT, attrs.asdict(audit))
     if outbox is not None:
+        if announced:
+            connection.execute(_DRAW_LINE, (POSITION,))
         connection.execute(_INSERT_OUTBOX, attrs.asdict(outbox))
+
+
+def note(connection: apsw.Connection, audit: AuditRecord) -> None:
+    """Insert an audit row alone."""
+    connection.execute(_INSERT_AUDIT, attrs.asdict(audit))
 
 
 def purge(

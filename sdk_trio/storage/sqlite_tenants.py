@@ -24,10 +24,19 @@ class SqliteTenants:
         await self._committer.submit(lambda c: rows.add(c, tenant, audit))
 
     async def change(
-        self, tenant: Tenant, audit: AuditRecord, outbox: OutboxRecord | None = None
+        self,
+        tenant: Tenant,
+        audit: AuditRecord,
+        outbox: OutboxRecord | None = None,
+        *,
+        announced: bool = False,
     ) -> None:
         """See :meth:`.ports.TenantStore.change`."""
-        await self._committer.submit(lambda c: rows.change(c, tenant, audit, outbox))
+        await self._committer.submit(lambda c: rows.change(c, tenant, audit, outbox, announced))
+
+    async def note(self, audit: AuditRecord) -> None:
+        """See :meth:`.ports.TenantStore.note`."""
+        await self._committer.submit(lambda c: rows.note(c, audit))
 
     async def purge(
         self, tenant: Tenant, audit: AuditRecord, *, forget_audit: bool = False

@@ -34,9 +34,11 @@ class AuditAction(enum.StrEnum):
     REACTIVATED = "Reactivated"
     DEACTIVATED = "Deactivated"
     DELETED = "Deleted"
+    CHANGED = "Changed"
     CONTACT_CHANGED = "ContactChanged"
     CREDENTIALS_CHANGED = "CredentialsChanged"
     PURGED = "Purged"
+    REFUSED = "Refused"
 
 
 @attrs.frozen
@@ -100,7 +102,8 @@ class AuditRecord:
     """Who changed what of a tenant, when, why, and which setting relaxed a rule for it.
 
     ``sequence`` grows with every change of any tenant; the store sets it. ``relaxation`` is the
-    full key of a setting. ``details`` names what changed where the action does not say it.
+    full key of a setting. ``details`` names what changed where the action does not say it, and of
+    a refused transition which one and why.
     """
 
     sequence: int = 0

@@ -42,6 +42,17 @@ def audit_of(
     )
 
 
+def refused(audit: AuditRecord, transition: Transition, tenant: Tenant, why: str) -> AuditRecord:
+    """Return the audit row of a transition that was asked for and refused."""
+    return attrs.evolve(
+        audit,
+        action=AuditAction.REFUSED,
+        previous_status=tenant.status,
+        new_status=tenant.status,
+        details=f"{transition}: {why}",
+    )
+
+
 def outbox_of(
     tenant: Tenant, transition: Transition, audit: AuditRecord, delivery_id: str
 ) -> OutboxRecord:

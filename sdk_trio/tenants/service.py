@@ -1,5 +1,6 @@
 """Tenants: added, found, and taken through their life (spec 2.8 and 3.1, contracts 5 and 6)."""
 
+import enum
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,9 @@ import trio
 
 from ..config import Settings
 from ..errors import (
+    IllegalTransitionError,
     StoreUnavailableError,
+    SuspensionRefusedError,
     TenantConflictError,
     TenantNotActiveError,
     UnknownTenantError,
@@ -27,13 +30,22 @@ from ..storage.tenant_records import (
     Transition,
 )
 from . import identity
-from .changes import audit_of, in_status, is_verified, outbox_of
+from .changes import audit_of, in_status, is_verified, outbox_of, refused
 from .directory import Directory
 from .feed import Subscribers, TransitionFeed
 from .ports import APPLICATION, TenantKey
 from .status import ACTIONS, Decision, StatusPolicy, TransitionResult, decide
 
 _log = get_logger("tenants")
+
+
+class Unchanged(enum.Enum):
+    """Stands for a value that stays as it is, where None means that there is none."""
+
+    UNCHANGED = enum.auto()
+
+
+UNCHANGED = Unchanged.UNCHANGED
 
 #: How often changes of other processes (``tenant suspend`` in a shell) are looked for, in seconds.
 POLL_SECONDS = 0.5
@@ -61,6 +73,8 @@ class TenantService:
         new_id: Callable[[], uuid.UUID] = uuid.uuid4,
     ) -> None:
         self._policy = StatusPolicy.of(settings)
+        multi_tenant = settings.multi_tenant
+        self._announced = multi_tenant.enabled and multi_tenant.notifications.enabled
         self._store = store
         self._clock = clock
         self._new_id = new_id
@@ -150,6 +164,40 @@ class TenantService:
         }
         return await self._replace(
             tenant, values, AuditAction.CONTACT_CHANGED, reason, actor, expected_version
+        )
+
+    async def change(
+        self,
+        tenant: TenantKey,
+        *,
+        name: str | None = None,
+        organization_id: str | Unchanged | None = UNCHANGED,
+        reason: str | None = None,
+        actor: str = APPLICATION,
+        expected_version: int | None = None,
+    ) -> Tenant:
+        """Change a tenant's name or organization; the same again changes nothing.
+
+        Args:
+            tenant: the record, its id or its identifier.
+            name: the new one; None: it stays.
+            organization_id: the new one; None: the tenant has none any more.
+            reason: for the audit trail, one line.
+            actor: who asks for it.
+            expected_version: the version that the caller has seen, if it must still be that.
+
+        Raises:
+            InvalidTenantError: a value cannot be accepted; nothing was changed.
+            TenantExistsError: the organization is another tenant's.
+            TenantError: as of the transitions.
+        """
+        values: dict[str, object] = {}
+        if name is not None:
+            values["name"] = identity.check_name(name)
+        if not isinstance(organization_id, Unchanged):
+            values["organization_id"] = identity.check_organization_id(organization_id)
+        return await self._replace(
+            tenant, values, AuditAction.CHANGED, reason, actor, expected_version
         )
 
     async def set_credentials(
@@ -244,9 +292,13 @@ class TenantService:
             tenant = await self._look(key, attempt, expected_version)
             now = self._clock()
             audit = audit_of(tenant, ACTIONS[transition], reason, actor, now)
-            decision = decide(
-                tenant, transition, self._policy, now=now, bypass_email_verification=bypass
-            )
+            try:
+                decision = decide(
+                    tenant, transition, self._policy, now=now, bypass_email_verification=bypass
+                )
+            except (IllegalTransitionError, SuspensionRefusedError) as refusal:
+                await self._note(refused(audit, transition, tenant, str(refusal)))
+                raise
             if not decision.no_op:
                 changed = in_status(tenant, decision.new_status, now)
                 audit = attrs.evolve(
@@ -270,6 +322,21 @@ class TenantService:
             occurred_at=now,
             relaxation=decision.relaxation,
         )
+
+    async def _note(self, audit: AuditRecord) -> None:
+        """Keep in the trail what was refused; a store that fails leaves it to the log."""
+        _log.warning(
+            "tenant.refused",
+            tenant=audit.tenant_identifier,
+            tenant_id=audit.tenant_id,
+            actor=audit.actor,
+            error=audit.details,
+        )
+        try:
+            await self._store.note(audit)
+        except StoreUnavailableError as error:
+            _log.error("store.unavailable", error=str(error))
+            await trio.lowlevel.checkpoint()
 
     async def _replace(
         self,
@@ -316,7 +383,7 @@ class TenantService:
     ) -> None:
         attempt.version = tenant.version
         try:
-            await self._store.change(tenant, audit, outbox)
+            await self._store.change(tenant, audit, outbox, announced=self._announced)
         finally:
             # Whatever is raised, Cancelled included, the change may have been written.
             self._announce()

@@ -58,6 +58,7 @@ class NotificationMachine(RuleBasedStateMachine):
         self.outbox: dict[int, tuple[str, float]] = {}
         self.last = 0
         self.position: int | None = None
+        self.silent = False
         self.rows: dict[NotificationId, SimpleNamespace] = {}
 
     def store(self, by: int) -> Any:
@@ -75,13 +76,15 @@ class NotificationMachine(RuleBasedStateMachine):
     # What happens to messages is only interesting once there are some, whichever rules Hypothesis
     # leaves out of an example.
     @initialize(
+        drawn=st.booleans(),
         happened=st.lists(tenants, min_size=1, max_size=3),
         begun=st.lists(st.tuples(who, channels, st.integers(0, 2)), max_size=4),
     )
-    def begin(self, happened: list[str], begun: list[tuple[int, str, int]]) -> None:
-        self.enlist(by=0, only=None, limit=500)
+    def begin(self, drawn: bool, happened: list[str], begun: list[tuple[int, str, int]]) -> None:
+        if drawn:
+            self.enlist(by=0, only=None, limit=500)
         for tenant in happened:
-            self.happen(by=0, tenant=tenant)
+            self.happen(by=0, tenant=tenant, announced=not drawn)
         self.enlist(by=0, only=None, limit=500)
         for by, channel, steps in begun:
             self.take_due(by=by, channel=channel, limit=1)
@@ -92,16 +95,18 @@ class NotificationMachine(RuleBasedStateMachine):
     def advance(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(by=who, tenant=tenants)
-    def happen(self, by: int, tenant: str) -> None:
-        self.loop(lambda: transition(self.open[by], tenant, now=self.now))
+    @rule(by=who, tenant=tenants, announced=st.booleans())
+    def happen(self, by: int, tenant: str, announced: bool = False) -> None:
+        if announced and self.position is None and not self.silent:
+            self.position = max(self.outbox, default=0)
+        self.loop(lambda: transition(self.open[by], tenant, now=self.now, announced=announced))
         self.last += 1
         self.outbox[self.last] = (tenant, self.now)
 
     @rule(by=who)
     def switch_off(self, by: int) -> None:
         self.loop(self.store(by).switch_off)
-        self.position = None
+        self.position, self.silent = None, True
 
     @rule(by=who, only=st.sampled_from((None, None, "email")), limit=st.sampled_from((1, 500)))
     def enlist(self, by: int, only: str | None, limit: int) -> None:
@@ -117,7 +122,7 @@ class NotificationMachine(RuleBasedStateMachine):
                 row.reason = "the channel is switched off"
                 skipped += 1
         if self.position is None:
-            self.position = max(self.outbox, default=0)
+            self.position, self.silent = max(self.outbox, default=0), False
             more = False
         else:
             new = sorted(s for s in self.outbox if s > self.position)[:limit]

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 from support.deliveries import settings
 from support.notified import FakeChannel
@@ -41,6 +42,29 @@ async def by_command(settings: Settings, identifier: str) -> None:
     async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
         service = TenantService(settings, store.tenants)
         await service.suspend(identifier)
+
+
+@pytest.mark.parametrize("first", ["told", "silent"])
+async def test_what_happens_before_the_first_look_of_the_first_daemon(
+    tmp_path: Path, first: str
+) -> None:
+    on, off = (settings_of(tmp_path, enabled=enabled) for enabled in (True, False))
+    async with open_store(on, owner="before") as store:
+        for name in ("told", "silent", "later"):
+            await TenantService(on, store.tenants).add(name, name=name)
+    # Commands, with no daemon yet: what is done while Enabled is false is not told, ever.
+    if first == "silent":
+        await by_command(off, "silent")
+    await by_command(on, "told")
+    channel = FakeChannel()
+    with trio.fail_after(60):
+        async with running(on, channel) as tenants:
+            await tenants.suspend("later")
+            while len(channel.finished) < 2:
+                await trio.sleep(0.01)
+    async with open_store(on, owner="test") as store:
+        records = await store.notifications.find(limit=100)
+        assert [record.outbox.tenant_identifier for record in records] == ["later", "told"]
 
 
 async def test_what_happens_while_they_are_off_is_never_told(tmp_path: Path) -> None:

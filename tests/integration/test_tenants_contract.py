@@ -124,8 +124,8 @@ class SlowToReturn:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def change(self, *args: Any) -> None:
-        await self._store.change(*args)
+    async def change(self, *args: Any, **options: Any) -> None:
+        await self._store.change(*args, **options)
         self.committed.set()
         await self.go_on.wait()
 

@@ -191,6 +191,7 @@ class TenantMachine(RuleBasedStateMachine):
         late = row.deleted_at is not None and self.now - row.deleted_at > 90 * DAY
         if row.status not in sources or late:
             assert type(result) is IllegalTransitionError
+            self.refuse(name, transition, result, reason)
             return
         relaxation = None
         if verb == "suspend" and not row.verified:
@@ -198,6 +199,7 @@ class TenantMachine(RuleBasedStateMachine):
             relaxation = NOT_REQUIRED if policy == 2 else ANYWAY if policy == 1 and bypass else None
             if relaxation is None:
                 assert type(result) is SuspensionRefusedError
+                self.refuse(name, transition, result, reason)
                 return
         assert (result.no_op, result.previous_status, result.new_status, result.occurred_at) == (
             False,
@@ -226,6 +228,32 @@ class TenantMachine(RuleBasedStateMachine):
                 **said,
             }
         )
+
+    def refuse(self, name: str, transition: str, error: Exception, reason: str | None) -> None:
+        status = self.rows[name].status
+        self.note(
+            name,
+            "Refused",
+            previous_status=status,
+            new_status=status,
+            details=f"{transition}: {error}",
+            reason=reason,
+            actor="mover",
+        )
+
+    @rule(by=who, name=names, organization=st.sampled_from((None, "o1", "o2")))
+    def change_organization(self, by: int, name: str, organization: str | None) -> None:
+        result = self.call(by, "change", name, organization_id=organization, actor="editor")
+        row = self.rows.get(name)
+        others = [r.organization for n, r in self.rows.items() if n != name]
+        if row is None:
+            assert type(result) is UnknownTenantError
+        elif organization is not None and organization in others:
+            assert type(result) is TenantExistsError
+        elif row.organization != organization:
+            assert result.organization_id == organization
+            row.organization, row.version = organization, row.version + 1
+            self.note(name, "Changed", details="organization_id", actor="editor")
 
     @rule(by=who, name=names, verb=verbs, behind=st.integers(1, 3))
     def act_on_what_was_seen_before_a_change(

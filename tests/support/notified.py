@@ -75,7 +75,9 @@ def audit(of: Tenant, action: AuditAction, now: float) -> AuditRecord:
     )
 
 
-async def transition(store: Any, identifier: str = "acme", *, now: float) -> OutboxRecord:
+async def transition(
+    store: Any, identifier: str = "acme", *, now: float, announced: bool = False
+) -> OutboxRecord:
     """Commit one transition of a tenant, as the tenants' service would."""
     before = await store.tenants.find(identifier) or await add_tenant(store, identifier)
     active = before.status is TenantStatus.ACTIVE
@@ -97,7 +99,8 @@ async def transition(store: Any, identifier: str = "acme", *, now: float) -> Out
         site_manager_email_verified=True,
         site_manager_phone="+15551234567",
     )
-    await store.tenants.change(after, audit(after, AuditAction(str(change)), now), record)
+    row = audit(after, AuditAction(str(change)), now)
+    await store.tenants.change(after, row, record, announced=announced)
     return record
 
 
