@@ -94,6 +94,7 @@ def nothing(parser: ArgumentParser) -> None:
 def events_list(parser: ArgumentParser) -> None:
     parser.add_argument("--type", metavar="T", help="only this event type")
     parser.add_argument("--state", choices=STATES, help="only this state")
+    parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
     parser.add_argument("--since", metavar="T", help=f"only arrivals since: {_MOMENT_HELP}")
     parser.add_argument(
         "--limit", metavar="N", default="50", help="at most this many, newest first (default 50)"
@@ -112,6 +113,7 @@ def events_replay(parser: ArgumentParser) -> None:
         "--state", choices=REPLAYABLE_STATES, help="every event in this state, instead of ids"
     )
     parser.add_argument("--type", metavar="T", help="with --state: only this event type")
+    parser.add_argument("--tenant", metavar="T", help="with --state: only this tenant's")
     parser.add_argument("--since", metavar="T", help=f"with --state: only since: {_MOMENT_HELP}")
     parser.add_argument("--dry-run", action="store_true", help="show what would be replayed")
     parser.add_argument("--yes", action="store_true", help="do not ask")
@@ -216,7 +218,13 @@ def secrets_new(parser: ArgumentParser) -> None:
 
 def tenant_list(parser: ArgumentParser) -> None:
     parser.add_argument("--status", choices=TENANT_STATUSES, help="only this status")
+    parser.add_argument(
+        "--search", metavar="TEXT", help="only those with it in a name, an id or an address"
+    )
     parser.add_argument("--limit", metavar="N", help="at most this many (default: all)")
+    parser.add_argument(
+        "--after", metavar="IDENTIFIER", default="", help="only those that come after this one"
+    )
     _add_format(parser)
 
 
@@ -236,6 +244,13 @@ def tenant_add(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--organization-id", metavar="O", help="the upstream's organization whose events it gets"
     )
+    _add_token(parser)
+    _add_secret_sources(parser)
+    _add_who_and_why(parser)
+    _add_format(parser)
+
+
+def _add_token(parser: ArgumentParser, *, removable: bool = False) -> None:
     token = parser.add_mutually_exclusive_group()
     token.add_argument(
         "--access-token-env", metavar="NAME", help="the variable that holds its access token"
@@ -243,6 +258,13 @@ def tenant_add(parser: ArgumentParser) -> None:
     token.add_argument(
         "--access-token-file", metavar="FILE", help="the file that holds its access token"
     )
+    if removable:
+        token.add_argument(
+            "--no-access-token", action="store_true", help="it has none of its own any more"
+        )
+
+
+def _add_secret_sources(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--webhook-secret-env",
         metavar="NAME",
@@ -257,8 +279,63 @@ def tenant_add(parser: ArgumentParser) -> None:
         default=[],
         help="a file with webhook secrets of its own, one a line; may be repeated",
     )
+
+
+def tenant_change(parser: ArgumentParser) -> None:
+    parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
+    parser.add_argument("--name", metavar="N", help="the name for people")
+    organization = parser.add_mutually_exclusive_group()
+    organization.add_argument(
+        "--organization-id", metavar="O", help="the upstream's organization whose events it gets"
+    )
+    organization.add_argument(
+        "--no-organization", action="store_true", help="it gets no organization's events any more"
+    )
     _add_who_and_why(parser)
     _add_format(parser)
+
+
+def tenant_credentials_set(parser: ArgumentParser) -> None:
+    parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
+    _add_token(parser, removable=True)
+    _add_secret_sources(parser)
+    parser.add_argument(
+        "--no-webhook-secrets", action="store_true", help="it has none of its own any more"
+    )
+    _add_who_and_why(parser)
+    _add_format(parser)
+
+
+def tenant_credentials_rotate(parser: ArgumentParser) -> None:
+    parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
+    _add_secret_sources(parser)
+    parser.add_argument(
+        "--remove",
+        metavar="SOURCE",
+        action="append",
+        default=[],
+        help="an old source, env:NAME or file:PATH as 'tenant credentials show' prints it",
+    )
+    _add_who_and_why(parser)
+    _add_format(parser)
+
+
+def tenant_import(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "file", metavar="FILE", help="CSV or JSON as of 'tenant export'; - is standard input"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would become of each row, and change none"
+    )
+    _add_who_and_why(parser)
+    _add_format(parser)
+
+
+def tenant_export(parser: ArgumentParser) -> None:
+    parser.add_argument("--status", choices=TENANT_STATUSES, help="only this status")
+    parser.add_argument(
+        "--format", choices=("csv", "json"), default="csv", help="of standard output (default csv)"
+    )
 
 
 def tenant_contact(parser: ArgumentParser) -> None:
@@ -286,7 +363,7 @@ def tenant_contact(parser: ArgumentParser) -> None:
     _add_format(parser)
 
 
-def tenant_change(parser: ArgumentParser) -> None:
+def tenant_transition(parser: ArgumentParser) -> None:
     parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
     _add_who_and_why(parser)
     _add_bypass(parser)
@@ -294,7 +371,7 @@ def tenant_change(parser: ArgumentParser) -> None:
 
 
 def tenant_delete(parser: ArgumentParser) -> None:
-    tenant_change(parser)
+    tenant_transition(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
@@ -302,6 +379,14 @@ def tenant_audit(parser: ArgumentParser) -> None:
     parser.add_argument(
         "identifier", metavar="IDENTIFIER", nargs="?", help="only this tenant, or its id"
     )
+    parser.add_argument(
+        "--status", choices=TENANT_STATUSES, help="only what led to this status, or stayed there"
+    )
+    parser.add_argument(
+        "--search", metavar="TEXT", help="only rows with it in who, what, why or whom"
+    )
+    parser.add_argument("--limit", metavar="N", help="at most this many (default: all)")
+    parser.add_argument("--after", metavar="SEQUENCE", help="only rows after this one")
     _add_format(parser)
 
 

@@ -71,22 +71,61 @@ COMMANDS = (
     Command("tenant show", "show one tenant", "tenants:show_tenant", arguments.tenant_show),
     Command("tenant add", "add a tenant", "tenants:add", arguments.tenant_add),
     Command(
+        "tenant change",
+        "change a tenant's name or organization",
+        "tenants:change",
+        arguments.tenant_change,
+    ),
+    Command(
         "tenant contact",
         "change whom a tenant's messages go to",
         "tenants:change_contact",
         arguments.tenant_contact,
     ),
     Command(
-        "tenant suspend", "suspend an active tenant", "tenants:suspend", arguments.tenant_change
+        "tenant credentials show",
+        "show where a tenant's own token and secrets are",
+        "tenant_credentials:show_credentials",
+        arguments.tenant_show,
+    ),
+    Command(
+        "tenant credentials set",
+        "say where a tenant's own token and secrets are",
+        "tenant_credentials:set_credentials",
+        arguments.tenant_credentials_set,
+    ),
+    Command(
+        "tenant credentials rotate",
+        "add a new webhook secret, or remove an old one",
+        "tenant_credentials:rotate_credentials",
+        arguments.tenant_credentials_rotate,
+    ),
+    Command(
+        "tenant import",
+        "add and change the tenants of a file",
+        "tenant_import:import_tenants",
+        arguments.tenant_import,
+    ),
+    Command(
+        "tenant export",
+        "print tenants as CSV or JSON",
+        "tenant_import:export_tenants",
+        arguments.tenant_export,
+    ),
+    Command(
+        "tenant suspend", "suspend an active tenant", "tenants:suspend", arguments.tenant_transition
     ),
     Command(
         "tenant reactivate",
         "make a tenant active again",
         "tenants:reactivate",
-        arguments.tenant_change,
+        arguments.tenant_transition,
     ),
     Command(
-        "tenant deactivate", "deactivate a tenant", "tenants:deactivate", arguments.tenant_change
+        "tenant deactivate",
+        "deactivate a tenant",
+        "tenants:deactivate",
+        arguments.tenant_transition,
     ),
     Command("tenant delete", "delete a tenant softly", "tenants:delete", arguments.tenant_delete),
     Command(
@@ -163,5 +202,6 @@ GROUPS = {
     "replication": "the replication of the tenants' databases",
     "secrets": "webhook secrets",
     "notify": "messages to site managers: what they say, what became of them",
+    "tenant credentials": "where a tenant's own access token and webhook secrets are",
     "tenant": "tenants: who they are, where they stand, who changed that",
 }

@@ -15,6 +15,7 @@ from .moments import moment_text, parse_count, parse_since
 from .printer import cell, print_json, print_rows, print_text, say
 from .settings_reader import load
 from .store_opener import open_store
+from .tenant_access import tenant_id_of
 
 
 class UnknownEventError(SdkError):
@@ -29,9 +30,16 @@ def list_events(arguments: Namespace) -> int:
     settings = load(arguments)
 
     async def find() -> list[DeliveryRecord]:
+        tenant_id = await tenant_id_of(settings, arguments.tenant)
         async with open_store(settings) as inbox:
             return list(
-                await inbox.find(type=arguments.type, state=state, since=since, limit=limit)
+                await inbox.find(
+                    type=arguments.type,
+                    state=state,
+                    since=since,
+                    tenant_id=tenant_id,
+                    limit=limit,
+                )
             )
 
     records = trio.run(find)

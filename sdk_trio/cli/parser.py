@@ -62,13 +62,10 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     top = _add_choices(parser)
-    groups: dict[str, Any] = {}
+    groups: dict[str, Any] = {"": top}
     for command in COMMANDS:
         group, _, word = command.words.rpartition(" ")
-        if group and group not in groups:
-            about = GROUPS[group]
-            groups[group] = _add_choices(top.add_parser(group, help=about, description=about))
-        chosen = (groups[group] if group else top).add_parser(
+        chosen = _group(groups, group).add_parser(
             word,
             help=command.summary,
             description=f"{command.summary[0].upper()}{command.summary[1:]}.",
@@ -82,6 +79,16 @@ def build_parser() -> Parser:
             parser=chosen,
         )
     return parser
+
+
+def _group(groups: dict[str, Any], words: str) -> Any:
+    """Return what takes the commands of a group, which may be one within another."""
+    if words not in groups:
+        outer, _, word = words.rpartition(" ")
+        about = GROUPS[words]
+        parser = _group(groups, outer).add_parser(word, help=about, description=about)
+        groups[words] = _add_choices(parser)
+    return groups[words]
 
 
 def _add_choices(parser: argparse.ArgumentParser) -> Any:

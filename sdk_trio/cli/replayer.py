@@ -15,6 +15,7 @@ from .printer import Progress, print_rows, say
 from .questioner import confirmed
 from .settings_reader import load
 from .store_opener import open_store
+from .tenant_access import tenant_id_of
 from .usage import UsageError
 
 COLUMNS = ("webhook_id", "type", "state", "replayed", "reason")
@@ -28,8 +29,10 @@ def replay(arguments: Namespace) -> int:
     """
     if bool(arguments.ids) == bool(arguments.state):
         raise UsageError("give the ids of events, or --state dead, parked or retrying; not both")
-    if arguments.ids and (arguments.type or arguments.since):
-        raise UsageError("--type and --since choose among a --state; leave them out with ids")
+    if arguments.ids and (arguments.type or arguments.since or arguments.tenant):
+        raise UsageError(
+            "--type, --tenant and --since choose among a --state; leave them out with ids"
+        )
     since = parse_since(arguments.since, now=time.time()) if arguments.since else None
     settings = load(arguments)
     candidates = trio.run(_candidates, settings, arguments, since)
@@ -51,11 +54,14 @@ async def _candidates(
     settings: Settings, arguments: Namespace, since: float | None
 ) -> list[Candidate]:
     """Return every event that was asked for, those that cannot be replayed included."""
+    tenant_id = await tenant_id_of(settings, arguments.tenant)
     async with open_store(settings) as inbox:
         if arguments.ids:
             return await find_named(inbox, arguments.ids)
         state = DeliveryState(arguments.state)
-        return await find_chosen(inbox, state, type=arguments.type, since=since)
+        return await find_chosen(
+            inbox, state, type=arguments.type, since=since, tenant_id=tenant_id
+        )
 
 
 async def _put_back(settings: Settings, ids: Sequence[str]) -> set[str]:

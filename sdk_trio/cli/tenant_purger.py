@@ -1,6 +1,5 @@
 """``tenant purge``: removes tenants that were deleted longer ago than their retention."""
 
-import getpass
 import time
 import uuid
 from argparse import Namespace
@@ -17,6 +16,7 @@ from ..tenants.purger import PurgeCandidate, Purger, TenantRemoved
 from .printer import Progress, print_rows, say
 from .questioner import confirmed
 from .settings_reader import load
+from .tenant_access import actor_of
 from .upgrade import require_tenants
 
 COLUMNS = ("identifier", "tenant_id", "deleted_days_ago", "bytes", "purged", "reason")
@@ -61,7 +61,7 @@ async def _candidates(settings: Settings) -> Sequence[PurgeCandidate]:
 async def _purge(
     settings: Settings, candidates: Sequence[PurgeCandidate], arguments: Namespace
 ) -> list[dict[str, Any]]:
-    actor = arguments.actor or f"command line, {_user()}"
+    actor = actor_of(arguments)
     rows = []
     progress = Progress("removed", len(candidates))
     async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
@@ -105,10 +105,3 @@ def _question(candidates: Sequence[PurgeCandidate]) -> str:
     names = ", ".join(c.tenant.identifier if c.tenant else c.tenant_id for c in candidates[:5])
     more = f" and {len(candidates) - 5} more" if len(candidates) > 5 else ""
     return f"remove {names}{more} for ever?"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return "unknown user"

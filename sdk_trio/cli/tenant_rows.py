@@ -3,6 +3,7 @@
 JSON has the names of the records' attributes; it is a stable contract.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -33,6 +34,7 @@ AUDIT_COLUMNS = (
     "actor",
     "relaxation",
     "reason",
+    "details",
 )
 
 
@@ -56,6 +58,37 @@ def table_row(tenant: Tenant) -> dict[str, Any]:
         "email_verified": tenant.site_manager_email_verified,
         "created": moment_text(tenant.created_at),
     }
+
+
+def mentions(tenant: Tenant, text: str | None) -> bool:
+    """Return whether a tenant has ``text`` in a name, an id or an address, in any case."""
+    fields = (
+        tenant.identifier,
+        tenant.name,
+        tenant.id,
+        tenant.organization_id,
+        tenant.site_manager_email,
+        tenant.site_manager_phone,
+    )
+    return _any_holds(fields, text)
+
+
+def audit_mentions(record: AuditRecord, status: str | None, text: str | None) -> bool:
+    """Return whether an audit row led to ``status``, and has ``text`` in what it says."""
+    fields = (
+        record.tenant_identifier,
+        record.tenant_id,
+        record.action,
+        record.actor,
+        record.reason,
+        record.relaxation,
+        record.details,
+    )
+    return status in (None, record.new_status) and _any_holds(fields, text)
+
+
+def _any_holds(fields: Iterable[str | None], text: str | None) -> bool:
+    return text is None or any(text.casefold() in field.casefold() for field in fields if field)
 
 
 def audited(record: AuditRecord) -> dict[str, Any]:

@@ -1,70 +1,59 @@
-"""``tenant list|show|add|contact|suspend|reactivate|deactivate|delete|audit`` (contracts 9)."""
+"""``tenant list|show|add|change|contact|suspend|reactivate|deactivate|delete|audit``."""
 
-import getpass
-import os
-import uuid
 from argparse import Namespace
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Sequence
 
-import trio
-
-from ..config import Settings, StorageBackend
-from ..errors import EXIT_FAILURE, StoreUnavailableError, UnknownTenantError
-from ..storage import open_store
+from ..errors import EXIT_FAILURE, UnknownTenantError
 from ..storage.tenant_credentials import source_to_text
-from ..storage.tenant_records import (
-    AuditRecord,
-    EnvironmentVariable,
-    KeyFile,
-    Tenant,
-    TenantCredentials,
-    TenantStatus,
-)
+from ..storage.tenant_records import AuditRecord, Tenant, TenantCredentials, TenantStatus
 from ..tenants import TenantService, TransitionResult
+from ..tenants.service import PAGE, UNCHANGED
 from .moments import moment_text, parse_count
 from .printer import Row, cell, print_json, print_rows, print_text, say
 from .questioner import confirmed
-from .settings_reader import load
-from .store_opener import why_unreachable
+from .tenant_access import actor_of, run_with_tenants
 from .tenant_contact import changes_contact, contact_after
-from .tenant_rows import AUDIT_COLUMNS, LIST_COLUMNS, audit_row, audited, listed, table_row
+from .tenant_rows import (
+    AUDIT_COLUMNS,
+    LIST_COLUMNS,
+    audit_mentions,
+    audit_row,
+    audited,
+    listed,
+    mentions,
+    table_row,
+)
+from .tenant_sources import named_credentials, warn_of_shared_sources
 from .usage import UsageError
-
-T = TypeVar("T")
-
-#: Rows that are read at once.
-PAGE = 500
 
 RESULT_COLUMNS = ("identifier", "transition", "previous_status", "new_status", "no_op", "occurred")
 
 
 def list_tenants(arguments: Namespace) -> int:
-    """Print the tenants by identifier, all of them or those of one status."""
+    """Print the tenants by identifier: all of them, or those that every option leaves."""
     limit = None if arguments.limit is None else parse_count(arguments.limit, option="--limit")
-    status = TenantStatus(arguments.status) if arguments.status else None
-    tenants = _run(arguments, lambda service: _all_tenants(service, status, limit))
+    tenants = run_with_tenants(arguments, lambda service: _chosen(service, arguments, limit))
     as_json = arguments.format == "json"
     print_rows(
         [listed(t) if as_json else table_row(t) for t in tenants], LIST_COLUMNS, as_json=as_json
     )
     if not tenants:
         say("no tenants")
+    elif len(tenants) == limit:
+        say(f"there may be more: --after {tenants[-1].identifier}")
     return 0
 
 
-async def _all_tenants(
-    service: TenantService, status: TenantStatus | None, limit: int | None
-) -> list[Tenant]:
+async def _chosen(service: TenantService, arguments: Namespace, limit: int | None) -> list[Tenant]:
+    status = TenantStatus(arguments.status) if arguments.status else None
     found: list[Tenant] = []
+    after = arguments.after
     while True:
-        wanted = PAGE if limit is None else min(PAGE, limit - len(found))
-        after = found[-1].identifier if found else ""
-        page = await service.list(status=status, after=after, limit=wanted)
-        found += page
-        if len(page) < wanted or len(found) == limit:
-            return found
+        page = await service.list(status=status, after=after, limit=PAGE)
+        found += [tenant for tenant in page if mentions(tenant, arguments.search)]
+        if len(page) < PAGE or (limit is not None and len(found) >= limit):
+            return found[:limit]
+        after = page[-1].identifier
 
 
 def find_tenant(arguments: Namespace, identifier: str) -> Tenant:
@@ -73,7 +62,7 @@ def find_tenant(arguments: Namespace, identifier: str) -> Tenant:
     Raises:
         UnknownTenantError: there is none.
     """
-    return _run(arguments, lambda service: service.get(identifier))
+    return run_with_tenants(arguments, lambda service: service.get(identifier))
 
 
 def show_tenant(arguments: Namespace) -> int:
@@ -118,24 +107,29 @@ def add(arguments: Namespace) -> int:
     """Add a tenant; the store is created if there is none yet.
 
     Raises:
+        UsageError: an address is verified that there is not.
         InvalidTenantError: a value cannot be accepted; nothing was changed.
         TenantExistsError: the identifier or the organization is another tenant's.
     """
+    if arguments.email_verified and arguments.email is None:
+        raise UsageError("--email-verified: there is no address; name one with --email")
 
     async def create(service: TenantService) -> Tenant:
-        return await service.add(
+        tenant = await service.add(
             arguments.identifier,
             name=arguments.name,
             site_manager_email=arguments.email,
             site_manager_email_verified=arguments.email_verified,
             site_manager_phone=arguments.phone,
             organization_id=arguments.organization_id,
-            credentials=_credentials(arguments),
+            credentials=named_credentials(arguments, TenantCredentials()),
             reason=arguments.reason,
-            actor=_actor(arguments),
+            actor=actor_of(arguments),
         )
+        await warn_of_shared_sources(service, tenant)
+        return tenant
 
-    tenant = _run(arguments, create, creates=True)
+    tenant = run_with_tenants(arguments, create, creates=True)
     if arguments.format == "json":
         print_json(listed(tenant))
     else:
@@ -143,19 +137,52 @@ def add(arguments: Namespace) -> int:
     return 0
 
 
-def _credentials(arguments: Namespace) -> TenantCredentials:
-    token: EnvironmentVariable | KeyFile | None = None
-    if arguments.access_token_env is not None:
-        token = EnvironmentVariable(arguments.access_token_env)
-    elif arguments.access_token_file is not None:
-        token = KeyFile(os.path.abspath(arguments.access_token_file))
-    return TenantCredentials(
-        access_token=token,
-        webhook_secrets=(
-            *map(EnvironmentVariable, arguments.webhook_secret_env),
-            *(KeyFile(os.path.abspath(path)) for path in arguments.webhook_secret_file),
-        ),
-    )
+def change(arguments: Namespace) -> int:
+    """Change a tenant's name or organization; what is not named stays as it is.
+
+    Raises:
+        UsageError: nothing is named.
+        InvalidTenantError: a value cannot be accepted; nothing was changed.
+        TenantExistsError: the organization is another tenant's.
+        TenantError: there is no such tenant, or somebody else has changed it at the same time.
+    """
+    organization = None if arguments.no_organization else arguments.organization_id or UNCHANGED
+    if arguments.name is None and organization is UNCHANGED:
+        raise UsageError("say what changes: --name, --organization-id or --no-organization")
+    if arguments.organization_id == "":
+        raise UsageError("--organization-id is empty: --no-organization says that there is none")
+
+    async def apply(service: TenantService, before: Tenant) -> Tenant:
+        return await service.change(
+            before,
+            name=arguments.name,
+            organization_id=organization,
+            reason=arguments.reason,
+            actor=actor_of(arguments),
+            expected_version=before.version,
+        )
+
+    return change_tenant(arguments, apply)
+
+
+def change_tenant(
+    arguments: Namespace, apply: Callable[[TenantService, Tenant], Awaitable[Tenant]]
+) -> int:
+    """Let ``apply`` change the tenant that was named, print it, and say if nothing was changed."""
+
+    async def work(service: TenantService) -> tuple[Tenant, bool]:
+        before = await service.get(arguments.identifier)
+        after = await apply(service, before)
+        return after, after.version != before.version
+
+    tenant, changed = run_with_tenants(arguments, work)
+    if arguments.format == "json":
+        print_json(listed(tenant))
+    else:
+        _print_tenant(tenant)
+    if not changed:
+        say("it was so already: nothing was changed")
+    return 0
 
 
 def change_contact(arguments: Namespace) -> int:
@@ -172,25 +199,16 @@ def change_contact(arguments: Namespace) -> int:
             "--phone or --no-phone"
         )
 
-    async def change(service: TenantService) -> tuple[Tenant, bool]:
-        before = await service.get(arguments.identifier)
-        after = await service.change_contact(
+    async def apply(service: TenantService, before: Tenant) -> Tenant:
+        return await service.change_contact(
             before,
             **contact_after(before, arguments),
             reason=arguments.reason,
-            actor=_actor(arguments),
+            actor=actor_of(arguments),
             expected_version=before.version,
         )
-        return after, after.version != before.version
 
-    tenant, changed = _run(arguments, change)
-    if arguments.format == "json":
-        print_json(listed(tenant))
-    else:
-        _print_tenant(tenant)
-    if not changed:
-        say("it was so already: nothing was changed")
-    return 0
+    return change_tenant(arguments, apply)
 
 
 def suspend(arguments: Namespace) -> int:
@@ -205,7 +223,7 @@ def suspend(arguments: Namespace) -> int:
         lambda service: service.suspend(
             arguments.identifier,
             reason=arguments.reason,
-            actor=_actor(arguments),
+            actor=actor_of(arguments),
             bypass_email_verification=arguments.bypass_email_verification,
         ),
     )
@@ -216,7 +234,7 @@ def reactivate(arguments: Namespace) -> int:
     return _change(
         arguments,
         lambda service: service.reactivate(
-            arguments.identifier, reason=arguments.reason, actor=_actor(arguments)
+            arguments.identifier, reason=arguments.reason, actor=actor_of(arguments)
         ),
     )
 
@@ -226,7 +244,7 @@ def deactivate(arguments: Namespace) -> int:
     return _change(
         arguments,
         lambda service: service.deactivate(
-            arguments.identifier, reason=arguments.reason, actor=_actor(arguments)
+            arguments.identifier, reason=arguments.reason, actor=actor_of(arguments)
         ),
     )
 
@@ -241,7 +259,7 @@ def delete(arguments: Namespace) -> int:
     return _change(
         arguments,
         lambda service: service.delete(
-            arguments.identifier, reason=arguments.reason, actor=_actor(arguments)
+            arguments.identifier, reason=arguments.reason, actor=actor_of(arguments)
         ),
     )
 
@@ -249,7 +267,7 @@ def delete(arguments: Namespace) -> int:
 def _change(
     arguments: Namespace, change: Callable[[TenantService], Awaitable[TransitionResult]]
 ) -> int:
-    result = _run(arguments, change)
+    result = run_with_tenants(arguments, change)
     row = {
         "identifier": result.tenant.identifier,
         "transition": result.transition,
@@ -277,78 +295,44 @@ def audit(arguments: Namespace) -> int:
     Raises:
         UnknownTenantError: the trail has never heard of this tenant.
     """
-    records = _run(arguments, lambda service: _trail(service, arguments.identifier))
+    limit = None if arguments.limit is None else parse_count(arguments.limit, option="--limit")
+    after = 0 if arguments.after is None else parse_count(arguments.after, option="--after")
+    records = run_with_tenants(arguments, lambda service: _trail(service, arguments, after, limit))
     as_json = arguments.format == "json"
     rows: Sequence[Row] = [audited(r) if as_json else audit_row(r) for r in records]
     print_rows(rows, AUDIT_COLUMNS, as_json=as_json)
     if not records:
-        say("the audit trail is empty")
+        say("the audit trail has nothing of that" if after else "the audit trail is empty")
+    elif len(records) == limit:
+        say(f"there may be more: --after {records[-1].sequence}")
     return 0
 
 
-async def _trail(service: TenantService, key: str | None) -> list[AuditRecord]:
-    if key is None:
-        return await _all_audit_rows(service, None)
+async def _trail(
+    service: TenantService, arguments: Namespace, after: int, limit: int | None
+) -> list[AuditRecord]:
+    key = arguments.identifier
+    tenant_id: str | None = None
     unknown: UnknownTenantError | None = None
-    try:
-        return await _all_audit_rows(service, (await service.get(key)).id)
-    except UnknownTenantError as error:
-        unknown = error
-    # A purged tenant is only in the trail.
-    rows = await _all_audit_rows(service, None)
-    found = [row for row in rows if key in (row.tenant_id, row.tenant_identifier)]
-    if not found:
-        raise unknown
-    return found
-
-
-async def _all_audit_rows(service: TenantService, tenant_id: str | None) -> list[AuditRecord]:
+    if key is not None:
+        try:
+            tenant_id = (await service.get(key)).id
+        except UnknownTenantError as error:
+            unknown = error  # a purged tenant is only in the trail
     found: list[AuditRecord] = []
+    heard = unknown is None
     while True:
-        after = found[-1].sequence if found else 0
         page = await service.audit(tenant_id, after_sequence=after, limit=PAGE)
-        found += page
-        if len(page) < PAGE:
-            return found
+        rows = page if unknown is None else [row for row in page if _is_of(row, key)]
+        heard = heard or bool(rows)
+        found += [row for row in rows if audit_mentions(row, arguments.status, arguments.search)]
+        if len(page) < PAGE or (limit is not None and len(found) >= limit):
+            break
+        after = page[-1].sequence
+    if unknown is not None and not heard:
+        raise unknown
+    return found[:limit]
 
 
-def _actor(arguments: Namespace) -> str:
-    """Return who asks: ``--actor``, or the user of the machine."""
-    if arguments.actor is not None:
-        return str(arguments.actor)
-    try:
-        return f"cli:{getpass.getuser()}"
-    except (KeyError, OSError):  # a user id without a name, as in containers
-        return f"cli:{os.getuid()}" if hasattr(os, "getuid") else "cli"
-
-
-def _run(
-    arguments: Namespace,
-    use: Callable[[TenantService], Awaitable[T]],
-    *,
-    creates: bool = False,
-) -> T:
-    settings = load(arguments)
-    if creates and not settings.multi_tenant.enabled:
-        say("note: Sdk:MultiTenant:Enabled is false, so a runtime takes no notice of tenants")
-
-    async def work() -> T:
-        async with _tenants(settings, creates=creates) as service:
-            return await use(service)
-
-    return trio.run(work)
-
-
-@asynccontextmanager
-async def _tenants(settings: Settings, *, creates: bool) -> AsyncIterator[TenantService]:
-    """Open the tenants, beside a daemon or without one.
-
-    Raises:
-        StorageError: the store cannot be opened, or there is none and ``creates`` is false.
-    """
-    missing = why_unreachable(settings)
-    in_memory = settings.storage.backend is StorageBackend.MEMORY
-    if missing is not None and (in_memory or not creates):
-        raise StoreUnavailableError(missing)
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
-        yield TenantService(settings, store.tenants)
+def _is_of(record: AuditRecord, key: str) -> bool:
+    return key in (record.tenant_id, record.tenant_identifier)

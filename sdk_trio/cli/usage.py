@@ -30,13 +30,13 @@ def check_words(arguments: Sequence[str], known: Collection[str]) -> None:
     Raises:
         UsageError: the command is not in this version, or is none; with the closest name.
     """
-    groups = {command.partition(" ")[0] for command in known if " " in command}
-    if not arguments or arguments[0].startswith("-"):
-        return
-    first = arguments[0]
-    _check(first, [command.partition(" ")[0] for command in known])
-    if first in groups and len(arguments) > 1 and not arguments[1].startswith("-"):
-        _check(f"{first} {arguments[1]}", [c for c in known if c.startswith(f"{first} ")])
+    chosen = ""
+    for depth, word in enumerate(arguments, start=1):
+        if chosen in known or word.startswith("-"):
+            return
+        within = [command for command in known if command.startswith(chosen and f"{chosen} ")]
+        chosen = f"{chosen} {word}".lstrip()
+        _check(chosen, [" ".join(command.split()[:depth]) for command in within])
 
 
 def option_meant(given: Sequence[str], known: Collection[str]) -> str:

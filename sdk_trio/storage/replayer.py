@@ -52,6 +52,7 @@ async def find_chosen(
     *,
     type: str | None = None,
     since: float | None = None,
+    tenant_id: str | None = None,
     limit: int | None = None,
 ) -> list[Candidate]:
     """Return the events of a state, oldest first, read page by page; at most ``limit``."""
@@ -63,6 +64,7 @@ async def find_chosen(
             type=type,
             state=state,
             since=since,
+            tenant_id=tenant_id,
             after_sequence=after,
             limit=CHUNK if limit is None else min(CHUNK, limit - len(found)),
         )

@@ -50,6 +50,9 @@ UNCHANGED = Unchanged.UNCHANGED
 #: How often changes of other processes (``tenant suspend`` in a shell) are looked for, in seconds.
 POLL_SECONDS = 0.5
 
+#: Tenants that are read at once where all of them are looked at.
+PAGE = 500
+
 
 class TenantService:
     """All that can be done with tenants; it is a :class:`~.ports.TenantStatusService`.
@@ -292,13 +295,16 @@ class TenantService:
             tenant = await self._look(key, attempt, expected_version)
             now = self._clock()
             audit = audit_of(tenant, ACTIONS[transition], reason, actor, now)
+            refusal: IllegalTransitionError | SuspensionRefusedError | None = None
             try:
                 decision = decide(
                     tenant, transition, self._policy, now=now, bypass_email_verification=bypass
                 )
-            except (IllegalTransitionError, SuspensionRefusedError) as refusal:
+            except (IllegalTransitionError, SuspensionRefusedError) as error:
+                refusal = error
+            if refusal is not None:
                 await self._note(refused(audit, transition, tenant, str(refusal)))
-                raise
+                raise refusal
             if not decision.no_op:
                 changed = in_status(tenant, decision.new_status, now)
                 audit = attrs.evolve(
@@ -451,6 +457,17 @@ class TenantService:
     ) -> Sequence[Tenant]:
         """List up to ``limit`` tenants by identifier, those that come after ``after``."""
         return await self._store.page(status=status, after=after, limit=limit)
+
+    async def all(self, *, status: TenantStatus | None = None) -> Sequence[Tenant]:
+        """List every tenant by identifier, read page by page."""
+        await trio.lowlevel.checkpoint()
+        found: list[Tenant] = []
+        while True:
+            after = found[-1].identifier if found else ""
+            page = await self._store.page(status=status, after=after, limit=PAGE)
+            found += page
+            if len(page) < PAGE:
+                return found
 
     async def counts(self) -> dict[TenantStatus, int]:
         """Return how many tenants are in each status (``sdk_tenants{status}``)."""

@@ -1,38 +1,14 @@
 """``tenant ...`` as a user runs it: output, exit status, beside a daemon or without one."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from support.command_forker import run_command
+from support.tenant_shell import Shell
 
 from sdk_trio.testing import running_app, settings_for_tests
-
-
-class Shell:
-    """Runs commands on one data directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def __call__(self, *words: str, **keys: str) -> subprocess.CompletedProcess[str]:
-        keys = {"Sdk:Storage:Path": str(self.directory), "Sdk:MultiTenant:Enabled": "true", **keys}
-        settings = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
-        return run_command(
-            ("tenant", *words, *settings),
-            environ={**os.environ, "NO_COLOR": "1"},
-            directory=self.directory.parent,
-            seconds=60,
-        )
-
-    def json(self, *words: str, **keys: str) -> Any:
-        done = self(*words, "--format", "json", **keys)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
 
 
 @pytest.fixture
@@ -118,6 +94,27 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
         (("add", "b", "--name", "x", "--email", "nobody"), 2, "email"),
         (("add", "b", "--name", " "), 2, "name is empty"),
         (("add", "b"), 2, "--name"),
+        (("add", "b", "--name", "x", "--email-verified"), 2, "there is no address"),
+        (("add", "b", "--name", "a\u202eb"), 2, "U+202E"),
+        (("add", "b", "--name", "a\x85b"), 2, "U+0085"),
+        (("add", "b", "--name", "a\u2028b"), 2, "U+2028"),
+        (("add", "b", "--name", "\u200b\u3164"), 2, "nothing that can be seen"),
+        (("add", "b", "--name", "x", "--email", "a\u202e@x.de"), 2, "U+202E"),
+        (("add", "b", "--name", "x", "--actor", "kim\u2066"), 2, "U+2066"),
+        (("deactivate", "acme", "--reason", "a\u009bb"), 2, "U+009B"),
+        (("change", "acme"), 2, "say what changes"),
+        (("change", "acme", "--name", ""), 2, "name is empty"),
+        (("change", "acme", "--organization-id", ""), 2, "--no-organization"),
+        (("change", "acme", "--organization-id", "a b"), 2, "visible ASCII"),
+        (("change", "nobody", "--name", "x"), 1, "no tenant 'nobody'"),
+        (("credentials", "set", "acme"), 2, "say what changes"),
+        (("credentials", "set", "acme", "--webhook-secret-env", "a b"), 2, "source"),
+        (("credentials", "rotate", "acme"), 2, "name the new source"),
+        (("credentials", "rotate", "acme", "--remove", "X"), 2, "a source is env:"),
+        (("credentials", "rotate", "acme", "--remove", "env:X"), 2, "has no env:X"),
+        (("credentials", "sho", "acme"), 2, "did you mean 'tenant credentials show'"),
+        (("credentials",), 2, "COMMAND"),
+        (("audit", "--after", "x"), 2, "--after"),
         (("add", "acme", "--name", "x"), 1, "'acme' already"),
         (("add", "b", "--name", "x", "--webhook-secret-env", "whsec_+"), 2, "source"),
         (("suspend", "nobody"), 1, "no tenant 'nobody'"),
@@ -135,7 +132,10 @@ def test_what_is_wrong_is_said_in_a_line_and_changes_nothing(
     assert (done.returncode, done.stdout) == (status, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    assert len(shell.json("audit")) == 1
+    trail = shell.json("audit")
+    # What the rules of tenants refuse is kept; what is no request at all is not.
+    refused = words[:2] == ("suspend", "acme")
+    assert [row["action"] for row in trail] == ["Created", "Refused"][: 1 + refused]
 
 
 def test_the_bypass_counts_while_the_setting_permits_it(shell: Shell) -> None:
@@ -150,6 +150,281 @@ def test_without_a_store_a_look_creates_none(shell: Shell) -> None:
     for words in (("list",), ("suspend", "acme"), ("audit",)):
         assert shell(*words).returncode == 69
     assert not shell.directory.exists()
+
+
+@pytest.mark.parametrize("backdoor", [(), ("--bypass-email-verification",)])
+def test_a_refused_transition_is_in_the_trail_with_who_why_and_why_not(
+    shell: Shell, backdoor: tuple[str, ...]
+) -> None:
+    added = add(shell)
+    why = ("--reason", "unpaid", "--actor", "kim")
+    assert shell("suspend", "acme", *why, *backdoor).returncode == 1
+    assert shell("delete", "acme", "--yes").returncode == 0
+    assert shell("deactivate", "acme").returncode == 1
+    refused, _, illegal = shell.json("audit", "acme")[1:]
+    assert (refused["action"], refused["actor"], refused["reason"]) == ("Refused", "kim", "unpaid")
+    assert refused["details"].startswith("Suspended: the tenant 'acme' is not suspended: its site")
+    assert refused["previous_status"] == refused["new_status"] == "Active"
+    assert illegal["details"].startswith("Deactivated: the tenant 'acme' is Deleted and cannot be")
+    assert shell.json("show", "acme")["version"] == added["version"] + 1
+
+
+def test_everybody_on_the_command_line_is_called_alike(shell: Shell) -> None:
+    add(shell)
+    keys = {"Sdk:MultiTenant:TenantStatus:DeletedTenantRetentionDays": "0"}
+    for words in (("change", "acme", "--name", "x"), ("delete", "acme"), ("purge", "--yes")):
+        assert shell(*words, **keys).returncode == 0
+    trail = shell.json("audit")
+    assert [row["action"] for row in trail] == ["Created", "Changed", "Deleted", "Purged"]
+    (actor,) = {row["actor"] for row in trail}
+    assert actor.startswith("cli:")
+
+
+def test_a_tenant_gets_another_name_and_organization(shell: Shell) -> None:
+    add(shell, "acme", "--organization-id", "org_1")
+    add(shell, "other")
+    why = ("--reason", "merger", "--actor", "kim")
+    changed = shell.json("change", "acme", "--name", "Acme AG", *why)
+    assert (changed["name"], changed["organization_id"]) == ("Acme AG", "org_1")
+    taken = shell("change", "other", "--organization-id", "org_1")
+    assert (taken.returncode, taken.stdout) == (1, "")
+    assert "acme" in taken.stderr
+    assert shell.json("change", "acme", "--no-organization")["organization_id"] is None
+    assert shell.json("change", "other", "--organization-id", "org_1")["organization_id"] == "org_1"
+    again = shell("change", "other", "--organization-id", "org_1")
+    assert "nothing was changed" in again.stderr
+    trail = shell.json("audit")[2:]
+    assert [(row["action"], row["details"]) for row in trail] == [
+        ("Changed", "name"),
+        ("Changed", "organization_id"),
+        ("Changed", "organization_id"),
+    ]
+    assert (trail[0]["actor"], trail[0]["reason"]) == ("kim", "merger")
+
+
+def test_lists_and_trails_are_searched_and_paged(shell: Shell) -> None:
+    for name in ("alpha", "beta", "delta", "gamma"):
+        add(shell, name, "--email", f"M@{name}.example", "--email-verified")
+    shell("suspend", "beta", "--reason", "Unpaid")
+    shell("suspend", "delta", "--reason", "asked for")
+
+    def names(*words: str) -> list[str]:
+        return [row["identifier"] for row in shell.json("list", *words)]
+
+    assert names("--limit", "2") == ["alpha", "beta"]
+    assert names("--limit", "2", "--after", "beta") == ["delta", "gamma"]
+    assert names("--search", "m@GAMMA") == ["gamma"]
+    assert names("--search", "lta", "--status", "Suspended") == ["delta"]
+    assert names("--search", "a", "--status", "Active", "--limit", "1", "--after", "b") == ["gamma"]
+    assert "--after beta" in shell("list", "--limit", "2").stderr
+    trail = shell.json("audit")
+    assert shell.json("audit", "--limit", "2", "--after", str(trail[1]["sequence"])) == trail[2:4]
+    (row,) = shell.json("audit", "--status", "Suspended", "--search", "unpaid")
+    assert row["tenant_identifier"] == "beta"
+    assert shell.json("audit", "delta", "--search", "created") == [trail[2]]
+
+
+def test_a_secret_is_rotated_without_a_moment_without_one(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(shell, "acme", "--webhook-secret-env", "ACME_OLD")
+    add(shell, "other", "--webhook-secret-env", "OTHER")
+    monkeypatch.setenv("ACME_OLD", "planted-old-value\nplanted-second-value")
+    key = shell.directory.parent / "new.key"
+
+    def sources(*words: str) -> list[str]:
+        done = shell("credentials", *words, "--format", "json")
+        assert done.returncode == 0, done.stderr
+        assert "planted" not in done.stdout + done.stderr
+        return [row["source"] for row in json.loads(done.stdout)]
+
+    added = shell("credentials", "rotate", "acme", "--webhook-secret-file", str(key))
+    assert (added.returncode, "both sign now" in added.stderr) == (0, True)
+    assert "cannot be read" in added.stdout
+    key.write_text("planted-new-value\n")
+    rows = shell.json("credentials", "show", "acme")
+    assert [(row["use"], row["source"], row["found"]) for row in rows] == [
+        ("webhook_secret", f"file:{key}", 1),
+        ("webhook_secret", "env:ACME_OLD", 2),
+    ]
+    assert sources("rotate", "acme", "--remove", "env:ACME_OLD") == [f"file:{key}"]
+    last = shell("credentials", "rotate", "acme", "--remove", f"file:{key}")
+    assert (last.returncode, "it is the last one" in last.stderr) == (2, True)
+    token = ("--access-token-env", "TOKEN")
+    assert sources("set", "acme", *token) == ["env:TOKEN", f"file:{key}"]
+    assert sources("set", "acme", "--no-webhook-secrets") == ["env:TOKEN"]
+    assert sources("set", "acme", "--no-access-token") == []
+    assert "no credentials of its own" in shell("credentials", "show", "acme").stderr
+    assert [row["action"] for row in shell.json("audit", "acme")[1:]] == ["CredentialsChanged"] * 5
+
+
+def test_two_tenants_with_one_source_are_warned_of(shell: Shell) -> None:
+    own = ("--webhook-secret-env", "SHARED")
+    assert "SHARED" not in shell("add", "acme", "--name", "x", *own).stderr
+    for words in (
+        ("add", "other", "--name", "x", *own),
+        ("credentials", "show", "other"),
+        ("credentials", "rotate", "other", "--webhook-secret-env", "OTHER"),
+    ):
+        assert "warning: env:SHARED of other is named by acme too" in shell(*words).stderr
+    rows = shell.json("credentials", "show", "other")
+    assert [row["shared_with"] for row in rows] == [[], ["acme"]]
+
+
+def test_tenants_travel_from_one_store_to_another(shell: Shell, tmp_path: Path) -> None:
+    manager = ("--email", "m@example.com", "--email-verified", "--phone", "+15551234567")
+    secrets = ("--webhook-secret-env", "A", "--webhook-secret-file", "/k/a")
+    add(shell, "acme", *manager, "--organization-id", "org_1", *secrets)
+    shell("add", "evil", "--name", '=HYPERLINK("http://evil.example","x")')
+    shell("add", "quoted", "--name", "'=1+1 \u00fc")
+    everything = shell.json("list")
+    assert json.loads(shell("export", "--format", "json").stdout) == everything
+    table = shell("export").stdout
+    lines = table.splitlines()
+    assert lines[0].startswith("identifier,name,organization_id,")
+    assert not [cell for line in lines for cell in line.split(",") if cell[:1] in "=+-@" and cell]
+    for number, text in enumerate((table, "\ufeff" + table, json.dumps(everything))):
+        file = tmp_path / f"tenants-{number}"
+        file.write_text(text, encoding="utf-8")
+        other = Shell(tmp_path / f"data-{number}")
+        dry = other.json("import", str(file), "--dry-run")
+        assert ([row["verdict"] for row in dry], other.directory.exists()) == (
+            ["create"] * 3,
+            False,
+        )
+        assert other.json("import", str(file)) == dry
+        apart = {"id", "created_at"}
+        assert [
+            {k: v for k, v in tenant.items() if k not in apart} for tenant in other.json("list")
+        ] == [{k: v for k, v in tenant.items() if k not in apart} for tenant in everything]
+        again = other.json("import", str(file))
+        assert [row["verdict"] for row in again] == ["unchanged"] * 3
+        assert len(other.json("audit")) == 3
+
+
+def test_an_import_says_of_each_row_what_becomes_of_it_and_is_done_whole_or_not(
+    shell: Shell, tmp_path: Path
+) -> None:
+    add(shell, "acme", "--organization-id", "org_1", "--email", "m@example.com")
+    add(shell, "same")
+    file = tmp_path / "tenants.csv"
+    rows = [
+        "identifier,name,organization_id,site_manager_email,site_manager_email_verified",
+        "acme,Acme AG,org_1,n@example.com,yes",
+        "same,Acme Ltd,,,",
+        "new,New,org_2,,",
+    ]
+    wrong = [
+        "bad one,x,,,",
+        "acme,x,,,",
+        "third,x,org_1,,",
+        "fourth,,,,",
+        "fifth,x,,,yes",
+        "sixth,x,,nobody,",
+        "seventh,x,,m@x.example,perhaps",
+        "eighth,x",
+        "nin\u202eth,x,,,",
+    ]
+    file.write_text("\n".join(rows + wrong), encoding="utf-8")
+    refused = shell("import", str(file), "--format", "json")
+    assert refused.returncode == 1
+    assert "nothing was changed: mend what was refused" in refused.stderr
+    verdicts = json.loads(refused.stdout)
+    assert [row["verdict"] for row in verdicts] == [
+        *("change", "unchanged", "create"),
+        *["refused"] * len(wrong),
+    ]
+    assert [row["row"] for row in verdicts] == list(range(2, 2 + len(verdicts)))
+    for row, said in zip(
+        verdicts[3:],
+        (
+            *(
+                "identifier must be",
+                "row 2 is about the same",
+                "is that of 'acme'",
+                "name is empty",
+            ),
+            *("there is no address", "email address", "true or false", "has 2 cells", "identifier"),
+        ),
+        strict=True,
+    ):
+        assert said in row["reason"]
+    assert len(shell.json("audit")) == 2
+    file.write_text("\n".join(rows), encoding="utf-8")
+    dry = shell("import", str(file), "--dry-run")
+    assert (dry.returncode, "change: 1, create: 1, unchanged: 1" in dry.stderr) == (0, True)
+    assert len(shell.json("audit")) == 2
+    done = shell.json("import", str(file), "--actor", "kim", "--reason", "migration")
+    assert done[0]["changes"] == "name, site_manager_email, site_manager_email_verified"
+    acme, new, _ = shell.json("list")
+    assert (acme["name"], acme["site_manager_email_verified"]) == ("Acme AG", True)
+    assert new["organization_id"] == "org_2"
+    trail = shell.json("audit")[2:]
+    assert [row["action"] for row in trail] == ["Changed", "ContactChanged", "Created"]
+    assert {(row["actor"], row["reason"]) for row in trail} == {("kim", "migration")}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe", "byte 0"),
+        (b"[1", "no JSON"),
+        (b'{"identifier": "a"}', "JSON array"),
+        (b"name,email\n", "does not know: email"),
+        (b"name\nx\n", "no column identifier"),
+        (b'identifier,name\na,"x\n', "line 2 is no CSV"),
+        (b"", "no column identifier"),
+    ],
+)
+def test_a_file_that_is_none_of_tenants(
+    shell: Shell, tmp_path: Path, content: bytes, said: str
+) -> None:
+    (tmp_path / "file").write_bytes(content)
+    done = shell("import", str(tmp_path / "file"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
+    assert not shell.directory.exists()
+
+
+def test_an_import_changes_no_status_and_believes_no_types(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.json"
+    items: list[Any] = [
+        {"identifier": "a", "name": "A", "status": "Suspended"},
+        {"identifier": "b", "name": 7},
+        {"identifier": "c", "name": "C", "credentials": {"webhook_secrets": "env:C"}},
+        {"identifier": "d", "name": "D", "credentials": {"access_token": "planted-token"}},
+        {"identifier": "e", "name": "E", "site_manager_email_verified": "yes"},
+        {"identifier": "f", "name": "F", "colour": "red"},
+        "g",
+        {"identifier": ["h"], "name": "H"},
+    ]
+    file.write_text(json.dumps(items))
+    done = shell("import", str(file), "--format", "json")
+    assert (done.returncode, "planted" in done.stdout + done.stderr) == (1, False)
+    assert [row["verdict"] for row in json.loads(done.stdout)] == ["refused"] * len(items)
+    assert shell.json("list") == []
+
+
+async def test_a_running_daemon_gives_the_next_event_to_the_organization_s_new_tenant(
+    shell: Shell,
+) -> None:
+    settings = settings_for_tests(
+        {
+            "Storage:Backend": "Sqlite",
+            "Storage:Path": str(shell.directory),
+            "MultiTenant:Enabled": True,
+        }
+    )
+    async with running_app(None, settings) as app:
+        tenants = app.runtime.receiver.tenancy.service
+        await trio.to_thread.run_sync(add, shell, "acme")
+        assert await tenants.find_by_organization("org_9") is None
+        words = ("change", "acme", "--organization-id", "org_9")
+        assert (await trio.to_thread.run_sync(shell, *words)).returncode == 0
+        with trio.fail_after(60):
+            while (found := await tenants.find_by_organization("org_9")) is None:
+                await trio.sleep(0.05)
+    assert found.identifier == "acme"
 
 
 async def test_a_running_daemon_notices_what_a_command_has_changed(shell: Shell) -> None:

@@ -4,13 +4,15 @@ import re
 import sys
 
 import pytest
+import trio
 from support.command_line import ARRIVAL, CommandLine, clear_environment
 
 from sdk_trio.cli import main
 from sdk_trio.cli.tailer import Tailer
 from sdk_trio.config import Settings
-from sdk_trio.storage import open_inbox, replayer
+from sdk_trio.storage import open_inbox, open_store, replayer
 from sdk_trio.storage.records import Dead, DeliveryState, Done, NewDelivery
+from sdk_trio.tenants import TenantService
 
 DEAD, DONE, PARKED, RECEIVED = (
     DeliveryState.DEAD,
@@ -310,3 +312,39 @@ def test_an_interrupted_tail_ends_with_130_and_says_nothing_more(command_line, m
     answer = command_line("events", "tail")
     assert (answer.status, answer.out) == (130, "")
     assert answer.err == "waiting for changes; Ctrl-C ends\n"
+
+
+# -- of one tenant -----------------------------------------------------------------------------
+
+
+def test_events_of_one_tenant_are_listed_and_replayed(command_line):
+    owned = "11111111-1111-4111-8111-111111111111"
+
+    async def fill():
+        chosen = Settings.from_mapping(
+            {"Storage:Path": str(command_line.data)}, standalone=True, receiver=False
+        )
+        async with open_store(chosen, owner="seed") as store:
+            tenant = await TenantService(chosen, store.tenants).add("acme", name="Acme")
+            for number, tenant_id in enumerate((tenant.id, owned, None)):
+                delivery = NewDelivery(
+                    f"msg_{number}", "order.paid", b"{}", 1, ARRIVAL, tenant_id=tenant_id
+                )
+                await store.inbox.park(delivery)
+
+    trio.run(fill)
+
+    def ids(*words):
+        answer = command_line("events", *words, "--format", "json")
+        return [row["webhook_id"] for row in answer.document]
+
+    assert ids("list", "--tenant", "acme") == ["msg_0"]
+    assert ids("list", "--tenant", owned) == ["msg_1"]  # its tenant was purged
+    parked = ("replay", "--state", "parked", "--tenant", "acme")
+    assert ids(*parked, "--dry-run") == ["msg_0"]
+    assert ids(*parked) == ["msg_0"]
+    assert ids("list", "--state", "parked") == ["msg_2", "msg_1"]
+    unknown = command_line("events", "list", "--tenant", "nobody")
+    assert (unknown.status, "there is no tenant 'nobody'" in unknown.err) == (1, True)
+    both = command_line("events", "replay", "msg_1", "--tenant", "acme")
+    assert (both.status, "--tenant" in both.err) == (2, True)

@@ -1,0 +1,89 @@
+"""Opens the tenants for a command, beside a daemon or without one, and says who asks."""
+
+import getpass
+import os
+import uuid
+from argparse import Namespace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import trio
+
+from ..config import Settings, StorageBackend
+from ..errors import StoreUnavailableError
+from ..storage import open_store
+from ..tenants import TenantService
+from ..tenants.identity import is_tenant_id
+from .printer import say
+from .settings_reader import load
+from .store_opener import why_unreachable
+
+T = TypeVar("T")
+
+
+def actor_of(arguments: Namespace) -> str:
+    """Return who asks: ``--actor``, or ``cli:`` and the user of the machine."""
+    if arguments.actor is not None:
+        return str(arguments.actor)
+    try:
+        return f"cli:{getpass.getuser()}"
+    except (KeyError, OSError, ImportError):  # a user id without a name, as in containers
+        return f"cli:{os.getuid()}" if hasattr(os, "getuid") else "cli"
+
+
+def run_with_tenants(
+    arguments: Namespace,
+    use: Callable[[TenantService], Awaitable[T]],
+    *,
+    creates: bool = False,
+) -> T:
+    """Return what ``use`` makes of the tenants of the configured store.
+
+    Args:
+        arguments: the parsed ones.
+        use: is called with the tenants.
+        creates: the store is made if there is none yet.
+
+    Raises:
+        OptionsValidationError: the settings are wrong.
+        StorageError: the store cannot be opened, or there is none and ``creates`` is false.
+    """
+    settings = load(arguments)
+    if creates and not settings.multi_tenant.enabled:
+        say("note: Sdk:MultiTenant:Enabled is false, so a runtime takes no notice of tenants")
+
+    async def work() -> T:
+        async with open_tenants(settings, creates=creates) as service:
+            return await use(service)
+
+    return trio.run(work)
+
+
+@asynccontextmanager
+async def open_tenants(
+    settings: Settings, *, creates: bool = False
+) -> AsyncIterator[TenantService]:
+    """Open the tenants; see :func:`run_with_tenants`."""
+    missing = why_unreachable(settings)
+    in_memory = settings.storage.backend is StorageBackend.MEMORY
+    if missing is not None and (in_memory or not creates):
+        raise StoreUnavailableError(missing)
+    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        yield TenantService(settings, store.tenants)
+
+
+async def tenant_id_of(settings: Settings, key: str | None) -> str | None:
+    """Return the id of the tenant that ``--tenant`` names; None for None.
+
+    An id counts as it is: its tenant may have been purged.
+
+    Raises:
+        UnknownTenantError: there is none of that name.
+        StorageError: the store cannot be opened.
+    """
+    if key is None or is_tenant_id(key):
+        await trio.lowlevel.checkpoint()
+        return key
+    async with open_tenants(settings) as service:
+        return (await service.get(key)).id
