@@ -29,7 +29,7 @@ from .printer import ByteProgress, Row, print_json, print_text, say
 from .replica_chooser import find_tenant, open_reader, run_until_signal
 from .settings_reader import load
 from .store_opener import why_unreachable
-from .tenants import _actor
+from .tenant_access import actor_of
 from .usage import UsageError
 
 
@@ -54,7 +54,7 @@ def restore(arguments: Namespace) -> int:
             at=at,
             keep=None if arguments.keep is None else Path(arguments.keep).absolute(),
             reason=arguments.reason,
-            actor=_actor(arguments),
+            actor=actor_of(arguments),
             bypass_email_verification=arguments.bypass_email_verification,
             wait_seconds=_wait_seconds(arguments),
         )

@@ -7,6 +7,7 @@ from argparse import Namespace
 from typing import Any
 
 import attrs
+import trio
 
 from ..errors import TenantCredentialsError
 from ..storage.tenant_credentials import source_to_text
@@ -157,10 +158,13 @@ async def _found(
     """Return how many tokens or secrets a source has for this process, and why none."""
     try:
         if use == _TOKEN:
-            return int(await reader.access_token(tenant) is not None), None
+            await reader.access_token(tenant)
+            return 1, None
         return len(await reader.read_webhook_secrets(tenant, source)), None
     except TenantCredentialsError as error:
-        return 0, str(error)
+        problem = str(error)
+    await trio.lowlevel.checkpoint()
+    return 0, problem
 
 
 def _print(rows: list[dict[str, Any]], arguments: Namespace) -> None:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import trio
+
 from ..config import StorageBackend
 from ..errors import EXIT_FAILURE, StorageError, TenantError
 from ..storage.tenant_records import Tenant, TenantStatus
@@ -71,6 +73,7 @@ def _is_new(arguments: Namespace) -> bool:
 
 
 async def _apply(service: TenantService, steps: Sequence[Step], arguments: Namespace) -> list[Step]:
+    await trio.lowlevel.checkpoint()
     done: list[Step] = []
     progress = Progress("imported", len(steps))
     for step in steps:
@@ -91,6 +94,7 @@ async def _do(service: TenantService, step: Step, arguments: Namespace) -> None:
     """Create a tenant, or change what differs; each kind of change has its own audit row."""
     who: dict[str, Any] = {"reason": arguments.reason, "actor": actor_of(arguments)}
     tenant, after = step.before, step.after
+    await trio.lowlevel.checkpoint()
     if after is None or step.verdict == "unchanged":
         return
     contact: dict[str, Any] = {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+from support.notified import until
 from support.tenant_shell import Shell
 
 from sdk_trio.testing import running_app, settings_for_tests
@@ -421,9 +422,9 @@ async def test_a_running_daemon_gives_the_next_event_to_the_organization_s_new_t
         assert await tenants.find_by_organization("org_9") is None
         words = ("change", "acme", "--organization-id", "org_9")
         assert (await trio.to_thread.run_sync(shell, *words)).returncode == 0
-        with trio.fail_after(60):
-            while (found := await tenants.find_by_organization("org_9")) is None:
-                await trio.sleep(0.05)
+        await until(lambda: tenants.find_by_organization("org_9"))
+        found = await tenants.find_by_organization("org_9")
+    assert found is not None
     assert found.identifier == "acme"
 
 
