@@ -95,7 +95,7 @@ def test_preview_of_our_own_texts_as_json(command_line):
 
 def test_preview_of_a_tenant(command_line):
     enabled = ["--set", "Sdk:MultiTenant:Enabled=true"]
-    command_line("tenant", "add", "acme", "--name", "Acme {Reason}\u202e", *enabled)
+    command_line("tenant", "add", "acme", "--name", "Acme {Reason}", *enabled)
     answer = command_line("notify", "preview", "--transition", "Suspended", "--tenant", "acme")
     assert answer.status == 0
     assert "Acme {Reason} has been suspended\n" in answer.out
@@ -190,3 +190,63 @@ def test_test_called_wrongly(command_line, words, status, message):
     answer = command_line("notify", "test", *words)
     assert answer.status == status
     assert message in answer.err
+
+
+# -- one answer to one mistake -----------------------------------------------------------------
+
+GOOD = {
+    "Sdk:Environment": "Production",
+    "Sdk:Webhooks:RequireHttps": "false",
+    "Sdk:MultiTenant:Enabled": "true",
+    f"{NOTIFICATIONS}:Enabled": "true",
+    f"{NOTIFICATIONS}:EnabledChannels:Email": "false",
+    f"{NOTIFICATIONS}:EnabledChannels:Webhook": "true",
+    f"{NOTIFICATIONS}:Webhook:Url": "https://hooks.example.com/in?api-version=1&sig=planted",
+}
+
+
+@pytest.mark.parametrize("words", [("config", "check"), ("run",), ("doctor", "--offline")])
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("Sdk:MultiTenant:Enabled", "false", "needs tenants, whose site managers are told"),
+        (f"{NOTIFICATIONS}:Webhook:SigningSecretEnvVar", "SHORT", "at least 16 are needed"),
+        (f"{NOTIFICATIONS}:Templates:Deleted:EmailBody", "{0}", "which nothing stands for"),
+        (f"{NOTIFICATIONS}:Webhook:Url", "https://h.example/in?sig=planted#x", "a fragment"),
+        (f"{NOTIFICATIONS}:RetryCapSeconds", "1", "at least RetryBaseSeconds"),
+    ],
+)
+def test_check_run_and_doctor_refuse_the_same(command_line, monkeypatch, words, key, value, said):
+    monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
+    monkeypatch.setenv("SDK_WEBHOOK_SECRET", SECRET)
+    monkeypatch.setenv("SHORT", "planted")
+    chosen = [f"--set={name}={text}" for name, text in {**GOOD, key: value}.items()]
+    answer = command_line(*words, "--standalone", *chosen)
+    # Doctor looks at the rest as well where the settings can be read, and ends with 1.
+    assert answer.status in ((1, 78) if words[0] == "doctor" else (78,))
+    assert said in " ".join((answer.out + answer.err).split())
+    assert "planted" not in answer.out + answer.err
+
+
+def test_the_query_of_the_url_is_shown_nowhere(command_line, monkeypatch):
+    monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
+    monkeypatch.setenv("SDK_WEBHOOK_SECRET", SECRET)
+    chosen = [f"--set={name}={text}" for name, text in GOOD.items()]
+    assert command_line("config", "check", "--standalone", *chosen).status == 0
+    for words in (("config", "show"), ("config", "show", "--format", "json")):
+        answer = command_line(*words, *chosen)
+        assert "https://hooks.example.com/********" in answer.out
+        assert "planted" not in answer.out + answer.err
+
+
+@pytest.mark.parametrize("status", [204, 404])
+def test_a_message_goes_to_a_url_with_a_query(command_line, monkeypatch, status):
+    monkeypatch.setenv("SDK_WEBHOOK_SECRET", SECRET)
+    with listening(status) as (url, arrived):
+        hook = f"{url}/in?api-version=1&sig=planted%2F"
+        answer = command_line(
+            "notify", "test", "--channel", "webhook", *settings(Webhook__Url=hook)
+        )
+    assert [path for path, _, _ in arrived] == ["/in?api-version=1&sig=planted%2F"]
+    assert answer.status == (0 if status == 204 else 1)
+    assert "planted" not in answer.out + answer.err

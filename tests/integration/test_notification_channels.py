@@ -342,8 +342,8 @@ async def test_a_timeout_before_sending_is_tried_again():
         chosen = options(provider.url.replace("http:", "https:"), timeout_seconds=2)
         webhook = attrs.evolve(chosen.webhook, allow_private_addresses=True)
         outcome = await send("webhook", attrs.evolve(chosen, webhook=webhook))
+        # An attempt to connect that hangs is raced by another one; no request was in any of them.
         assert outcome == Again("no whole answer within 2 s")
-        assert provider.connections == 1
 
 
 @pytest.mark.parametrize("channel", ["email", "sms"])

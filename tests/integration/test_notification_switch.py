@@ -4,21 +4,24 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from support.deliveries import settings
-from support.notified import FakeChannel
+from support.notified import FakeChannel, answering
 
 from sdk_trio.config import Settings
+from sdk_trio.notifications.outcome import Again, Sent
 from sdk_trio.runtime import Runtime
 from sdk_trio.storage import open_store
 from sdk_trio.storage.tenant_records import AuditAction
 from sdk_trio.tenants import TenantService
 
 
-def settings_of(root: Path, *, enabled: bool, backend: str = "Sqlite") -> Settings:
+def settings_of(root: Path, *, enabled: bool, backend: str = "Sqlite", **more: Any) -> Settings:
     return settings(
+        **more,
         Storage__Backend=backend,
         Storage__Path=str(root / "data"),
         MultiTenant__Enabled=True,
@@ -91,3 +94,16 @@ async def test_what_happens_while_they_are_off_is_never_told(tmp_path: Path) -> 
             assert [record.outbox.tenant_identifier for record in records] == ["later", "told"]
             audit = await store.tenants.audit(limit=100)
             assert sum(row.action is AuditAction.SUSPENDED for row in audit) == 5
+
+
+async def test_how_long_is_waited_between_attempts_is_a_setting(tmp_path: Path) -> None:
+    at_once = {"MultiTenant__Notifications__RetryBaseSeconds": 0}
+    chosen = settings_of(tmp_path, enabled=True, backend="Memory", **at_once)
+    # Seven waits of up to 30 s, doubled each time, would be a quarter of an hour.
+    channel = FakeChannel(behave=answering(*[Again("busy")] * 7, Sent("id")))
+    with trio.fail_after(60):
+        async with running(chosen, channel) as tenants:
+            await tenants.add("acme", name="Acme")
+            await tenants.suspend("acme")
+            while len(channel.finished) < 8:
+                await trio.sleep(0.01)
