@@ -70,10 +70,11 @@ class ControlClient:
         return read_sync(await self._ask("/sync", question, seconds + self._seconds))
 
     async def register(self, path: str, replica_url: str) -> None:
-        """Add a database with a target as a URL.
+        """Add a database with a target as a URL; one that is there keeps its old target.
 
-        A database that is there keeps its old target, and none of the configuration's intervals
-        hold for a new one: the supervisor restarts the replicator instead.
+        Of the configuration, what is said of all databases holds for it (snapshots, retention,
+        levels), and what is said of one does not: it is synced every second, and has no
+        ``auto-recover`` until the replicator is started again.
         """
         await self._ask("/register", {"path": path, "replica_url": replica_url}, self._seconds)
 

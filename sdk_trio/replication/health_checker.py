@@ -142,7 +142,7 @@ class HealthChecker:
             await trio.sleep(CHECK_SECONDS)
 
     async def _judge(self, wanted: Collection[str]) -> ReplicationHealth:
-        await trio.lowlevel.checkpoint()
+        unserved: str | None = None
         try:
             self._listed = await self._client.list_databases()
         except ReplicatorError as error:
@@ -154,28 +154,27 @@ class HealthChecker:
                 if not (waits and known.issuperset(wanted)):
                     return await self._judge_without_socket(wanted, str(error), waits)
         else:
-            problem = None if self._reloading() else await self._endpoint_problem(self._listed)
-            if problem is not None:
-                health = self._judge_listed(wanted, problem)
-                return attrs.evolve(health, state=HealthState.UNHEALTHY, reason=problem)
-        return self._judge_listed(wanted, self._failure() or "")
-
-    def _judge_listed(self, wanted: Collection[str], problem: str) -> ReplicationHealth:
-        return judge(
+            if not self._reloading():
+                unserved = await self._endpoint_problem(self._listed)
+        health = judge(
             wanted,
             self._listed or (),
             self._history,
             self._rules,
             now=self._clock(),
-            problem=problem,
+            problem=unserved or self._failure() or "",
         )
+        if unserved is not None:
+            health = attrs.evolve(health, state=HealthState.UNHEALTHY)
+        return health  # noqa: ASYNC910 - whoever raised has been waited for
 
     async def _endpoint_problem(self, listed: Collection[ReplicatedDatabase]) -> str | None:
         """Return what is wrong with the metrics endpoint; None: it is this replicator's."""
+        await trio.lowlevel.checkpoint()
         # Only what was synced is in the metrics.
         synced = {each.path for each in listed if each.last_sync_at is not None}
         if not synced or trio.current_time() - self._endpoint_seen_at < ENDPOINT_SECONDS:
-            return None  # noqa: ASYNC910 - the control socket was asked before
+            return None
         where = f"{METRICS_HOST}:{self._options.metrics_port}"
         problem = f"what serves {where} is another replicator"
         for _ in range(_ENDPOINT_LOOKS):

@@ -8,6 +8,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
+from urllib.parse import urlencode
 
 import attrs
 
@@ -158,6 +159,52 @@ _ROLE_OF_AZURE: Final = frozenset(
 _REFERENCE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))", re.ASCII)
 
 
+# What means the same in an address and in the configuration, whoever decodes it how often.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9/_~.-]+")
+
+#: The sync interval of a database that is registered over the control socket, in seconds.
+_REGISTERED_SYNC_SECONDS: Final = 1
+
+
+def replica_url(
+    options: ReplicationOptions, tenant_id: str, *, working_directory: str = "/"
+) -> str | None:
+    """Return a tenant's replica as the address by which the control socket takes a new database.
+
+    None where an address cannot hold what the configuration says: a key file and a host key, a
+    sync interval other than a second, an endpoint of a blob store, a path with special characters.
+    Such a database takes a restart.
+
+    Args:
+        options: valid options.
+        tenant_id: the tenant's id.
+        working_directory: where a relative ``LocalDisk:Path`` starts.
+    """
+    path = replica_path(options, tenant_id, working_directory=working_directory)
+    if options.sync_interval_seconds != _REGISTERED_SYNC_SECONDS or not _PLAIN.fullmatch(path):
+        return None
+    match options.replica_target_type:
+        case ReplicaTargetType.LOCAL_DISK:
+            return f"file://{path}"
+        case ReplicaTargetType.OBJECT_STORE:
+            store = options.object_store
+            # With a dot it would be looked through for a provider's region and endpoint.
+            if "." in store.bucket or not _PLAIN.fullmatch(store.bucket):
+                return None
+            asked = {
+                "region": store.region,
+                "force-path-style": str(store.force_path_style).lower(),
+            }
+            if store.endpoint_url:
+                asked["endpoint"] = store.endpoint_url
+            return f"s3://{store.bucket}/{path}?{urlencode(asked)}"
+        case ReplicaTargetType.CLOUD_STORAGE:
+            bucket = options.cloud_storage.bucket
+            return f"gs://{bucket}/{path}" if _PLAIN.fullmatch(bucket) else None
+        case _:
+            return None
+
+
 def child_environment(
     options: ReplicationOptions, environ: Mapping[str, str], text: str = ""
 ) -> dict[str, str]:
@@ -184,6 +231,11 @@ def child_environment(
     # keys means its role.
     if options.replica_target_type is not ReplicaTargetType.OBJECT_STORE or not unset:
         found.setdefault("AWS_EC2_METADATA_DISABLED", "true")
+    if options.replica_target_type is ReplicaTargetType.OBJECT_STORE and not unset:
+        # For the databases that are registered while it runs: an address names no variable.
+        store = options.object_store
+        found["LITESTREAM_ACCESS_KEY_ID"] = environ[store.access_key_id_env_var]
+        found["LITESTREAM_SECRET_ACCESS_KEY"] = environ[store.secret_access_key_env_var]
     if options.replica_target_type is ReplicaTargetType.CLOUD_STORAGE:
         found["GOOGLE_APPLICATION_CREDENTIALS"] = options.cloud_storage.credentials_json_path
     return found

@@ -1,15 +1,21 @@
 """When a replicator that ended is started again, and what a new configuration asks for. Pure."""
 
-from collections.abc import Collection
+import posixpath
+import re
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import attrs
 
+from ..config.replication_options import ReplicationOptions
+from .manifest import TenantDatabaseFile, render_manifest, replica_url
 from .yaml_text import quoted
 
 #: Bounds of the wait before a restart, in seconds.
 BASE_SECONDS: Final = 0.5
 CAP_SECONDS: Final = 30.0
+
+_IDENTITY: Final = re.compile(r"\n    # file [^\n]*")
 
 #: A replicator that worked for so long, in seconds, begins to count its failures anew.
 STABLE_SECONDS: Final = 60.0
@@ -56,18 +62,70 @@ class Plan:
     databases: frozenset[str]
 
 
-def can_unregister(old: Plan, new: Plan) -> bool:
-    """Return whether ``new`` is ``old`` without some databases, and nothing else is different.
+@attrs.frozen
+class LiveChange:
+    """What turns one configuration into another over the control socket, without a restart.
 
-    Then they are let go of over the control socket. All else takes a restart: the replicator reads
-    its configuration once, ignores a changed target of a database that it has, and gives none of
-    the configured intervals to one that is added.
+    ``gone`` are let go of first; ``added`` are registered then, each with its replica's address.
     """
-    if not new.databases < old.databases:
-        return False
+
+    gone: tuple[str, ...]
+    added: Mapping[str, str]
+
+
+def live_change(
+    old: Plan, new: Plan, options: ReplicationOptions, *, working_directory: str
+) -> LiveChange | None:
+    """Return how the replicator gets from ``old`` to ``new`` while it runs; None: by a restart.
+
+    A restart is what takes another head; another target or file of a database, of which the
+    replicator has the old one open; and a database whose entry an address cannot express, because
+    it would be replicated otherwise than the configuration says.
+
+    Args:
+        old: what the replicator runs with.
+        new: what it is to run with.
+        options: the replication's; an entry that is not what they say is an operator's own.
+        working_directory: where a relative ``LocalDisk:Path`` starts.
+    """
     old_head, old_entries = _parts(old.text)
     new_head, new_entries = _parts(new.text)
-    return old_head == new_head and set(new_entries) < set(old_entries)
+    if old_head != new_head:
+        return None
+    names = {quoted(path): path for path in old.databases | new.databases}
+    gone = _paths_of(set(old_entries) - set(new_entries), names)
+    fresh = {entry: _paths_of({entry}, names) for entry in set(new_entries) - set(old_entries)}
+    added = {}
+    for entry, paths in fresh.items():
+        for path in paths:
+            url = _address_of(path, entry, options, working_directory)
+            if url is None:
+                return None
+            added[path] = url
+    # Every entry was understood, and none was changed.
+    if gone & added.keys() or old.databases - gone | added.keys() != new.databases:
+        return None
+    return LiveChange(tuple(sorted(gone)), dict(sorted(added.items())))
+
+
+def _paths_of(entries: Collection[str], names: Mapping[str, str]) -> set[str]:
+    first_lines = (entry.partition("\n")[0] for entry in entries)
+    return {names[line] for line in first_lines if line in names}
+
+
+def _address_of(
+    path: str, entry: str, options: ReplicationOptions, working_directory: str
+) -> str | None:
+    """Return the address of a database's replica, if its entry is the one of the options."""
+    tenant_id = posixpath.basename(path).removesuffix(".db")
+    file = TenantDatabaseFile(tenant_id, path)
+    try:
+        expected = render_manifest(options, [file], working_directory=working_directory)
+    except ValueError:
+        return None
+    if _parts(expected)[1] != [_IDENTITY.sub("", entry)]:
+        return None
+    return replica_url(options, tenant_id, working_directory=working_directory)
 
 
 def difference(wanted: Collection[str], found: Collection[str]) -> str:

@@ -1,9 +1,9 @@
 """Runs the replicator as a child, and makes it replicate what the configuration says.
 
-The binary cannot reload: a hangup kills it. A changed configuration is therefore a restart, which
-takes 500 databases two seconds and loses nothing, because what was not synced is in their logs;
-databases that only go away are let go of over the control socket. Either way, what counts is what
-the child then says that it replicates (docs/adr/0016).
+The binary cannot reload: a hangup kills it. Databases that come and go are registered and let go of
+over its control socket, where that replicates them as the configuration says (docs/adr/0033). Any
+other change is a restart, which takes 500 databases two seconds and loses nothing, because what was
+not synced is in their logs. Either way, what counts is what the child then says that it replicates.
 
 One task runs everything, shielded: the caller's cancellation becomes an orderly stop with a bound.
 """
@@ -36,7 +36,7 @@ from .manifest import TenantDatabaseFile, child_environment
 from .plan_chooser import PlanChooser
 from .plan_reader import PlanReader
 from .reload_teller import ReloadTeller
-from .restarts import STABLE_SECONDS, Patience, can_unregister, restart_delay
+from .restarts import STABLE_SECONDS, LiveChange, Patience, Plan, live_change, restart_delay
 
 _log = get_logger("replication")
 
@@ -363,27 +363,36 @@ class Supervisor:
             if plan is not None:
                 _log.debug("replication.reloaded", pid=child.pid, databases=len(self.databases))
             return False
-        if before is None or not can_unregister(before, plan):
+        change = None
+        if before is not None:
+            change = live_change(before, plan, self._options, working_directory=os.getcwd())
+        if change is None or not await self._change_live(change, plan):
             self.reloading = True
-            return True
-        gone = before.databases - plan.databases
-        try:
-            for path in sorted(gone):
-                await self.client.unregister(path, seconds=_UNREGISTER_SECONDS)
-            await self._plans.adopt(plan)
-        except ReplicationError as error:
-            _log.warning("replication.unregister_failed", error=str(error), hint="restarting it")
             return True
         await self._confirm(child)
         _log.info(
             "replication.reloaded",
             pid=child.pid,
             databases=len(plan.databases),
-            added=0,
-            removed=len(gone),
+            added=len(change.added),
+            removed=len(change.gone),
         )
         self._requests.settle(applied=True, up_to=asked)
         return False
+
+    async def _change_live(self, change: LiveChange, plan: Plan) -> bool:
+        """Let go of databases, and register others; return whether that worked."""
+        await trio.lowlevel.checkpoint()
+        try:
+            for path in change.gone:
+                await self.client.unregister(path, seconds=_UNREGISTER_SECONDS)
+            for path, url in change.added.items():
+                await self.client.register(path, url)
+            await self._plans.adopt(plan)
+        except ReplicationError as error:
+            _log.warning("replication.change_failed", error=str(error), hint="restarting it")
+            return False
+        return True
 
 
 async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:

@@ -147,6 +147,75 @@ async def test_a_database_that_goes_is_let_go_of_without_a_restart(fleet, caplog
             supervisor.stop()
 
 
+async def test_databases_come_and_go_and_the_others_are_replicated_all_the_while(fleet, caplog):
+    fleet.hurried = False
+    fleet.render()
+    supervisor = supervisor_of(fleet)
+    others = [file.path for file in fleet.files]
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: all_synced(supervisor, fleet))
+            pid = supervisor.pid
+            for round_ in range(3):
+                [new] = fleet.add()
+                fleet.render()
+                assert await supervisor.reload(fleet.files)
+                await until(lambda path=new.path: synced(supervisor, [path]))
+                assert (supervisor.pid, supervisor.confirmed) == (pid, True)
+                write(new.path, round_)
+            gone = fleet.files.pop(0)
+            fleet.render()
+            assert await supervisor.reload(fleet.files)
+            assert supervisor.pid == pid
+            # One that went comes back, as a tenant that is suspended and reactivated.
+            write(gone.path, 2)
+            fleet.files.append(gone)
+            fleet.render()
+            assert await supervisor.reload(fleet.files)
+            await until(lambda: synced(supervisor, [gone.path]))
+            assert supervisor.pid == pid
+            assert await synced(supervisor, others)
+            for file in fleet.files:
+                await supervisor.client.sync(file.path)
+            # A crash comes back with all of them, from the configuration.
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: supervisor.confirmed and supervisor.pid not in (pid, None))
+            assert supervisor.databases == {file.path for file in fleet.files}
+            supervisor.stop()
+    for file in fleet.files:
+        assert fleet.restored(file) == rows(file.path)
+    reloads = said(caplog, "replication.reloaded")
+    assert [(each["added"], each["removed"]) for each in reloads] == [
+        *[(1, 0)] * 3,
+        (0, 1),
+        (1, 0),
+    ]
+
+
+async def test_a_replicator_that_refuses_a_new_database_is_restarted_with_it(fleet, caplog):
+    fleet.hurried = False
+    fleet.render()
+    supervisor = supervisor_of(fleet)
+
+    async def refuse(path, url):
+        await trio.lowlevel.checkpoint()
+        raise ReplicatorError("refused")
+
+    supervisor.client.register = refuse
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            await until(lambda: supervisor.confirmed)
+            pid, [new] = supervisor.pid, fleet.add()
+            fleet.render()
+            assert await supervisor.reload(fleet.files)
+            assert supervisor.pid != pid
+            await until(lambda: synced(supervisor, [new.path]))
+            assert said(caplog, "replication.change_failed")[0]["error"] == "refused"
+            supervisor.stop()
+
+
 async def test_a_broken_configuration_keeps_the_old_one_running(fleet, caplog):
     supervisor = supervisor_of(fleet)
     with trio.fail_after(60):

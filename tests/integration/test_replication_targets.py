@@ -13,6 +13,9 @@ import pytest
 from support.replica_host import Ended, ReplicaHost
 from support.replica_targets import all_targets
 
+#: Where a database that comes is registered while the replicator runs, without a restart of it.
+REGISTERED = {"ObjectStore", "CloudStorage", "LocalDisk"}
+
 KINDS = ("ObjectStore", "BlobStore", "CloudStorage", "Sftp", "LocalDisk")
 
 
@@ -33,6 +36,7 @@ class Told:
     early: list[Any]
     restored_early: list[Any]
     verified: Ended
+    restarted: bool
 
 
 def tell(target, root):
@@ -40,6 +44,7 @@ def tell(target, root):
     host.add("acme", 40)
     host.add("bolt", 30)
     with host.supervised():
+        pid = host.replicator_pid()
         # A tenant that is added while it runs, and one that is suspended.
         host.add("cogs", 20)
         host.write("bolt", 5)
@@ -61,6 +66,7 @@ def tell(target, root):
             early=early,
             restored_early=host.restore("acme", "--at", _iso(between)),
             verified=host.verify("--all"),
+            restarted=host.replicator_pid() != pid,
         )
 
 
@@ -72,6 +78,7 @@ def test_every_row_comes_back_from(kind, stories):
         "bolt": 35,
         "cogs": 20,
     }
+    assert told.restarted == (kind not in REGISTERED)
     assert told.restored == told.live
     assert told.restored_early == told.early
     assert len(told.early) == 40

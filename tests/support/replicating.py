@@ -37,6 +37,8 @@ class Fleet:
     root: Path
     options: ReplicationOptions
     files: list[TenantDatabaseFile] = attrs.field(factory=list)
+    #: False: the configuration is to the letter what the program writes.
+    hurried: bool = True
 
     @property
     def directory(self) -> Path:
@@ -63,7 +65,7 @@ class Fleet:
             self.files if files is None else files,
             socket_path=control_socket_path(str(self.directory)),
         )
-        self.config.write_text(sooner(text))
+        self.config.write_text(sooner(text) if self.hurried else text)
 
     def restored(self, file: TenantDatabaseFile) -> list[int]:
         """Restore a database from its replica with the binary, and return its rows."""

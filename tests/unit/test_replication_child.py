@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.replication_options import LocalDiskOptions, ReplicationOptions
+from sdk_trio.config.replication_options import (
+    BlobStoreOptions,
+    CloudStorageOptions,
+    LocalDiskOptions,
+    ObjectStoreOptions,
+    ReplicationOptions,
+    SftpOptions,
+)
 from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication.binary_finder import find_replicator
 from sdk_trio.replication.child_log import LINES_A_WINDOW, WINDOW_SECONDS, LineLimiter, read_line
@@ -25,9 +32,9 @@ from sdk_trio.replication.manifest import TenantDatabaseFile, render_manifest
 from sdk_trio.replication.restarts import (
     CAP_SECONDS,
     Plan,
-    can_unregister,
     completed,
     difference,
+    live_change,
     restart_delay,
 )
 
@@ -48,30 +55,72 @@ def test_restarts_wait_longer_and_longer_up_to_a_bound():
     assert restart_delay(5, 0.0) == 0
 
 
+def change(old, new, options=OPTIONS):
+    return live_change(old, new, options, working_directory="/")
+
+
 @given(st.sets(st.sampled_from(FILES)), st.sets(st.sampled_from(FILES)))
-def test_only_databases_that_go_need_no_restart(old, new):
-    assert can_unregister(plan(sorted(old)), plan(sorted(new))) == (new < old)
+def test_databases_that_come_and_go_need_no_restart(old, new):
+    found = change(plan(sorted(old)), plan(sorted(new)))
+    assert found.gone == tuple(sorted(file.path for file in old - new))
+    assert found.added == {
+        file.path: f"file:///replica/{file.tenant_id}" for file in sorted(new - old)
+    }
 
 
 def test_another_file_in_ones_place_needs_a_restart():
     old = [attrs.evolve(file, identity="1-a") for file in FILES]
     new = [attrs.evolve(old[0], identity="2-b"), old[1]]
-    assert not can_unregister(plan(old), plan(new))
-    assert can_unregister(plan(old), plan(old[:2]))
+    assert change(plan(old), plan(new)) is None
+    assert change(plan(old), plan(old[:2])).gone == ("/t/c.db",)
+    assert change(plan(old[:2]), plan(old)).added == {"/t/c.db": "file:///replica/c"}
 
 
 def test_another_setting_or_target_needs_a_restart():
-    other = ReplicationOptions(
-        replica_target_type=ReplicaTargetType.LOCAL_DISK,
-        local_disk=LocalDiskOptions(path="/elsewhere"),
-    )
-    slower = ReplicationOptions(
-        replica_target_type=ReplicaTargetType.LOCAL_DISK,
-        local_disk=LocalDiskOptions(path="/replica"),
-        sync_interval_seconds=9,
-    )
+    other = attrs.evolve(OPTIONS, local_disk=LocalDiskOptions(path="/elsewhere"))
+    slower = attrs.evolve(OPTIONS, sync_interval_seconds=9)
     for changed in (other, slower):
-        assert not can_unregister(plan(), plan(FILES[:1], changed))
+        assert change(plan(FILES[:1]), plan(FILES, changed), changed) is None
+    # What is registered is synced each second, whatever the configuration says.
+    assert change(plan(FILES[:1], slower), plan(FILES, slower), slower) is None
+    assert change(plan(FILES, slower), plan(FILES[:1], slower), slower).added == {}
+
+
+def test_an_entry_that_is_not_of_the_options_needs_a_restart():
+    new = plan()
+    own = attrs.evolve(new, text=new.text.replace('/t/c.db"', '/t/c.db"\n    meta-path: /m'))
+    assert change(plan(FILES[:2]), own) is None
+    assert change(plan(FILES[:2]), attrs.evolve(new, databases=frozenset({"/t/a.db"}))) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "url"),
+    [
+        (ReplicaTargetType.LOCAL_DISK, {"local_disk": LocalDiskOptions(path="/with space")}, None),
+        (
+            ReplicaTargetType.OBJECT_STORE,
+            {"object_store": ObjectStoreOptions(bucket="b", endpoint_url="http://h:1/")},
+            "s3://b/sdk/tenants/c?region=us-east-1&force-path-style=false"
+            "&endpoint=http%3A%2F%2Fh%3A1%2F",
+        ),
+        (
+            ReplicaTargetType.OBJECT_STORE,
+            {"object_store": ObjectStoreOptions(bucket="b.s3.amazonaws.com")},
+            None,
+        ),
+        (
+            ReplicaTargetType.CLOUD_STORAGE,
+            {"cloud_storage": CloudStorageOptions(bucket="b", path_prefix="p")},
+            "gs://b/p/c",
+        ),
+        (ReplicaTargetType.SFTP, {"sftp": SftpOptions(host="h", user="u")}, None),
+        (ReplicaTargetType.BLOB_STORE, {"blob_store": BlobStoreOptions(account_name="a")}, None),
+    ],
+)
+def test_what_an_address_cannot_hold_needs_a_restart(kind, keys, url):
+    options = ReplicationOptions(replica_target_type=kind, **keys)
+    found = change(plan(FILES[:2], options), plan(FILES, options), options)
+    assert (found.added if found else None) == ({"/t/c.db": url} if url else None)
 
 
 def test_an_operator_s_configuration_gets_a_socket_and_json_logs():
