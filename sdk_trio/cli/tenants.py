@@ -86,11 +86,16 @@ def show_tenant(arguments: Namespace) -> int:
     if arguments.format == "json":
         print_json(listed(tenant))
     else:
-        _print_tenant(tenant)
+        path = load(arguments).webhooks.path
+        if tenant.credentials.webhook_secrets:
+            path = f"{path.rstrip('/')}/{tenant.identifier} (for senders with its own secrets)"
+        else:
+            path += " (the host's, with the host's secret: it has no webhook secrets of its own)"
+        _print_tenant(tenant, path=path)
     return 0
 
 
-def _print_tenant(tenant: Tenant) -> None:
+def _print_tenant(tenant: Tenant, *, path: str | None = None) -> None:
     credentials = tenant.credentials
     token = credentials.access_token
     fields = {
@@ -107,6 +112,7 @@ def _print_tenant(tenant: Tenant) -> None:
         "version": tenant.version,
         "access token": None if token is None else source_to_text(token),
         "webhook secrets": ", ".join(map(source_to_text, credentials.webhook_secrets)) or None,
+        "webhook path": path,
     }
     width = max(map(len, fields))
     for name, value in fields.items():

