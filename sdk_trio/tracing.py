@@ -100,20 +100,20 @@ class Links:
     def __init__(self) -> None:
         self._contexts: OrderedDict[str, SpanContext] = OrderedDict()
 
-    def remember(self, webhook_id: str, context: "SpanContext") -> None:
+    def remember(self, key: str, context: "SpanContext") -> None:
         """Keep the span that received an event, in place of an earlier one."""
-        self._contexts[webhook_id] = context
-        self._contexts.move_to_end(webhook_id)
+        self._contexts[key] = context
+        self._contexts.move_to_end(key)
         if len(self._contexts) > REMEMBERED_SPANS:
             self._contexts.popitem(last=False)
 
-    def find(self, webhook_id: str) -> "SpanContext | None":
+    def find(self, key: str) -> "SpanContext | None":
         """Return the span that received an event, None if it is not known here."""
-        return self._contexts.get(webhook_id)
+        return self._contexts.get(key)
 
-    def forget(self, webhook_id: str) -> None:
+    def forget(self, key: str) -> None:
         """Drop it: no run follows."""
-        self._contexts.pop(webhook_id, None)
+        self._contexts.pop(key, None)
 
     def __len__(self) -> int:
         return len(self._contexts)

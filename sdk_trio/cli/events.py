@@ -2,6 +2,7 @@
 
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 
 import trio
 
@@ -9,7 +10,14 @@ from ..config import Settings
 from ..config.layers import printable
 from ..errors import SdkError
 from ..storage.record_fields import listed, shown
-from ..storage.records import UNFINISHED, AttemptRecord, DeliveryRecord, DeliveryState
+from ..storage.records import (
+    UNFINISHED,
+    AttemptRecord,
+    DeliveryRecord,
+    DeliveryState,
+    EvidenceRecord,
+)
+from ..storage.replayer import ambiguity, find_meant
 from .event_rows import LIST_COLUMNS, readable_body, table_row
 from .moments import moment_text, parse_count, parse_since
 from .printer import cell, print_json, print_rows, print_text, say
@@ -55,26 +63,32 @@ def show_event(arguments: Namespace) -> int:
     """Print one event with its body and its failed runs.
 
     Raises:
-        UnknownEventError: the inbox has no event of that id.
+        UnknownEventError: the inbox has no event of that id, or several senders' ones.
     """
     settings = load(arguments)
-    record, attempts = trio.run(_get, settings, arguments.id)
+    record, attempts, evidence = trio.run(_get, settings, arguments.id)
     if arguments.format == "json":
-        print_json(shown(record, attempts))
+        print_json(shown(record, attempts, evidence))
     else:
         _print_event(record, attempts)
+        _print_other_bodies(evidence)
     return 0
 
 
-async def _get(settings: Settings, webhook_id: str) -> tuple[DeliveryRecord, list[AttemptRecord]]:
+async def _get(
+    settings: Settings, text: str
+) -> tuple[DeliveryRecord, Sequence[AttemptRecord], Sequence[EvidenceRecord]]:
     async with open_store(settings) as inbox:
-        record = await inbox.get(webhook_id)
-        if record is None:
+        found = await find_meant(inbox, text)
+        if not found:
             raise UnknownEventError(
-                f"the inbox in {settings.storage.path} has no event {webhook_id!r}; "
+                f"the inbox in {settings.storage.path} has no event {text!r}; "
                 "'events list' shows what it has"
             )
-        return record, list(await inbox.attempts(webhook_id))
+        if len(found) > 1:
+            raise UnknownEventError(f"{text!r}: {ambiguity(found)}")
+        (record,) = found
+        return record, await inbox.attempts(record.key), await inbox.evidence(record.key)
 
 
 def _next_run(record: DeliveryRecord) -> str | None:
@@ -83,9 +97,12 @@ def _next_run(record: DeliveryRecord) -> str | None:
     return "a worker" if record.queued else "the sender's next delivery"
 
 
-def _print_event(record: DeliveryRecord, attempts: list[AttemptRecord]) -> None:
+def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> None:
     fields = {
         "webhook id": record.webhook_id,
+        "key": record.key if record.signer else None,
+        "tenant": record.tenant_id,
+        "signed by": {None: None, "": "the host"}.get(record.signer, f"tenant {record.signer}"),
         "type": record.type,
         "state": record.state,
         "next run by": _next_run(record),
@@ -121,3 +138,10 @@ def _print_event(record: DeliveryRecord, attempts: list[AttemptRecord]) -> None:
             print_text("\n".join(map(printable, attempts[-1].traceback.splitlines())))
     print_text("\nbody")
     print_text(readable_body(record.raw))
+
+
+def _print_other_bodies(evidence: Sequence[EvidenceRecord]) -> None:
+    for other in evidence:
+        where = f" from {cell(other.address)}" if other.address else ""
+        print_text(f"\nanother body, received {moment_text(other.received_at)}{where}")
+        print_text(readable_body(other.raw))

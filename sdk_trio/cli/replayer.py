@@ -36,7 +36,7 @@ def replay(arguments: Namespace) -> int:
     since = parse_since(arguments.since, now=time.time()) if arguments.since else None
     settings = load(arguments)
     candidates = trio.run(_candidates, settings, arguments, since)
-    possible = [candidate.webhook_id for candidate in candidates if candidate.reason is None]
+    possible = [candidate.key for candidate in candidates if candidate.reason is None]
     replayed: set[str] = set()
     if not arguments.dry_run:
         sure = len(possible) < 2 or arguments.yes
@@ -45,7 +45,7 @@ def replay(arguments: Namespace) -> int:
             return EXIT_FAILURE
         replayed = trio.run(_put_back, settings, possible)
     _print(candidates, replayed, arguments)
-    expected = {candidate.webhook_id for candidate in candidates} if arguments.ids else set()
+    expected = {candidate.key for candidate in candidates} if arguments.ids else set()
     reached = set(possible) if arguments.dry_run else replayed
     return EXIT_FAILURE if expected - reached else 0
 
@@ -72,7 +72,10 @@ async def _put_back(settings: Settings, ids: Sequence[str]) -> set[str]:
 
 def _print(candidates: Sequence[Candidate], replayed: set[str], arguments: Namespace) -> None:
     rows = replay_rows(candidates, replayed, dry_run=arguments.dry_run)
-    print_rows(rows, COLUMNS, as_json=arguments.format == "json")
+    as_json = arguments.format == "json"
+    if not as_json:
+        rows = [{**row, "webhook_id": row["key"]} for row in rows]
+    print_rows(rows, COLUMNS, as_json=as_json)
     if arguments.dry_run:
         possible = sum(candidate.reason is None for candidate in candidates)
         say(f"{possible} would be replayed")

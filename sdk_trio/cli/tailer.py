@@ -72,23 +72,21 @@ class Tailer:
             return []
         found = await self._find_open()
         changed = {
-            webhook_id: record
-            for webhook_id, record in found.items()
-            if _differs(record, self._open.get(webhook_id))
+            key: record for key, record in found.items() if _differs(record, self._open.get(key))
         }
-        for webhook_id in self._open.keys() - found.keys():
-            ended = await self._inbox.get(webhook_id)
+        for key in self._open.keys() - found.keys():
+            ended = await self._inbox.get(key)
             if ended is not None and ended.state is DeliveryState.DONE:
-                changed[webhook_id] = ended
+                changed[key] = ended
         for record in await self._arrivals():
-            changed.setdefault(record.webhook_id, record)
+            changed.setdefault(record.key, record)
         self._open = found
         return sorted(changed.values(), key=lambda record: record.sequence)
 
     async def _find_open(self) -> dict[str, DeliveryRecord]:
         await trio.lowlevel.checkpoint()
         return {
-            record.webhook_id: record
+            record.key: record
             for state in _OPEN
             for record in await self._inbox.find(type=self._type, state=state, limit=WATCHED)
         }
@@ -118,7 +116,7 @@ def _print(record: DeliveryRecord, as_json: bool) -> None:
     if as_json:
         print_json_line(listed(record))
         return
-    parts = [moment_text(time.time()), record.state.ljust(8), record.type, record.webhook_id]
+    parts = [moment_text(time.time()), record.state.ljust(8), record.type, record.key]
     if record.last_error and record.state != "done":
         parts.append(record.last_error.splitlines()[0])
     print_text("  ".join(cell(part) for part in parts))

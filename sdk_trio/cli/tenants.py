@@ -11,6 +11,7 @@ from ..tenants.service import PAGE, UNCHANGED
 from .moments import moment_text, parse_count
 from .printer import Row, cell, print_json, print_rows, print_text, say
 from .questioner import confirmed
+from .settings_reader import load
 from .tenant_access import actor_of, run_with_tenants
 from .tenant_contact import changes_contact, contact_after
 from .tenant_rows import (
@@ -75,11 +76,16 @@ def show_tenant(arguments: Namespace) -> int:
     if arguments.format == "json":
         print_json(listed(tenant))
     else:
-        _print_tenant(tenant)
+        path = load(arguments).webhooks.path
+        if tenant.credentials.webhook_secrets:
+            path = f"{path.rstrip('/')}/{tenant.identifier} (for senders with its own secrets)"
+        else:
+            path += " (the host's, with the host's secret: it has no webhook secrets of its own)"
+        _print_tenant(tenant, path=path)
     return 0
 
 
-def _print_tenant(tenant: Tenant) -> None:
+def _print_tenant(tenant: Tenant, *, path: str | None = None) -> None:
     credentials = tenant.credentials
     token = credentials.access_token
     fields = {
@@ -96,6 +102,7 @@ def _print_tenant(tenant: Tenant) -> None:
         "version": tenant.version,
         "access token": None if token is None else source_to_text(token),
         "webhook secrets": ", ".join(map(source_to_text, credentials.webhook_secrets)) or None,
+        "webhook path": path,
     }
     width = max(map(len, fields))
     for name, value in fields.items():

@@ -110,6 +110,13 @@ class MultiTenantOptions:
         default=False,
         metadata=about("Turns on tenants, their databases and the upgrade.", "contracts 2"),
     )
+    own_secrets_only: bool = attrs.field(
+        default=False,
+        metadata=about(
+            "A tenant that has webhook secrets of its own is not signed for by the host's.",
+            "contracts 2",
+        ),
+    )
     single_tenant_upgrade: SingleTenantUpgradeOptions = attrs.field(
         factory=SingleTenantUpgradeOptions
     )

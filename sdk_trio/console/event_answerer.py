@@ -5,7 +5,7 @@ from ..logs import get_logger
 from ..storage.ports import Inbox
 from ..storage.record_fields import listed, shown
 from ..storage.records import DeliveryState
-from ..storage.replayer import find_chosen, find_named, put_back, replay_rows
+from ..storage.replayer import ambiguity, find_chosen, find_meant, find_named, put_back, replay_rows
 from .observed import Observed
 from .paging import link_header, page_of, reads_oldest_first
 from .queries import LARGEST_REPLAY, BadQueryError, ListQuery, ReplayOrder
@@ -56,12 +56,19 @@ class EventAnswerer:
         return document(200, [listed(record) for record in page.records], *extra)
 
     async def show(self, webhook_id: str, *, body: bool) -> Reply:
-        """Return one event with its failed runs, as ``events show``; 404 without one."""
+        """Return one event with its failed runs, as ``events show``; 404 without one.
+
+        409 where several senders use the id; the answer names their keys.
+        """
         inbox = self._inbox
-        record = await inbox.get(webhook_id)
-        if record is None:
+        found = await find_meant(inbox, webhook_id)
+        if not found:
             return problem(404, "there is no such event in the inbox")
-        return document(200, shown(record, await inbox.attempts(webhook_id), body=body))
+        if len(found) > 1:
+            return problem(409, ambiguity(found))
+        (record,) = found
+        attempts, evidence = await inbox.attempts(record.key), await inbox.evidence(record.key)
+        return document(200, shown(record, attempts, evidence, body=body))
 
     async def replay(self, order: ReplayOrder, *, address: str | None) -> Reply:
         """Put events back and wake the workers; cancelled, what was put back stays so.
@@ -78,7 +85,7 @@ class EventAnswerer:
             candidates = await find_chosen(inbox, state, type=order.type, limit=LARGEST_REPLAY + 1)
             more = len(candidates) > LARGEST_REPLAY
             candidates = candidates[:LARGEST_REPLAY]
-        possible = [candidate.webhook_id for candidate in candidates if candidate.reason is None]
+        possible = [candidate.key for candidate in candidates if candidate.reason is None]
         actor = order.actor or USUAL_ACTOR
         try:
             replayed = await put_back(inbox, possible)
@@ -91,7 +98,7 @@ class EventAnswerer:
         finally:
             # The store tells of changes by other processes only, and this one made these.
             self._observed.wake()
-        done = [webhook_id for webhook_id in possible if webhook_id in replayed]
+        done = [key for key in possible if key in replayed]
         _log.info(
             "admin.replayed", actor=actor, address=address, events=len(done), webhook_ids=done
         )

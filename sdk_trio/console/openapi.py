@@ -72,6 +72,8 @@ _EVENT_FIELDS: Final[dict[str, Any]] = {
     "process_ends": _COUNT,
     "ran_alone": _FLAG,
     "earlier_attempts": _COUNT,
+    "signer": _or_null(_TEXT),
+    "key": _TEXT,
 }
 
 _SCHEMAS: Final[dict[str, Any]] = {
@@ -123,7 +125,15 @@ _SCHEMAS: Final[dict[str, Any]] = {
         }
     ),
     "EventDetails": _object(
-        {**_EVENT_FIELDS, "failed_attempts": _list_of("Attempt")},
+        {
+            **_EVENT_FIELDS,
+            "failed_attempts": _list_of("Attempt"),
+            "other_bodies": _list_of("OtherBody"),
+        },
+        {"raw": _or_null(_TEXT), "raw_base64": _TEXT},
+    ),
+    "OtherBody": _object(
+        {"received_at": _NUMBER, "address": _or_null(_TEXT)},
         {"raw": _or_null(_TEXT), "raw_base64": _TEXT},
     ),
     "ReplayOrder": {
@@ -154,6 +164,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
     ),
     "ReplayedEvent": _object(
         {
+            "key": _TEXT,
             "webhook_id": _TEXT,
             "type": _or_null(_TEXT),
             "state": {"enum": [*_STATES, None]},
@@ -168,6 +179,7 @@ _ERRORS: Final = {
     401: "The token is missing or wrong.",
     403: "The Host is not known, the call comes from another site, or nothing may be changed.",
     404: "There is no such event.",
+    409: "Several senders use this id; the answer names the keys to ask for.",
     413: "The body is too large.",
     415: "The body is not application/json.",
     429: "Too many wrong tokens are being answered; the right one is taken all the same.",
@@ -211,7 +223,7 @@ def admin_document(*, version: str) -> dict[str, Any]:
                 )
             },
             "/api/events": {"get": _events(read)},
-            "/api/events/{webhook_id}": {"get": _event((*read, 404))},
+            "/api/events/{webhook_id}": {"get": _event((*read, 404, 409))},
             "/api/events/replay": {"post": _replay((*read, 413, 415))},
         },
         "components": {

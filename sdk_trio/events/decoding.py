@@ -132,6 +132,7 @@ def decode_event(
     catalog: Catalog = DEFAULT_CATALOG,
     on_drift: Callable[[Drift], None] | None = None,
     tenant: Any = None,
+    key: str | None = None,
 ) -> Event[Any]:
     """Return the typed event; never raises for what a sender can send (contracts 3, 4).
 
@@ -145,6 +146,7 @@ def decode_event(
         catalog: the classes of types; a type that is not in it becomes an :class:`UnknownEvent`.
         on_drift: called at most 32 times, once for each value that does not fit.
         tenant: whom the event belongs to, or None.
+        key: what the delivery is known by; None: ``webhook_id``, as of the host's deliveries.
     """
     drifts = 0
 
@@ -170,6 +172,7 @@ def decode_event(
         timestamp = _moment(header_timestamp)
     return event_class(
         webhook_id=webhook_id,
+        key=key or webhook_id,
         type=envelope.type,
         timestamp=timestamp,
         data=data,

@@ -61,8 +61,9 @@ def _name_of_data(data: object) -> str:
 class Event(Generic[DataT_co]):
     """One verified delivery, typed by its event class (spec 2.5).
 
-    Delivery is at least once: ``webhook_id`` is the same for every copy and every retry, so it
-    is the key by which a handler makes its work idempotent.
+    Delivery is at least once: ``key`` is the same for every copy and every retry, so by it a
+    handler makes its work idempotent. Where all deliveries have one sender, as without tenants,
+    ``webhook_id`` is the same text.
 
     An application's own event class names its type and its data::
 
@@ -91,6 +92,8 @@ class Event(Generic[DataT_co]):
     """The tenant that the event belongs to, or None."""
     api_version: str | None = None
     """The version of the sender's API that shaped ``data``; None when the document names none."""
+    key: str = attrs.field(default=attrs.Factory(lambda self: self.webhook_id, takes_self=True))
+    """What the delivery is known by: who signed it and ``webhook_id``, in one text."""
 
     @functools.cached_property
     def json(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ the same members:
 | member | type | meaning |
 |---|---|---|
 | `webhook_id` | `str` | the `webhook-id` header, the same for every copy and retry |
+| `key` | `str` | signer and `webhook_id`: what makes work idempotent |
 | `type` | `str` | the type as it was sent |
 | `timestamp` | aware `datetime` | the document's own `timestamp`, else the header's |
 | `data` | see below | what fits; `data.id` is always a `str`, if only `""` |

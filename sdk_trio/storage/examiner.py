@@ -108,12 +108,12 @@ def _with_contents(
 ) -> Examination:
     # Finished deliveries are in no index but that of ids, so they are not counted.
     states = connection.execute(
-        "SELECT state, count(*) FROM inbox WHERE state <> 'done' AND webhook_id <> ? "
+        "SELECT state, count(*) FROM inbox WHERE state <> 'done' AND delivery_key <> ? "
         "GROUP BY state",
         (besides,),
     ).fetchall()
     parked = connection.execute(
-        "SELECT type, count(*) FROM inbox WHERE state = 'parked' AND webhook_id <> ? "
+        "SELECT type, count(*) FROM inbox WHERE state = 'parked' AND delivery_key <> ? "
         "GROUP BY type ORDER BY 2 DESC LIMIT 20",
         (besides,),
     ).fetchall()

@@ -9,7 +9,14 @@ from typing import Any
 import attrs
 import msgspec
 
-from .records import UNFINISHED, AttemptRecord, DeliveryRecord, DeliveryState
+from .records import (
+    MOST_EVIDENCE,
+    UNFINISHED,
+    AttemptRecord,
+    DeliveryRecord,
+    DeliveryState,
+    EvidenceRecord,
+)
 
 #: How many finished deliveries are kept with what is known of them, for who looks; never a body.
 RECENT_ROWS = 1000
@@ -20,10 +27,13 @@ REMEMBERED_IDS = 500_000
 #: How much the deliveries that are not finished may take, bodies included, in bytes.
 HELD_BYTES = 256 * 1024 * 1024
 
+#: How much other bodies that came under known keys may take, in bytes; further ones are counted.
+EVIDENCE_BYTES = 16 * 1024 * 1024
+
 #: What a row takes beside its body, about, in bytes.
 ROW_BYTES = 1000
 
-#: Ids that take more than this are remembered by their digest, in characters.
+#: Keys that take more than this are remembered by their digest, in characters.
 _LONGEST_KEY = 64
 
 
@@ -34,6 +44,8 @@ class Row(msgspec.Struct, eq=False):
     """
 
     sequence: int
+    key: str
+    signer: str
     webhook_id: str
     type: str
     state: DeliveryState
@@ -60,6 +72,7 @@ class Row(msgspec.Struct, eq=False):
     failed_at: float | None = None
     # Of a body that is not kept any more: another one under the same id is worth a word.
     body_hash: int | None = None
+    evidence: tuple[EvidenceRecord, ...] = ()
 
     def has_body(self, raw: bytes) -> bool:
         """Return whether ``raw`` is its body, as far as that is known."""
@@ -87,13 +100,14 @@ class Row(msgspec.Struct, eq=False):
             process_ends=self.process_ends,
             ran_alone=self.ran_alone,
             earlier_attempts=self.earlier_attempts,
+            signer=self.signer,
         )
 
 
-def _key_of(webhook_id: str) -> str | bytes:
-    if len(webhook_id) <= _LONGEST_KEY and webhook_id.isascii():
-        return webhook_id
-    encoded = webhook_id.encode("utf-8", "surrogatepass")
+def _short(key: str) -> str | bytes:
+    if len(key) <= _LONGEST_KEY and key.isascii():
+        return key
+    encoded = key.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(encoded, digest_size=16).digest()
 
 
@@ -102,13 +116,13 @@ class Deliveries:
     """The rows of one store; inboxes of several owners may work on the same ones.
 
     Of a finished delivery the body goes at once, and the row when :data:`RECENT_ROWS` others have
-    finished; then its id alone is remembered, until the dedup retention ends or
+    finished; then its key alone is remembered, until the dedup retention ends or
     :data:`REMEMBERED_IDS` others have followed. Any of these costs a loop's turn nothing.
     """
 
     last_sequence: int = 0
     changes: int = 0
-    by_id: dict[str, Row] = attrs.Factory(dict)
+    by_key: dict[str, Row] = attrs.Factory(dict)
     by_sequence: dict[int, Row] = attrs.Factory(dict)
     unfinished: dict[int, Row] = attrs.Factory(dict)
     # Those that wait for a person or for a redelivery, in the order in which they began to.
@@ -118,8 +132,9 @@ class Deliveries:
     overflowed: bool = False
     checkpoints: dict[str, str] = attrs.Factory(dict)
     states: Counter[DeliveryState] = attrs.Factory(Counter)
-    # Sequences of the unfinished ordered deliveries of each subject.
-    _lines: dict[str, set[int]] = attrs.Factory(dict)
+    evidence_bytes: int = 0
+    # Sequences of the unfinished ordered deliveries of each tenant and subject.
+    _lines: dict[tuple[str | None, str], set[int]] = attrs.Factory(dict)
     # Done deliveries in the order of their end: the last ones, and before them ids with that time.
     _done: deque[Row] = attrs.Factory(deque)
     remembered: dict[str | bytes, float] = attrs.Factory(dict)
@@ -127,7 +142,7 @@ class Deliveries:
 
     def add(self, row: Row) -> None:
         """Take in a new row."""
-        self.by_id[row.webhook_id] = row
+        self.by_key[row.key] = row
         self.by_sequence[row.sequence] = row
         self.held_bytes += row.held_bytes
         self._enlist(row)
@@ -167,9 +182,8 @@ class Deliveries:
 
     def _remember(self, row: Row) -> None:
         """Keep of a done delivery its id and the time of its end."""
-        del self.by_id[row.webhook_id]
-        del self.by_sequence[row.sequence]
-        key = _key_of(row.webhook_id)
+        self._drop(row)
+        key = _short(row.key)
         self.remembered[key] = row.finished_at or 0.0
         self._in_order.append(key)
         if len(self._in_order) > REMEMBERED_IDS:
@@ -180,20 +194,33 @@ class Deliveries:
         del self.remembered[self._in_order.popleft()]
         self.states[DeliveryState.DONE] -= 1
 
-    def finished_at(self, webhook_id: str) -> float | None:
-        """Return when a delivery ended of which the id alone is remembered, or None."""
-        return self.remembered.get(_key_of(webhook_id))
+    def finished_at(self, key: str) -> float | None:
+        """Return when a delivery ended of which the key alone is remembered, or None."""
+        return self.remembered.get(_short(key))
 
-    def known(self, webhook_ids: Iterable[str]) -> frozenset[str]:
-        """Return those of ``webhook_ids`` that are in any state or remembered."""
-        return frozenset(
-            i for i in webhook_ids if i in self.by_id or self.finished_at(i) is not None
-        )
+    def known(self, keys: Iterable[str]) -> frozenset[str]:
+        """Return those of ``keys`` that are in any state or remembered."""
+        return frozenset(i for i in keys if i in self.by_key or self.finished_at(i) is not None)
+
+    def keep_other(self, row: Row, told: EvidenceRecord) -> None:
+        """Keep another body of a row that has room for it, unless it is kept already."""
+        size = len(told.raw) + ROW_BYTES
+        if len(row.evidence) >= MOST_EVIDENCE or self.evidence_bytes + size > EVIDENCE_BYTES:
+            return
+        if all(told.raw != kept.raw for kept in row.evidence):
+            row.evidence = (*row.evidence, told)
+            self.evidence_bytes += size
+            self.changes += 1
+
+    def _drop(self, row: Row) -> None:
+        del self.by_key[row.key]
+        del self.by_sequence[row.sequence]
+        for kept in row.evidence:
+            self.evidence_bytes -= len(kept.raw) + ROW_BYTES
 
     def forget(self, row: Row) -> None:
         """Remove ``row``, which is not done."""
-        del self.by_id[row.webhook_id]
-        del self.by_sequence[row.sequence]
+        self._drop(row)
         self.held_bytes -= row.held_bytes
         self._strike(row)
         self.changes += 1
@@ -206,17 +233,16 @@ class Deliveries:
             forgotten += 1
         while self._done and (self._done[0].finished_at or 0.0) < before:
             row = self._done.popleft()
-            del self.by_id[row.webhook_id]
-            del self.by_sequence[row.sequence]
+            self._drop(row)
             self.states[DeliveryState.DONE] -= 1
             forgotten += 1
         return forgotten
 
     def is_first_in_line(self, row: Row) -> bool:
-        """Return whether no earlier unfinished ordered delivery has the same subject."""
+        """Return whether no earlier unfinished ordered delivery of the tenant has the subject."""
         if not row.ordered or row.subject is None:
             return True
-        return min(self._lines[row.subject]) == row.sequence
+        return min(self._lines[row.tenant_id, row.subject]) == row.sequence
 
     def matching(
         self,
@@ -266,7 +292,7 @@ class Deliveries:
         if state in UNFINISHED:
             self.unfinished[row.sequence] = row
             if row.ordered and row.subject is not None:
-                self._lines.setdefault(row.subject, set()).add(row.sequence)
+                self._lines.setdefault((row.tenant_id, row.subject), set()).add(row.sequence)
 
     def _strike(self, row: Row) -> None:
         state = row.state
@@ -276,10 +302,10 @@ class Deliveries:
         if state in UNFINISHED:
             del self.unfinished[row.sequence]
             if row.ordered and row.subject is not None:
-                line = self._lines[row.subject]
+                line = self._lines[row.tenant_id, row.subject]
                 line.discard(row.sequence)
                 if not line:
-                    del self._lines[row.subject]
+                    del self._lines[row.tenant_id, row.subject]
 
 
 _MAY_BE_SET_ASIDE = (DeliveryState.RETRYING, DeliveryState.DEAD, DeliveryState.PARKED)

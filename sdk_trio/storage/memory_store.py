@@ -47,6 +47,7 @@ from .records import (
     DeliveryState,
     Done,
     Due,
+    EvidenceRecord,
     NewDelivery,
     Outcome,
     Parked,
@@ -134,11 +135,12 @@ class MemoryInbox(MemoryBackend):
     ) -> Admitted:
         now = delivery.received_at
         self._forget_done(now - self._terms.dedup_seconds)
-        row = self._rows.by_id.get(delivery.webhook_id)
+        key = delivery.key if delivery.signer else delivery.webhook_id
+        row = self._rows.by_key.get(key)
         if row is None:
-            if self._rows.remembered and self._rows.finished_at(delivery.webhook_id) is not None:
+            if self._rows.remembered and self._rows.finished_at(key) is not None:
                 return _DONE
-            self._insert(delivery, state, leased)
+            self._insert(delivery, key, state, leased)
             return _NEW
         known = Known(
             row.state,
@@ -152,6 +154,8 @@ class MemoryInbox(MemoryBackend):
         standing = standing_of(known, now=now, dedup_seconds=math.inf)
         ruling = rulings[standing]
         same_body = row.has_body(delivery.raw)
+        if not same_body:
+            self._keep_other(row, delivery)
         if ruling.change is Change.NOTHING:
             return Admitted(ruling.admission, row.attempts, same_body)
         restart = ruling.change is Change.RESTART
@@ -180,7 +184,20 @@ class MemoryInbox(MemoryBackend):
             return None
         return self._terms.live(row.until, now=now)
 
-    def _insert(self, delivery: NewDelivery, state: DeliveryState, leased: bool) -> None:
+    async def keep_other(self, delivery: NewDelivery) -> None:
+        """See :meth:`.ports.Inbox.keep_other`."""
+        await self._begin()
+        row = self._rows.by_key.get(delivery.key)
+        if row is not None and not row.has_body(delivery.raw):
+            self._keep_other(row, delivery)
+
+    def _keep_other(self, row: Row, delivery: NewDelivery) -> None:
+        told = EvidenceRecord(delivery.received_at, delivery.address, delivery.raw)
+        before = self._rows.changes
+        self._rows.keep_other(row, told)
+        self._own_changes += self._rows.changes - before
+
+    def _insert(self, delivery: NewDelivery, key: str, state: DeliveryState, leased: bool) -> None:
         running = state is DeliveryState.RUNNING
         now = delivery.received_at
         held = len(delivery.raw) + ROW_BYTES
@@ -193,6 +210,8 @@ class MemoryInbox(MemoryBackend):
         self._rows.last_sequence += 1
         row = Row(
             self._rows.last_sequence,
+            key,
+            delivery.signer,
             delivery.webhook_id,
             intern(delivery.type),  # few, and each row would keep one of its own
             state,
@@ -243,25 +262,25 @@ class MemoryInbox(MemoryBackend):
 
     # -- runs ------------------------------------------------------------------------------------
 
-    async def start(self, webhook_id: str, *, now: float, alone: bool = False) -> None:
+    async def start(self, key: str, *, now: float, alone: bool = False) -> None:
         """See :meth:`.ports.Inbox.start`. Nothing while another owner holds a live lease."""
         await self._begin()
-        self._start(webhook_id, now, alone)
+        self._start(key, now, alone)
 
-    def begin(self, webhook_id: str, *, now: float) -> None:
+    def begin(self, key: str, *, now: float) -> None:
         """See :meth:`.ports.Inbox.begin`."""
-        self._start(webhook_id, now, False)
+        self._start(key, now, False)
 
-    async def join(self, webhook_id: str) -> None:
+    async def join(self, key: str) -> None:
         """See :meth:`.ports.Inbox.join`."""
         await self._begin()
-        row = self._rows.by_id.get(webhook_id)
+        row = self._rows.by_key.get(key)
         if row is not None and row.owner == self._terms.owner and row.state in UNFINISHED:
             self._rows.change(row, row.state, ran_alone=False)
             self._own_changes += 1
 
-    def _start(self, webhook_id: str, now: float, alone: bool) -> None:
-        row = self._rows.by_id.get(webhook_id)
+    def _start(self, key: str, now: float, alone: bool) -> None:
+        row = self._rows.by_key.get(key)
         if row is None or row.state not in UNFINISHED:
             return
         if row.owner in (None, self._terms.owner) or row.until <= now:
@@ -275,12 +294,12 @@ class MemoryInbox(MemoryBackend):
                 next_attempt_at=None,
             )
 
-    async def finish(self, webhook_id: str, outcome: Outcome, *, now: float) -> None:  # noqa: ASYNC910 - a request has a checkpoint of its own
+    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:  # noqa: ASYNC910 - a request has a checkpoint of its own
         """See :meth:`.ports.Inbox.finish`. Nothing when the lease is not ours any more."""
-        row = self._rows.by_id.get(webhook_id)
+        row = self._rows.by_key.get(key)
         if row is None or row.queued:
             await trio.lowlevel.checkpoint()
-            row = self._rows.by_id.get(webhook_id)
+            row = self._rows.by_key.get(key)
         self._require_open()
         if row is None or row.owner != self._terms.owner or row.state not in UNFINISHED:
             return  # noqa: ASYNC910 - as above
@@ -327,12 +346,12 @@ class MemoryInbox(MemoryBackend):
         failure = AttemptRecord(number, begun, now, outcome.error, outcome.place, outcome.traceback)
         row.failures = (*row.failures, failure)
 
-    async def replay(self, webhook_ids: Sequence[str]) -> Sequence[str]:
+    async def replay(self, keys: Sequence[str]) -> Sequence[str]:
         """See :meth:`.ports.Inbox.replay`."""
         await self._begin()
         put_back = []
-        for webhook_id in webhook_ids:
-            row = self._rows.by_id.get(webhook_id)
+        for key in keys:
+            row = self._rows.by_key.get(key)
             if row is None or row.state not in REPLAYABLE or row.owner is not None:
                 continue
             self._write(
@@ -348,16 +367,16 @@ class MemoryInbox(MemoryBackend):
                 finished_at=None,
                 last_error=None,
             )
-            put_back.append(webhook_id)
+            put_back.append(key)
         return put_back
 
     # -- leases ----------------------------------------------------------------------------------
 
-    async def release(self, webhook_ids: Sequence[str]) -> None:
+    async def release(self, keys: Sequence[str]) -> None:
         """See :meth:`.ports.Inbox.release`."""
         await self._begin()
-        for webhook_id in webhook_ids:
-            row = self._rows.by_id.get(webhook_id)
+        for key in keys:
+            row = self._rows.by_key.get(key)
             if row is None or row.owner != self._terms.owner:
                 continue
             if row.state in (DeliveryState.RECEIVED, DeliveryState.RETRYING):
@@ -457,21 +476,33 @@ class MemoryInbox(MemoryBackend):
 
     # -- reading ---------------------------------------------------------------------------------
 
-    async def get(self, webhook_id: str) -> DeliveryRecord | None:
+    async def get(self, key: str) -> DeliveryRecord | None:
         """See :meth:`.ports.Inbox.get`."""
         await self._begin()
-        row = self._rows.by_id.get(webhook_id)
+        row = self._rows.by_key.get(key)
         return None if row is None else row.record()
 
-    async def known(self, webhook_ids: Sequence[str]) -> frozenset[str]:
+    async def find_by_id(self, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
+        """See :meth:`.ports.Inbox.find_by_id`."""
+        await self._begin()
+        found = (row for row in self._rows.by_sequence.values() if row.webhook_id == webhook_id)
+        return [row.record() for row in islice(sorted(found, key=lambda row: row.key), limit)]
+
+    async def evidence(self, key: str) -> Sequence[EvidenceRecord]:
+        """See :meth:`.ports.Inbox.evidence`."""
+        await self._begin()
+        row = self._rows.by_key.get(key)
+        return () if row is None else row.evidence
+
+    async def known(self, keys: Sequence[str]) -> frozenset[str]:
         """See :meth:`.ports.Inbox.known`."""
         await self._begin()
-        return self._rows.known(webhook_ids)
+        return self._rows.known(keys)
 
-    async def attempts(self, webhook_id: str) -> Sequence[AttemptRecord]:
+    async def attempts(self, key: str) -> Sequence[AttemptRecord]:
         """See :meth:`.ports.Inbox.attempts`."""
         await self._begin()
-        row = self._rows.by_id.get(webhook_id)
+        row = self._rows.by_key.get(key)
         return [] if row is None else list(row.failures)
 
     async def find(

@@ -38,7 +38,7 @@ class MemoryUpgrade:
         for sequence in waiting[:limit]:
             row = self._rows.by_sequence[sequence]
             if row.tenant_id is None:
-                row.tenant_id = marker.tenant_id
+                self._rows.change(row, row.state, tenant_id=marker.tenant_id)
                 assigned += 1
         if waiting:
             marker = attrs.evolve(marker, position=str(waiting[:limit][-1]))

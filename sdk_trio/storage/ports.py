@@ -17,6 +17,7 @@ from .records import (
     DeliveryRecord,
     DeliveryState,
     Due,
+    EvidenceRecord,
     NewDelivery,
     Outcome,
     Purged,
@@ -39,7 +40,15 @@ if TYPE_CHECKING:
 
 
 class Inbox(Protocol):
-    """The durable inbox: one record for each webhook id, from arrival to its end (contracts 5).
+    """The durable inbox: one record for each key of a delivery, from arrival to its end.
+
+    The key is who signed it and its webhook id, see :func:`.records.key_of`: two senders may use
+    the same id, and neither touches what the other one has sent. A record of before signers were
+    kept is met by a delivery of the host's and by one that its own tenant signed; it becomes that
+    signer's when such a delivery is taken.
+
+    Another body than the first one under the same key changes no answer: it is kept beside the
+    first one as evidence, see :meth:`evidence`.
 
     An inbox acts for one *owner*, named when it is opened. A lease is held by an owner up to a
     deadline; owners never take over a lease of their own, only those of others that have expired
@@ -85,18 +94,18 @@ class Inbox(Protocol):
         """
         ...
 
-    async def start(self, webhook_id: str, *, now: float, alone: bool = False) -> None:
+    async def start(self, key: str, *, now: float, alone: bool = False) -> None:
         """A worker starts a run: ``running``, one more attempt, the lease is ours.
 
         ``alone`` says that no other run is beside it: should the process end, it is the cause.
         """
         ...
 
-    async def join(self, webhook_id: str) -> None:
+    async def join(self, key: str) -> None:
         """Note that a run of ours which began alone has company from now on."""
         ...
 
-    def begin(self, webhook_id: str, *, now: float) -> None:
+    def begin(self, key: str, *, now: float) -> None:
         """As :meth:`start`, without waiting for it: what is asked for later is done later.
 
         For the first run of a delivery that this process has just accepted (ADR 11). Returns at
@@ -104,11 +113,11 @@ class Inbox(Protocol):
         """
         ...
 
-    async def finish(self, webhook_id: str, outcome: Outcome, *, now: float) -> None:
+    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
         """Record how a run ended, and give up the lease. A failed one leaves an attempt record."""
         ...
 
-    async def release(self, webhook_ids: Sequence[str]) -> None:
+    async def release(self, keys: Sequence[str]) -> None:
         """Give up the leases of deliveries whose run was never started."""
         ...
 
@@ -117,7 +126,7 @@ class Inbox(Protocol):
 
         Due are: ``received`` ones, ``retrying`` ones whose time has come, and any unfinished
         queued one whose lease (of another owner) has expired. An *ordered* one only when no
-        earlier unfinished ordered delivery has the same subject.
+        earlier unfinished ordered delivery of the same tenant has the same subject.
         """
         ...
 
@@ -149,23 +158,44 @@ class Inbox(Protocol):
         """Extend all of our leases."""
         ...
 
-    async def replay(self, webhook_ids: Sequence[str]) -> Sequence[str]:
+    async def replay(self, keys: Sequence[str]) -> Sequence[str]:
         """Put dead, parked and retrying deliveries back to ``received``, queued, attempts at 0.
 
-        Returns the ids that were put back; the others were in another state, have no body, or are
+        Returns the keys that were put back; the others were in another state, have no body, or are
         retrying and about to run.
         """
         ...
 
-    async def get(self, webhook_id: str) -> DeliveryRecord | None:
+    async def get(self, key: str) -> DeliveryRecord | None:
         """Return one delivery with its body, or None."""
         ...
 
-    async def known(self, webhook_ids: Sequence[str]) -> frozenset[str]:
-        """Return those of ``webhook_ids`` that the inbox has a record of, in whatever state."""
+    async def find_by_id(self, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
+        """Return the deliveries with this id, whoever signed them, with bodies; the host's first.
+
+        For people, who read ids; a program that knows who signed it asks for the key.
+        """
         ...
 
-    async def attempts(self, webhook_id: str) -> Sequence[AttemptRecord]:
+    async def keep_other(self, delivery: NewDelivery) -> None:
+        """Keep the body of ``delivery`` as evidence, if its key is known with another one.
+
+        ``accept``, ``claim`` and ``park`` do so themselves.
+        """
+        ...
+
+    async def evidence(self, key: str) -> Sequence[EvidenceRecord]:
+        """Return the other bodies that came under a key, oldest first, each once.
+
+        At most the first :data:`.records.MOST_EVIDENCE`; they go when the first body goes.
+        """
+        ...
+
+    async def known(self, keys: Sequence[str]) -> frozenset[str]:
+        """Return those of ``keys`` that the inbox has a record of, in whatever state."""
+        ...
+
+    async def attempts(self, key: str) -> Sequence[AttemptRecord]:
         """Return the failed runs of one delivery, oldest first."""
         ...
 

@@ -9,23 +9,39 @@ from typing import Any
 
 import attrs
 
-from .records import AttemptRecord, DeliveryRecord
+from .records import AttemptRecord, DeliveryRecord, EvidenceRecord
 
 
 def listed(record: DeliveryRecord) -> dict[str, Any]:
     """Return every attribute but the body, which listings leave out."""
-    return attrs.asdict(record, filter=lambda field, _: field.name != "raw")
+    fields = attrs.asdict(record, filter=lambda field, _: field.name != "raw")
+    return {**fields, "key": record.key}
 
 
 def shown(
-    record: DeliveryRecord, attempts: Sequence[AttemptRecord], *, body: bool = True
+    record: DeliveryRecord,
+    attempts: Sequence[AttemptRecord],
+    evidence: Sequence[EvidenceRecord],
+    *,
+    body: bool = True,
 ) -> dict[str, Any]:
-    """Return one event whole: its failed runs and, with ``body``, ``raw`` or ``raw_base64``."""
+    """Return one event whole: its failed runs, the other bodies that came under its key.
+
+    With ``body``, it and each of those has ``raw`` or ``raw_base64``.
+    """
     failed = [attrs.asdict(attempt) for attempt in attempts]
     return {
         **listed(record),
         **(body_fields(record.raw) if body else {}),
         "failed_attempts": failed,
+        "other_bodies": [
+            {
+                "received_at": other.received_at,
+                "address": other.address,
+                **(body_fields(other.raw) if body else {}),
+            }
+            for other in evidence
+        ],
     }
 
 

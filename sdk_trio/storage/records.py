@@ -1,6 +1,7 @@
 """What the inbox keeps of a delivery: plain records, without I/O (contracts 5).
 
-Times are Unix seconds as floats, ids are the ``webhook-id`` header's text.
+Times are Unix seconds as floats, ids are the ``webhook-id`` header's text. A delivery is found by
+its *key*: who signed it, and its id, which is unique for one sender and not in the world.
 """
 
 import enum
@@ -30,6 +31,19 @@ UNFINISHED = frozenset({DeliveryState.RECEIVED, DeliveryState.RUNNING, DeliveryS
 #: States that a delivery can be replayed from.
 REPLAYABLE = (DeliveryState.DEAD, DeliveryState.PARKED, DeliveryState.RETRYING)
 
+#: What a key holds in place of a tenant when a person says that the host's delivery is meant.
+HOST = "host"
+
+
+def key_of(webhook_id: str, signer: str | None) -> str:
+    """Return the key of a delivery: its id alone if the host signed it, else ``ID.TENANT``.
+
+    No id holds a dot, so the two cannot be taken for each other, and all deliveries of one id stand
+    side by side in order of their keys.
+    """
+    return f"{webhook_id}.{signer}" if signer else webhook_id
+
+
 #: What is said of a run that did not outlive its process.
 PROCESS_ENDED = "the process ended while it ran"
 
@@ -39,7 +53,9 @@ class NewDelivery(msgspec.Struct, frozen=True, gc=False):
 
     ``subject`` is ``data.id`` or None; with ``ordered`` the unfinished events of one subject run
     one at a time in the order of arrival. ``timestamp`` is the signed header, in Unix seconds.
-    ``tenant_id`` is the tenant that it belongs to, if there is one.
+    ``tenant_id`` is the tenant that it belongs to, if there is one. ``signer`` is the tenant whose
+    secret has verified it, "" for the host's. ``address`` is the sender's, if it is known; it is
+    kept where the body turns out to be another one than the first of its key.
     """
 
     webhook_id: str
@@ -50,6 +66,13 @@ class NewDelivery(msgspec.Struct, frozen=True, gc=False):
     subject: str | None = None
     ordered: bool = False
     tenant_id: str | None = None
+    signer: str = ""
+    address: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What the inbox knows it by; see :func:`key_of`."""
+        return key_of(self.webhook_id, self.signer)
 
 
 @attrs.frozen
@@ -61,6 +84,9 @@ class DeliveryRecord:
     arrived or was last put back, ``earlier_attempts`` those before. ``process_ends`` says in how
     many of them the process ended, ``ran_alone`` whether no other run was beside the last of these.
     ``raw`` is None once the payload retention has passed, or where a listing leaves bodies out.
+    ``signer`` is the tenant whose secret has verified it, "" for the host's, and None for what came
+    before that was kept: it counts as the host's or as that of its own tenant, whoever sends it
+    again.
     """
 
     sequence: int
@@ -82,6 +108,25 @@ class DeliveryRecord:
     process_ends: int = 0
     ran_alone: bool = attrs.field(default=False, converter=bool)
     earlier_attempts: int = 0
+    signer: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What the inbox knows it by; see :func:`key_of`."""
+        return key_of(self.webhook_id, self.signer)
+
+
+#: The most other bodies that are kept of one key: the first ones. Further ones are still counted.
+MOST_EVIDENCE = 10
+
+
+@attrs.frozen
+class EvidenceRecord:
+    """Another body that came under the key of a delivery: when, from where, and its bytes."""
+
+    received_at: float
+    address: str | None
+    raw: bytes
 
 
 @attrs.frozen
@@ -117,7 +162,8 @@ class Admitted(msgspec.Struct, frozen=True, gc=False):
     """Answer of ``accept`` and ``claim``.
 
     ``attempts`` are the runs started before now, ``earlier`` those before it was put back.
-    ``same_body`` is False when the id was known with other bytes (the first bytes stay).
+    ``same_body`` is False when the key was known with other bytes: the first ones stay, and the
+    others are kept beside them, see :meth:`~.ports.Inbox.evidence`.
     """
 
     admission: Admission

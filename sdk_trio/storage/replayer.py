@@ -7,7 +7,7 @@ import attrs
 import trio
 
 from .ports import Inbox
-from .records import REPLAYABLE, DeliveryRecord, DeliveryState
+from .records import HOST, REPLAYABLE, DeliveryRecord, DeliveryState
 
 #: Deliveries put back in one transaction: few enough that no other delivery waits for it.
 CHUNK = 200
@@ -17,6 +17,7 @@ CHUNK = 200
 class Candidate:
     """An event that was asked for: ``reason`` says why it cannot be replayed, if it cannot."""
 
+    key: str
     webhook_id: str
     type: str | None = None
     state: str | None = None
@@ -30,10 +31,30 @@ async def find_named(inbox: Inbox, webhook_ids: Sequence[str]) -> list[Candidate
 
 
 async def _named(inbox: Inbox, webhook_id: str) -> Candidate:
-    record = await inbox.get(webhook_id)
-    if record is None:
-        return Candidate(webhook_id, reason="there is no such event in the inbox")
-    return _candidate(record, _fault(record))
+    found = await find_meant(inbox, webhook_id)
+    if len(found) == 1:
+        return _candidate(found[0], _fault(found[0]))
+    reason = ambiguity(found) if found else "there is no such event in the inbox"
+    return Candidate(webhook_id, webhook_id, reason=reason)
+
+
+async def find_meant(inbox: Inbox, text: str) -> Sequence[DeliveryRecord]:
+    """Return what somebody means by an id: one record, none, or those that it could be.
+
+    Args:
+        text: a key, an id, or an id with ``.host`` for the host's delivery of that id.
+    """
+    webhook_id, dot, signer = text.partition(".")
+    if dot:
+        record = await inbox.get(webhook_id if signer == HOST else text)
+        return [] if record is None else [record]
+    return await inbox.find_by_id(text)
+
+
+def ambiguity(records: Sequence[DeliveryRecord]) -> str:
+    """Say what to ask for where several senders have used the same id."""
+    keys = (record.key if record.signer else f"{record.key}.{HOST}" for record in records)
+    return f"several senders use this id; name one of {', '.join(keys)}"
 
 
 def _fault(record: DeliveryRecord) -> str | None:
@@ -43,7 +64,7 @@ def _fault(record: DeliveryRecord) -> str | None:
 
 
 def _candidate(record: DeliveryRecord, reason: str | None = None) -> Candidate:
-    return Candidate(record.webhook_id, record.type, str(record.state), reason)
+    return Candidate(record.key, record.webhook_id, record.type, str(record.state), reason)
 
 
 async def find_chosen(
@@ -76,16 +97,16 @@ async def find_chosen(
 
 
 async def put_back(
-    inbox: Inbox, webhook_ids: Sequence[str], advance: Callable[[int], None] | None = None
+    inbox: Inbox, keys: Sequence[str], advance: Callable[[int], None] | None = None
 ) -> set[str]:
-    """Replay deliveries in several transactions; return the ids of those that were put back.
+    """Replay deliveries in several transactions; return the keys of those that were put back.
 
     Cancelled, those of finished transactions stay put back. ``advance`` is told of each step.
     """
     await trio.lowlevel.checkpoint()
     replayed: set[str] = set()
-    for start in range(0, len(webhook_ids), CHUNK):
-        chunk = webhook_ids[start : start + CHUNK]
+    for start in range(0, len(keys), CHUNK):
+        chunk = keys[start : start + CHUNK]
         replayed.update(await inbox.replay(chunk))
         if advance is not None:
             advance(len(chunk))
@@ -98,7 +119,7 @@ def replay_rows(
     """Return an object of JSON for each candidate: whether it was put back, and why not."""
     rows: list[dict[str, Any]] = []
     for candidate in candidates:
-        done = candidate.webhook_id in replayed
+        done = candidate.key in replayed
         reason = candidate.reason
         if not (done or reason or dry_run):
             reason = "it changed meanwhile; look at it with 'events show'"

@@ -1,7 +1,7 @@
 """The tables of the store in SQLite, and how an older file becomes a current one.
 
 Two rules keep a delivery as cheap after a million events as after none. Bodies have a table of
-their own, so a change of state rewrites a short row. And apart from the webhook id, which has to
+their own, so a change of state rewrites a short row. And apart from the key, which has to
 be found again, indexes are partial: a finished delivery is in none of them.
 """
 
@@ -215,6 +215,39 @@ _ATTEMPT_PLACE = (
     "ALTER TABLE attempt ADD COLUMN traceback TEXT",
 )
 
+# A delivery is known by who signed it and its id: `ID` for the host's, `ID.TENANT` for those that a
+# tenant's secret has verified. The column that was unique before holds that from now on, so that no
+# row has to be copied, and the id is computed from it. Rows of before have no signer.
+_KEY = (
+    "ALTER TABLE inbox RENAME COLUMN webhook_id TO delivery_key",
+    "ALTER TABLE inbox ADD COLUMN signer TEXT",
+    "ALTER TABLE inbox ADD COLUMN webhook_id TEXT GENERATED ALWAYS AS (CASE WHEN signer > '' "
+    "THEN substr(delivery_key, 1, length(delivery_key) - length(signer) - 1) "
+    "ELSE delivery_key END) VIRTUAL",
+)
+
+# Lines are those of one tenant: the record of another one may have the same id.
+_TENANT_LINE = (
+    "DROP INDEX inbox_line",
+    f"""
+CREATE INDEX inbox_line ON inbox (subject, tenant_id, sequence)
+WHERE ordered = 1 AND {UNFINISHED}
+""",
+)
+
+# Other bodies than the first one that came under the key of a delivery.
+_EVIDENCE = """
+CREATE TABLE evidence (
+    id INTEGER PRIMARY KEY,
+    sequence INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    received_at REAL NOT NULL,
+    address TEXT,
+    raw BLOB NOT NULL,
+    UNIQUE (sequence, digest)
+) STRICT
+"""
+
 _SUSPECT = """
 CREATE INDEX inbox_suspect ON inbox (sequence) WHERE process_ends > 0 AND state = 'received'
 """
@@ -239,6 +272,7 @@ MIGRATIONS: Sequence[Sequence[str]] = (
     ),
     (_NOTIFICATION, _NOTIFICATION_OPEN, _NOTIFICATION_FINISHED),
     (*_INBOX_ENDS, *_ATTEMPT_PLACE, _SUSPECT),
+    (*_KEY, *_TENANT_LINE, _EVIDENCE),
 )
 
 #: The version of the schema that this package reads and writes.

@@ -22,7 +22,8 @@ _FIRST_IN_LINE = f"""
 NOT (ordered = 1 AND EXISTS (
     SELECT 1 FROM inbox AS earlier INDEXED BY inbox_line
     WHERE earlier.ordered = 1 AND earlier.{UNFINISHED}
-        AND earlier.subject = this.subject AND earlier.sequence < this.sequence))
+        AND earlier.subject = this.subject AND earlier.tenant_id IS this.tenant_id
+        AND earlier.sequence < this.sequence))
 """  # noqa: S608 - only constants are put in
 
 _RECEIVED = f"""
@@ -65,7 +66,7 @@ FROM inbox LEFT JOIN body USING (sequence) WHERE sequence = ?
 
 _RELEASE = """
 UPDATE inbox SET lease_owner = NULL, lease_until = NULL
-WHERE webhook_id = ? AND lease_owner = ? AND state IN ('received', 'retrying')
+WHERE delivery_key = ? AND lease_owner = ? AND state IN ('received', 'retrying')
 """
 
 _RENEW = f"""
@@ -153,10 +154,10 @@ def _lease(connection: apsw.Connection, sequence: int, owner: str, until: float)
     return record_of(row)
 
 
-def release(connection: apsw.Connection, terms: Terms, webhook_ids: Sequence[str]) -> None:
+def release(connection: apsw.Connection, terms: Terms, keys: Sequence[str]) -> None:
     """Give up leases of ours whose run was never started."""
-    for webhook_id in webhook_ids:
-        connection.execute(_RELEASE, (webhook_id, terms.owner))
+    for key in keys:
+        connection.execute(_RELEASE, (key, terms.owner))
 
 
 def renew(connection: apsw.Connection, terms: Terms, now: float) -> None:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import apsw
 
-from .records import AttemptRecord, DeliveryRecord, DeliveryState
+from .records import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
 
 #: The columns of a record, in the order of :class:`~.records.DeliveryRecord`, up to the body; and
 #: those after it.
@@ -13,19 +13,32 @@ COLUMNS = (
     "inbox.sequence, webhook_id, type, state, queued, attempts, received_at, timestamp, subject, "
     "ordered, next_attempt_at, started_at, finished_at, last_error"
 )
-LATER_COLUMNS = "tenant_id, process_ends, ran_alone, earlier_attempts"
+LATER_COLUMNS = "tenant_id, process_ends, ran_alone, earlier_attempts, signer"
 
 _GET = f"""
 SELECT {COLUMNS}, raw, {LATER_COLUMNS}
-FROM inbox LEFT JOIN body USING (sequence) WHERE webhook_id = ?
+FROM inbox LEFT JOIN body USING (sequence) WHERE delivery_key = ?
 """  # noqa: S608 - the columns are a constant
+
+# All keys of one id follow each other: the id itself, and the id with a dot. "/" is the next
+# character after the dot.
+_OF_TENANTS = f"""
+SELECT {COLUMNS}, raw, {LATER_COLUMNS}
+FROM inbox LEFT JOIN body USING (sequence) WHERE delivery_key > ? AND delivery_key < ?
+ORDER BY delivery_key LIMIT ?
+"""  # noqa: S608 - as above
 
 _ATTEMPTS = """
 SELECT number, attempt.started_at, attempt.finished_at, error, place, traceback
-FROM attempt JOIN inbox USING (sequence) WHERE webhook_id = ? ORDER BY id
+FROM attempt JOIN inbox USING (sequence) WHERE delivery_key = ? ORDER BY id
 """
 
-_KNOWN = "SELECT 1 FROM inbox WHERE webhook_id = ?"
+_EVIDENCE = """
+SELECT evidence.received_at, address, raw
+FROM evidence JOIN inbox USING (sequence) WHERE delivery_key = ? ORDER BY id
+"""
+
+_KNOWN = "SELECT 1 FROM inbox WHERE delivery_key = ?"
 
 _CHECKPOINT = "SELECT value FROM checkpoint WHERE name = ?"
 
@@ -80,15 +93,25 @@ def record_of(row: tuple[Any, ...]) -> DeliveryRecord:
     )
 
 
-def get(connection: apsw.Connection, webhook_id: str) -> DeliveryRecord | None:
+def get(connection: apsw.Connection, key: str) -> DeliveryRecord | None:
     """Return one delivery with its body, or None."""
-    row = connection.execute(_GET, (webhook_id,)).fetchone()
+    row = connection.execute(_GET, (key,)).fetchone()
     return None if row is None else record_of(row)
 
 
-def known(connection: apsw.Connection, webhook_ids: Sequence[str]) -> frozenset[str]:
-    """Return those of ``webhook_ids`` that have a row."""
-    return frozenset(i for i in webhook_ids if connection.execute(_KNOWN, (i,)).fetchone())
+def find_by_id(
+    connection: apsw.Connection, webhook_id: str, limit: int
+) -> Sequence[DeliveryRecord]:
+    """Return the deliveries of one id, whoever signed them, the host's first."""
+    own = connection.execute(_GET, (webhook_id,)).fetchall()
+    bounds = (f"{webhook_id}.", f"{webhook_id}/")
+    others = connection.execute(_OF_TENANTS, (*bounds, limit)).fetchall()
+    return [record_of(row) for row in (*own, *others)][:limit]
+
+
+def known(connection: apsw.Connection, keys: Sequence[str]) -> frozenset[str]:
+    """Return those of ``keys`` that have a row."""
+    return frozenset(i for i in keys if connection.execute(_KNOWN, (i,)).fetchone())
 
 
 def read_checkpoint(connection: apsw.Connection, name: str) -> str | None:
@@ -97,9 +120,15 @@ def read_checkpoint(connection: apsw.Connection, name: str) -> str | None:
     return None if row is None else str(row[0])
 
 
-def attempts(connection: apsw.Connection, webhook_id: str) -> Sequence[AttemptRecord]:
+def attempts(connection: apsw.Connection, key: str) -> Sequence[AttemptRecord]:
     """Return the failed runs of one delivery, oldest first."""
-    return [AttemptRecord(*row) for row in connection.execute(_ATTEMPTS, (webhook_id,))]
+    return [AttemptRecord(*row) for row in connection.execute(_ATTEMPTS, (key,))]
+
+
+def evidence(connection: apsw.Connection, key: str) -> Sequence[EvidenceRecord]:
+    """Return the other bodies that came under a key, oldest first."""
+    rows: Any = connection.execute(_EVIDENCE, (key,))
+    return [EvidenceRecord(*row) for row in rows]
 
 
 def find(

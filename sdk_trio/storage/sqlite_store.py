@@ -22,6 +22,7 @@ from .records import (
     DeliveryState,
     Done,
     Due,
+    EvidenceRecord,
     NewDelivery,
     Outcome,
     Purged,
@@ -152,55 +153,57 @@ class SqliteInbox:
         terms = self._terms
         return await self._committer.submit(lambda c: writer.park(c, terms, delivery), told=True)
 
+    async def keep_other(self, delivery: NewDelivery) -> None:
+        """See :meth:`.ports.Inbox.keep_other`."""
+        await self._committer.submit(lambda c: writer.keep_other(c, delivery))
+
     def _give_up(
         self, delivery: NewDelivery, connection: apsw.Connection, admitted: Admitted
     ) -> None:
         """Release what was taken for a caller who has not heard of it, and so will not run it."""
         if admitted.admission is Admission.NEW:
             now = delivery.received_at
-            writer.finish(connection, self._terms, delivery.webhook_id, Released(), now)
+            writer.finish(connection, self._terms, delivery.key, Released(), now)
 
     # -- runs ------------------------------------------------------------------------------------
 
-    async def start(self, webhook_id: str, *, now: float, alone: bool = False) -> None:
+    async def start(self, key: str, *, now: float, alone: bool = False) -> None:
         """See :meth:`.ports.Inbox.start`. Nothing while another owner holds a live lease."""
         terms = self._terms
-        await self._committer.submit(lambda c: writer.start(c, terms, webhook_id, now, alone))
+        await self._committer.submit(lambda c: writer.start(c, terms, key, now, alone))
 
-    async def join(self, webhook_id: str) -> None:
+    async def join(self, key: str) -> None:
         """See :meth:`.ports.Inbox.join`."""
         terms = self._terms
-        await self._committer.submit(lambda c: writer.join(c, terms, webhook_id))
+        await self._committer.submit(lambda c: writer.join(c, terms, key))
 
-    def begin(self, webhook_id: str, *, now: float) -> None:
+    def begin(self, key: str, *, now: float) -> None:
         """See :meth:`.ports.Inbox.begin`."""
         terms = self._terms
-        posted = self._committer.post(lambda c: writer.start(c, terms, webhook_id, now))
-        self._begun[webhook_id] = (posted, now)
+        posted = self._committer.post(lambda c: writer.start(c, terms, key, now))
+        self._begun[key] = (posted, now)
 
-    async def finish(self, webhook_id: str, outcome: Outcome, *, now: float) -> None:
+    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`.ports.Inbox.finish`. Nothing when the lease is not ours any more."""
         # Cancelled here, the start that was posted stays.
         await trio.lowlevel.checkpoint_if_cancelled()
         terms = self._terms
-        begun = self._begun.pop(webhook_id, None)
+        begun = self._begun.pop(key, None)
         if begun and isinstance(outcome, Done) and self._committer.withdraw(begun[0]):
             started_at = begun[1]
-            await self._committer.submit(
-                lambda c: writer.run(c, terms, webhook_id, started_at, now)
-            )
+            await self._committer.submit(lambda c: writer.run(c, terms, key, started_at, now))
             return
-        await self._committer.submit(lambda c: writer.finish(c, terms, webhook_id, outcome, now))
+        await self._committer.submit(lambda c: writer.finish(c, terms, key, outcome, now))
 
-    async def replay(self, webhook_ids: Sequence[str]) -> Sequence[str]:
+    async def replay(self, keys: Sequence[str]) -> Sequence[str]:
         """See :meth:`.ports.Inbox.replay`."""
-        return await self._committer.submit(lambda c: writer.replay(c, webhook_ids))
+        return await self._committer.submit(lambda c: writer.replay(c, keys))
 
     # -- leases ----------------------------------------------------------------------------------
 
-    async def release(self, webhook_ids: Sequence[str]) -> None:
+    async def release(self, keys: Sequence[str]) -> None:
         """See :meth:`.ports.Inbox.release`."""
-        terms, ids = self._terms, tuple(webhook_ids)
+        terms, ids = self._terms, tuple(keys)
         await self._committer.submit(lambda c: leaser.release(c, terms, ids))
 
     async def take_due(self, *, limit: int, now: float) -> Due:
@@ -229,17 +232,25 @@ class SqliteInbox:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    async def get(self, webhook_id: str) -> DeliveryRecord | None:
+    async def get(self, key: str) -> DeliveryRecord | None:
         """See :meth:`.ports.Inbox.get`."""
-        return await self._queries.run(lambda c: reader.get(c, webhook_id))
+        return await self._queries.run(lambda c: reader.get(c, key))
 
-    async def known(self, webhook_ids: Sequence[str]) -> frozenset[str]:
+    async def find_by_id(self, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
+        """See :meth:`.ports.Inbox.find_by_id`."""
+        return await self._queries.run(lambda c: reader.find_by_id(c, webhook_id, limit))
+
+    async def evidence(self, key: str) -> Sequence[EvidenceRecord]:
+        """See :meth:`.ports.Inbox.evidence`."""
+        return await self._queries.run(lambda c: reader.evidence(c, key))
+
+    async def known(self, keys: Sequence[str]) -> frozenset[str]:
         """See :meth:`.ports.Inbox.known`."""
-        return await self._queries.run(lambda c: reader.known(c, tuple(webhook_ids)))
+        return await self._queries.run(lambda c: reader.known(c, tuple(keys)))
 
-    async def attempts(self, webhook_id: str) -> Sequence[AttemptRecord]:
+    async def attempts(self, key: str) -> Sequence[AttemptRecord]:
         """See :meth:`.ports.Inbox.attempts`."""
-        return await self._queries.run(lambda c: reader.attempts(c, webhook_id))
+        return await self._queries.run(lambda c: reader.attempts(c, key))
 
     async def find(
         self,

@@ -6,6 +6,7 @@ begins nor ends, and may be run again after a rollback. What the functions mean 
 row has ``next_attempt_at``, and only a leased row has ``lease_owner``.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from .admission import (
     standing_of,
 )
 from .records import (
+    MOST_EVIDENCE,
     Admission,
     Admitted,
     Dead,
@@ -39,10 +41,10 @@ from .schema import UNFINISHED
 # -- deliveries that want in -------------------------------------------------------------------
 
 _INSERT = """
-INSERT INTO inbox (webhook_id, type, state, queued, attempts, received_at, timestamp, subject,
-                   ordered, tenant_id, started_at, lease_owner, lease_until)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (webhook_id) DO NOTHING
+INSERT INTO inbox (delivery_key, signer, type, state, queued, attempts, received_at, timestamp,
+                   subject, ordered, tenant_id, started_at, lease_owner, lease_until)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (delivery_key) DO NOTHING
 """
 
 _INSERT_BODY = "INSERT INTO body (sequence, raw) VALUES (?, ?)"
@@ -50,14 +52,19 @@ _INSERT_BODY = "INSERT INTO body (sequence, raw) VALUES (?, ?)"
 _KNOWN = """
 SELECT sequence, state, queued, attempts, finished_at,
     CASE WHEN lease_owner <> ? THEN lease_until END, process_ends, earlier_attempts, raw
-FROM inbox LEFT JOIN body USING (sequence) WHERE webhook_id = ?
+FROM inbox LEFT JOIN body USING (sequence) WHERE delivery_key = ?
+"""
+
+# A row of before signers were kept is that of its own tenant as well.
+_OF_BEFORE = """
+SELECT 1 FROM inbox WHERE delivery_key = ? AND signer IS NULL AND tenant_id = ?
 """
 
 _READMIT = """
 UPDATE inbox SET state = ?, queued = ?, attempts = ?, earlier_attempts = ?, ordered = ?,
     started_at = ?, lease_owner = ?, lease_until = ?, next_attempt_at = NULL, finished_at = NULL,
     ran_alone = 0, process_ends = CASE WHEN ?9 THEN 0 ELSE process_ends END,
-    last_error = CASE WHEN ?9 THEN NULL ELSE last_error END
+    last_error = CASE WHEN ?9 THEN NULL ELSE last_error END, delivery_key = ?, signer = ?
 WHERE sequence = ?
 """
 
@@ -87,10 +94,13 @@ def _admit(
     state: DeliveryState,
     leased: bool,
 ) -> Admitted:
-    # The common case, an unknown id, costs two inserts and no query.
-    if _insert(connection, terms, delivery, state, leased):
+    key = delivery.key
+    if delivery.signer and _is_of_before(connection, delivery):
+        key = delivery.webhook_id
+    # The common case, an unknown key, costs two inserts and no query.
+    elif _insert(connection, terms, delivery, state, leased):
         return Admitted(Admission.NEW)
-    (row,) = connection.execute(_KNOWN, (terms.owner, delivery.webhook_id))
+    (row,) = connection.execute(_KNOWN, (terms.owner, key))
     sequence, known_state, queued, attempts, finished_at, until, ends, earlier, raw = cast(
         "Any", row
     )
@@ -103,6 +113,8 @@ def _admit(
         _insert(connection, terms, delivery, state, leased)
         return Admitted(Admission.NEW)
     same_body = raw is None or raw == delivery.raw
+    if not same_body:
+        _keep_other(connection, sequence, delivery)
     if ruling.change is Change.NOTHING:
         return Admitted(ruling.admission, attempts, same_body)
     restart = ruling.change is Change.RESTART
@@ -121,10 +133,18 @@ def _admit(
             terms.owner if leased else None,
             now + terms.lease_seconds if leased else None,
             restart,
+            delivery.key,
+            delivery.signer,
             sequence,
         ),
     )
     return Admitted(ruling.admission, before, same_body, earlier)
+
+
+def _is_of_before(connection: apsw.Connection, delivery: NewDelivery) -> bool:
+    """Whether the tenant that signed this delivery has it from before signers were kept."""
+    found = connection.execute(_OF_BEFORE, (delivery.webhook_id, delivery.signer))
+    return found.fetchone() is not None
 
 
 def _insert(
@@ -134,13 +154,14 @@ def _insert(
     state: DeliveryState,
     leased: bool,
 ) -> bool:
-    """Insert a delivery with its body; False when its id is known."""
+    """Insert a delivery with its body; False when its key is known."""
     now = delivery.received_at
     running = state is DeliveryState.RUNNING
     connection.execute(
         _INSERT,
         (
-            delivery.webhook_id,
+            delivery.key,
+            delivery.signer,
             delivery.type,
             state,
             state is DeliveryState.RECEIVED,
@@ -161,24 +182,56 @@ def _insert(
     return True
 
 
+# -- other bodies under one key ----------------------------------------------------------------
+
+_KEEP_OTHER = f"""
+INSERT INTO evidence (sequence, digest, received_at, address, raw)
+SELECT :sequence, :digest, :received_at, :address, :raw
+WHERE (SELECT count(*) FROM evidence WHERE sequence = :sequence) < {MOST_EVIDENCE}
+ON CONFLICT DO NOTHING
+"""  # noqa: S608 - only constants are put in
+
+_FIRST_BODY = "SELECT sequence, raw FROM inbox JOIN body USING (sequence) WHERE delivery_key = ?"
+
+
+def keep_other(connection: apsw.Connection, delivery: NewDelivery) -> None:
+    """Keep the body of ``delivery`` beside the first one of its key, if it is another one."""
+    for sequence, raw in connection.execute(_FIRST_BODY, (delivery.key,)).fetchall():
+        if raw != delivery.raw:
+            _keep_other(connection, cast("int", sequence), delivery)
+
+
+def _keep_other(connection: apsw.Connection, sequence: int, delivery: NewDelivery) -> None:
+    connection.execute(
+        _KEEP_OTHER,
+        {
+            "sequence": sequence,
+            "digest": hashlib.sha256(delivery.raw).digest(),
+            "received_at": delivery.received_at,
+            "address": delivery.address,
+            "raw": delivery.raw,
+        },
+    )
+
+
 # -- runs and their ends -----------------------------------------------------------------------
 
 _START = f"""
 UPDATE inbox SET state = 'running', attempts = attempts + 1, started_at = :now,
     ran_alone = :alone, next_attempt_at = NULL, lease_owner = :owner, lease_until = :until
-WHERE webhook_id = :id AND {UNFINISHED}
+WHERE delivery_key = :key AND {UNFINISHED}
     AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= :now)
 """  # noqa: S608 - only constants are put in
 
 _RUN = f"""
 UPDATE inbox SET state = 'done', attempts = attempts + 1, started_at = :begun, finished_at = :now,
     next_attempt_at = NULL, lease_owner = NULL, lease_until = NULL
-WHERE webhook_id = :id AND {UNFINISHED}
+WHERE delivery_key = :key AND {UNFINISHED}
     AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= :begun)
 """  # noqa: S608 - only constants are put in
 
 # A run that has lost its lease to another owner changes nothing: the other one's run counts.
-_OURS = f"webhook_id = ? AND lease_owner = ? AND {UNFINISHED}"
+_OURS = f"delivery_key = ? AND lease_owner = ? AND {UNFINISHED}"
 
 _FINISH = f"""
 UPDATE inbox SET state = 'done', finished_at = ?, next_attempt_at = NULL,
@@ -215,39 +268,37 @@ _REPLAY = """
 UPDATE inbox SET state = 'received', queued = 1, earlier_attempts = earlier_attempts + attempts,
     attempts = 0, process_ends = 0, ran_alone = 0, next_attempt_at = NULL, started_at = NULL,
     finished_at = NULL, last_error = NULL
-WHERE webhook_id = ? AND state IN ('dead', 'parked', 'retrying') AND lease_owner IS NULL
+WHERE delivery_key = ? AND state IN ('dead', 'parked', 'retrying') AND lease_owner IS NULL
     AND EXISTS (SELECT 1 FROM body WHERE body.sequence = inbox.sequence)
 """
 
 
 def start(
-    connection: apsw.Connection, terms: Terms, webhook_id: str, now: float, alone: bool = False
+    connection: apsw.Connection, terms: Terms, key: str, now: float, alone: bool = False
 ) -> None:
     """Begin a run: one more attempt. Nothing when another owner holds a live lease."""
     until = now + terms.lease_seconds
     connection.execute(
         _START,
-        {"id": webhook_id, "now": now, "owner": terms.owner, "until": until, "alone": alone},
+        {"key": key, "now": now, "owner": terms.owner, "until": until, "alone": alone},
     )
 
 
-def join(connection: apsw.Connection, terms: Terms, webhook_id: str) -> None:
+def join(connection: apsw.Connection, terms: Terms, key: str) -> None:
     """Note that a run of ours is not alone any more."""
-    connection.execute(_JOIN, (webhook_id, terms.owner))
+    connection.execute(_JOIN, (key, terms.owner))
 
 
-def run(
-    connection: apsw.Connection, terms: Terms, webhook_id: str, begun: float, now: float
-) -> None:
+def run(connection: apsw.Connection, terms: Terms, key: str, begun: float, now: float) -> None:
     """Record a whole run that ended well: :func:`start` at ``begun`` and :func:`finish`, in one."""
-    connection.execute(_RUN, {"id": webhook_id, "begun": begun, "now": now, "owner": terms.owner})
+    connection.execute(_RUN, {"key": key, "begun": begun, "now": now, "owner": terms.owner})
 
 
 def finish(
-    connection: apsw.Connection, terms: Terms, webhook_id: str, outcome: Outcome, now: float
+    connection: apsw.Connection, terms: Terms, key: str, outcome: Outcome, now: float
 ) -> None:
     """Record how a run of ours ended. Nothing when its lease is not ours any more."""
-    ours = (webhook_id, terms.owner)
+    ours = (key, terms.owner)
     match outcome:
         case Done():
             connection.execute(_FINISH, (now, *ours))
@@ -279,13 +330,13 @@ def _fail(
         connection.execute(_INSERT_ATTEMPT, (sequence, max(attempts, 1), begun, now, *told))
 
 
-def replay(connection: apsw.Connection, webhook_ids: Sequence[str]) -> Sequence[str]:
-    """Put dead, parked and waiting deliveries back; return the ids that were."""
+def replay(connection: apsw.Connection, keys: Sequence[str]) -> Sequence[str]:
+    """Put dead, parked and waiting deliveries back; return the keys that were."""
     put_back = []
-    for webhook_id in webhook_ids:
-        connection.execute(_REPLAY, (webhook_id,))
+    for key in keys:
+        connection.execute(_REPLAY, (key,))
         if connection.changes():
-            put_back.append(webhook_id)
+            put_back.append(key)
     return put_back
 
 
@@ -304,8 +355,10 @@ def delete_bodies(
 ) -> int:
     """Delete the bodies of those ``sequences`` that are still in ``state`` and older; count them.
 
-    They were found by a reader, outside of this transaction, so both are looked at again.
+    They were found by a reader, outside of this transaction, so both are looked at again. Other
+    bodies that came under their keys go with them.
     """
+    _delete_old(connection, "evidence", sequences, state, before)
     return _delete_old(connection, "body", sequences, state, before)
 
 
@@ -313,7 +366,7 @@ def delete_deliveries(
     connection: apsw.Connection, sequences: Sequence[int], state: DeliveryState, before: float
 ) -> int:
     """Delete those ``sequences`` whole that are still in ``state`` and older; count them."""
-    for table in ("body", "attempt"):
+    for table in ("body", "evidence", "attempt"):
         _delete_old(connection, table, sequences, state, before)
     return _delete_old(connection, "inbox", sequences, state, before)
 
@@ -334,7 +387,7 @@ def _delete_old(
 
 
 def _forget(connection: apsw.Connection, sequence: int) -> None:
-    for table in ("body", "attempt", "inbox"):
+    for table in ("body", "evidence", "attempt", "inbox"):
         connection.execute(
             f"DELETE FROM {table} WHERE sequence = ?",  # noqa: S608 - a name of the schema's
             (sequence,),

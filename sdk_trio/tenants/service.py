@@ -437,6 +437,10 @@ class TenantService:
             lambda: self._store.find_by_organization(organization_id),
         )
 
+    async def find_by_identifier(self, identifier: str) -> Tenant | None:
+        """Return the tenant with this identifier or None, as :meth:`find_by_organization` does."""
+        return await self._recall(f"identifier {identifier}", lambda: self._store.find(identifier))
+
     async def recall(self, tenant_id: str) -> Tenant | None:
         """Return the tenant with this id or None, as :meth:`find_by_organization` does."""
         return await self._recall(f"id {tenant_id}", lambda: self._store.get(tenant_id))

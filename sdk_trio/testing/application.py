@@ -161,7 +161,9 @@ class AppUnderTest:
     async def _settled(self, webhook_id: str) -> DeliveryRecord | None:
         with trio.fail_after(SETTLE_SECONDS):
             while True:
-                record = await self.store.get(webhook_id)
+                # Whoever has signed it: of several, the last one that arrived.
+                found = await self.store.find_by_id(webhook_id)
+                record = max(found, key=lambda one: one.sequence, default=None)
                 if record is None or record.state not in _UNSETTLED:
                     return record
                 await trio.sleep(0.01)

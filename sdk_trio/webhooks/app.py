@@ -466,7 +466,7 @@ async def _unfinished(inbox: Inbox) -> tuple[int, tuple[str, ...]]:
     for state in sorted(UNFINISHED):
         if counts[state] and len(ids) < REPORTED_IDS:
             found = await inbox.find(state=state, limit=REPORTED_IDS - len(ids))
-            ids += [record.webhook_id for record in found]
+            ids += [record.key for record in found]
     return sum(counts[state] for state in UNFINISHED), tuple(ids)
 
 

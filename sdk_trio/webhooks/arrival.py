@@ -33,5 +33,6 @@ def arrival_of(record: DeliveryRecord) -> Arrival:
         subject=record.subject,
         ordered=record.ordered,
         tenant_id=record.tenant_id,
+        signer=record.signer or "",
     )
     return Arrival(delivery, decode_envelope(raw), record.earlier_attempts)

@@ -16,6 +16,7 @@ RESULTS: Final = (
     "dead",
     "parked",
     "duplicate",
+    "different_body",
     "rejected",
     "refused",
     "full",
@@ -27,7 +28,7 @@ RESULTS: Final = (
 #: becomes of a verified delivery, and what the server itself refuses. A closed set as well.
 CAUSES: Final = (
     *(str(cause) for cause in Cause),
-    *("not_https", "not_an_event"),
+    *("not_https", "not_an_event", "own_secrets"),
     *("path", "method", "source", "rate", "media", "size", "slow", "crowded"),
     *("handler", "later"),
     *("malformed", "slow_request", "long_line", "large_head"),

@@ -20,7 +20,6 @@ from .dispatcher import Dispatcher
 from .lifecycle import Failure
 from .receiver import Receive, Receiver, Scope, Send, _Request
 from .registry import BoundHandler
-from .verdict import Accepted
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -42,6 +41,7 @@ class TracedReceiver(Receiver):
     ) -> None:
         super().__init__(settings, *arguments, **options)
         self._route = settings.webhooks.path
+        self._tenant_route = f"{self._route.rstrip('/')}/{{identifier}}"
         self._tracer = tracer
         self._links = links
         # Tasks of our own server inherit the span in which the host has started us; a delivery is
@@ -62,6 +62,8 @@ class TracedReceiver(Receiver):
     def _begin(self, scope: Scope) -> "Span":
         method = known_method(scope["method"])
         route = self._route if scope["path"] == self._route else None
+        if route is None and self._identifier_in(scope["path"]) is not None:
+            route = self._tenant_route
         client = scope.get("client")
         peer = client[0] if client else None
         origin = self._rules.proxies.resolve(peer, scope["scheme"], scope["headers"])
@@ -88,20 +90,11 @@ class TracedReceiver(Receiver):
     def _shortcut_in(self, scope: Scope) -> None:
         """Return none: an answer by it would bypass the span."""
 
-    def _arrival(
-        self,
-        verdict: Accepted,
-        envelope: Envelope,
-        body: bytes,
-        now: float,
-        *,
-        tenant_id: str | None,
-    ) -> Arrival:
-        arrival = super()._arrival(verdict, envelope, body, now, tenant_id=tenant_id)
+    def _arrival(self, delivery: NewDelivery, envelope: Envelope) -> Arrival:
         span = get_current_span()
-        span.set_attributes(_event_attributes(verdict.webhook_id, envelope.type))
-        self._links.remember(verdict.webhook_id, span.get_span_context())
-        return arrival
+        span.set_attributes(_event_attributes(delivery.webhook_id, envelope.type))
+        self._links.remember(delivery.key, span.get_span_context())
+        return super()._arrival(delivery, envelope)
 
     def _note(
         self, event: str, cause: str, answer: Answer, request: _Request, **fields: object
@@ -123,7 +116,7 @@ class TracedDispatcher(Dispatcher):
         self._links = links
 
     async def _run(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
-        received = self._links.find(event.webhook_id)
+        received = self._links.find(event.key)
         inline = received is not None and get_current_span().get_span_context() == received
         span = self._tracer.start_span(
             f"handle {event.type}" if event.type in self.handlers.by_type else "handle",
@@ -150,7 +143,7 @@ class TracedDispatcher(Dispatcher):
         tenant: Tenant | None = None,
     ) -> None:
         if isinstance(outcome, Done | Dead | Parked):
-            self._links.forget(delivery.webhook_id)
+            self._links.forget(delivery.key)
         super()._report(delivery, attempt, outcome, tenant)
 
 

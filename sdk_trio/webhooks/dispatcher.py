@@ -79,8 +79,9 @@ LEAST_MASKED = 8
 
 @attrs.define
 class _Flight:
-    """An inline run of one webhook id, and the deliveries of the same id that wait for it."""
+    """An inline run of one key, and the deliveries of the same key that wait for it."""
 
+    raw: bytes
     settled: trio.Event | None = None  # made by the first one that waits: hardly any run has one
     answer: Answer | None = None
 
@@ -91,6 +92,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     handler: str
     webhook_id: str
     begun: float
+    key: str
 
 
 class Dispatcher:
@@ -130,7 +132,7 @@ class Dispatcher:
         self.mask(settings)
         self._in_development = settings.is_development
         self._flights: dict[str, _Flight] = {}
-        # By webhook id; read by other threads as well.
+        # By key; read by other threads as well.
         self._runs: dict[str, Run] = {}
         #: Whether a suspect runs alone: inline deliveries are put off meanwhile.
         self.quarantined = False
@@ -151,22 +153,23 @@ class Dispatcher:
     ) -> Answer:
         """Run ``handler`` before the sender is answered, and return the answer.
 
-        A second delivery of an id whose first is still running waits for that one's outcome.
+        A second delivery of a key whose first is still running waits for that one's outcome.
         Cancelled in the middle of a run, the claim is released and the attempt does not count.
         ``expiry`` keeps InlineTimeoutSeconds for us; a run that outlasts it then ends as
         ``Cancelled``, and the answer is left there.
         """
-        webhook_id = arrival.delivery.webhook_id
-        flight = self._flights.get(webhook_id)
+        delivery = arrival.delivery
+        key = delivery.key if delivery.signer else delivery.webhook_id
+        flight = self._flights.get(key)
         if flight is not None:
-            return await self._wait_for(flight)
+            return await self._wait_for(flight, delivery)
         # No await between the look-up and this line: two deliveries cannot both be the first.
-        flight = self._flights[webhook_id] = _Flight()
+        flight = self._flights[key] = _Flight(delivery.raw)
         try:
             flight.answer = await self._claim_and_run(arrival, handler, flight, expiry)
             return flight.answer
         finally:
-            del self._flights[webhook_id]
+            del self._flights[key]
             if flight.settled is not None:
                 flight.settled.set()
 
@@ -181,9 +184,12 @@ class Dispatcher:
             flight.settled = trio.Event()
         await flight.settled.wait()
 
-    async def _wait_for(self, flight: _Flight) -> Answer:
+    async def _wait_for(self, flight: _Flight, delivery: NewDelivery) -> Answer:
         with trio.move_on_after(self._inline_timeout):
             await self._end_of(flight)
+        if delivery.raw != flight.raw:
+            await self._inbox.keep_other(delivery)
+            self.note_other_body(delivery)
         self._counters.count("duplicate")
         return flight.answer or answers.unavailable(BUSY_RETRY_SECONDS)
 
@@ -202,6 +208,8 @@ class Dispatcher:
         admitted = await self._inbox.claim(delivery)
         if admitted.admission is not Admission.NEW:
             return self.answer_known(delivery, admitted)
+        if not admitted.same_body:
+            self.note_other_body(delivery)
         if admitted.earlier:
             arrival = replace(arrival, earlier_attempts=admitted.earlier)
         attempt = admitted.attempts + 1
@@ -234,7 +242,7 @@ class Dispatcher:
                         flight.answer = await self._conclude(delivery, attempt, failure)
                         expiry.answer = flight.answer
                     else:
-                        await self._release(delivery.webhook_id)
+                        await self._release(delivery.key)
         return await self._conclude(delivery, attempt, failure)
 
     async def _conclude(
@@ -246,37 +254,44 @@ class Dispatcher:
             outcome = after_inline_failure(
                 failure, attempts=attempt, max_attempts=self._inline_max_attempts
             )
-        await self._finish(delivery.webhook_id, outcome)
+        await self._finish(delivery.key if delivery.signer else delivery.webhook_id, outcome)
         self._report(delivery, attempt, outcome)
         if isinstance(outcome, Retry):
             asked = failure.retry_after if failure else None
             return answers.HANDLER_FAILED if asked is None else answers.unavailable(asked)
         return answers.OK
 
-    async def _release(self, webhook_id: str) -> None:
+    async def _release(self, key: str) -> None:
         try:
-            await self._inbox.finish(webhook_id, Released(), now=self._clock())
+            await self._inbox.finish(key, Released(), now=self._clock())
         except StoreUnavailableError as error:
             # Its lease stays with this process, so the next start takes the delivery over.
-            _log.error("store.unavailable", webhook_id=webhook_id, error=str(error))
+            _log.error("store.unavailable", key=key, error=str(error))
             await trio.lowlevel.checkpoint()
 
     def answer_known(self, delivery: NewDelivery, admitted: Admitted) -> Answer:
-        """Answer a delivery that changes nothing, because its id is known to the inbox."""
+        """Answer a delivery that changes nothing, because its key is known to the inbox."""
         if not admitted.same_body:
-            _log.warning(
-                "webhook.duplicate",
-                webhook_id=delivery.webhook_id,
-                type=delivery.type,
-                different_body=True,
-                hint="same webhook-id, other bytes: the first ones are kept",
-            )
+            self.note_other_body(delivery)
         else:
-            _log.info("webhook.duplicate", webhook_id=delivery.webhook_id, type=delivery.type)
+            _log.info("webhook.duplicate", **_names_of(delivery), type=delivery.type)
         self._counters.count("duplicate")
         if admitted.admission is Admission.RUNNING:
             return answers.unavailable(BUSY_RETRY_SECONDS)
         return answers.OK
+
+    def note_other_body(self, delivery: NewDelivery) -> None:
+        """Tell that a key which is known came with another body; the inbox has kept that one."""
+        self._counters.count("different_body")
+        _log.warning(
+            "webhook.duplicate",
+            **_names_of(delivery),
+            type=delivery.type,
+            address=delivery.address,
+            different_body=True,
+            hint="same signer and webhook-id, other bytes: the first ones stay, these are kept "
+            "beside them ('events show' has both)",
+        )
 
     # -- queued ------------------------------------------------------------------------------
 
@@ -296,22 +311,22 @@ class Dispatcher:
         outcome: Outcome = Released()
         try:
             if fresh:
-                self._inbox.begin(delivery.webhook_id, now=self._clock())
+                self._inbox.begin(delivery.key, now=self._clock())
             else:
                 await self._keep(
-                    lambda: self._inbox.start(delivery.webhook_id, now=self._clock(), alone=alone)
+                    lambda: self._inbox.start(delivery.key, now=self._clock(), alone=alone)
                 )
             if delivery.tenant_id is not None:
                 tenant = await self._insist(lambda: self.tenant_of(delivery))
             outcome = finished = await self._run_to_outcome(arrival, attempt, tenant)
-            await self._keep(lambda: self._finish(delivery.webhook_id, finished))
+            await self._keep(lambda: self._finish(delivery.key, finished))
         except StoreLostError as error:  # it cannot be known whose event it is
             _log.error("store.unavailable", webhook_id=delivery.webhook_id, error=str(error))
             await trio.lowlevel.checkpoint()
         finally:
             if isinstance(outcome, Released):
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await self._release(delivery.webhook_id)
+                    await self._release(delivery.key)
         self._report(delivery, attempt, outcome, tenant)
         return outcome
 
@@ -388,6 +403,8 @@ class Dispatcher:
         admitted = await self._inbox.park(delivery)
         if admitted.admission is not Admission.NEW:
             return self.answer_known(delivery, admitted)
+        if not admitted.same_body:
+            self.note_other_body(delivery)
         self._report(delivery, 0, Parked(), tenant)
         return answers.OK
 
@@ -398,6 +415,7 @@ class Dispatcher:
         event = decode_event(
             arrival.envelope,
             webhook_id=delivery.webhook_id,
+            key=delivery.key if delivery.signer else delivery.webhook_id,
             raw=delivery.raw,
             header_timestamp=delivery.timestamp,
             received_at=delivery.received_at,
@@ -422,23 +440,23 @@ class Dispatcher:
                 hint="the payload differs from the typed class; event.data holds what fits",
             )
 
-    async def _finish(self, webhook_id: str, outcome: Outcome) -> None:
+    async def _finish(self, key: str, outcome: Outcome) -> None:
         """Tell the store how a run ended, also if it was cancelled and ended all the same."""
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
         except trio.Cancelled:  # noqa: ASYNC103 - whatever waits next is cancelled
             # The store would do nothing for us any more, and the handler would run once again.
             with trio.move_on_after(CLEANUP_SECONDS, shield=True) as patience:
-                await self._inbox.finish(webhook_id, outcome, now=self._clock())
+                await self._inbox.finish(key, outcome, now=self._clock())
             if patience.cancelled_caught:
                 raise
         else:
-            await self._inbox.finish(webhook_id, outcome, now=self._clock())
+            await self._inbox.finish(key, outcome, now=self._clock())
 
     async def _run(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
         """Run user code; whatever it raises of its own becomes a :class:`Failure`."""
         begun = self._stopwatch()
-        self._runs[event.webhook_id] = Run(handler.name, event.webhook_id, begun)
+        self._runs[event.key] = Run(handler.name, event.webhook_id, begun, event.key)
         try:
             try:
                 await handler.handler.handle_core(event)
@@ -461,7 +479,7 @@ class Dispatcher:
             await self._tell(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
             return failure  # noqa: ASYNC104 - as above
         finally:
-            self._runs.pop(event.webhook_id, None)
+            self._runs.pop(event.key, None)
         return None
 
     async def _tell(self, handler: BoundHandler, event: Event[Any], error: BaseException) -> None:
@@ -522,7 +540,7 @@ class Dispatcher:
     async def leave(self) -> None:
         """Release the events of all handlers at work: the process ends without them."""
         for run in self.runs:
-            await self._release(run.webhook_id)
+            await self._release(run.key)
         await trio.lowlevel.checkpoint()
 
     # -- what ended the process --------------------------------------------------------------
@@ -560,7 +578,7 @@ class Dispatcher:
         outcome: Outcome,
         tenant: "Tenant | None" = None,
     ) -> None:
-        fields = {"webhook_id": delivery.webhook_id, "type": delivery.type, "attempt": attempt}
+        fields = {**_names_of(delivery), "type": delivery.type, "attempt": attempt}
         match outcome:
             case Done():
                 self._counters.count("handled")
@@ -595,8 +613,16 @@ def run_in(frames: Iterable[FrameType]) -> Run | None:
     for frame in frames:
         if frame.f_code is Dispatcher._run.__code__:
             seen = frame.f_locals
-            return Run(seen["handler"].name, seen["event"].webhook_id, seen.get("begun", 0.0))
+            event = seen["event"]
+            return Run(seen["handler"].name, event.webhook_id, seen.get("begun", 0.0), event.key)
     return None
+
+
+def _names_of(delivery: NewDelivery) -> dict[str, Any]:
+    """Return how logs name a delivery: by its id, and its tenant if it has one."""
+    if delivery.tenant_id is None:
+        return {"webhook_id": delivery.webhook_id}
+    return {"webhook_id": delivery.webhook_id, "tenant_id": delivery.tenant_id}
 
 
 def _is_cancelled() -> bool:

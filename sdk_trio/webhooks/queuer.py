@@ -126,6 +126,8 @@ class Queuer:
             admitted = await self._inbox.accept(arrival.delivery, leased=direct)
             if admitted.admission is not Admission.NEW:
                 return self._dispatcher.answer_known(arrival.delivery, admitted)
+            if not admitted.same_body:
+                self._dispatcher.note_other_body(arrival.delivery)
             self._counters.count("accepted")
             if direct and not self._closed:
                 if admitted.earlier:
@@ -194,7 +196,7 @@ class Queuer:
         waiting: list[str] = []
         try:
             suspects = await self._inbox.take_suspects(limit=SUSPECTS_LIMIT, now=self._clock())
-            waiting += [record.webhook_id for record in suspects]
+            waiting += [record.key for record in suspects]
             for record in suspects:
                 if self._closed:
                     break
@@ -202,7 +204,7 @@ class Queuer:
                     if not self._dispatcher.isolates(record):
                         continue  # it takes its turn with all others
                     await self._isolate(record, workers)
-                waiting.remove(record.webhook_id)
+                waiting.remove(record.key)
         except StoreUnavailableError as error:
             _log.error("store.unavailable", error=str(error))
             await trio.lowlevel.checkpoint()
@@ -219,12 +221,12 @@ class Queuer:
             delivery = arrival_of(record).delivery
         except DeliveryDecodingError as error:
             # Only a damaged store has this; a dead letter is seen, an endless loop is not.
-            await self._inbox.finish(record.webhook_id, Dead(str(error)), now=self._clock())
+            await self._inbox.finish(record.key, Dead(str(error)), now=self._clock())
             return True
         if dead is None:
             await trio.lowlevel.checkpoint()
             return False
-        await self._inbox.finish(record.webhook_id, dead, now=self._clock())
+        await self._inbox.finish(record.key, dead, now=self._clock())
         self._dispatcher.bury(delivery, record.attempts, dead)
         return True
 
@@ -243,7 +245,7 @@ class Queuer:
         with trio.move_on_after(ALONE_SECONDS):
             await ended.wait()
         if not ended.is_set():
-            await self._inbox.join(record.webhook_id)
+            await self._inbox.join(record.key)
 
     async def _run_alone(self, record: DeliveryRecord, ended: trio.Event) -> None:
         self._running += 1
@@ -297,7 +299,7 @@ class Queuer:
     async def _fetch(self) -> None:
         due = await self._inbox.take_due(limit=FEED_LIMIT, now=self._clock())
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at
-        waiting = [record.webhook_id for record in due.records]
+        waiting = [record.key for record in due.records]
         try:
             for record in due.records:
                 if await self._queue(record):
@@ -328,12 +330,12 @@ class Queuer:
         self._send.send_nowait((arrival, record.attempts + 1, False))
         return True
 
-    async def _release(self, webhook_ids: Sequence[str]) -> None:
+    async def _release(self, keys: Sequence[str]) -> None:
         try:
-            await self._inbox.release(webhook_ids)
+            await self._inbox.release(keys)
         except StoreUnavailableError as error:
             # Our leases end with this process, and the next start takes the events over.
-            _log.error("store.unavailable", error=str(error), ids=webhook_ids)
+            _log.error("store.unavailable", error=str(error), ids=keys)
             await trio.lowlevel.checkpoint()
 
     async def _wait_for_work(self) -> None:

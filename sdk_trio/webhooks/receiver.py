@@ -5,9 +5,11 @@ decoding, dispatch. Nothing is stored, nothing is decoded and no handler runs be
 has been verified.
 """
 
+import base64
+import os
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 import msgspec
@@ -58,6 +60,7 @@ LARGE_BYTES = 256 * 1024
 #: How much of a path or method that is not ours is logged.
 SHOWN_PATH_CHARACTERS = 200
 SHOWN_METHOD_CHARACTERS = 32
+SHOWN_IDENTIFIER_CHARACTERS = 64
 
 #: What a sender is asked to wait, in seconds, while the receiver starts, stops or has no store.
 UNAVAILABLE_RETRY_SECONDS = 5.0
@@ -152,6 +155,14 @@ class Receiver:
         self._rejections = rejections
         self._clock = clock
         self._path = options.path
+        # The addresses of tenants begin so; None: there are none.
+        self._tenant_path: str | None = (
+            f"{options.path.rstrip('/')}/" if settings.multi_tenant.enabled else None
+        )
+        self._nobodys = Keyring(())
+        if self._tenant_path is not None:
+            self._nobodys = Keyring.from_secrets([_random_secret()], options.key_derivation)
+        self._own_secrets_only = settings.multi_tenant.own_secrets_only
         self._require_https = options.require_https
         self._limit = options.max_payload_bytes
         self._bodies = Bodies(
@@ -190,7 +201,10 @@ class Receiver:
         peer = client[0] if client else None
         headers = scope["headers"]
         origin = self._rules.proxies.resolve(peer, scope["scheme"], headers)
-        request = _Request(headers, origin)
+        path = scope["path"]
+        request = _Request(
+            headers, origin, None if path == self._path else self._identifier_in(path)
+        )
         body: bytes | Answer | Unread | None = self._screen(scope, request)
         if body is None and shortcut is not None:
             # Nothing to wait for, so no deadline either: it would cost a tenth of a delivery.
@@ -221,6 +235,13 @@ class Receiver:
         if not host or self._rules.proxies.trusts(host):
             return None
         return source_of(host)
+
+    def _identifier_in(self, path: str) -> str | None:
+        """Return which tenant's address it is, known or not; None: it is nobody's."""
+        if self._tenant_path is None or not path.startswith(self._tenant_path):
+            return None
+        identifier = path[len(self._tenant_path) :]
+        return identifier if identifier and "/" not in identifier else None
 
     def _shortcut_in(self, scope: Scope) -> Shortcut | None:
         shortcut: Shortcut | None = (scope.get("extensions") or {}).get(SHORTCUT)
@@ -256,7 +277,7 @@ class Receiver:
             return self._reject(
                 "not_https", "the request is not HTTPS and RequireHttps is true", request
             )
-        if scope["path"] != self._path:
+        if scope["path"] != self._path and request.identifier is None:
             asked = scope["path"][:SHOWN_PATH_CHARACTERS]
             return self._refuse(
                 "path", answers.NOT_FOUND, request, path=asked, configured=self._path
@@ -280,26 +301,36 @@ class Receiver:
     async def _verify(self, request: "_Request", body: bytes) -> Arrival | Answer:
         """Verify and decode a delivery.
 
-        With tenants, what the body claims before it is verified decides about one thing: whose keys
-        are tried after the host's own have failed. Verified by the host, the delivery is the
+        At the address of a tenant its keys alone verify, and the delivery is that tenant's. At the
+        host's address, what the body claims before it is verified decides about one thing: whose
+        keys are tried after the host's own have failed. Verified by the host, the delivery is the
         tenant's that the body names; verified by a tenant's key, it is that tenant's.
         """
         # It waits for nothing, as a rule; taking or refusing the delivery is a checkpoint.
         now = self._clock()
         delivery = Delivery(request.headers, body, now)
         tolerance = self._rules.tolerance
-        verdict = judge(delivery, self._rules.keyring, tolerance_seconds=tolerance)
         keys = self.tenant_keys
         tenant: Tenant | None = None
-        if isinstance(verdict, Accepted):
+        signer = ""
+        verdict: Accepted | Rejected
+        if request.identifier is not None:
+            verdict, tenant = await self._judge_at(request.identifier, delivery, tolerance)
+            signer = "" if tenant is None else tenant.id
+        elif isinstance(
+            verdict := judge(delivery, self._rules.keyring, tolerance_seconds=tolerance), Accepted
+        ):
             self.secret_usage.record(verdict.secret_index, now)
         elif keys is not None and verdict.cause is Cause.NO_MATCH:
             tenant = await keys.tenant_of(claimed_organization(body))
             keyring = None if tenant is None else await keys.keyring(tenant)
             if keyring is not None:
                 verdict = judge(delivery, keyring, tolerance_seconds=tolerance)
+                signer = "" if tenant is None else tenant.id
         if isinstance(verdict, Rejected):
             claimed = {} if tenant is None else {"claimed_tenant": tenant.identifier}
+            if request.identifier is not None:
+                claimed = {"tenant": request.identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
             return self._reject(verdict.cause, verdict.detail, request, **claimed)  # noqa: ASYNC910 - as above
         try:
             envelope = plain_envelope(body) or await _look_closer(body)
@@ -307,35 +338,49 @@ class Receiver:
             return self._reject("not_an_event", str(error), request)  # noqa: ASYNC910 - as above
         if keys is not None and tenant is None:
             tenant = await keys.tenant_of(organization_of(envelope.type, envelope.data_raw))
+            if tenant is not None and self._own_secrets_only and tenant.credentials.webhook_secrets:
+                return self._reject(  # noqa: ASYNC910 - as above
+                    "own_secrets", _NOT_THE_HOSTS, request, claimed_tenant=tenant.identifier
+                )
         arrival = self._arrival(
-            verdict, envelope, body, now, tenant_id=None if tenant is None else tenant.id
+            NewDelivery(
+                webhook_id=verdict.webhook_id,
+                type=envelope.type,
+                raw=body,
+                timestamp=verdict.timestamp,
+                received_at=now,
+                subject=subject_of(envelope),
+                tenant_id=None if tenant is None else tenant.id,
+                signer=signer,
+                address=request.origin.address,
+            ),
+            envelope,
         )
+        named = {} if tenant is None else {"tenant": tenant.identifier}
         _log.info(
             "webhook.received",
             webhook_id=verdict.webhook_id,
             type=envelope.type,
             address=request.origin.address,
+            **named,
         )
         return arrival  # noqa: ASYNC910 - as above
 
-    def _arrival(
-        self,
-        verdict: Accepted,
-        envelope: Envelope,
-        body: bytes,
-        now: float,
-        *,
-        tenant_id: str | None,
-    ) -> Arrival:
-        delivery = NewDelivery(
-            webhook_id=verdict.webhook_id,
-            type=envelope.type,
-            raw=body,
-            timestamp=verdict.timestamp,
-            received_at=now,
-            subject=subject_of(envelope),
-            tenant_id=tenant_id,
-        )
+    async def _judge_at(
+        self, identifier: str, delivery: Delivery, tolerance: int
+    ) -> "tuple[Accepted | Rejected, Tenant | None]":
+        """Judge a delivery to a tenant's address; the tenant is given with what it has signed."""
+        if self.tenant_keys is None:
+            raise StoreUnavailableError("the tenants are not open: the receiver has not started")
+        tenant = await self.tenant_keys.tenant_at(identifier)
+        keyring = None if tenant is None else await self.tenant_keys.keyring(tenant)
+        # Who has no keys is judged by some all the same: the time tells no more than the answer.
+        verdict = judge(delivery, keyring or self._nobodys, tolerance_seconds=tolerance)
+        if keyring is None and (isinstance(verdict, Accepted) or verdict.cause is Cause.NO_MATCH):
+            return _NO_KEYS, None
+        return verdict, tenant
+
+    def _arrival(self, delivery: NewDelivery, envelope: Envelope) -> Arrival:
         return Arrival(delivery, envelope)
 
     def _reject(self, cause: str, detail: str, request: "_Request", **fields: object) -> Answer:
@@ -369,6 +414,19 @@ class _Request(msgspec.Struct, frozen=True, gc=False):
 
     headers: Headers
     origin: Origin
+    #: Whose address it came to, as the request has it; None: the host's.
+    identifier: str | None = None
+
+
+_NO_KEYS: Final = Rejected(
+    Cause.NO_MATCH,
+    "no tenant with webhook secrets of its own has this address, or it is deleted: 'tenant show' "
+    "prints the address of a tenant.",
+)
+_NOT_THE_HOSTS: Final = (
+    "signed with the host's secret for a tenant that has secrets of its own, and "
+    "Sdk:MultiTenant:OwnSecretsOnly is true: have the sender use the tenant's secret and address."
+)
 
 
 async def _look_closer(body: bytes) -> Envelope:
@@ -377,6 +435,10 @@ async def _look_closer(body: bytes) -> Envelope:
         await trio.lowlevel.checkpoint()
         return decode_envelope(body)
     return await trio.to_thread.run_sync(decode_envelope, body)
+
+
+def _random_secret() -> Secret:
+    return Secret(f"whsec_{base64.b64encode(os.urandom(32)).decode('ascii')}")
 
 
 def _report_contradiction(peer: str | None) -> None:

@@ -1,7 +1,8 @@
 """The keys of a tenant's own webhook secrets.
 
-What a sender claims before it is verified chooses a key here, and nothing else. A delivery that
-claims a tenant is tried with that tenant's secrets and the host's, never with another tenant's.
+The address of a delivery chooses its keys: a tenant with secrets of its own has one, where no
+others verify. At the host's address the host's own keys come first; where they fail, what the
+sender claims chooses a tenant's keys, and nothing else.
 """
 
 from collections import OrderedDict
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..config.about import Form
+from ..config.forms import check_form
 from ..config.options import KeyDerivation, Secret
 from ..errors import OptionsValidationError
 from ..logs import get_logger
@@ -43,6 +46,17 @@ class TenantKeys:
         if organization_id is None or not is_organization_id(organization_id):
             return None
         return await self._tenancy.service.find_by_organization(organization_id)
+
+    async def tenant_at(self, identifier: str) -> Tenant | None:
+        """Return the tenant whose address ends with ``identifier``, or None.
+
+        Raises:
+            StoreUnavailableError: the store cannot say.
+        """
+        await trio.lowlevel.checkpoint()
+        if check_form(Form.SLUG, identifier, development=False) is not None:
+            return None
+        return await self._tenancy.service.find_by_identifier(identifier)
 
     async def keyring(self, tenant: Tenant) -> Keyring | None:
         """Return the keys of the tenant's secrets as they are now; None when it has none.

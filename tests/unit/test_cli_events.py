@@ -88,6 +88,8 @@ def test_the_json_of_an_event_is_a_stable_contract(command_line):
         "process_ends": 0,
         "ran_alone": False,
         "earlier_attempts": 0,
+        "signer": "",
+        "key": "msg_1",
     }
     assert command_line("events", "list", "--format", "json").document == [attributes]
     failed = {
@@ -99,7 +101,12 @@ def test_the_json_of_an_event_is_a_stable_contract(command_line):
         "traceback": None,
     }
     shown = command_line("events", "show", "msg_1", "--format", "json").document
-    assert shown == {**attributes, "raw": body.decode(), "failed_attempts": [failed]}
+    assert shown == {
+        **attributes,
+        "raw": body.decode(),
+        "failed_attempts": [failed],
+        "other_bodies": [],
+    }
 
 
 def test_a_body_that_is_no_utf_8_is_base64(command_line):
@@ -213,6 +220,7 @@ def test_replay_says_why_an_id_was_not_replayed(command_line):
     assert rows["a"]["reason"] == "is done: only dead, parked and retrying events are replayed"
     assert rows["nowhere"]["reason"] == "there is no such event in the inbox"
     assert rows["b"] == {
+        "key": "b",
         "webhook_id": "b",
         "type": "order.paid",
         "state": "received",

@@ -1,0 +1,158 @@
+"""Two tenants with secrets of their own on one daemon, as their senders and the operator see it."""
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from support.daemon import PATIENCE, Daemon, Place
+
+from sdk_trio.config import Secret
+from sdk_trio.testing import sign_delivery
+from sdk_trio.webhooks.sender import own_url, post
+from sdk_trio.webhooks.signature import new_secret
+
+APPLICATION = """
+import json, os
+from sdk_trio import HandlerRegistry
+from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
+
+handlers = HandlerRegistry()
+
+def note(event):
+    ran = [event.tenant.identifier, event.webhook_id, event.json["data"]["note"]]
+    with open("ran", "a") as file:
+        file.write(json.dumps(ran) + "\\n")
+
+@handlers.on(OrderPaidEvent, enqueue=True, ordered=True)
+async def paid(event):
+    note(event)
+    if event.json["data"]["note"] == "fails":
+        raise ValueError("not today")
+
+@handlers.on(OrderCreatedEvent)
+async def created(event):
+    note(event)
+"""
+
+TENANTS = ("a", "b")
+
+
+class Host:
+    """A daemon's directory with both tenants in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.place = Place(directory)
+        self.place.environ.update(
+            SDK__MULTITENANT__ENABLED="true", SDK__WEBHOOKS__QUEUE__RETRYBASESECONDS="900"
+        )
+        (directory / "app.py").write_text(APPLICATION)
+        self.secrets = {name: new_secret(secrets.token_bytes(32)) for name in TENANTS}
+        for name, secret in self.secrets.items():
+            file = directory / f"{name}.key"
+            file.write_text(secret)
+            file.chmod(0o600)
+            words = ("--name", name, "--organization-id", f"org-{name}")
+            added = self.place.run(
+                "tenant", "add", name, *words, "--webhook-secret-file", str(file)
+            )
+            assert added.returncode == 0, added.stderr
+
+    def send(
+        self, daemon: Daemon, tenant: str, note: str, *, type_: str = "order.paid", at: str = ""
+    ) -> int:
+        data = {"id": "ord_1", "note": note, "customer": {"organization_id": f"org-{tenant}"}}
+        body = json.dumps({"type": type_, "data": data}).encode()
+        signed = sign_delivery(body, secret=Secret(self.secrets[tenant]), webhook_id="evt_1")
+        url = own_url(daemon.receiver, f"/hooks/sdk{at}")
+        return trio.run(post, url, signed).status
+
+    def ran(self) -> list[list[str]]:
+        file = self.place.directory / "ran"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def json(self, *words: str) -> Any:
+        done = self.place.run(*words, "--format", "json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+@pytest.mark.parametrize("type_", ["order.paid", "order.created"])
+def test_a_tenant_that_uses_an_id_first_takes_no_other_tenant_s_event_away(
+    host: Host, type_: str
+) -> None:
+    with host.place.daemon("--app", "app:handlers") as daemon:
+        for name in TENANTS:
+            assert host.send(daemon, name, f"of {name}", type_=type_) == 200
+        wait_until(lambda: len(host.ran()) == 2)
+    assert host.ran() == [[name, "evt_1", f"of {name}"] for name in TENANTS]
+
+
+def test_a_tenant_that_parks_an_id_first_takes_no_other_tenant_s_event_away(host: Host) -> None:
+    with host.place.daemon("--app", "app:handlers") as daemon:
+        assert host.send(daemon, "a", "of a", type_="no.handler") == 200
+        assert host.send(daemon, "b", "of b") == 200
+        wait_until(host.ran)
+    assert host.ran() == [["b", "evt_1", "of b"]]
+    states = {row["type"]: row["state"] for row in host.json("events", "list")}
+    assert states == {"no.handler": "parked", "order.paid": "done"}
+
+
+def test_a_tenant_whose_ordered_event_fails_holds_up_no_other_tenant_s_line(host: Host) -> None:
+    with host.place.daemon("--app", "app:handlers") as daemon:
+        assert host.send(daemon, "a", "fails") == 200
+        wait_until(host.ran)
+        assert host.send(daemon, "b", "of b") == 200
+        wait_until(lambda: len(host.ran()) == 2)
+    assert host.ran()[1] == ["b", "evt_1", "of b"]
+
+
+def test_an_operator_is_told_the_address_and_asked_which_sender_s_event_is_meant(
+    host: Host,
+) -> None:
+    shown = host.place.run("tenant", "show", "a")
+    assert re.search("^webhook path +/hooks/sdk/a ", shown.stdout, re.MULTILINE)
+    with host.place.daemon("--app", "app:handlers") as daemon:
+        for name in TENANTS:
+            sent = {"type_": "no.handler", "at": f"/{name}"}
+            assert host.send(daemon, name, f"of {name}", **sent) == 200
+        assert host.send(daemon, "a", "another", type_="no.handler") == 200
+        (warned,) = daemon.logged("webhook.duplicate")
+    ids = {row["identifier"]: row["id"] for row in host.json("tenant", "list")}
+    keys = [f"evt_1.{ids[name]}" for name in TENANTS]
+    assert (warned["tenant_id"], warned["address"]) == (ids["a"], "127.0.0.1")
+    listed = host.json("events", "list")
+    assert [(row["key"], row["signer"], row["webhook_id"]) for row in listed] == [
+        (keys[1], ids["b"], "evt_1"),
+        (keys[0], ids["a"], "evt_1"),
+    ]
+    asked = host.place.run("events", "show", "evt_1")
+    assert asked.returncode == 1
+    assert all(key in asked.stderr for key in keys)
+    whole = host.json("events", "show", keys[0])
+    assert json.loads(whole["raw"])["data"]["note"] == "of a"
+    (other,) = whole["other_bodies"]
+    assert json.loads(other["raw"])["data"]["note"] == "another"
+    table = host.place.run("events", "show", keys[0]).stdout
+    assert "another body, received" in table
+    assert host.place.run("events", "replay", "evt_1").returncode == 1
+    assert host.place.run("events", "replay", keys[0]).returncode == 0
+    states = {row["key"]: row["state"] for row in host.json("events", "list")}
+    assert states == {keys[0]: "received", keys[1]: "parked"}
