@@ -273,6 +273,15 @@ def broken_off(
     return error
 
 
+def broken_by_closing(response: httpx.Response) -> ConnectionFailedError:
+    """Return the error for a body that was still being read when the client was closed."""
+    said, call = (
+        "the client was closed before the whole answer was read",
+        response.extensions[_CALL],
+    )
+    return _of_answer(ConnectionFailedError, response, call, said, kind=FailureKind.REFUSED)
+
+
 E = TypeVar("E", bound=CallError)
 
 

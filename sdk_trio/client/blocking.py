@@ -22,6 +22,7 @@ import outcome
 import trio
 
 from ..config import Settings
+from .attempter import broken_by_closing
 from .attempts import ClientCounters
 from .breaker import BreakerState
 from .budget import BudgetPolicy
@@ -50,6 +51,10 @@ CLOSING_SECONDS = 5.0
 _CLOSED = "the client is closed: make a new one"
 
 
+class ClientClosedError(RuntimeError):
+    """The client is closed; nothing was done."""
+
+
 class _Job:
     """Something that the thread does while its caller waits."""
 
@@ -74,6 +79,7 @@ class _Loop:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._jobs: set[_Job] = set()
+        self._held: weakref.WeakSet[_Held[Any]] = weakref.WeakSet()
         self._nursery: trio.Nursery | None = None
         self._stop = trio.Event()
         self._token: trio.lowlevel.TrioToken | None = None
@@ -101,7 +107,7 @@ class _Loop:
             self._token.run_sync_soon(self._begin, job)
             job.ended.acquire()
         except trio.RunFinishedError:
-            raise RuntimeError(_CLOSED) from None
+            raise ClientClosedError(_CLOSED) from self._error
         except BaseException:  # an interrupt of the caller's thread
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(job.scope.cancel)
@@ -138,27 +144,26 @@ class _Loop:
             await self._serve(nursery)
 
     async def _serve(self, nursery: trio.Nursery) -> None:
+        # Leaving the client gives what is under way its errors, as in a program of Trio's.
         try:
-            await self._client.__aenter__()
+            async with self._client:
+                self._nursery, self._token = nursery, trio.lowlevel.current_trio_token()
+                self._opened.set()
+                await self._stop.wait()
+                self._nursery = None
+                nursery.cancel_scope.deadline = trio.current_time() + CLOSING_SECONDS
+                for held in self._held:
+                    held.let_go()
         except Exception as error:
+            if self._opened.is_set():
+                raise
             self._error = error
             await trio.lowlevel.checkpoint()
-            return
-        self._nursery, self._token = nursery, trio.lowlevel.current_trio_token()
-        self._opened.set()
-        try:
-            await self._stop.wait()
-        finally:
-            # What is under way gets the errors of a closed client, as in a program of Trio's.
-            self._nursery = None
-            nursery.cancel_scope.deadline = trio.current_time() + CLOSING_SECONDS
-            with trio.move_on_after(CLOSING_SECONDS, shield=True):
-                await self._client.__aexit__(None, None, None)
 
     def _begin(self, job: _Job) -> None:
         # An exception here would end the loop.
         if self._nursery is None:
-            job.error = RuntimeError(_CLOSED)
+            job.error = ClientClosedError(_CLOSED)
             job.ended.release()
             return
         self._jobs.add(job)
@@ -166,6 +171,8 @@ class _Loop:
 
     async def _work(self, job: _Job) -> None:  # noqa: ASYNC910 - the job may have no checkpoint
         try:
+            if self._nursery is None:
+                raise ClientClosedError(_CLOSED)  # noqa: TRY301 - it was closed since _begin
             with job.scope:
                 job.value = await job.function(*job.arguments)
                 job.error = None
@@ -180,8 +187,9 @@ class _Loop:
     async def hold(self, context: AbstractAsyncContextManager[T]) -> "_Held[T]":
         """Enter ``context`` in a task of its own, which is where it has to be left, too."""
         if self._nursery is None:
-            raise RuntimeError(_CLOSED)
+            raise ClientClosedError(_CLOSED)
         held = _Held[T]()
+        self._held.add(held)
         await self._nursery.start(held.live, context)
         return held
 
@@ -212,6 +220,10 @@ class _Held(Generic[T]):
         finally:
             self._left.set()
 
+    def let_go(self) -> None:
+        """Have the context left."""
+        self._leave.set()
+
     async def leave(self) -> None:
         """Leave the context, and raise what leaving it raises."""
         self._leave.set()
@@ -241,6 +253,15 @@ class Portal:
         """
         return self.opened().do(function, *arguments)
 
+    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await ``coroutine`` beside the client, and return or raise what it does."""
+        try:
+            value: T = self.run(_awaited, coroutine)
+        except ClientClosedError:
+            coroutine.close()  # the thread never began it, which Python would warn of
+            raise
+        return value
+
     def run_sync(self, function: Callable[[], T]) -> T:
         """Call ``function`` in the client's thread, whose clock is what it may ask."""
 
@@ -262,7 +283,7 @@ class Portal:
         if loop is None:
             with self._lock:
                 if self._is_closed:
-                    raise RuntimeError(_CLOSED)
+                    raise ClientClosedError(_CLOSED)
                 loop = self._loop
                 if loop is None:
                     loop = _Loop(self.client)
@@ -270,7 +291,7 @@ class Portal:
                     weakref.finalize(self, loop.stop)
                     self._loop = loop
         if self._is_closed:
-            raise RuntimeError(_CLOSED)
+            raise ClientClosedError(_CLOSED)
         if loop.process != os.getpid():
             raise RuntimeError(
                 f"this client was opened in process {loop.process}, and its thread and connections "
@@ -363,7 +384,7 @@ class BlockingOperation(OperationMethod[P, Result]):
             return SyncListing(portal, result)
         if isinstance(result, CsvExport):
             return SyncExport(portal, result)
-        return portal.run(_awaited, result)
+        return portal.wait_for(result)
 
 
 async def _awaited(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -402,6 +423,19 @@ async def _next_or_none(iterator: Any) -> Any:
     return await anext(iterator, None)
 
 
+def _read(
+    portal: Portal,
+    response: httpx.Response,
+    function: Callable[..., Awaitable[T]],
+    *arguments: Any,
+) -> T:
+    """Read on in an answer that is under way, which the end of the client breaks off."""
+    try:
+        return portal.run(function, *arguments)
+    except ClientClosedError as error:
+        raise broken_by_closing(response) from error
+
+
 class _SyncContext(Generic[T]):
     """An asynchronous context that is entered by ``with``."""
 
@@ -423,7 +457,8 @@ class _SyncContext(Generic[T]):
     ) -> None:
         assert self._leave is not None  # noqa: S101 - the language enters before it exits
         leave, self._leave = self._leave, None
-        leave()
+        with contextlib.suppress(ClientClosedError):  # the client has left it
+            leave()
 
 
 class SyncExport(_SyncContext[CsvRows]):
@@ -460,7 +495,7 @@ class SyncRows(Iterator[dict[str, str]]):
     def __next__(self) -> dict[str, str]:
         if not self._rows:
             # All that have arrived: one visit to the thread for each row would cost more than it.
-            self._rows.extend(self._portal.run(self._source.batch))
+            self._rows.extend(_read(self._portal, self.response, self._source.batch))
         if not self._rows:
             raise StopIteration
         return self._rows.popleft()
@@ -498,16 +533,17 @@ class SyncAnswer:
 
     def read(self) -> bytes:
         """Return the whole body, which has to fit into memory."""
-        return self._portal.run(self.response.aread)
+        return _read(self._portal, self.response, self.response.aread)
 
     def iter_bytes(self) -> Iterator[bytes]:
         """Yield the body in parts, decompressed."""
         chunks = cast("AsyncGenerator[bytes, None]", self.response.aiter_bytes())
         try:
-            while (chunk := self._portal.run(_next_or_none, chunks)) is not None:
+            while (chunk := _read(self._portal, self.response, _next_or_none, chunks)) is not None:
                 yield chunk
         finally:
-            self._portal.run(chunks.aclose)
+            with contextlib.suppress(ClientClosedError):
+                self._portal.run(chunks.aclose)
 
 
 class SyncBreaker:
@@ -599,7 +635,7 @@ class SyncClient(SyncResources, path=""):
             method, path, params=params, json=json, content=content, options=options, **fields
         )
         del params, json, content, options, fields  # as for the operations
-        answer: httpx.Response = self._portal.run(_awaited, asked)
+        answer: httpx.Response = self._portal.wait_for(asked)
         return answer
 
     def stream(

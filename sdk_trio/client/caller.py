@@ -143,6 +143,8 @@ class Caller:
         traceback: TracebackType | None,
     ) -> None:
         self._is_open = False
+        if self._pipeline is not None:
+            self._pipeline.close()
         await self._transport.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - it bounds it itself
 
     @property

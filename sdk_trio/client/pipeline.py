@@ -67,7 +67,7 @@ class Policies:
 
 
 class DeadlineLayer:
-    """The outermost layer: nothing of a call lasts beyond its deadline.
+    """The outermost layer: nothing of a call lasts beyond its deadline, or the client itself.
 
     Args:
         inner: brings the call to its end.
@@ -77,26 +77,44 @@ class DeadlineLayer:
     def __init__(self, inner: CallLayer, *, clock: Callable[[], float]) -> None:
         self._inner = inner
         self._clock = clock
+        self._under_way: set[trio.CancelScope] = set()
+        self._is_closed = False
 
     async def send(self, call: Call) -> httpx.Response:
         """Bring the call to its end before its deadline.
 
         Raises:
             DeadlineExceededError: the deadline came first.
-            OutcomeUnknownError: it came while a write was out.
+            ConnectionFailedError: the client was closed first.
+            OutcomeUnknownError: either came while a write was out.
         """
-        if call.total_timeout is None:
-            return await self._inner.send(call)
         call.deadline = deadline_of(call.total_timeout, now=self._clock())
-        with trio.CancelScope(deadline=call.deadline):
-            return await self._inner.send(call)
-        said = f"the total time of {call.total_timeout:g} s is over"
+        with trio.CancelScope(deadline=call.deadline) as scope:
+            self._under_way.add(scope)
+            try:
+                return await self._inner.send(call)
+            finally:
+                self._under_way.discard(scope)
+        error: CallError
+        if self._is_closed:
+            said = "the client was closed"
+            error = ConnectionFailedError(
+                said, kind=FailureKind.REFUSED, method=call.method, path=call.path
+            )
+        else:
+            said = f"the total time of {call.total_timeout:g} s is over"
+            error = DeadlineExceededError(said, method=call.method, path=call.path)
         if call.head is not None and call.head.is_success and not call.idempotent:
             raise unread(call.head, call, f"its body had not come when {said}")
-        error = DeadlineExceededError(said, method=call.method, path=call.path)
         if call.is_unconfirmed:
             raise outcome_unknown(call) from error
         raise error
+
+    def close(self) -> None:
+        """End the calls that are under way, waits between attempts included."""
+        self._is_closed = True
+        for scope in self._under_way:
+            scope.cancel()
 
 
 class BreakerLayer:
@@ -315,6 +333,10 @@ class Pipeline:
             self.counters.requests[call.method, outcome] += 1
             self.counters.attempts_per_call[call.attempts] += 1
         return response
+
+    def close(self) -> None:
+        """End every call that is under way, with the error of a client that was closed."""
+        self._outermost.close()
 
     @property
     def wants_records(self) -> bool:

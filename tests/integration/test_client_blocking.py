@@ -13,10 +13,12 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
+import httpx
 import pytest
 import trio
 from support.threaded_upstream import ORDERS, threaded_upstream
@@ -27,6 +29,7 @@ from sdk_trio import (
     Client,
     ConnectionFailedError,
     NotFoundError,
+    OutcomeUnknownError,
     ServerError,
     Settings,
     SyncClient,
@@ -250,8 +253,69 @@ def test_what_is_under_way_ends_with_an_error_when_the_client_closes(upstream):
         assert upstream.silent.acquire(timeout=PATIENCE_SECONDS)
         client.close()
         error = asked.exception(timeout=PATIENCE_SECONDS)
-    assert isinstance(error, CallError | RuntimeError)
+    assert isinstance(error, ConnectionFailedError)
+    assert "the client was closed" in str(error)
     assert upstream.gone.wait(PATIENCE_SECONDS)
+
+
+class Hanging(httpx.AsyncBaseTransport):
+    """Never answers, like connections of somebody else's that ending the client does not end."""
+
+    def __init__(self):
+        self.asked = threading.Semaphore(0)
+
+    async def handle_async_request(self, request):
+        self.asked.release()
+        await trio.sleep_forever()
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"), [("GET", ConnectionFailedError), ("POST", OutcomeUnknownError)]
+)
+def test_closing_waits_for_no_answer_and_for_no_retry(upstream, method, expected):
+    transport = Hanging()
+    client = SyncClient(settings_of(upstream), transport)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.request, method, "/orders/", total_timeout=None)
+        assert transport.asked.acquire(timeout=PATIENCE_SECONDS)
+        client.close()
+        error = asked.exception(timeout=PATIENCE_SECONDS)
+    assert type(error) is expected
+    assert "the client was closed" in f"{error} {error.__cause__}"
+
+
+def test_many_calls_that_a_closing_client_meets_end_as_calls_of_a_closed_client(upstream):
+    ended = Counter()
+
+    def call_on(client):
+        try:
+            while True:
+                client.orders.get("ord_1")
+        except ConnectionFailedError:
+            ended["under way"] += 1
+        except RuntimeError as error:
+            ended[str(error)] += 1
+
+    for _ in range(5):
+        client = SyncClient(settings_of(upstream))
+        client.orders.get("ord_1")
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(8):
+                pool.submit(call_on, client)
+            client.close()
+    assert sum(ended.values()) == 40
+    assert set(ended) <= {"under way", "the client is closed: make a new one"}
+
+
+def test_what_is_being_read_ends_with_the_client_and_leaving_it_is_no_error(upstream):
+    client = SyncClient(settings_of(upstream))
+    with client.stream("GET", "/orders/export") as answer:
+        parts = answer.iter_bytes()
+        next(parts)
+        client.close()
+        with pytest.raises(ConnectionFailedError, match="GET /orders/export"):
+            list(parts)
+    assert threads() == []
 
 
 def test_a_client_that_nobody_refers_to_ends_its_thread(upstream):
