@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import attrs
@@ -38,7 +39,7 @@ from support.ledger import Account, account, runs_of
 from support.respawned import Respawned
 from support.wire import Wire
 
-from sdk_trio.testing import sign_delivery
+from sdk_trio.testing import sample_body, sign_delivery
 
 #: One handler of each kind. What an event asks for stands in its metadata.
 APPLICATION = """
@@ -71,6 +72,7 @@ handlers.register(OrderCreatedEvent, run)
 handlers.register(OrderPaidEvent, run, enqueue=True)
 handlers.register(SubscriptionUpdatedEvent, run, enqueue=True, ordered=True)
 """
+_HAPPENED = datetime(2026, 1, 1, tzinfo=UTC)
 INLINE, ENQUEUED, ORDERED, UNHANDLED = (
     "order.created",
     "order.paid",
@@ -239,7 +241,9 @@ class Senders:
                 "failures": str(kind.failures),
             },
         }
-        delivery = sign_delivery(kind.type, data, secret=SECRET, webhook_id=webhook_id)
+        # The same bytes each time, as the upstream sends them.
+        body = sample_body(kind.type, now=_HAPPENED, overrides=data, seed=webhook_id)
+        delivery = sign_delivery(body, secret=SECRET, webhook_id=webhook_id)
         begin = time.monotonic()
         try:
             with trio.fail_after(SENDER_SECONDS):

@@ -55,6 +55,9 @@ ANSWER_SECONDS = 5.0
 #: that ends; what cleans up behind it has to fit into the grace of a stop, which is 5 s.
 STALL_SECONDS = 2.0
 
+#: How soon a disk that refuses to read what was committed is asked again, in seconds.
+LOOK_AGAIN_SECONDS = 0.05
+
 #: How long ``close`` waits for what is queued and the copying of the log, in seconds.
 CLOSE_SECONDS = 4.0
 
@@ -471,11 +474,30 @@ class Committer(trio.abc.Instrument):
             return
         frames, self._frames = self._frames, 0
         if frames:
-            opened.require_written(frames)
-        elif not opened.is_unchanged() and told:
+            self._look(partial(opened.require_written, frames))
+        elif not self._look(opened.is_unchanged) and told:
             connection.execute(_PROOF)
             frames, self._frames = self._frames, 0
-            opened.require_written(frames)
+            self._look(partial(opened.require_written, frames))
+
+    def _look(self, look: Callable[[], T]) -> T:
+        """Return what ``look`` finds, once the disk lets it.
+
+        What has been committed cannot be taken back, and must not be answered before it was seen.
+        So a disk that refuses to read is waited for, as one that hangs: callers are told in time.
+        """
+        refused = False
+        while True:
+            try:
+                return look()
+            except StoreLostError:
+                raise
+            except (apsw.IOError, StoreUnavailableError) as error:
+                if not refused:
+                    refused = True
+                    told = self._translate(error) if isinstance(error, apsw.Error) else error
+                    self._call(partial(_log.error, "store.unavailable", error=str(told)))
+                time.sleep(LOOK_AGAIN_SECONDS)
 
     def _checkpoint(self) -> None:
         """Copy the log into the database when it is long: after the callers have been told."""
@@ -498,8 +520,8 @@ class Committer(trio.abc.Instrument):
             self.lose(error)
         for entry in batch:
             # One exception each: raised in several tasks, one would mix up their tracebacks.
-            if isinstance(error, StoreLostError):
-                entry.error = StoreLostError(str(error))
+            if isinstance(error, StoreUnavailableError):
+                entry.error = type(error)(str(error))
             else:
                 entry.error = self._translate(error) if isinstance(error, apsw.Error) else error
 

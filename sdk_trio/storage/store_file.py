@@ -18,7 +18,7 @@ from contextlib import suppress
 import apsw
 import attrs
 
-from ..errors import StoreLostError
+from ..errors import StoreLostError, StoreUnavailableError
 
 #: The size of the head of a write-ahead log, and of the head of each page in it (a *frame*), in
 #: bytes; see "The WAL file format" at sqlite.org.
@@ -46,6 +46,9 @@ class StoreFile:
 
     Belongs to the thread of ``connection``, which has written or read in this mode already.
 
+    Everything raises :class:`~sdk_trio.errors.StoreUnavailableError` or an error of SQLite when the
+    disk does not let it look, which proves nothing: it is to be asked again.
+
     Raises:
         StoreLostError: the files were taken away while they were opened.
     """
@@ -65,9 +68,14 @@ class StoreFile:
         self._reader = apsw.VFSFile(
             "", self.file, [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0]
         )
-        # SQLite locks no byte of the log.
-        self._log_descriptor = os.open(self._log, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         self._head = self._read_head()
+        # SQLite locks no byte of the log. Opened last: nothing that fails leaves it open.
+        try:
+            self._log_descriptor = os.open(self._log, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except FileNotFoundError:
+            raise self._lost(self._log, "was removed") from None
+        except OSError as error:
+            raise self._unavailable(self._log, error) from error
 
     def close(self) -> None:
         """Close what was opened to look; the connection stays open."""
@@ -153,10 +161,10 @@ class StoreFile:
     def _identity(self, path: str) -> tuple[_Identity, int]:
         try:
             found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._lost(path, "was removed") from None
         except OSError as error:
-            removed = isinstance(error, FileNotFoundError | NotADirectoryError)
-            what = "was removed" if removed else f"cannot be reached any more ({error.strerror})"
-            raise self._lost(path, what) from None
+            raise self._unavailable(path, error) from error
         return (found.st_dev, found.st_ino), found.st_size
 
     def _require_whole(self, size: int) -> None:
@@ -177,10 +185,9 @@ class StoreFile:
         return head[:18] + head[68:72]
 
     def _read_database(self) -> bytes:
-        try:
-            return self._reader.xRead(100, 0)
-        except apsw.Error as error:
-            raise self._lost(self.file, f"cannot be read any more ({error})") from error
+        # A disk that refuses to read says nothing about what is there: such an error of SQLite
+        # goes up as it is. What was cut is read, and is shorter.
+        return self._reader.xRead(100, 0)
 
     def _read_log(self, offset: int, size: int) -> bytes:
         if sys.platform == "win32":
@@ -188,7 +195,13 @@ class StoreFile:
         try:
             return os.pread(self._log_descriptor, size, offset)
         except OSError as error:
-            raise self._lost(self._log, f"cannot be read any more ({error.strerror})") from error
+            raise self._unavailable(self._log, error) from error
+
+    def _unavailable(self, path: str, error: OSError) -> StoreUnavailableError:
+        of = "" if path == self.file else f", of the store {self.file},"
+        return StoreUnavailableError(
+            f"{path}{of} cannot be read at present ({error.strerror}): check the disk (dmesg)"
+        )
 
     def _lost(self, path: str, what: str) -> StoreLostError:
         of = "" if path == self.file else f", of the store {self.file},"

@@ -13,6 +13,7 @@ import apsw
 import httpx
 import pytest
 import trio
+from support.disk_faults import DiskFaults, broken
 from support.senders import Senders
 from support.service_manager import ServiceManager, service_manager
 
@@ -138,6 +139,40 @@ async def test_nothing_is_acknowledged_into_a_store_that_a_restart_would_not_fin
         with trio.fail_after(60):
             while not set(after) <= set(manager.handled()):
                 await trio.sleep(0.01)
+
+
+@pytest.mark.parametrize("file", ["inbox.db", "inbox.db-wal"])
+async def test_a_disk_that_refuses_to_read_for_a_while_is_no_loss(
+    tmp_path: Path, file: str
+) -> None:
+    with manager_with_admin(tmp_path) as manager:
+        faults = DiskFaults(tmp_path)
+        manager.environment |= faults.environment
+        daemon = manager.start()
+        sender = Senders(await manager.url())
+        assert await sender._attempt("before") == 200
+        await manager.wait_for("webhook.handled")
+        # The log's name begins as the database's does, so that the first one means both.
+        faults.set(broken("read", tmp_path / "state" / file))
+        answers: list[int | str] = []
+
+        async def deliver(webhook_id: str) -> None:
+            answers.append(await sender._attempt(webhook_id))
+
+        async with trio.open_nursery() as nursery:
+            for webhook_id in ("one", "two", "before"):
+                nursery.start_soon(deliver, webhook_id)
+        assert answers == [503] * 3
+        faults.clear()
+        await manager.wait_for("store.answers")
+        for webhook_id in ("one", "two", "three"):
+            assert await sender._attempt(webhook_id) == 200, (tmp_path / "log").read_text()[-2000:]
+        with trio.fail_after(60):
+            while len(manager.handled()) < 4:
+                await trio.sleep(0.01)
+        assert await manager.stop(daemon) == 0
+        assert not manager.logged("store.lost")
+        assert sorted(manager.handled()) == ["before", "one", "three", "two"]
 
 
 async def elsewhere(file: Path, *statements: str) -> str:
