@@ -27,8 +27,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
@@ -37,6 +37,7 @@ import trio
 
 from ..errors import StoreLostError, StoreUnavailableError
 from ..logs import get_logger
+from .sqlite_connector import connect_reader
 from .store_file import StoreFile
 
 T = TypeVar("T")
@@ -163,6 +164,8 @@ class Committer(trio.abc.Instrument):
         self._ended = trio.Event()
         self._watching = trio.CancelScope()
         self._connection: apsw.Connection | None = None
+        # Reads during a commit, and keeps other processes from clearing the log.
+        self._reader: apsw.Connection | None = None
         self._opened: StoreFile | None = None
         # How many frames the log has since the commit in progress, if that has written; and since
         # the last one that has, for the checkpoints.
@@ -457,9 +460,12 @@ class Committer(trio.abc.Instrument):
                 self._commit((entry,))
             return
         try:
-            if not alone:
-                connection.execute("COMMIT")
-            self._confirm(connection, told=any(entry.told for entry in batch))
+            if alone:
+                self._confirm(connection, told=False)
+            else:
+                with self._log_kept():
+                    connection.execute("COMMIT")
+                    self._confirm(connection, told=any(entry.told for entry in batch))
         except Exception as error:
             self._roll_back()
             self._fail(batch, error)
@@ -499,6 +505,23 @@ class Committer(trio.abc.Instrument):
                     self._call(partial(_log.error, "store.unavailable", error=str(told)))
                 time.sleep(LOOK_AGAIN_SECONDS)
 
+    @contextmanager
+    def _log_kept(self) -> Iterator[None]:
+        """Keep what is committed inside in the log until it has been looked for there.
+
+        Another process may copy the log into the database and begin it anew, or cut it, as soon as
+        our write lock is free: as it should be, and not to be told from a log that somebody has
+        cut. It waits for whoever began to read before the commit.
+        """
+        with ExitStack() as kept:
+            if self._reader is not None:
+                # What cannot be read is found by the look, which says what has become of it.
+                with suppress(apsw.Error):
+                    # A read lasts until its statement has been stepped to the end, or is closed.
+                    reading = self._reader.execute("SELECT 1 FROM sqlite_schema")
+                    kept.enter_context(closing(reading))
+            yield
+
     def _checkpoint(self) -> None:
         """Copy the log into the database when it is long: after the callers have been told."""
         if self._log_frames < CHECKPOINT_PAGES or self._connection is None or self.lost:
@@ -537,10 +560,12 @@ class Committer(trio.abc.Instrument):
         connection = self._connect()
         try:
             self._opened = StoreFile(self._file, connection)
+            self._reader = connect_reader(self._file)
             # It takes the place of SQLite's own, which makes checkpoints before anybody is told.
             connection.set_wal_hook(self._note_frames)
         except BaseException:
-            connection.close()
+            self._connection = connection
+            self._disconnect()
             raise
         self._connection = connection
         return connection
@@ -558,6 +583,9 @@ class Committer(trio.abc.Instrument):
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()  # first: the last one to close copies the log, and this one cannot
         if connection is not None:
             try:
                 if self.lost is not None:

@@ -1,5 +1,7 @@
 """The SQLite store when something is wrong: with the disk, the file, a job, or the thread."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from sdk_trio.storage import committer as committer_module
 from sdk_trio.storage.records import Admission, DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.storage.schema import APPLICATION_ID, VERSION
 from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.storage.store_file import StoreFile
 
 
 async def open_inbox(file: Path) -> SqliteInbox:
@@ -63,6 +66,38 @@ async def hold_up(
 
 async def accept(inbox: SqliteInbox, webhook_id: str) -> None:
     await inbox.accept(delivery(webhook_id), leased=True)
+
+
+# -- another process ---------------------------------------------------------------------------
+
+#: Locks are a process's, so this has to be another one.
+_CUT = """
+import sys, apsw
+connection = apsw.Connection(sys.argv[1])
+print(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+"""
+
+
+async def test_a_log_that_another_process_cuts_between_commit_and_look_is_not_lost(
+    inbox: SqliteInbox, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a replicator, a backup or ``tenant purge`` do: their checkpoint waits for the look."""
+    await accept(inbox, "first")
+    cut: list[str] = []
+    look = StoreFile.require_written
+
+    def cut_and_look(self: StoreFile, frames: int) -> None:
+        command = [sys.executable, "-c", _CUT, str(file)]
+        cut.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        look(self, frames)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreFile, "require_written", cut_and_look)
+        await accept(inbox, "second")
+    assert cut == ["1\n"]  # busy
+    await accept(inbox, "third")
+    assert inbox.lost is None
+    assert len(await inbox.find(limit=10)) == 3
 
 
 # -- a full disk, a failing job ----------------------------------------------------------------
