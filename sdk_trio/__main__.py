@@ -13,7 +13,7 @@ class HeldSignal:
     """A signal that somebody will ask for later: ``called`` says whether it has come."""
 
     def __init__(self) -> None:
-        self.called = False
+        self.called: bool = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Remember it."""

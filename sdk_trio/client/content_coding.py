@@ -46,7 +46,7 @@ class BoundedBody:
     ) -> None:
         names = [name for coding in codings if (name := coding.lower()) not in ("", "identity")]
         self._refusal = _refusal(names)
-        self.is_coded = bool(names)
+        self.is_coded: bool = bool(names)
         self._layers = [_Zlib(is_gzip=name != "deflate") for name in reversed(names)]
         self._limit = limit
         self._received = 0

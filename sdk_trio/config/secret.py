@@ -20,7 +20,7 @@ class Secret:
 
     def __init__(self, text: str, *, made_for_tests: bool = False) -> None:
         self._text = text
-        self.made_for_tests = made_for_tests
+        self.made_for_tests: bool = made_for_tests
 
     def reveal(self) -> str:
         """Return the text; every call of this is a place where it could leak."""

@@ -117,5 +117,5 @@ def claimed_organization(body: bytes) -> str | None:
             name = None
     found = best[1] if best is not None else None
     if found is None and event_type == ORGANIZATION_TYPE.encode():
-        found = own_id
+        found = own_id or None
     return found.decode("ascii") if found is not None and found.isascii() else None

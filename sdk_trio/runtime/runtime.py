@@ -146,7 +146,7 @@ class Runtime:
         self._leaving = trio.CancelScope()
         self._reconciling = trio.CancelScope()
         #: Watches the event loop while :meth:`run` does.
-        self.watchdog = Watchdog()
+        self.watchdog: Watchdog = Watchdog()
         self._drain_ends_at: float | None = None
         self._used = False
         self._served = False

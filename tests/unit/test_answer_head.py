@@ -108,6 +108,10 @@ def test_headers_that_change_are_not_kept():
 
 def test_interim_answers_and_refusals():
     assert informational(103, [(b"link", b"</x>")]) == b"HTTP/1.1 103 \r\nlink: </x>\r\n\r\n"
-    assert refusal(400) == b"HTTP/1.1 400 \r\ncontent-length: 0\r\nConnection: close\r\n\r\n"
+    assert refusal(418) == b"HTTP/1.1 418 \r\ncontent-length: 0\r\nConnection: close\r\n\r\n"
+    assert refusal(400) == (
+        b"HTTP/1.1 400 \r\ncontent-type: application/json\r\ncontent-length: 23\r\n"
+        b'Connection: close\r\n\r\n{"error":"bad request"}'
+    )
     with pytest.raises(AnswerError):
         informational(103, [(b"link", b"a\nb")])
