@@ -64,6 +64,7 @@ class _Job:
         # The caller's context: its trace and the fields of its log hold in the call, too.
         self.context: Context = copy_context()
         self.scope = trio.CancelScope()
+        self.has_begun = False
         self.value: Any = None
         self.error: BaseException | None = RuntimeError(
             "the client was closed while this call was under way; a write may have been executed"
@@ -85,16 +86,24 @@ class _Loop:
         self._token: trio.lowlevel.TrioToken | None = None
         self._opened = threading.Event()
         self._error: BaseException | None = None
+        self._begun = threading.Lock()
         self.process: int = os.getpid()
-        self.thread: threading.Thread = threading.Thread(
-            target=self._run, name="sdk-trio-client", daemon=True
-        )
+        self.thread: threading.Thread | None = None
 
     # What other threads call.
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether :meth:`start` has come to its end."""
+        return self._token is not None
+
     def start(self) -> None:
-        """Start the thread and wait until the client is open; raises why it is not."""
-        self.thread.start()
+        """Start the thread and wait until the client is open; raises why it is not.
+
+        Once more after an interrupt, it goes on waiting.
+        """
+        if not self._begun.locked():
+            threading.Thread(target=self._run, name="sdk-trio-client", daemon=True).start()
         self._opened.wait()
         if self._error is not None:
             raise self._error
@@ -110,7 +119,7 @@ class _Loop:
             raise ClientClosedError(_CLOSED) from self._error
         except BaseException:  # an interrupt of the caller's thread
             with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(job.scope.cancel)
+                self._token.run_sync_soon(self._interrupt, job)
                 job.ended.acquire(timeout=INTERRUPT_SECONDS)
             raise
         if job.error is None:
@@ -126,12 +135,15 @@ class _Loop:
             return
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._stop.set)
-        if self.thread is not threading.current_thread():
+        if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(2 * CLOSING_SECONDS)
 
     # What the thread does.
 
     def _run(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            return  # an interrupted start was repeated before this thread came to run
+        self.thread = threading.current_thread()
         ended = outcome.capture(trio.run, self._live)
         if isinstance(ended, outcome.Error):
             self._error = ended.error
@@ -162,12 +174,18 @@ class _Loop:
 
     def _begin(self, job: _Job) -> None:
         # An exception here would end the loop.
+        job.has_begun = True
         if self._nursery is None:
             job.error = ClientClosedError(_CLOSED)
             job.ended.release()
             return
         self._jobs.add(job)
         job.context.run(self._nursery.start_soon, self._work, job)
+
+    def _interrupt(self, job: _Job) -> None:
+        job.scope.cancel()
+        if not job.has_begun:  # the interrupt came before the job was handed over
+            job.ended.release()
 
     async def _work(self, job: _Job) -> None:  # noqa: ASYNC910 - the job may have no checkpoint
         try:
@@ -241,7 +259,7 @@ class Portal:
     def __init__(self, client: Client) -> None:
         self.client = client
         self._loop: _Loop | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler of signals may close what is being opened
         self._is_closed = False
 
     def run(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
@@ -280,36 +298,52 @@ class Portal:
     def opened(self) -> _Loop:
         """Return the loop, started if it has not been."""
         loop = self._loop
-        if loop is None:
-            with self._lock:
-                if self._is_closed:
-                    raise ClientClosedError(_CLOSED)
-                loop = self._loop
-                if loop is None:
-                    loop = _Loop(self.client)
-                    loop.start()
-                    weakref.finalize(self, loop.stop)
-                    self._loop = loop
+        if loop is None or not loop.is_open:
+            loop = self._open()
         if self._is_closed:
             raise ClientClosedError(_CLOSED)
-        if loop.process != os.getpid():
-            raise RuntimeError(
-                f"this client was opened in process {loop.process}, and its thread and connections "
-                f"do not live on in process {os.getpid()}, which was forked from it: open a client "
-                "in each process, for instance at its first use"
-            )
+        self._check_process(loop)
         if loop.thread is threading.current_thread():
             raise RuntimeError(
                 "this is the client's own thread (in a hook), which cannot wait for itself"
             )
         return loop
 
+    def _open(self) -> _Loop:
+        # Before the lock: in a forked process it may be held by a thread that is not there.
+        self._check_process(self._loop)
+        with self._lock:
+            if self._is_closed:
+                raise ClientClosedError(_CLOSED)
+            loop = self._loop
+            if loop is None:
+                loop = self._loop = _Loop(self.client)
+                weakref.finalize(self, loop.stop)
+            try:
+                loop.start()
+            except Exception:
+                self._loop = None
+                raise
+            if self._is_closed:
+                loop.stop()
+            return loop
+
+    def _check_process(self, loop: _Loop | None) -> None:
+        if loop is not None and loop.process != os.getpid():
+            raise RuntimeError(
+                f"this client was opened in process {loop.process}, and its thread and connections "
+                f"do not live on in process {os.getpid()}, which was forked from it: open a client "
+                "in each process, for instance at its first use"
+            )
+
     def close(self) -> None:
         """Close the client and end the thread; a second time does nothing."""
-        with self._lock:
-            self._is_closed = True
-        if self._loop is not None:
-            self._loop.stop()
+        self._is_closed = True
+        loop = self._loop
+        if loop is None or loop.process != os.getpid():
+            return
+        with self._lock:  # whoever opens it has done so then
+            loop.stop()
 
     async def send(self, call: PreparedCall) -> httpx.Response:
         """Send ``call`` in the client's thread, where blocking operations have it awaited."""

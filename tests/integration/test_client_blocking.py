@@ -369,6 +369,54 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), client.orders.get("ord_2").id)
 """
 
+FORKED_MEANWHILE = """
+import threading
+opening, forked = threading.Event(), threading.Event()
+
+class Slow(sdk_trio.Transport):
+    async def __aenter__(self):
+        opening.set()
+        forked.wait()
+        return await super().__aenter__()
+
+client = sdk_trio.SyncClient(settings, Slow(settings.connection))
+thread = threading.Thread(target=client.orders.get, args=["ord_1"])
+thread.start()
+opening.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)  # a child that waits for a thread of its parent's waits for ever
+    try:
+        client.orders.get("ord_1")
+    except RuntimeError as error:
+        print(error, flush=True)
+        client.close()
+        os._exit(3)
+forked.set()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), client.orders.get("ord_2").id)
+"""
+
+INTERRUPTED_WHILE_OPENING = """
+import threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+interrupted = threading.Event()
+
+class Slow(sdk_trio.Transport):
+    async def __aenter__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        interrupted.wait()
+        return await super().__aenter__()
+
+client = sdk_trio.SyncClient(settings, Slow(settings.connection))
+try:
+    client.orders.get("ord_1")
+except KeyboardInterrupt:
+    interrupted.set()
+    print("interrupted", client.orders.get("ord_1").id)
+client.close()
+print(threading.active_count())
+"""
+
 FORKED_BEFORE = """
 child = os.fork()
 found = client.orders.get("ord_1").id
@@ -406,6 +454,8 @@ def test_an_interrupt_cancels_the_call_and_the_client_goes_on(upstream):
     [
         (FORKED, "do not live on in process"),
         (FORKED_BEFORE, "0 ord_1\n"),
+        (FORKED_MEANWHILE, "3 ord_2\n"),
+        (INTERRUPTED_WHILE_OPENING, "interrupted ord_1\n1\n"),
         (LEFT_OPEN, "ord_1\n"),
     ],
 )
