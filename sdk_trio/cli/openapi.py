@@ -14,6 +14,7 @@ def openapi(arguments: Namespace) -> int:
     if arguments.admin:
         print_json(admin_document(version=__version__))
     else:
-        path = load(arguments).webhooks.path
-        print_json(receiver_document(path=path, version=__version__))
+        settings = load(arguments)
+        path, tenants = settings.webhooks.path, settings.multi_tenant.enabled
+        print_json(receiver_document(path=path, version=__version__, tenants=tenants))
     return 0

@@ -25,12 +25,13 @@ _REFUSALS: Final = {
 }
 
 
-def receiver_document(*, path: str, version: str) -> dict[str, Any]:
+def receiver_document(*, path: str, version: str, tenants: bool = False) -> dict[str, Any]:
     """Return the document of a receiver.
 
     Args:
         path: the configured route of deliveries.
         version: of this package.
+        tenants: whether there are addresses of tenants below the route.
     """
     responses: dict[str, Any] = {
         "200": {
@@ -60,27 +61,8 @@ def receiver_document(*, path: str, version: str) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": {
-            path: {
-                "post": {
-                    "operationId": "deliver",
-                    "summary": "Deliver one event",
-                    "parameters": [
-                        _header("webhook-id", "The id of the event; the same for every attempt."),
-                        _header("webhook-timestamp", "When it was signed, in Unix seconds."),
-                        _header(
-                            "webhook-signature",
-                            "One or more signatures, such as v1,BASE64, separated by spaces.",
-                        ),
-                    ],
-                    "requestBody": {
-                        "required": True,
-                        "content": {
-                            "application/json": {"schema": {"$ref": "#/components/schemas/Event"}}
-                        },
-                    },
-                    "responses": responses,
-                }
-            }
+            path: {"post": _delivery("deliver", responses)},
+            **({f"{path.rstrip('/')}/{{identifier}}": _at_tenant(responses)} if tenants else {}),
         },
         "components": {
             "schemas": {
@@ -97,6 +79,38 @@ def receiver_document(*, path: str, version: str) -> dict[str, Any]:
             }
         },
     }
+
+
+def _delivery(operation: str, responses: dict[str, Any], *more: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "operationId": operation,
+        "summary": "Deliver one event",
+        "parameters": [
+            _header("webhook-id", "The id of the event; the same for every attempt."),
+            _header("webhook-timestamp", "When it was signed, in Unix seconds."),
+            _header(
+                "webhook-signature",
+                "One or more signatures, such as v1,BASE64, separated by spaces.",
+            ),
+            *more,
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Event"}}},
+        },
+        "responses": responses,
+    }
+
+
+def _at_tenant(responses: dict[str, Any]) -> dict[str, Any]:
+    identifier = {
+        "name": "identifier",
+        "in": "path",
+        "required": True,
+        "description": "Whose secrets sign here: a tenant that has some of its own.",
+        "schema": {"type": "string"},
+    }
+    return {"post": _delivery("deliverToTenant", responses, identifier)}
 
 
 def _refusal(description: str) -> dict[str, Any]:

@@ -98,6 +98,9 @@ def test_the_command_prints_either_document(tmp_path, capsys):
     answer = command_line("openapi", "--set", "Sdk:Webhooks:Path=/in")
     assert list(answer.document["paths"]) == ["/in"]
     assert answer.document["openapi"].startswith("3.1")
+    tenants = ("--set", "Sdk:MultiTenant:Enabled=true")
+    answer = command_line("openapi", "--set", "Sdk:Webhooks:Path=/in", *tenants)
+    assert list(answer.document["paths"]) == ["/in", "/in/{identifier}"]
     answer = command_line("openapi", "--admin")
     assert set(answer.document["paths"]) == {
         *("/livez", "/readyz", "/healthz", "/metrics"),

@@ -11,7 +11,13 @@ import pytest
 import trio
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 from support.loop import Loop
 
 from sdk_trio import HandlerRegistry, KeyFile, TenantCredentials
@@ -46,6 +52,14 @@ BODIES = (
 
 senders = st.sampled_from(SENDERS)
 ids = st.sampled_from(IDS)
+DELIVERY: dict[str, st.SearchStrategy[Any]] = {
+    "sender": senders,
+    "id_": ids,
+    "verb": st.sampled_from(("accept", "accept", "claim", "park", "keep_other")),
+    "body": st.sampled_from(BODIES),
+    "ordered": st.booleans(),
+    "leased": st.booleans(),
+}
 
 
 class IsolationMachine(RuleBasedStateMachine):
@@ -77,15 +91,17 @@ class IsolationMachine(RuleBasedStateMachine):
         assert answer == self.loop(lambda: call(self.alone[sender]))
         return answer
 
-    @rule(
-        sender=senders,
-        id_=ids,
-        verb=st.sampled_from(("accept", "claim", "park", "keep_other")),
-        body=st.sampled_from(BODIES),
-        ordered=st.booleans(),
-        leased=st.booleans(),
-    )
-    def deliver(
+    # Little can be seen of each other before everybody has sent something.
+    @initialize(first=st.lists(st.tuples(*DELIVERY.values()), min_size=6, max_size=12))
+    def begin(self, first: list[tuple[str, str, str, bytes, bool, bool]]) -> None:
+        for delivery in first:
+            self.deliver_one(*delivery)
+
+    @rule(delivery=st.tuples(*DELIVERY.values()))
+    def deliver(self, delivery: tuple[str, str, str, bytes, bool, bool]) -> None:
+        self.deliver_one(*delivery)
+
+    def deliver_one(
         self, sender: str, id_: str, verb: str, body: bytes, ordered: bool, leased: bool
     ) -> None:
         told = NewDelivery(
