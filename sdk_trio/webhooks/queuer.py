@@ -43,6 +43,14 @@ RENEW_SECONDS = 20.0
 #: early as a rule, and a handler that never returns must not hold up all others for ever.
 ALONE_SECONDS = 30.0
 
+#: How long suspects run alone altogether, in seconds: inline deliveries are refused meanwhile, and
+#: senders disable an endpoint that refuses for long.
+QUARANTINE_SECONDS = 60.0
+
+#: How long further suspects keep away from one that has company by then, in seconds: if that ends
+#: the process, they are not blamed for it. It may never return, so not for ever.
+APART_SECONDS = 600.0
+
 #: The most suspects that run alone one after the other; further ones run as all others do.
 SUSPECTS_LIMIT = 100
 
@@ -165,10 +173,12 @@ class Queuer:
             async with trio.open_nursery() as background:
                 background.start_soon(self._keep_leases)
                 background.start_soon(self._watch_clock)
+                # Before the first inline delivery can come: it would be company of a suspect.
+                self._dispatcher.quarantined = self._after_crash
                 task_status.started()
                 async with trio.open_nursery() as workers:
                     if self._after_crash:
-                        await self._run_suspects(workers)
+                        await self._run_suspects(workers, background)
                     background.start_soon(self._feed)
                     for _ in range(self._workers):
                         workers.start_soon(self._work)
@@ -187,32 +197,48 @@ class Queuer:
 
     # -- suspects ----------------------------------------------------------------------------
 
-    async def _run_suspects(self, workers: trio.Nursery) -> None:
+    async def _run_suspects(self, workers: trio.Nursery, background: trio.Nursery) -> None:
         """Run what may have ended earlier processes, each alone, before anything else runs.
 
         If the process ends now, there is one who can have done it; what merely ran beside it in
-        the earlier runs is finished here, and is nobody's suspect any more.
+        the earlier runs is finished here, and is nobody's suspect any more. One that gets company
+        because it takes too long gets that of new events only: if it ends the process after all,
+        the further suspects have not run beside it once more.
         """
         waiting: list[str] = []
+        lasting: trio.Event | None = None
+        until = trio.current_time() + QUARANTINE_SECONDS
         try:
             suspects = await self._inbox.take_suspects(limit=SUSPECTS_LIMIT, now=self._clock())
             waiting += [record.key for record in suspects]
             for record in suspects:
-                if self._closed:
+                if self._closed or lasting is not None or trio.current_time() >= until:
                     break
                 if not await self._bury(record):
                     if not self._dispatcher.isolates(record):
                         continue  # it takes its turn with all others
-                    await self._isolate(record, workers)
+                    lasting = await self._isolate(record, workers)
                 waiting.remove(record.key)
         except StoreUnavailableError as error:
             _log.error("store.unavailable", error=str(error))
             await trio.lowlevel.checkpoint()
         finally:
             self._dispatcher.quarantined = False
-            if waiting:
+            if waiting and lasting is None:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._release(waiting)
+        if waiting and lasting is not None:
+            background.start_soon(self._keep_apart, waiting, lasting)
+
+    async def _keep_apart(self, waiting: Sequence[str], lasting: trio.Event) -> None:
+        """Release events once the suspect before them has ended, if it does."""
+        try:
+            with trio.move_on_after(APART_SECONDS):
+                await lasting.wait()
+        finally:
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                await self._release(waiting)
+        self._want_feed()
 
     async def _bury(self, record: DeliveryRecord) -> bool:
         """Make an event dead that is not to run: it ended the process too often, or is damaged."""
@@ -230,8 +256,11 @@ class Queuer:
         self._dispatcher.bury(delivery, record.attempts, dead)
         return True
 
-    async def _isolate(self, record: DeliveryRecord, workers: trio.Nursery) -> None:
-        """Run one event with no other beside it, for as long as that is bearable."""
+    async def _isolate(self, record: DeliveryRecord, workers: trio.Nursery) -> trio.Event | None:
+        """Run one event with no other beside it, for as long as that is bearable.
+
+        Returns None when it has ended, else what will be set then.
+        """
         _log.warning(
             "webhook.quarantined",
             webhook_id=record.webhook_id,
@@ -244,8 +273,10 @@ class Queuer:
         workers.start_soon(self._run_alone, record, ended)
         with trio.move_on_after(ALONE_SECONDS):
             await ended.wait()
-        if not ended.is_set():
-            await self._inbox.join(record.key)
+        if ended.is_set():
+            return None
+        await self._inbox.join(record.key)
+        return ended
 
     async def _run_alone(self, record: DeliveryRecord, ended: trio.Event) -> None:
         self._running += 1

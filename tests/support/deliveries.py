@@ -87,6 +87,7 @@ class Bench:
         inbox: Any = None,
         *,
         clock: Any = trio.current_time,
+        after_crash: bool = False,
         **keys: Any,
     ) -> "Bench":
         options = settings(**keys)
@@ -100,7 +101,7 @@ class Bench:
             clock=clock,
             jitter=lambda: 0.5,
         )
-        queue = Queuer(options, dispatcher, inbox, counters, clock=clock)
+        queue = Queuer(options, dispatcher, inbox, counters, clock=clock, after_crash=after_crash)
         return cls(inbox, dispatcher, queue, counters)
 
     def handler(self, event_type: str = "order.paid") -> Any:

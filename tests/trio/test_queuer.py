@@ -1,6 +1,7 @@
 """The queue: bounded, retried, in order where asked for, drained, and nothing lost."""
 
 import itertools
+import math
 
 import pytest
 import trio
@@ -533,3 +534,73 @@ async def test_cancelled_while_it_feeds_a_backlog_it_gives_the_rest_back(autojum
     due = await inbox.take_due(limit=100, now=trio.current_time())
     # All but the two in the channel, whose leases end with the process.
     assert len(due.records) == 8
+
+
+# -- after an event has ended the process ------------------------------------------------------
+
+
+async def after_ends(handler, *ids, ends=2):
+    """A bench that starts after the process has ended ``ends`` times while all ``ids`` ran."""
+    inbox = memory_inbox(owner="0")
+    for webhook_id in ids:
+        await inbox.accept(arrival(webhook_id=webhook_id).delivery, leased=False)
+    for owner in range(ends):
+        inbox = memory_inbox(owner=f"{owner}", shares=inbox)
+        for webhook_id in ids:
+            await inbox.start(webhook_id, now=trio.current_time())
+        inbox = memory_inbox(owner=f"{owner + 1}", shares=inbox)
+        await inbox.recover()
+    keys = {"Webhooks__Queue__MaxAttempts": ends + 1}
+    return Bench.of(registry(handler), inbox, after_crash=True, **keys)
+
+
+@pytest.mark.parametrize("lasts", [45, math.inf])
+async def test_a_suspect_that_gets_company_gets_none_of_the_other_suspects(autojump_clock, lasts):
+    """Should it end the process now, they are not to blame; and they are not kept for ever."""
+    begun = {}
+
+    async def handler(event):
+        begun[event.webhook_id] = trio.current_time()
+        if event.webhook_id == "lasting":
+            await trio.sleep(lasts)
+
+    bench = await after_ends(handler, "lasting", "beside", "further")
+    started = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.sleep(40)
+        assert set(begun) == {"lasting"}
+        await bench.queue.accept(arrival(webhook_id="new"))
+        await trio.sleep(1)
+        assert set(begun) == {"lasting", "new"}
+        lasting, beside = await bench.inbox.get("lasting"), await bench.inbox.get("beside")
+        assert (lasting.attempts, lasting.ran_alone) == (3, False)
+        assert (beside.attempts, beside.ran_alone) == (2, False)
+        await trio.sleep(700)
+        assert begun["beside"] - started == pytest.approx(min(lasts, 630), abs=1)
+        assert "further" in begun
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_quarantine_is_bounded_altogether(autojump_clock):
+    """Inline deliveries are refused meanwhile."""
+    begun = {}
+
+    async def handler(event):
+        begun[event.webhook_id] = trio.current_time()
+        await trio.sleep(25)
+
+    ids = [f"suspect-{number}" for number in range(8)]
+    bench = await after_ends(handler, *ids)
+    started = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        assert bench.dispatcher.quarantined
+        await trio.sleep(70)
+        assert [begun[one] - started for one in ids[:3]] == [0, 25, 50]
+        await trio.sleep(15)
+        assert not bench.dispatcher.quarantined
+        assert {begun[one] - started for one in ids[3:]} == {75}
+        await settled(bench)
+        bench.queue.close()
+    assert await states(bench) == {DeliveryState.DONE: 8}
