@@ -13,9 +13,9 @@ from sdk_trio.storage.sqlite_connector import connect_writer
 _CHUNK = 10_000
 
 _FINISHED = """
-INSERT INTO inbox (webhook_id, type, state, queued, attempts, received_at, timestamp, subject,
-                   ordered, started_at, finished_at)
-VALUES (?, 'order.paid', 'done', 1, 1, ?, ?, '0f2e7b8a-5d31-4c67-9a57-2f9f64b6a001', 0, ?, ?)
+INSERT INTO inbox (delivery_key, signer, type, state, queued, attempts, received_at, timestamp,
+                   subject, ordered, started_at, finished_at)
+VALUES (?, '', 'order.paid', 'done', 1, 1, ?, ?, '0f2e7b8a-5d31-4c67-9a57-2f9f64b6a001', 0, ?, ?)
 """
 
 _BODY = "INSERT INTO body (sequence, raw) VALUES (last_insert_rowid(), ?)"
