@@ -384,8 +384,8 @@ async def test_many_finished_deliveries_do_not_slow_the_search_for_due_ones(
 
     def fill(connection: apsw.Connection) -> None:
         connection.execute(
-            "INSERT INTO inbox (delivery_key, type, state, queued, attempts, received_at, timestamp,"
-            " subject, ordered, finished_at) "
+            "INSERT INTO inbox (delivery_key, type, state, queued, attempts, received_at, "
+            "timestamp, subject, ordered, finished_at) "
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) "
             "SELECT 'done-' || i, 't', 'done', 1, 1, 1, 1, 's', 1, 1 FROM n"
         )
