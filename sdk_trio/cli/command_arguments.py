@@ -34,6 +34,11 @@ def run(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--standalone", action="store_true", help="the receiver alone: no AccessToken is needed"
     )
+    parser.add_argument(
+        "--upgrade-host",
+        metavar=_REFERENCE,
+        help="the application's HostUpgrade, for the upgrade from a single tenant at the start",
+    )
 
 
 def health(parser: ArgumentParser) -> None:
@@ -438,6 +443,19 @@ def upgrade(parser: ArgumentParser) -> None:
 
 
 def tenant_purge(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "identifier", metavar="IDENTIFIER", nargs="?", help="only this tenant, or its id"
+    )
+    parser.add_argument(
+        "--now",
+        action="store_true",
+        help="also within its retention, with all earlier audit rows; needs IDENTIFIER",
+    )
+    parser.add_argument(
+        "--orphans",
+        action="store_true",
+        help="replicas on a local disk, too, whose tenants this store does not know",
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what would be removed")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--reason", metavar="R", help="why, for the audit trail")

@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -17,11 +18,15 @@ from ..runtime.systemd import ServiceEnvironment, with_inherited_sockets
 from ..runtime.systemd_notifier import SystemdNotifier, claim_environment
 from ..storage.data_directory import keep_files_private
 from ..webhooks.sender import own_url
-from .app_importer import import_registry
+from .app_importer import import_part, import_registry
 from .ending import Ending
 from .presence import SETTINGS_SECRET, Presence, announced
 from .settings_reader import read
 from .settings_reloader import SettingsReloader
+from .usage import UsageError
+
+if TYPE_CHECKING:
+    from ..tenants.upgrade import HostUpgrade
 
 _log = logs.get_logger("cli")
 
@@ -62,7 +67,9 @@ def run(arguments: Namespace) -> int:
     reloader.began_with(loaded)
     begin_logs(loaded)
     handlers = import_registry(arguments.app) if arguments.app else None
-    runtime = Runtime(settings, handlers, standalone=arguments.standalone)
+    runtime = Runtime(
+        settings, handlers, standalone=arguments.standalone, host_upgrade=_host(arguments, settings)
+    )
     runtime.on_reload(_prepare_logs, ("Sdk:Logging",))
     return serve(
         runtime,
@@ -70,6 +77,16 @@ def run(arguments: Namespace) -> int:
         reloader=reloader,
         manager=manager,
     )
+
+
+def _host(arguments: Namespace, settings: Settings) -> "HostUpgrade | None":
+    if not arguments.upgrade_host:
+        return None
+    if not settings.multi_tenant.enabled:
+        raise UsageError("--upgrade-host takes part in MultiTenant:Enabled, which is false")
+    from ..tenants.upgrade import HostUpgrade  # only here, because a lean start knows no tenants
+
+    return import_part("--upgrade-host", arguments.upgrade_host, HostUpgrade, example="app:upgrade")
 
 
 def _prepare_logs(settings: Settings) -> Callable[[], None]:

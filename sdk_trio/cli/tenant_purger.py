@@ -1,4 +1,4 @@
-"""``tenant purge``: removes tenants that were deleted longer ago than their retention."""
+"""``tenant purge``: removes deleted tenants, after their retention or one of them on demand."""
 
 import time
 import uuid
@@ -10,7 +10,8 @@ import trio
 
 from .. import logs
 from ..config import Settings
-from ..errors import EXIT_FAILURE, TenantError
+from ..errors import EXIT_FAILURE, ReplicationError, StoreUnavailableError, TenantError
+from ..replication.erasure import ReplicaErasure
 from ..storage import open_store
 from ..tenants.purger import PurgeCandidate, Purger, TenantRemoved
 from .printer import Progress, print_rows, say
@@ -18,76 +19,112 @@ from .questioner import confirmed
 from .settings_reader import load
 from .tenant_access import actor_of
 from .upgrade import require_tenants
+from .usage import UsageError
 
-COLUMNS = ("identifier", "tenant_id", "deleted_days_ago", "bytes", "purged", "reason")
+COLUMNS = (
+    "identifier",
+    "tenant_id",
+    "deleted_days_ago",
+    "deliveries",
+    "messages",
+    "outbox",
+    "audit",
+    "bytes",
+    "replica",
+    "purged",
+    "reason",
+)
 
 _DAY_SECONDS = 86_400
 
 
 def purge_tenants(arguments: Namespace) -> int:
-    """Show which tenants would be removed, ask, and remove them; 1 if one of them could not be.
+    """Show what would be removed, ask, and remove it; 1 if anything of it could not be.
 
     With ``--dry-run`` it ends after the first part. Where nobody can be asked, it does not ask.
+
+    Raises:
+        UsageError: ``--now`` or ``--orphans`` without or with an identifier.
+        TenantError: the tenant that was named cannot be removed.
     """
+    if arguments.now and arguments.identifier is None:
+        raise UsageError("--now removes one tenant within its retention: name it")
+    if arguments.orphans and arguments.identifier is not None:
+        raise UsageError("--orphans looks for all replicas without a tenant: name no tenant")
     settings = load(arguments)
     require_tenants(settings)
     logs.configure(level="Error", format=settings.logging.format)
-    candidates = trio.run(_candidates, settings)
+    candidates = trio.run(_candidates, settings, arguments)
     as_json = arguments.format == "json"
     days = settings.multi_tenant.tenant_status.deleted_tenant_retention_days
-    if arguments.dry_run or not candidates:
+    none = f"no tenant was deleted more than {days} days ago"
+    if arguments.dry_run:
         print_rows([_row(c, purged=False) for c in candidates], COLUMNS, as_json=as_json)
-        say(
-            f"{len(candidates)} would be removed for ever"
-            if candidates
-            else f"no tenant was deleted more than {days} days ago"
-        )
+        _say_places(candidates)
+        say(f"{len(candidates)} would be removed for ever" if candidates else none)
         return 0
-    if not (arguments.yes or confirmed(_question(candidates))):
-        say("nothing was removed")
-        return EXIT_FAILURE
-    rows = trio.run(_purge, settings, candidates, arguments)
+    if candidates and not arguments.yes:
+        _say_places(candidates)
+        if not confirmed(_question(candidates)):
+            say("nothing was removed")
+            return EXIT_FAILURE
+    rows, unreached = trio.run(_purge, settings, candidates, arguments)
     print_rows(rows, COLUMNS, as_json=as_json)
     removed = sum(row["purged"] for row in rows)
-    say(f"{removed} removed")
-    return 0 if removed == len(rows) else EXIT_FAILURE
+    say(f"{removed} removed; backups elsewhere are not looked for" if rows else none)
+    for left in unreached:
+        say(f"not reached: {left}")
+    return 0 if removed == len(rows) and not unreached else EXIT_FAILURE
 
 
-async def _candidates(settings: Settings) -> Sequence[PurgeCandidate]:
+async def _candidates(settings: Settings, arguments: Namespace) -> Sequence[PurgeCandidate]:
     async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
-        return await Purger(settings, store.tenants).candidates()
+        purger = Purger(settings, store, replicas=ReplicaErasure(settings))
+        if arguments.identifier is not None:
+            return [await purger.candidate(arguments.identifier, now=arguments.now)]
+        return await purger.candidates(orphans=arguments.orphans)
 
 
 async def _purge(
     settings: Settings, candidates: Sequence[PurgeCandidate], arguments: Namespace
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for each candidate, and in words what could not be reached."""
     actor = actor_of(arguments)
     rows = []
+    unreached: list[str] = []
     progress = Progress("removed", len(candidates))
     async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
-        purger = Purger(settings, store.tenants)
+        purger = Purger(settings, store, replicas=ReplicaErasure(settings))
         for candidate in candidates:
             try:
-                removed: TenantRemoved = await purger.purge(
+                removed = await purger.purge(
                     candidate,
                     actor=actor,
                     reason=arguments.reason,
                     forget_audit=arguments.forget_audit,
+                    now=arguments.now,
                 )
-            except TenantError as error:
+            except (TenantError, StoreUnavailableError, ReplicationError) as error:
                 rows.append(_row(candidate, purged=False, reason=str(error)))
             else:
-                rows.append(_row(candidate, purged=True, freed=removed.bytes))
+                rows.append(_row(candidate, purged=True, removed=removed))
+                unreached += removed.unreached
             progress.advance()
-    return rows
+        # Without a candidate as well: an earlier purge may have been cut short before it.
+        left = await purger.wipe()
+    return rows, unreached if left is None else [*unreached, left]
 
 
 def _row(
-    candidate: PurgeCandidate, *, purged: bool, reason: str | None = None, freed: int | None = None
+    candidate: PurgeCandidate,
+    *,
+    purged: bool,
+    reason: str | None = None,
+    removed: TenantRemoved | None = None,
 ) -> dict[str, Any]:
     tenant = candidate.tenant
     if tenant is None and reason is None:
-        reason = "left behind by an earlier purge"
+        reason = "left behind by an earlier purge, or of an unknown tenant"
     days = None
     if tenant is not None and tenant.deleted_at is not None:
         days = int((time.time() - tenant.deleted_at) // _DAY_SECONDS)
@@ -95,10 +132,29 @@ def _row(
         "identifier": None if tenant is None else tenant.identifier,
         "tenant_id": candidate.tenant_id,
         "deleted_days_ago": days,
-        "bytes": candidate.bytes if freed is None else freed,
+        **candidate.rows,
+        "bytes": candidate.bytes if removed is None else removed.bytes,
+        "files": list(candidate.files),
+        "replica": None if candidate.replica is None else candidate.replica.where,
+        "replica_files": None if candidate.replica is None else candidate.replica.files,
         "purged": purged,
+        "unreached": [] if removed is None else list(removed.unreached),
         "reason": reason,
     }
+
+
+def _say_places(candidates: Sequence[PurgeCandidate]) -> None:
+    """Name every file and replica, and how many rows there are."""
+    for candidate in candidates:
+        name = candidate.tenant.identifier if candidate.tenant else candidate.tenant_id
+        rows = ", ".join(f"{number} {what}" for what, number in candidate.rows.items())
+        say(f"{name}: {rows}")
+        for file in candidate.files:
+            say(f"  file {file}")
+        replica = candidate.replica
+        if replica is not None:
+            size = "" if replica.files is None else f" ({replica.files} files)"
+            say(f"  replica {replica.where}{size}")
 
 
 def _question(candidates: Sequence[PurgeCandidate]) -> str:

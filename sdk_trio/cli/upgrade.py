@@ -155,6 +155,8 @@ def _print_plan(plan: UpgradePlan, *, as_json: bool) -> None:
     if plan.steps:
         say(f"the upgrade is {plan.state}; its rows would go to the tenant {plan.tenant}")
         say("nothing was changed")
+    elif plan.tenant is None:
+        say(f"the upgrade is {plan.state}; there is nothing to move, so no tenant is needed")
     else:
         say(f"the upgrade is {plan.state}; the default tenant is {plan.tenant}")
 
@@ -170,18 +172,22 @@ def _print_result(result: UpgradeResult, *, as_json: bool) -> None:
                 "state": "done",
                 "already_done": result.already_done,
                 "tenant_id": result.tenant_id,
+                "organizations": list(result.organizations),
                 "seconds": round(result.seconds, 3),
                 "steps": rows,
             }
         )
         return
+    tenant = result.tenant_id or "needed by nothing: nothing had to be moved"
     if result.already_done:
-        say(f"the upgrade was done already; the default tenant is {result.tenant_id}")
+        say(f"the upgrade was done already; the default tenant is {tenant}")
         return
     print_rows(rows, ("step", "done", "unit"), as_json=False)
-    say(
-        f"the upgrade is done after {result.seconds:.1f} s; the default tenant is "
-        f"{result.tenant_id}"
-    )
+    say(f"the upgrade is done after {result.seconds:.1f} s; the default tenant is {tenant}")
+    if result.organizations:
+        say(
+            "the tenant has no organization, because its deliveries name several: "
+            f"{', '.join(result.organizations)}; until it gets one, later deliveries do not find it"
+        )
     if DATABASE in result.done:
         say("the old database is still there: remove it when you need it no more")

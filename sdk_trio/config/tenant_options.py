@@ -42,6 +42,14 @@ class SingleTenantUpgradeOptions:
             required=True,
         ),
     )
+    literal_default_tenant_organization_id: str | None = attrs.field(
+        default=None,
+        metadata=about(
+            "Organization of the default tenant, for strategy LiteralDefault; null: the one that "
+            "the stored deliveries name, if it is one.",
+            "ours",
+        ),
+    )
     require_graceful_quiescence: bool = attrs.field(
         default=True,
         metadata=about("Refuse to run unless the host has signalled quiescence.", "spec 2.6"),

@@ -225,6 +225,18 @@ class Deliveries:
         self._strike(row)
         self.changes += 1
 
+    def erase(self, tenant_id: str) -> int:
+        """Forget all deliveries of a tenant; return how many."""
+        rows = [row for row in self.by_sequence.values() if row.tenant_id == tenant_id]
+        for row in rows:
+            if row.state is not DeliveryState.DONE:
+                self.forget(row)
+                continue
+            self._done.remove(row)
+            self._drop(row)
+            self.states[DeliveryState.DONE] -= 1
+        return len(rows)
+
     def forget_done(self, before: float) -> int:
         """Forget the deliveries that were done before that time; return how many."""
         forgotten = 0

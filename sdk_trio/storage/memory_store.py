@@ -574,6 +574,29 @@ class MemoryInbox(MemoryBackend):
             self._forget(row)
         return Purged(0, self._forget_done(now - self._terms.dedup_seconds), len(parked))
 
+    async def holdings(self, tenant_id: str) -> Mapping[str, int]:
+        """See :meth:`.ports.Inbox.holdings`."""
+        await self._begin()
+        rows = [row for row in self._rows.by_sequence.values() if row.tenant_id == tenant_id]
+        return {
+            "deliveries": len(rows),
+            "bodies": sum(row.raw is not None for row in rows),
+            "attempts": sum(len(row.failures) for row in rows),
+            "evidence": sum(len(row.evidence) for row in rows),
+            **self.tenants.holdings(tenant_id),
+        }
+
+    async def unowned(self) -> Sequence[str]:
+        """See :meth:`.ports.Inbox.unowned`."""
+        await self._begin()
+        named = {row.tenant_id for row in self._rows.by_sequence.values() if row.tenant_id}
+        return [tenant_id for tenant_id in named if not self.tenants.has(tenant_id)]
+
+    async def erase(self, tenant_id: str) -> int:
+        """See :meth:`.ports.Inbox.erase`."""
+        await self._begin()
+        return self._rows.erase(tenant_id)
+
     async def wipe(self) -> bool:
         """See :meth:`.ports.Inbox.wipe`: memory that is free is not kept."""
         await self._begin()

@@ -14,7 +14,14 @@ import trio
 
 from ..errors import StoreUnavailableError
 from .memory_notification_rows import NotificationRows
-from .tenant_records import AuditRecord, OutboxRecord, Tenant, TenantPurged, TenantStatus
+from .tenant_records import (
+    AuditRecord,
+    OutboxRecord,
+    Tenant,
+    TenantPurged,
+    TenantStatus,
+    erasure_mark,
+)
 from .tenant_rules import require_version, taken
 
 
@@ -30,6 +37,7 @@ class MemoryTenants:
         self._audit: list[AuditRecord] = []
         self._outbox: list[OutboxRecord] = []
         self.notification_rows: NotificationRows = NotificationRows()
+        self._erased: dict[str, str] = {}
         self._last_audit = 0
         self._last_outbox = 0
         self._closed = False
@@ -83,6 +91,8 @@ class MemoryTenants:
         stored = self._require(tenant, expected=tenant.version)
         self._drop(stored)
         self._identifiers.remove(stored.identifier)
+        if stored.organization_id is not None:
+            self._erased[erasure_mark(stored.organization_id)] = stored.id
         counts = len(self._outbox), len(self._audit)
         self._outbox = [record for record in self._outbox if record.tenant_id != tenant.id]
         self.notification_rows.forget_tenant(tenant.id)
@@ -144,6 +154,11 @@ class MemoryTenants:
         await self._begin()
         return self._by_id.get(self._by_organization.get(organization_id, ""))
 
+    async def find_erased(self, organization_id: str) -> str | None:
+        """See :meth:`.ports.TenantStore.find_erased`."""
+        await self._begin()
+        return self._erased.get(erasure_mark(organization_id))
+
     async def page(
         self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
     ) -> Sequence[Tenant]:
@@ -176,6 +191,19 @@ class MemoryTenants:
         """Return what :meth:`outbox` does, at once: for the messages about the transitions."""
         start = bisect_right(self._outbox, sequence, key=lambda record: record.sequence)
         return self._outbox[start : start + limit]
+
+    def holdings(self, tenant_id: str) -> dict[str, int]:
+        """Count messages, transitions and audit rows of a tenant."""
+        rows = self.notification_rows.by_id.values()
+        return {
+            "messages": sum(row.record.outbox.tenant_id == tenant_id for row in rows),
+            "outbox": sum(record.tenant_id == tenant_id for record in self._outbox),
+            "audit": sum(record.tenant_id == tenant_id for record in self._audit),
+        }
+
+    def has(self, tenant_id: str) -> bool:
+        """Return whether there is a tenant with this id."""
+        return tenant_id in self._by_id
 
     @property
     def is_closed(self) -> bool:

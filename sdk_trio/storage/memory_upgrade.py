@@ -1,10 +1,12 @@
 """The upgrade's marker and its one batch in this process's memory."""
 
+from collections.abc import Sequence
+
 import attrs
 import trio
 
 from .memory_rows import Deliveries
-from .upgrade_records import Assigned, UpgradeMarker
+from .upgrade_records import Assigned, StoredBody, UpgradeMarker
 
 
 class MemoryUpgrade:
@@ -28,6 +30,19 @@ class MemoryUpgrade:
         """See :meth:`.ports.UpgradeStore.count_unassigned`."""
         await trio.lowlevel.checkpoint()
         return sum(row.tenant_id is None for row in self._rows.by_sequence.values())
+
+    async def bodies(
+        self, tenant_id: str | None, *, after: int, limit: int
+    ) -> Sequence[StoredBody]:
+        """See :meth:`.ports.UpgradeStore.bodies`."""
+        await trio.lowlevel.checkpoint()
+        found = sorted(
+            sequence
+            for sequence, row in self._rows.by_sequence.items()
+            if sequence > after and row.tenant_id == tenant_id and row.raw is not None
+        )
+        rows = [self._rows.by_sequence[sequence] for sequence in found[:limit]]
+        return [StoredBody(row.sequence, row.type, row.raw or b"") for row in rows]
 
     async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
         """See :meth:`.ports.UpgradeStore.assign_batch`."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         Recovered,
     )
     from .tenant_records import AuditRecord, OutboxRecord, Tenant, TenantPurged, TenantStatus
-    from .upgrade_records import Assigned, UpgradeMarker
+    from .upgrade_records import Assigned, StoredBody, UpgradeMarker
 
 
 class Inbox(Protocol):
@@ -255,6 +255,28 @@ class Inbox(Protocol):
         """
         ...
 
+    async def holdings(self, tenant_id: str) -> Mapping[str, int]:
+        """Count what is kept of a tenant beside its own row.
+
+        The names are ``deliveries``, ``bodies``, ``attempts``, ``evidence``, ``messages``,
+        ``outbox``, ``audit``.
+        """
+        ...
+
+    async def unowned(self) -> Sequence[str]:
+        """Return the ids that deliveries name as their tenant's and that no tenant has."""
+        ...
+
+    async def erase(self, tenant_id: str) -> int:
+        """Remove all deliveries of a tenant with bodies and attempts, whatever their state.
+
+        It takes many short turns. Cancelled, it stops between two of them.
+
+        Returns:
+            how many deliveries were removed.
+        """
+        ...
+
     async def wipe(self) -> bool:
         """Overwrite what was deleted, wherever the store's own files still hold it.
 
@@ -318,9 +340,10 @@ class TenantStore(Protocol):
     async def purge(
         self, tenant: "Tenant", audit: "AuditRecord", *, forget_audit: bool = False
     ) -> "TenantPurged":
-        """Remove the tenant's row and its outbox rows for ever, and keep ``audit``.
+        """Remove the tenant's row, deliveries, messages and outbox rows for ever; keep ``audit``.
 
-        With ``forget_audit`` its earlier audit rows go as well; nothing else removes any.
+        With ``forget_audit`` its earlier audit rows go as well; nothing else removes any. What
+        remains in unused parts of the store's files goes with the next :meth:`Inbox.wipe`.
 
         Raises:
             TenantConflictError: the stored version is not that of ``tenant``.
@@ -338,6 +361,10 @@ class TenantStore(Protocol):
 
     async def find_by_organization(self, organization_id: str) -> "Tenant | None":
         """Return the tenant of this organization of the upstream, or None."""
+        ...
+
+    async def find_erased(self, organization_id: str) -> str | None:
+        """Return the id of the tenant that the organization had and that was purged, or None."""
         ...
 
     async def page(
@@ -383,6 +410,16 @@ class UpgradeStore(Protocol):
 
     async def count_unassigned(self) -> int:
         """Return how many deliveries have no tenant."""
+        ...
+
+    async def bodies(
+        self, tenant_id: str | None, *, after: int, limit: int
+    ) -> "Sequence[StoredBody]":
+        """Return the next ``limit`` bodies of a tenant's deliveries; None: of those of no tenant.
+
+        Next are those whose sequence is above ``after``; bodies that the retention has removed are
+        passed over.
+        """
         ...
 
     async def assign_batch(self, marker: "UpgradeMarker", *, limit: int) -> "Assigned":

@@ -1,6 +1,6 @@
 """Everything that only reads the inbox in SQLite: plain functions of a connection."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import apsw
@@ -203,3 +203,46 @@ def find_old(
     else:
         statement = _OLD_WITH_BODY if with_body else _OLD
     return [sequence for (sequence,) in connection.execute(statement, (after, before, limit))]
+
+
+_HOLDINGS = """
+SELECT
+    (SELECT count(*) FROM inbox WHERE tenant_id = :id),
+    (SELECT count(*) FROM inbox JOIN body USING (sequence) WHERE tenant_id = :id),
+    (SELECT count(*) FROM attempt JOIN inbox USING (sequence) WHERE tenant_id = :id),
+    (SELECT count(*) FROM evidence JOIN inbox USING (sequence) WHERE tenant_id = :id),
+    (SELECT count(*) FROM notification JOIN outbox USING (sequence) WHERE tenant_id = :id),
+    (SELECT count(*) FROM outbox WHERE tenant_id = :id),
+    (SELECT count(*) FROM audit WHERE tenant_id = :id)
+"""
+
+
+def holdings(connection: apsw.Connection, tenant_id: str) -> Mapping[str, int]:
+    """Count what is kept of a tenant beside its own row."""
+    names = ("deliveries", "bodies", "attempts", "evidence", "messages", "outbox", "audit")
+    counts = cast("Any", connection.execute(_HOLDINGS, {"id": tenant_id}).fetchone())
+    return dict(zip(names, counts, strict=True))
+
+
+_UNOWNED = """
+SELECT DISTINCT tenant_id FROM inbox
+WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
+"""
+
+
+def unowned(connection: apsw.Connection) -> Sequence[str]:
+    """Return the ids that deliveries name as their tenant's and that no tenant has."""
+    return [tenant_id for (tenant_id,) in connection.execute(_UNOWNED)]
+
+
+_OF_TENANT = """
+SELECT sequence FROM inbox WHERE tenant_id = ? AND sequence > ? ORDER BY sequence LIMIT ?
+"""
+
+
+def of_tenant(
+    connection: apsw.Connection, tenant_id: str, *, after: int, limit: int
+) -> Sequence[int]:
+    """Return the next sequences above ``after`` of a tenant's deliveries."""
+    rows = connection.execute(_OF_TENANT, (tenant_id, after, limit))
+    return [sequence for (sequence,) in rows]

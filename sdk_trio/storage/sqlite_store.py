@@ -1,7 +1,7 @@
 """The inbox in one SQLite file: durable, and the default (contracts 2)."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import apsw
@@ -324,6 +324,27 @@ class SqliteInbox:
         if purged != Purged(0, 0, 0):
             await self._clear_log(SHORT_SECONDS)
         return purged
+
+    async def holdings(self, tenant_id: str) -> Mapping[str, int]:
+        """See :meth:`.ports.Inbox.holdings`."""
+        return await self._queries.run(lambda c: reader.holdings(c, tenant_id))
+
+    async def unowned(self) -> Sequence[str]:
+        """See :meth:`.ports.Inbox.unowned`."""
+        return await self._queries.run(reader.unowned)
+
+    async def erase(self, tenant_id: str) -> int:
+        """See :meth:`.ports.Inbox.erase`."""
+        erased = after = 0
+        while True:
+            find = partial(reader.of_tenant, tenant_id=tenant_id, after=after, limit=PURGE_CHUNK)
+            found = await self._queries.run(find)
+            if not found:
+                return erased
+            after = found[-1]
+            erased += await self._committer.submit(
+                partial(writer.erase, tenant_id=tenant_id, sequences=found)
+            )
 
     async def wipe(self) -> bool:
         """See :meth:`.ports.Inbox.wipe`."""

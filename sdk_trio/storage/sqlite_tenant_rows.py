@@ -11,7 +11,9 @@ from typing import Any, cast
 import apsw
 import attrs
 
+from . import sqlite_reader, sqlite_writer
 from .notification_records import POSITION
+from .sqlite_connector import MARK_AS_UNWIPED
 from .tenant_credentials import credentials_from_text, credentials_to_text
 from .tenant_records import (
     AuditAction,
@@ -21,6 +23,7 @@ from .tenant_records import (
     TenantPurged,
     TenantStatus,
     Transition,
+    erasure_mark,
 )
 from .tenant_rules import require_version, taken
 
@@ -54,6 +57,11 @@ ON CONFLICT (name) DO NOTHING
 _DELETE_NOTIFICATIONS = """
 DELETE FROM notification WHERE sequence IN (SELECT sequence FROM outbox WHERE tenant_id = ?)
 """
+
+_KEEP_MARK = "INSERT OR REPLACE INTO checkpoint (name, value) VALUES (?, ?)"
+
+#: To SQLite, no limit.
+_ALL = -1
 
 
 # -- changes -----------------------------------------------------------------------------------
@@ -94,6 +102,9 @@ def purge(
 ) -> TenantPurged:
     """Delete what is kept of a tenant, and say so in the audit trail."""
     require_version(_version_of(connection, tenant.id), tenant, expected=tenant.version)
+    # Few, as a rule: the others have gone in short turns before.
+    left = sqlite_reader.of_tenant(connection, tenant.id, after=0, limit=_ALL)
+    sqlite_writer.erase(connection, tenant.id, left)
     connection.execute(_DELETE_NOTIFICATIONS, (tenant.id,))
     connection.execute("DELETE FROM outbox WHERE tenant_id = ?", (tenant.id,))
     outbox_rows = connection.changes()
@@ -104,6 +115,9 @@ def purge(
         audit_rows = connection.changes()
         connection.execute("DELETE FROM purging")
     connection.execute("DELETE FROM tenant WHERE id = ?", (tenant.id,))
+    if tenant.organization_id is not None:
+        connection.execute(_KEEP_MARK, (erasure_mark(tenant.organization_id), tenant.id))
+    connection.execute(MARK_AS_UNWIPED)
     connection.execute(_INSERT_AUDIT, attrs.asdict(audit))
     return TenantPurged(outbox_rows, audit_rows)
 
@@ -134,6 +148,13 @@ def get(connection: apsw.Connection, column: str, value: str) -> Tenant | None:
     """Return the tenant whose ``column``, one that is unique, has that value."""
     row = connection.execute(f"{_SELECT_TENANT} WHERE {column} = ?", (value,)).fetchone()
     return None if row is None else _tenant_of(row)
+
+
+def find_erased(connection: apsw.Connection, organization_id: str) -> str | None:
+    """Return the id of the purged tenant of an organization."""
+    query = "SELECT value FROM checkpoint WHERE name = ?"
+    found: str | None = connection.execute(query, (erasure_mark(organization_id),)).get
+    return found
 
 
 def page(

@@ -56,6 +56,12 @@ class SqliteTenants:
         """See :meth:`.ports.TenantStore.find_by_organization`."""
         return await self._look_up("organization_id", organization_id)
 
+    async def find_erased(self, organization_id: str) -> str | None:
+        """See :meth:`.ports.TenantStore.find_erased`."""
+        return await self._queries.run(
+            lambda c: rows.find_erased(c, organization_id), seconds=ANSWER_SECONDS
+        )
+
     async def _look_up(self, column: str, value: str) -> Tenant | None:
         # A sender may wait for it.
         return await self._queries.run(lambda c: rows.get(c, column, value), seconds=ANSWER_SECONDS)

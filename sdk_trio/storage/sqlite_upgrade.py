@@ -1,5 +1,7 @@
 """The upgrade's marker and its batches in the SQLite file of the inbox."""
 
+import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 import apsw
@@ -7,7 +9,7 @@ import attrs
 
 from .committer import Committer
 from .query_runner import QueryRunner
-from .upgrade_records import Assigned, UpgradeMarker, UpgradeState
+from .upgrade_records import Assigned, StoredBody, UpgradeMarker, UpgradeState
 
 _SAVE = """
 INSERT INTO upgrade (id, state, tenant_id, step, position, started_at, finished_at)
@@ -18,7 +20,24 @@ ON CONFLICT (id) DO UPDATE SET
     finished_at = excluded.finished_at
 """
 
-_MARKER = "SELECT state, tenant_id, step, position, started_at, finished_at FROM upgrade"
+# The list of finished steps came after the table: it is kept beside it, in the same transaction.
+_FINISHED = "upgrade.finished"
+
+_SAVE_FINISHED = """
+INSERT INTO checkpoint (name, value) VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+"""
+
+_MARKER = """
+SELECT state, tenant_id, step, position, started_at, finished_at,
+       (SELECT value FROM checkpoint WHERE name = ?)
+FROM upgrade
+"""
+
+_BODIES = """
+SELECT sequence, type, raw FROM inbox JOIN body USING (sequence)
+WHERE sequence > ? AND tenant_id IS ? ORDER BY sequence LIMIT ?
+"""
 
 _END_OF_BATCH = """
 SELECT max(sequence), count(*) FROM (
@@ -52,6 +71,14 @@ class SqliteUpgrade:
             lambda c: c.execute("SELECT count(*) FROM inbox WHERE tenant_id IS NULL").get
         )
 
+    async def bodies(
+        self, tenant_id: str | None, *, after: int, limit: int
+    ) -> Sequence[StoredBody]:
+        """See :meth:`.ports.UpgradeStore.bodies`."""
+        return await self._queries.run(
+            lambda c: [StoredBody(*row) for row in c.execute(_BODIES, (after, tenant_id, limit))]
+        )
+
     async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
         """See :meth:`.ports.UpgradeStore.assign_batch`."""
         return await self._committer.submit(lambda c: _assign(c, marker, limit))
@@ -62,27 +89,32 @@ def _save(connection: apsw.Connection, marker: UpgradeMarker) -> None:
         _SAVE,
         (
             marker.state,
-            marker.tenant_id,
+            marker.tenant_id or "",
             marker.step,
             marker.position,
             marker.started_at,
             marker.finished_at,
         ),
     )
+    if marker.finished is None:
+        connection.execute("DELETE FROM checkpoint WHERE name = ?", (_FINISHED,))
+    else:
+        connection.execute(_SAVE_FINISHED, (_FINISHED, json.dumps(marker.finished)))
 
 
 def _marker(connection: apsw.Connection) -> UpgradeMarker | None:
-    row = connection.execute(_MARKER).fetchone()
+    row = connection.execute(_MARKER, (_FINISHED,)).fetchone()
     if row is None:
         return None
-    state, tenant_id, step, position, started_at, finished_at = cast("Any", row)
+    state, tenant_id, step, position, started_at, finished_at, finished = cast("Any", row)
     return UpgradeMarker(
         state=UpgradeState(state),
-        tenant_id=tenant_id,
+        tenant_id=tenant_id or None,
         step=step,
         position=position,
         started_at=started_at,
         finished_at=finished_at,
+        finished=None if finished is None else tuple(json.loads(finished)),
     )
 
 

@@ -386,6 +386,15 @@ def _delete_old(
     return deleted
 
 
+def erase(connection: apsw.Connection, tenant_id: str, sequences: Sequence[int]) -> int:
+    """Delete those ``sequences`` whole that are the tenant's, whatever their state; count them."""
+    owned = "SELECT count(*) FROM inbox WHERE sequence = ? AND tenant_id = ?"
+    ours = [each for each in sequences if connection.execute(owned, (each, tenant_id)).get]
+    for sequence in ours:
+        _forget(connection, sequence)
+    return len(ours)
+
+
 def _forget(connection: apsw.Connection, sequence: int) -> None:
     for table in ("body", "evidence", "attempt", "inbox"):
         connection.execute(

@@ -4,6 +4,7 @@ Times are Unix seconds as floats. Ids are UUIDs in their canonical text.
 """
 
 import enum
+import hashlib
 
 import attrs
 
@@ -149,3 +150,11 @@ class TenantPurged:
 
     outbox: int
     audit: int
+
+
+def erasure_mark(organization_id: str) -> str:
+    """Return under which name the store remembers that the organization's tenant was purged.
+
+    The name does not hold the organization itself: the data of a purged tenant are gone.
+    """
+    return f"tenant.erased.{hashlib.sha256(organization_id.encode()).hexdigest()}"

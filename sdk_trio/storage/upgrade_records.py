@@ -17,16 +17,28 @@ class UpgradeState(enum.StrEnum):
 class UpgradeMarker:
     """How far the upgrade has come; what lies before it need not be done again.
 
-    ``tenant_id`` is the default tenant, ``step`` the step that runs or ran last, ``position`` how
-    far that step has come in its own terms, None at its beginning. Times are Unix seconds.
+    ``tenant_id`` is the default tenant, None while nothing had to be moved. ``step`` is the step
+    that runs or ran last, ``position`` how far that step has come in its own terms, None at its
+    beginning. ``finished`` are the steps that need not run again, None in a marker of an earlier
+    version, which did not keep them. Times are Unix seconds.
     """
 
     state: UpgradeState
-    tenant_id: str
+    tenant_id: str | None
     step: str
     position: str | None = None
     started_at: float
     finished_at: float | None = None
+    finished: tuple[str, ...] | None = None
+
+
+@attrs.frozen
+class StoredBody:
+    """The body of a delivery that is still kept, with its type."""
+
+    sequence: int
+    type: str
+    raw: bytes
 
 
 @attrs.frozen

@@ -1,12 +1,14 @@
 """Finds the tenant that takes what a single-tenant host has kept, or adds it (spec 2.6)."""
 
+from collections.abc import Callable
 from typing import cast
 
+import attrs
 import trio
 
 from ..errors import DefaultTenantError
 from ..storage.ports import TenantStore
-from ..storage.tenant_records import Tenant
+from ..storage.tenant_records import AuditAction, AuditRecord, Tenant
 from .service import TenantService
 from .upgrade import HostTenant, NewTenant
 
@@ -17,9 +19,12 @@ ACTOR = "upgrade"
 class DefaultTenantFinder:
     """Looks for the default tenant as it was chosen, first without changing anything."""
 
-    def __init__(self, store: TenantStore, tenants: TenantService) -> None:
+    def __init__(
+        self, store: TenantStore, tenants: TenantService, *, clock: Callable[[], float]
+    ) -> None:
         self._store = store
         self._tenants = tenants
+        self._clock = clock
 
     async def known(self, chosen: NewTenant | HostTenant) -> Tenant | None:
         """Return the tenant if it is there already and the host need not be asked, else None.
@@ -60,9 +65,42 @@ class DefaultTenantFinder:
                 f"{error}; it must return a tenant that exists and is active"
             ) from error
 
+    async def stored(self, tenant_id: str) -> Tenant:
+        """Return the tenant of the marker.
+
+        Raises:
+            DefaultTenantError: it was purged.
+        """
+        found = await self._store.get(tenant_id)
+        if found is None:
+            raise DefaultTenantError(
+                f"the default tenant {tenant_id} was purged, so nobody can take what a step of the "
+                "upgrade would move: start without that step"
+            )
+        return found
+
+    async def give_organization(self, tenant: Tenant, organization_id: str) -> None:
+        """Give the tenant, which has none, its organization.
+
+        Raises:
+            TenantExistsError: the organization is another tenant's.
+            TenantConflictError: somebody else has changed the tenant; the step can be run again.
+        """
+        audit = AuditRecord(
+            tenant_id=tenant.id,
+            tenant_identifier=tenant.identifier,
+            action=AuditAction.CHANGED,
+            actor=ACTOR,
+            details="organization_id",
+            occurred_at=self._clock(),
+        )
+        changed = attrs.evolve(tenant, organization_id=organization_id, version=tenant.version + 1)
+        await self._store.change(changed, audit)
+
     async def describe_stored(self, tenant_id: str) -> str:
         """Say in words which tenant this is."""
-        return _shown(await self._tenants.get(tenant_id))
+        found = await self._store.get(tenant_id)
+        return f"{tenant_id} (purged)" if found is None else _shown(found)
 
     async def describe(self, chosen: NewTenant | HostTenant) -> str:
         """Say in words which tenant it will be; nobody is asked, nothing is changed."""

@@ -1,22 +1,32 @@
-"""Removes what is kept of tenants that were deleted long ago; never by itself (contracts 5).
+"""Removes all that is kept of deleted tenants, after their retention or on demand; never by itself.
 
-A tenant's rows go first, in one transaction that fails if the tenant has changed since it was
-looked at, and that writes the audit row. Then its files go. A process that is killed in between
-leaves files that belong to nobody; the next purge finds them by the audit trail and removes them.
+Deliveries go first, in short turns. Then the tenant's row goes with what is left of it in the
+store, in one transaction that fails if the tenant has changed since it was looked at, and that
+writes the audit row. Then its replica and its files go, once nobody has the database open. A
+process that is killed in between leaves things that belong to nobody; the next purge finds them by
+the audit trail and removes them. Last, :meth:`Purger.wipe` overwrites what the store's own files
+still hold, for all tenants at once.
+
+What cannot be removed is named: nothing is passed over in silence.
 """
 
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 import trio
 
 from ..config import Settings
-from ..errors import IllegalTransitionError, StoreUnavailableError
+from ..errors import IllegalTransitionError, StoreUnavailableError, UnknownTenantError
 from ..logs import get_logger
-from ..storage.ports import TenantStore
-from ..storage.tenant_records import AuditAction, Tenant, TenantStatus
+from ..storage.ports import Store
+from ..storage.schema import DATABASE_NAME
+from ..storage.tenant_records import AuditAction, AuditRecord, Tenant, TenantStatus
+from . import upgrade
 from .changes import audit_of
 from .database_copier import remove_database
 from .database_opener import SIDE_FILES, TenantDatabases, database_path, databases_directory
@@ -27,36 +37,79 @@ _log = get_logger("tenants")
 
 _PAGE = 200
 
+#: How every SQLite database begins, and how much of a file is read at once to look for an id.
+_MAGIC = b"SQLite format 3\x00"
+_READ_BYTES = 1 << 20
+
+
+@attrs.frozen(kw_only=True)
+class ReplicaHoldings:
+    """Where a replica is; ``files`` and ``bytes`` are None where only the target knows."""
+
+    where: str
+    files: int | None = None
+    bytes: int | None = None
+
+
+class Replicas(Protocol):
+    """The copies of the tenants' databases, and who has the databases open."""
+
+    def holdings(self, tenant_id: str) -> ReplicaHoldings | None:
+        """Return where the tenant's replica is, or may be; None: there is none. Blocks."""
+        ...
+
+    def ids(self) -> list[str]:
+        """Return whose replicas there are, as far as that can be listed. Blocks."""
+        ...
+
+    def released(self, file: Path) -> AbstractAsyncContextManager[str | None]:
+        """Wait until nobody has the database open and hold it so; yield who has it, or None."""
+        ...
+
+    async def remove(self, tenant_id: str) -> str | None:
+        """Remove the tenant's replica; return in words what could not be removed, or None."""
+        ...
+
 
 @attrs.frozen(kw_only=True)
 class PurgeCandidate:
-    """A tenant whose retention has passed, and how many bytes its files have.
+    """A tenant that may be removed, and all that is kept of it.
 
-    ``tenant`` is None where an earlier purge was cut short after the rows and before the files.
+    ``tenant`` is None where an earlier purge was cut short after the tenant's row. ``bytes`` is the
+    size of ``files``, ``rows`` counts the store's rows by name (see :meth:`.ports.Inbox.holdings`).
     """
 
     tenant_id: str
     tenant: Tenant | None
     bytes: int
+    files: Sequence[str] = ()
+    rows: Mapping[str, int] = attrs.Factory(dict)
+    replica: ReplicaHoldings | None = None
 
 
 @attrs.frozen(kw_only=True)
 class TenantRemoved:
-    """What was removed of one tenant: its files' bytes, and rows beside its own."""
+    """What was removed of one tenant: its files' bytes, and rows beside its own.
+
+    ``unreached`` says in words what is left, and where.
+    """
 
     tenant_id: str
     identifier: str | None
     bytes: int
+    deliveries: int = 0
     outbox: int = 0
     audit: int = 0
+    unreached: Sequence[str] = ()
 
 
 class Purger:
-    """Finds and removes tenants that were deleted longer ago than DeletedTenantRetentionDays.
+    """Finds and removes deleted tenants.
 
     Args:
         settings: validated settings; ``multi_tenant`` and ``storage.path`` are used.
-        store: the tenants' side of an open store.
+        store: the open store.
+        replicas: the copies of the tenants' databases; None: there are none.
         databases: the tenants' databases of this process, which are closed before they are
             removed; None in a program that has opened none.
         clock: returns Unix seconds.
@@ -65,29 +118,58 @@ class Purger:
     def __init__(
         self,
         settings: Settings,
-        store: TenantStore,
+        store: Store,
         *,
+        replicas: Replicas | None = None,
         databases: TenantDatabases | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._policy = StatusPolicy.of(settings)
-        self._directory = databases_directory(settings)
-        self._store = store
+        self._directory = databases_directory(settings).absolute()
+        self._data = Path(settings.storage.path).absolute()
+        self._named_source = settings.multi_tenant.single_tenant_upgrade.source_database
+        self._inbox = store.inbox
+        self._store = store.tenants
+        self._upgrade = store.upgrade
+        self._replicas = replicas
         self._databases = databases
         self._clock = clock
 
-    async def candidates(self) -> Sequence[PurgeCandidate]:
+    async def candidates(self, *, orphans: bool = False) -> Sequence[PurgeCandidate]:
         """Return what :meth:`purge` may remove now: this is the dry run, nothing is changed.
 
+        Args:
+            orphans: also what names a tenant that this store has never known. It may be another
+                host's, on the same directory of replicas.
+
         Raises:
-            StoreUnavailableError: the store or the directory cannot be read.
+            StoreUnavailableError: the store or a directory cannot be read.
         """
         found = [
-            PurgeCandidate(tenant_id=tenant.id, tenant=tenant, bytes=await self._size_of(tenant.id))
+            await self._described(tenant.id, tenant)
             for tenant in await self._deleted()
             if not is_retained(tenant, self._policy, now=self._clock())
         ]
-        return [*found, *await self._left_behind()]
+        return [*found, *await self._left_behind(orphans=orphans)]
+
+    async def candidate(self, key: str, *, now: bool = False) -> PurgeCandidate:
+        """Return one tenant, by its identifier or id; ``now``: also within its retention.
+
+        Raises:
+            UnknownTenantError: there is none, and nothing is left of one.
+            IllegalTransitionError: it is not deleted, or within its retention without ``now``.
+            StoreUnavailableError: as of :meth:`candidates`.
+        """
+        tenant = await (self._store.get(key) if is_tenant_id(key) else self._store.find(key))
+        if tenant is not None:
+            self._require_purgeable(tenant, now=now)
+            return await self._described(tenant.id, tenant)
+        left = [found for found in await self._left_behind() if found.tenant_id == key]
+        if not left:
+            raise UnknownTenantError(
+                f"there is no tenant {key!r}, and nothing is left of one that was purged"
+            )
+        return left[0]
 
     async def purge(
         self,
@@ -96,59 +178,159 @@ class Purger:
         actor: str,
         reason: str | None = None,
         forget_audit: bool = False,
+        now: bool = False,
     ) -> TenantRemoved:
-        """Remove one tenant's rows and files for ever.
+        """Remove one tenant's rows, files and replica for ever; :meth:`wipe` has to follow.
 
         Args:
-            candidate: one of :meth:`candidates`.
+            candidate: one of :meth:`candidates`, or of :meth:`candidate`.
             actor: who asks for it, for the audit trail.
             reason: why, one line.
             forget_audit: remove the tenant's earlier audit rows too; the one of the purge stays.
+            now: within the retention, as somebody may demand it. All earlier audit rows go, and
+                the one of the purge names the tenant by its id alone.
 
         Raises:
             IllegalTransitionError: the tenant is not deleted, or not for long enough.
-            TenantConflictError: it has changed since it was looked at; nothing was removed.
+            TenantConflictError: it has changed since it was looked at; its row was not removed.
             UnknownTenantError: somebody else has removed it.
             StoreUnavailableError: the store failed, or a file cannot be removed; run it again.
 
         Cancelled, what has begun is finished.
         """
-        outbox = audit = 0
         tenant = candidate.tenant
+        outbox = audit = 0
         if tenant is not None:
-            now = self._clock()
-            self._require_expired(tenant, now)
-            row = audit_of(tenant, AuditAction.PURGED, reason, actor, now)
-            row = attrs.evolve(row, previous_status=tenant.status)
-            purged = await self._store.purge(tenant, row, forget_audit=forget_audit)
+            self._require_purgeable(tenant, now=now)
+            row = self._record(tenant, candidate, actor, reason, erases=now)
+        deliveries = await self._inbox.erase(candidate.tenant_id)
+        if tenant is not None:
+            purged = await self._store.purge(tenant, row, forget_audit=forget_audit or now)
             outbox, audit = purged.outbox, purged.audit
-        if self._databases is not None:
-            await self._databases.forget(candidate.tenant_id)
-        file = database_path(self._directory, candidate.tenant_id)
-        freed = await trio.to_thread.run_sync(_remove, file)
+        freed, unreached = await self._remove_files(candidate.tenant_id)
         identifier = None if tenant is None else tenant.identifier
         _log.info(
             "tenant.purged",
-            tenant=identifier,
+            tenant=None if now else identifier,
             tenant_id=candidate.tenant_id,
             bytes=freed,
+            deliveries=deliveries,
+            unreached=len(unreached),
             actor=actor,
         )
         return TenantRemoved(
             tenant_id=candidate.tenant_id,
             identifier=identifier,
             bytes=freed,
+            deliveries=deliveries,
             outbox=outbox,
             audit=audit,
+            unreached=unreached,
         )
 
-    def _require_expired(self, tenant: Tenant, now: float) -> None:
-        if tenant.status is TenantStatus.DELETED and not is_retained(tenant, self._policy, now=now):
-            return
+    async def wipe(self) -> str | None:
+        """Overwrite what the store's files still hold of what was removed.
+
+        After a purge it rewrites the store once, which holds up deliveries meanwhile.
+
+        Returns:
+            in words what is left and why; None: nothing is.
+        """
+        await trio.lowlevel.checkpoint()
+        try:
+            cleared = await self._inbox.wipe()
+        except StoreUnavailableError as error:
+            return f"unused parts of the store: {error}; run 'tenant purge' again"
+        if cleared:
+            return None
+        return (
+            "the store's write-ahead log: a reader (a backup, a shell) keeps it; end that reader, "
+            "and run 'tenant purge' again"
+        )
+
+    # -- files -----------------------------------------------------------------------------------
+
+    async def _remove_files(self, tenant_id: str) -> tuple[int, list[str]]:
+        unreached: list[str] = []
+        file = database_path(self._directory, tenant_id)
+        if self._databases is not None:
+            await self._databases.forget(tenant_id)
+        waiting = nullcontext(None) if self._replicas is None else self._replicas.released(file)
+        async with waiting as holder:
+            if holder is not None:
+                unreached.append(
+                    f"the removed database {file.name} is still open in {holder}: until that ends, "
+                    "its content is on the disk, and may be replicated; run 'tenant purge' then"
+                )
+            if self._replicas is not None:
+                left = await self._replicas.remove(tenant_id)
+                unreached += [] if left is None else [left]
+            files = await self._files_of(tenant_id)
+            freed = await trio.to_thread.run_sync(_remove, file, files)
+        named = self._named_source if await self._was_upgraded_to(tenant_id) else None
+        if named is not None and await trio.Path(named).exists():
+            unreached.append(f"the database that the upgrade copied: {named}; remove that file")
+        copies = await trio.to_thread.run_sync(_copies, self._data, tenant_id)
+        unreached += [f"{copy}: a database that names the tenant; a backup?" for copy in copies]
+        return freed, unreached
+
+    async def _files_of(self, tenant_id: str) -> list[Path]:
+        files = await trio.to_thread.run_sync(_named_after, self._directory, tenant_id)
+        if await self._was_upgraded_to(tenant_id) and self._named_source is None:
+            source = self._directory / upgrade.SOURCE_NAME
+            files += await trio.to_thread.run_sync(_database_files, source)
+        return files
+
+    async def _was_upgraded_to(self, tenant_id: str) -> bool:
+        """Whether the tenant is the one that took the single-tenant database."""
+        marker = await self._upgrade.marker()
+        return marker is not None and marker.tenant_id == tenant_id
+
+    async def _described(self, tenant_id: str, tenant: Tenant | None) -> PurgeCandidate:
+        files = await self._files_of(tenant_id)
+        replica = None
+        if self._replicas is not None:
+            replica = await trio.to_thread.run_sync(self._replicas.holdings, tenant_id)
+        return PurgeCandidate(
+            tenant_id=tenant_id,
+            tenant=tenant,
+            bytes=await trio.to_thread.run_sync(_size, files),
+            files=[str(file) for file in files],
+            rows=await self._inbox.holdings(tenant_id),
+            replica=replica,
+        )
+
+    # -- who -------------------------------------------------------------------------------------
+
+    def _record(
+        self,
+        tenant: Tenant,
+        candidate: PurgeCandidate,
+        actor: str,
+        reason: str | None,
+        *,
+        erases: bool,
+    ) -> AuditRecord:
+        row = audit_of(tenant, AuditAction.PURGED, reason, actor, self._clock())
+        counts = ", ".join(f"{number} {name}" for name, number in candidate.rows.items() if number)
+        return attrs.evolve(
+            row,
+            previous_status=tenant.status,
+            tenant_identifier=tenant.id if erases else row.tenant_identifier,
+            details=counts or None,
+        )
+
+    def _require_purgeable(self, tenant: Tenant, *, now: bool) -> None:
+        if tenant.status is TenantStatus.DELETED:
+            if now or not is_retained(tenant, self._policy, now=self._clock()):
+                return
+            hint = "; purge it within that time with --now"
+        else:
+            hint = ""
         raise IllegalTransitionError(
             f"the tenant {tenant.identifier!r} is {tenant.status} and is not purged: only tenants "
             f"that were deleted more than {self._policy.retention_seconds / DAY_SECONDS:g} days "
-            "ago are (Sdk:MultiTenant:TenantStatus:DeletedTenantRetentionDays)",
+            f"ago are (Sdk:MultiTenant:TenantStatus:DeletedTenantRetentionDays){hint}",
             status=tenant.status,
             transition=AuditAction.PURGED,
         )
@@ -162,13 +344,18 @@ class Purger:
             if len(page) < _PAGE:
                 return found
 
-    async def _left_behind(self) -> list[PurgeCandidate]:
-        """Return the databases of tenants that were purged; those of unknown ids are let alone."""
-        names = await trio.to_thread.run_sync(_tenant_ids, self._directory)
+    async def _left_behind(self, *, orphans: bool = False) -> list[PurgeCandidate]:
+        """Return what is left of tenants that were purged; with ``orphans`` of unknown ones too."""
+        ids = set(await trio.to_thread.run_sync(_tenant_ids, self._directory))
+        ids.update(await self._inbox.unowned())
+        replicated: set[str] = set()
+        if self._replicas is not None:
+            replicated.update(await trio.to_thread.run_sync(self._replicas.ids))
         return [
-            PurgeCandidate(tenant_id=name, tenant=None, bytes=await self._size_of(name))
-            for name in names
-            if await self._store.get(name) is None and await self._was_purged(name)
+            await self._described(name, None)
+            for name in sorted(ids | replicated)
+            if await self._store.get(name) is None
+            and ((orphans and name in replicated) or await self._was_purged(name))
         ]
 
     async def _was_purged(self, tenant_id: str) -> bool:
@@ -180,9 +367,6 @@ class Purger:
             if len(rows) < _PAGE:
                 return False
             after = rows[-1].sequence
-
-    async def _size_of(self, tenant_id: str) -> int:
-        return await trio.to_thread.run_sync(_size, database_path(self._directory, tenant_id))
 
 
 def _tenant_ids(directory: Path) -> list[str]:
@@ -199,20 +383,68 @@ def _tenant_ids(directory: Path) -> list[str]:
     return sorted(name for name in names if is_tenant_id(name))
 
 
-def _size(file: Path) -> int:
-    total = 0
-    for suffix in ("", *SIDE_FILES):
-        found = file.with_name(file.name + suffix)
-        if found.exists():
-            total += found.stat().st_size
-    return total
-
-
-def _remove(file: Path) -> int:
+def _named_after(directory: Path, tenant_id: str) -> list[Path]:
+    """Return the tenant's database, and all beside it that was made of it, by name."""
     try:
-        return remove_database(file)
+        return sorted(entry for entry in directory.iterdir() if tenant_id in entry.name)
+    except FileNotFoundError:
+        return []
+
+
+def _database_files(database: Path) -> list[Path]:
+    paths = (database.with_name(database.name + suffix) for suffix in ("", *SIDE_FILES))
+    return [path for path in paths if path.exists()]
+
+
+def _size(paths: Sequence[Path]) -> int:
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _remove(database: Path, files: Sequence[Path]) -> int:
+    freed = _size(files)
+    try:
+        remove_database(database)
+        for path in files:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise StoreUnavailableError(
             f"{error.filename} cannot be removed ({error.strerror}); the tenant's rows are gone "
             "already: make the directory writable and run the purge again"
         ) from error
+    return freed
+
+
+def _copies(data: Path, tenant_id: str) -> list[Path]:
+    """Return the databases in the data directory that name the tenant, the store itself left out.
+
+    The audit trail of the store goes on naming it; a copy of the store has its deliveries as well.
+    """
+    found = []
+    for path in sorted(data.rglob("*")):
+        is_tenants = is_tenant_id(path.name.partition(".")[0])
+        if path.name == DATABASE_NAME or is_tenants or not path.is_file() or path.is_symlink():
+            continue
+        try:
+            if _is_database_with(path, tenant_id.encode()):
+                found.append(path)
+        except OSError:
+            continue  # what this user cannot read, no purge of theirs has to name
+    return found
+
+
+def _is_database_with(path: Path, wanted: bytes) -> bool:
+    with path.open("rb") as file:
+        chunk = file.read(_READ_BYTES)
+        if not chunk.startswith(_MAGIC):
+            return False
+        while chunk:
+            if wanted in chunk:
+                return True
+            tail = chunk[-len(wanted) :]
+            more = file.read(_READ_BYTES)
+            chunk = tail + more if more else b""
+    return False

@@ -57,7 +57,9 @@ class SqliteTenantIds:
 
     def _count(self) -> int:
         # S608: both names are quoted above.
-        query = f"SELECT count(*) FROM {self._table} WHERE {self._column} IS NULL"  # noqa: S608
+        # With its table's name: a name in quotes that is no column is a text to SQLite, never NULL.
+        column = f"{self._table}.{self._column}"
+        query = f"SELECT count(*) FROM {self._table} WHERE {column} IS NULL"  # noqa: S608
         with _Opened(self._file) as connection:
             return int(connection.execute(query).get)
 

@@ -8,13 +8,19 @@ The steps, in order:
     stored, and the file renamed. A database that cannot be copied therefore leaves no trace.
 ``deliveries``
     Deliveries without a tenant get the default one, batch by batch.
+``organization``
+    The default tenant gets its organization, if it has none, so that later deliveries find it: the
+    configured one, or the one that all of its stored deliveries name.
 ``host:NAME``
     Each step that the host has registered, batch by batch.
 
-The marker names the step and how far it has come. Whatever ends the process, the next run begins
-there: a batch of ``deliveries`` commits with its marker, and a host's batch may be run again.
+The marker names the step, how far it has come, and the steps that are finished. Whatever ends the
+process, the next run begins there: a batch of ``deliveries`` commits with its marker, and a host's
+batch may be run again. A step that is not among the finished ones runs whenever it is seen, also
+long after all others. A host that has nothing to move gets the marker, and no tenant.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
 
 DATABASE = "database"
 DELIVERIES = "deliveries"
+ORGANIZATION = "organization"
 HOST_PREFIX = "host:"
 
 #: Where a verified copy waits for its name; not the name of any tenant's database.
@@ -45,6 +52,10 @@ SOURCE_NAME = "default.db"
 LOCK_NAME = "upgrade.lock"
 
 KEY = "Sdk:MultiTenant:SingleTenantUpgrade"
+
+#: How many organizations are looked for at most: with two it is clear that none is *the* one, and
+#: the others help to see whose they are.
+MOST_ORGANIZATIONS = 10
 
 _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -160,8 +171,8 @@ def choose_tenant(
         if resolver is None:
             raise DefaultTenantError(
                 f"{KEY}:DefaultTenantStrategy is HostSupplied, and no resolver is registered; "
-                "register one (HostUpgrade(resolver=...); 'upgrade --host MODULE:ATTR'), or use "
-                "LiteralDefault"
+                "register one (HostUpgrade(resolver=...); 'run --upgrade-host MODULE:ATTR', "
+                "'upgrade --host MODULE:ATTR'), or use LiteralDefault"
             )
         return HostTenant(resolver)
     slug, name = options.literal_default_tenant_slug, options.literal_default_tenant_name
@@ -179,7 +190,7 @@ def step_names(host_steps: Sequence[UpgradeStep]) -> tuple[str, ...]:
     Raises:
         UpgradeError: two of the host's steps have one name, or a name cannot be used.
     """
-    names = [DATABASE, DELIVERIES]
+    names = [DATABASE, DELIVERIES, ORGANIZATION]
     for step in host_steps:
         if not _STEP_NAME.fullmatch(step.name):
             raise UpgradeError(
@@ -193,39 +204,119 @@ def step_names(host_steps: Sequence[UpgradeStep]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def finished_steps(marker: UpgradeMarker) -> tuple[str, ...]:
+    """Return the steps that need not run again.
+
+    The marker of an earlier version names the last step alone. What it says for sure is that our
+    own steps of then are done, and the last one if all was; a host's earlier step is run again,
+    which must not matter, rather than never.
+    """
+    if marker.finished is not None:
+        return marker.finished
+    if marker.state is UpgradeState.DONE:
+        return tuple(dict.fromkeys((DATABASE, DELIVERIES, marker.step)))
+    own = (DATABASE, DELIVERIES)
+    return own[: own.index(marker.step)] if marker.step in own else own
+
+
 def remaining_steps(steps: Sequence[str], marker: UpgradeMarker | None) -> Sequence[str]:
     """Return the steps that are left, the one that was cut short first.
 
     Raises:
-        UpgradeError: the step of the marker is not among ``steps``.
+        UpgradeError: the step that was cut short is not among ``steps``.
     """
     if marker is None:
         return steps
-    if marker.state is UpgradeState.DONE:
-        return ()
-    if marker.step not in steps:
+    finished = finished_steps(marker)
+    left = [step for step in steps if step not in finished]
+    if marker.state is UpgradeState.DONE or marker.step in finished:
+        return left
+    if marker.step not in left:
         raise UpgradeError(
             f"the upgrade stopped in the step {marker.step!r}, which is not registered now; start "
-            "it again with the same steps in the same order"
+            "it again with the same steps"
         )
-    return steps[list(steps).index(marker.step) :]
+    left.remove(marker.step)
+    return [marker.step, *left]
 
 
-def begin(tenant_id: str, *, step: str, now: float) -> UpgradeMarker:
-    """Return the first marker: ``pending -> running``."""
-    return UpgradeMarker(state=UpgradeState.RUNNING, tenant_id=tenant_id, step=step, started_at=now)
+def begin(
+    tenant_id: str, *, step: str, now: float, finished: tuple[str, ...] = ()
+) -> UpgradeMarker:
+    """Return the first marker with a tenant: ``pending -> running``."""
+    return UpgradeMarker(
+        state=UpgradeState.RUNNING,
+        tenant_id=tenant_id,
+        step=step,
+        started_at=now,
+        finished=finished,
+    )
+
+
+def nothing_to_move(
+    marker: UpgradeMarker | None, steps: Sequence[str], *, now: float
+) -> UpgradeMarker:
+    """Return the marker of a host that has nothing to move: ``done``, without a tenant."""
+    return UpgradeMarker(
+        state=UpgradeState.DONE,
+        tenant_id=None,
+        step=steps[-1],
+        started_at=now if marker is None else marker.started_at,
+        finished_at=now,
+        finished=tuple(dict.fromkeys((*(finished_steps(marker) if marker else ()), *steps))),
+    )
 
 
 def enter(marker: UpgradeMarker, step: str) -> UpgradeMarker:
-    """Return the marker at the beginning of ``step``; in that step already, it stays."""
-    if marker.step == step:
+    """Return the marker at the beginning of ``step``; in that step already, its position stays."""
+    if marker.step == step and marker.state is UpgradeState.RUNNING:
         return marker
-    return attrs.evolve(marker, step=step, position=None)
+    return attrs.evolve(
+        marker, state=UpgradeState.RUNNING, step=step, position=None, finished_at=None
+    )
+
+
+def leave(marker: UpgradeMarker) -> UpgradeMarker:
+    """Return the marker after the end of its step."""
+    finished = tuple(dict.fromkeys((*finished_steps(marker), marker.step)))
+    return attrs.evolve(marker, position=None, finished=finished)
 
 
 def finish(marker: UpgradeMarker, *, now: float) -> UpgradeMarker:
     """Return the marker of a finished upgrade: ``running -> done``."""
     return attrs.evolve(marker, state=UpgradeState.DONE, position=None, finished_at=now)
+
+
+@attrs.frozen
+class Organizations:
+    """The organizations that the deliveries up to ``after`` name, in the order of their coming."""
+
+    after: int = 0
+    seen: tuple[str, ...] = ()
+
+    @classmethod
+    def at(cls, position: str | None) -> "Organizations":
+        """Return what :attr:`position` was made of."""
+        if position is None:
+            return cls()
+        after, seen = json.loads(position)
+        return cls(after, tuple(seen))
+
+    @property
+    def position(self) -> str:
+        """The text that the marker keeps."""
+        return json.dumps([self.after, self.seen])
+
+    @property
+    def only(self) -> str | None:
+        """The organization, if it is one."""
+        return self.seen[0] if len(self.seen) == 1 else None
+
+    def with_next(self, after: int, organization: str | None) -> "Organizations":
+        """Return it with one more delivery, and the organization that this one names."""
+        if organization is None or organization in self.seen:
+            return Organizations(after, self.seen)
+        return Organizations(after, (*self.seen, organization))
 
 
 @attrs.frozen
@@ -258,7 +349,7 @@ class UpgradePlan:
     """
 
     state: UpgradeState
-    tenant: str
+    tenant: str | None
     steps: Sequence[PlannedStep]
 
 
@@ -268,10 +359,12 @@ class UpgradeResult:
 
     ``done`` is what each step of this run did: the pages of the database that was copied, rows of
     every other one. ``already_done`` says that the upgrade had finished before, ``seconds`` how
-    long this run took.
+    long this run took. ``tenant_id`` is None where there was nothing to move. ``organizations``
+    are those that the deliveries name where they are several, so that the tenant got none.
     """
 
-    tenant_id: str
+    tenant_id: str | None
     done: Mapping[str, int]
     seconds: float
     already_done: bool = False
+    organizations: Sequence[str] = ()

@@ -1,7 +1,7 @@
 """Runs the upgrade from a single tenant; what it does and in which order says :mod:`.upgrade`."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -11,14 +11,18 @@ import filelock
 import trio
 
 from ..config import Settings
+from ..config.choices import DefaultTenantStrategy
 from ..errors import (
+    DefaultTenantError,
     NotQuiescentError,
     SdkError,
     SourceDatabaseError,
+    TenantExistsError,
     UpgradeError,
     UpgradeInProgressError,
     UpgradeTimedOutError,
 )
+from ..events import organization_of, plain_envelope
 from ..logs import get_logger
 from ..storage.data_directory import create_data_directory
 from ..storage.ports import Store
@@ -28,15 +32,19 @@ from . import upgrade
 from .database_copier import copy_database, count_source, install, refuse_existing, remove_database
 from .database_opener import database_path, databases_directory
 from .default_tenant_finder import DefaultTenantFinder
+from .identity import is_organization_id
 from .service import TenantService
 from .upgrade import (
     DATABASE,
     DELIVERIES,
     HOST_PREFIX,
     KEY,
+    MOST_ORGANIZATIONS,
+    ORGANIZATION,
     HostTenant,
     HostUpgrade,
     NewTenant,
+    Organizations,
     PlannedStep,
     Quiescence,
     Report,
@@ -52,6 +60,12 @@ _log = get_logger("tenants")
 
 #: Deliveries that get their tenant in one transaction: some milliseconds of the store's writer.
 BATCH_DELIVERIES = 1000
+
+#: Bodies that are read at once to see which organization they name: 64 of the largest are 64 MiB.
+BATCH_BODIES = 64
+
+#: After so many of these batches the position is stored.
+_BATCHES_A_POSITION = 50
 
 
 def _ignore(_progress: UpgradeProgress) -> None:
@@ -87,7 +101,7 @@ class Upgrader:
         self._partial = self._directory / upgrade.PARTIAL_NAME
         self._store = store
         self._tenants = tenants
-        self._finder = DefaultTenantFinder(store.tenants, tenants)
+        self._finder = DefaultTenantFinder(store.tenants, tenants, clock=clock)
         self._quiescence = quiescence
         self._host = host or HostUpgrade()
         self._report = report
@@ -95,16 +109,18 @@ class Upgrader:
         self._one_thread = trio.CapacityLimiter(1)
 
     async def run_at_start(self) -> UpgradeResult | None:
-        """Run the upgrade on the first multi-tenant boot, unless ``EnableAutomaticUpgrade`` is off.
+        """Run what is left at a multi-tenant boot, unless ``EnableAutomaticUpgrade`` is off.
 
-        Then a warning says that it is pending, and None is returned. Otherwise as :meth:`run`.
+        Then a warning says what is pending, and None is returned. Otherwise as :meth:`run`.
         """
         if self._options.enable_automatic_upgrade:
             return await self.run()
         marker = await self._store.upgrade.marker()
-        if marker is None or marker.state is not UpgradeState.DONE:
+        left = upgrade.remaining_steps(upgrade.step_names(self._host.steps), marker)
+        if left:
             _log.warning(
                 "upgrade.pending",
+                steps=list(left),
                 hint=f"{KEY}:EnableAutomaticUpgrade is false: run 'sdk-trio upgrade' in a "
                 "maintenance window",
             )
@@ -126,11 +142,12 @@ class Upgrader:
         Cancelled, the batch in progress is finished and the position is kept; a copy in progress
         is thrown away.
         """
-        marker = await self._store.upgrade.marker()
-        if marker is not None and marker.state is UpgradeState.DONE:
-            return UpgradeResult(tenant_id=marker.tenant_id, done={}, seconds=0, already_done=True)
-        chosen = upgrade.choose_tenant(self._options, self._host.resolver)
         names = upgrade.step_names(self._host.steps)
+        marker = await self._store.upgrade.marker()
+        is_done = marker is not None and marker.state is UpgradeState.DONE
+        if marker is not None and is_done and not upgrade.remaining_steps(names, marker):
+            return UpgradeResult(tenant_id=marker.tenant_id, done={}, seconds=0, already_done=True)
+        chosen = self._choose(marker)
         self._require_quiet()
         run = _Run(trio.current_time())
         with self._lock():
@@ -151,41 +168,53 @@ class Upgrader:
             SdkError: what would keep :meth:`run` from beginning, apart from quiescence.
         """
         marker = await self._store.upgrade.marker()
-        if marker is not None and marker.state is UpgradeState.DONE:
-            tenant = await self._finder.describe_stored(marker.tenant_id)
-            return UpgradePlan(state=marker.state, tenant=tenant, steps=())
-        chosen = upgrade.choose_tenant(self._options, self._host.resolver)
         names = upgrade.step_names(self._host.steps)
+        left = upgrade.remaining_steps(names, marker)
+        chosen = self._choose(marker) if left else None
         steps = []
-        for name in upgrade.remaining_steps(names, marker):
-            planned = await self._plan_step(name)
+        for name in left:
+            planned = await self._plan_step(name, marker)
             if planned is not None:
                 steps.append(planned)
-        if marker is None:
-            tenant = await self._finder.describe(chosen)
-            return UpgradePlan(state=UpgradeState.PENDING, tenant=tenant, steps=steps)
-        tenant = await self._finder.describe_stored(marker.tenant_id)
-        return UpgradePlan(state=marker.state, tenant=tenant, steps=steps)
+        state = UpgradeState.PENDING if marker is None else marker.state
+        if marker is not None and marker.tenant_id is not None:
+            tenant = await self._finder.describe_stored(marker.tenant_id)
+            return UpgradePlan(state=state, tenant=tenant, steps=steps)
+        if chosen is None or not await self._has_something_to_move(left):
+            return UpgradePlan(state=state, tenant=None, steps=())
+        return UpgradePlan(state=state, tenant=await self._finder.describe(chosen), steps=steps)
+
+    def _choose(self, marker: UpgradeMarker | None) -> NewTenant | HostTenant | None:
+        """Return how the tenant is resolved; None where that has been done for good."""
+        if marker is not None and marker.tenant_id and marker.state is UpgradeState.DONE:
+            return None
+        return upgrade.choose_tenant(self._options, self._host.resolver)
 
     # -- the run ---------------------------------------------------------------------------------
 
     async def _run(
-        self, run: "_Run", chosen: NewTenant | HostTenant, names: tuple[str, ...]
+        self, run: "_Run", chosen: NewTenant | HostTenant | None, names: tuple[str, ...]
     ) -> UpgradeResult:
         # Asked again, under the lock: another host may have finished since.
         marker = await self._store.upgrade.marker()
         run.marker = marker
-        if marker is None:
-            marker = await self._begin(run, chosen)
-        else:
-            _log.info("upgrade.resumed", step=marker.step, position=marker.position)
-        tenant = await self._tenants.get(marker.tenant_id)
-        for name in upgrade.remaining_steps(names, marker):
+        left = upgrade.remaining_steps(names, marker)
+        if marker is None or marker.tenant_id is None:
+            if chosen is None or not await self._has_something_to_move(left):
+                return await self._end_with_nothing(run, marker, names)
+            marker = await self._begin(run, chosen, marker, left)
+            left = upgrade.remaining_steps(names, marker)
+        elif left:
+            _log.info("upgrade.resumed", step=left[0], position=marker.position)
+        tenant = await self._finder.stored(marker.tenant_id or "")
+        for name in left:
             entered = upgrade.enter(marker, name)
             if entered != marker:
                 await self._store.upgrade.save(entered)
             run.marker = marker = entered
-            marker = await self._run_step(run, name, tenant, marker)
+            marker = upgrade.leave(await self._run_step(run, name, tenant, marker))
+            await self._store.upgrade.save(marker)
+            run.marker = marker
         marker = upgrade.finish(marker, now=self._clock())
         await self._store.upgrade.save(marker)
         seconds = trio.current_time() - run.started
@@ -196,12 +225,43 @@ class Upgrader:
             done=run.done,
             seconds=round(seconds, 3),
         )
-        return UpgradeResult(tenant_id=tenant.id, done=run.done, seconds=seconds)
+        return UpgradeResult(
+            tenant_id=tenant.id, done=run.done, seconds=seconds, organizations=run.organizations
+        )
 
-    async def _begin(self, run: "_Run", chosen: NewTenant | HostTenant) -> UpgradeMarker:
+    async def _has_something_to_move(self, left: Sequence[str]) -> bool:
+        """Say whether there is anything of before: else nobody has asked for a tenant."""
+        await trio.lowlevel.checkpoint()
+        if DATABASE in left and (self._source() is not None or self._partial.exists()):
+            return True
+        if DELIVERIES in left and await self._store.upgrade.count_unassigned():
+            return True
+        for name in left:
+            if name.startswith(HOST_PREFIX):
+                step = self._host_step(name)
+                with _step_errors(step):
+                    if await step.count():
+                        return True
+        return False
+
+    async def _end_with_nothing(
+        self, run: "_Run", marker: UpgradeMarker | None, names: tuple[str, ...]
+    ) -> UpgradeResult:
+        done = upgrade.nothing_to_move(marker, names, now=self._clock())
+        await self._store.upgrade.save(done)
+        _log.info("upgrade.finished", tenant=None, tenant_id=None, done={})
+        return UpgradeResult(tenant_id=None, done={}, seconds=trio.current_time() - run.started)
+
+    async def _begin(
+        self,
+        run: "_Run",
+        chosen: NewTenant | HostTenant,
+        before: UpgradeMarker | None,
+        left: Sequence[str],
+    ) -> UpgradeMarker:
         """Copy the database, then resolve the tenant, then write the marker: no trace before."""
         _log.info("upgrade.started", quiescence=self._quiescence.reason)
-        source = self._source()
+        source = self._source() if DATABASE in left else None
         known = await self._finder.known(chosen)
         if source is None:
             remove_database(self._partial)
@@ -216,9 +276,11 @@ class Upgrader:
         except Exception:
             remove_database(self._partial)
             raise
-        marker = upgrade.begin(
-            tenant.id, step=DELIVERIES if source is None else DATABASE, now=self._clock()
-        )
+        finished = upgrade.finished_steps(before) if before is not None else ()
+        if source is None:
+            finished = tuple(dict.fromkeys((*finished, DATABASE)))
+        step = next(name for name in left if name not in finished)
+        marker = upgrade.begin(tenant.id, step=step, now=self._clock(), finished=finished)
         await self._store.upgrade.save(marker)
         return marker
 
@@ -230,6 +292,8 @@ class Upgrader:
             return marker
         if name == DELIVERIES:
             return await self._assign(run, marker)
+        if name == ORGANIZATION:
+            return await self._find_organization(run, tenant, marker)
         return await self._run_host_step(run, self._host_step(name), tenant, marker)
 
     async def _install(self, tenant: Tenant, run: "_Run") -> None:
@@ -256,6 +320,80 @@ class Upgrader:
             run.done[DELIVERIES] = done
             self._report(UpgradeProgress(DELIVERIES, done, total))
         return marker
+
+    async def _find_organization(
+        self, run: "_Run", tenant: Tenant, marker: UpgradeMarker
+    ) -> UpgradeMarker:
+        await trio.lowlevel.checkpoint()
+        if not self._wants_organization(tenant):
+            return marker
+        named = self._options.literal_default_tenant_organization_id
+        if named is not None:
+            try:
+                await self._finder.give_organization(tenant, self._checked(named))
+            except TenantExistsError as error:
+                raise DefaultTenantError(
+                    f"{KEY}:LiteralDefaultTenantOrganizationId: {error}"
+                ) from error
+            run.done[ORGANIZATION] = 1
+            return marker
+        found = Organizations.at(marker.position)
+        batches = 0
+        while True:
+            further = await self._look_further(found, tenant.id)
+            if further is None:
+                break
+            found, batches = further, batches + 1
+            if batches % _BATCHES_A_POSITION == 0:
+                marker = attrs.evolve(marker, position=found.position)
+                await self._store.upgrade.save(marker)
+                run.marker = marker
+        if found.only is not None:
+            try:
+                await self._finder.give_organization(tenant, found.only)
+            except TenantExistsError as error:
+                _log.warning("upgrade.organization_taken", error=str(error))
+            else:
+                run.done[ORGANIZATION] = 1
+        elif found.seen:
+            run.organizations = found.seen
+            _log.warning(
+                "upgrade.organization_unclear",
+                tenant=tenant.identifier,
+                organizations=list(found.seen),
+                hint="the deliveries name several, so later ones find no default tenant: give the "
+                f"tenant its own, or name it in {KEY}:LiteralDefaultTenantOrganizationId before "
+                "the first start",
+            )
+        return marker
+
+    async def _look_further(
+        self, found: Organizations, tenant_id: str | None
+    ) -> Organizations | None:
+        """Read the next bodies; None: there are no more, or enough organizations are known."""
+        if len(found.seen) >= MOST_ORGANIZATIONS:
+            await trio.lowlevel.checkpoint()
+            return None
+        bodies = await self._store.upgrade.bodies(tenant_id, after=found.after, limit=BATCH_BODIES)
+        for body in bodies:
+            # What a quick look does not understand says nothing: others of its kind are there.
+            envelope = plain_envelope(body.raw)
+            named = None if envelope is None else organization_of(body.type, envelope.data_raw)
+            usable = named if named is not None and is_organization_id(named) else None
+            found = found.with_next(body.sequence, usable)
+        return found if bodies else None
+
+    def _wants_organization(self, tenant: Tenant | None) -> bool:
+        """Whether it is ours to say: a host's resolver has said what there is to say."""
+        literal = self._options.default_tenant_strategy is DefaultTenantStrategy.LITERAL_DEFAULT
+        return literal and (tenant is None or tenant.organization_id is None)
+
+    def _checked(self, organization_id: str) -> str:
+        if is_organization_id(organization_id):
+            return organization_id
+        raise DefaultTenantError(
+            f"{KEY}:LiteralDefaultTenantOrganizationId must be 1 to 128 visible ASCII characters"
+        )
 
     async def _run_host_step(
         self, run: "_Run", step: UpgradeStep, tenant: Tenant, marker: UpgradeMarker
@@ -314,7 +452,32 @@ class Upgrader:
 
     # -- planning --------------------------------------------------------------------------------
 
-    async def _plan_step(self, name: str) -> PlannedStep | None:
+    async def _plan_organization(self, marker: UpgradeMarker | None) -> PlannedStep | None:
+        await trio.lowlevel.checkpoint()
+        tenant_id = None if marker is None else marker.tenant_id
+        tenant = None if tenant_id is None else await self._finder.stored(tenant_id)
+        if not self._wants_organization(tenant):
+            return None
+        named = self._options.literal_default_tenant_organization_id
+        if named is not None:
+            return PlannedStep(step=ORGANIZATION, rows=1, remark=self._checked(named))
+        found = Organizations()
+        # While deliveries are left to move, those without a tenant are the ones to look at.
+        moved = marker is not None and DELIVERIES in upgrade.finished_steps(marker)
+        while (
+            further := await self._look_further(found, tenant_id if moved else None)
+        ) is not None:
+            found = further
+        if found.only is not None:
+            return PlannedStep(step=ORGANIZATION, rows=1, remark=found.only)
+        remark = (
+            f"none: the deliveries name {', '.join(found.seen)}" if found.seen else "none named"
+        )
+        return PlannedStep(step=ORGANIZATION, rows=0, remark=remark)
+
+    async def _plan_step(self, name: str, marker: UpgradeMarker | None) -> PlannedStep | None:
+        if name == ORGANIZATION:
+            return await self._plan_organization(marker)
         if name == DELIVERIES:
             return PlannedStep(step=name, rows=await self._store.upgrade.count_unassigned())
         if name != DATABASE:
@@ -377,6 +540,7 @@ class _Run:
     started: float
     marker: UpgradeMarker | None = None
     done: dict[str, int] = attrs.Factory(dict)
+    organizations: Sequence[str] = ()
 
     @property
     def place(self) -> dict[str, str | None]:

@@ -198,7 +198,7 @@ class Dispatcher:
     ) -> Answer:
         delivery = arrival.delivery
         tenant = None if delivery.tenant_id is None else await self.tenant_of(delivery)
-        if _is_held(handler, tenant):
+        if self._is_orphan(delivery, tenant) or _is_held(handler, tenant):
             return await self.park(delivery, tenant)
         if self.quarantined:
             self._counters.count("refused")
@@ -334,6 +334,12 @@ class Dispatcher:
         self, arrival: Arrival, attempt: int, tenant: "Tenant | None"
     ) -> Outcome:
         handler = self.handlers.find(arrival.delivery.type)
+        if self._is_orphan(arrival.delivery, tenant):
+            await trio.lowlevel.checkpoint()
+            return Dead(
+                f"its tenant {arrival.delivery.tenant_id} is not known here: it was purged, and "
+                "nobody else may have its events"
+            )
         if handler is None or _is_held(handler, tenant):
             await trio.lowlevel.checkpoint()
             return Parked()
@@ -393,7 +399,13 @@ class Dispatcher:
     async def hold(self, delivery: NewDelivery, handler: BoundHandler) -> Answer | None:
         """Park a delivery whose tenant its handler does not run for at present; else None."""
         tenant = await self.tenant_of(delivery)
-        return await self.park(delivery, tenant) if _is_held(handler, tenant) else None
+        if self._is_orphan(delivery, tenant) or _is_held(handler, tenant):
+            return await self.park(delivery, tenant)
+        return None
+
+    def _is_orphan(self, delivery: NewDelivery, tenant: "Tenant | None") -> bool:
+        """Whether the delivery names a tenant that is gone: it must not run as nobody's."""
+        return self._tenancy is not None and delivery.tenant_id is not None and tenant is None
 
     async def park(self, delivery: NewDelivery, tenant: "Tenant | None" = None) -> Answer:
         """Keep a delivery that nothing runs, and answer 200 (contracts 3).
@@ -593,7 +605,8 @@ class Dispatcher:
                 _log.error("webhook.dead", **fields, **self._failure_fields(delivery, outcome))
             case Parked():
                 self._counters.count("parked")
-                _log.warning("webhook.parked", **fields, hint=hint_when_parked(tenant))
+                gone = delivery.tenant_id if self._is_orphan(delivery, tenant) else None
+                _log.warning("webhook.parked", **fields, hint=hint_when_parked(tenant, gone))
             case Released():
                 _log.info("webhook.released", **fields)
 

@@ -152,8 +152,10 @@ def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
     return text if len(text) <= MAX_ERROR_LENGTH else text[: MAX_ERROR_LENGTH - 1] + "…"
 
 
-def hint_when_parked(tenant: "Tenant | None") -> str:
-    """Say why an event was parked, and what to do."""
+def hint_when_parked(tenant: "Tenant | None", gone: str | None = None) -> str:
+    """Say why an event was parked, and what to do; ``gone`` is the id of a tenant that is."""
+    if gone is not None:
+        return f"its tenant {gone} was purged, and nobody else may have its events"
     if tenant is None or tenant.is_active:
         return "no handler for this type; register one, then replay the event"
     return (

@@ -312,6 +312,7 @@ class Receiver:
         tolerance = self._rules.tolerance
         keys = self.tenant_keys
         tenant: Tenant | None = None
+        erased: str | None = None
         signer = ""
         verdict: Accepted | Rejected
         if request.identifier is not None:
@@ -337,7 +338,10 @@ class Receiver:
         except DeliveryDecodingError as error:
             return self._reject("not_an_event", str(error), request)  # noqa: ASYNC910 - as above
         if keys is not None and tenant is None:
-            tenant = await keys.tenant_of(organization_of(envelope.type, envelope.data_raw))
+            organization = organization_of(envelope.type, envelope.data_raw)
+            tenant = await keys.tenant_of(organization)
+            if tenant is None:
+                erased = await keys.erased(organization)
             if tenant is not None and self._own_secrets_only and tenant.credentials.webhook_secrets:
                 return self._reject(  # noqa: ASYNC910 - as above
                     "own_secrets", _NOT_THE_HOSTS, request, claimed_tenant=tenant.identifier
@@ -350,7 +354,7 @@ class Receiver:
                 timestamp=verdict.timestamp,
                 received_at=now,
                 subject=subject_of(envelope),
-                tenant_id=None if tenant is None else tenant.id,
+                tenant_id=erased if tenant is None else tenant.id,
                 signer=signer,
                 address=request.origin.address,
             ),

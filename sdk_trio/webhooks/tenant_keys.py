@@ -58,6 +58,19 @@ class TenantKeys:
             return None
         return await self._tenancy.service.find_by_identifier(identifier)
 
+    async def erased(self, organization_id: str | None) -> str | None:
+        """Return the id of the purged tenant that an organization had, None if it had none.
+
+        So a delivery that comes after the purge is kept as that tenant's, and not run as nobody's.
+
+        Raises:
+            StoreUnavailableError: the store cannot say.
+        """
+        await trio.lowlevel.checkpoint()
+        if organization_id is None or not is_organization_id(organization_id):
+            return None
+        return await self._tenancy.erased(organization_id)
+
     async def keyring(self, tenant: Tenant) -> Keyring | None:
         """Return the keys of the tenant's secrets as they are now; None when it has none.
 

@@ -90,7 +90,11 @@ def test_a_dry_run_then_the_upgrade_then_nothing_left_to_do(capsys, data):
     plan = json.loads(out)
     assert status == 0
     assert plan["state"] == "pending"
-    assert {s["step"]: s["rows"] for s in plan["steps"]} == {"database": 20, "deliveries": 7}
+    assert {s["step"]: s["rows"] for s in plan["steps"]} == {
+        "database": 20,
+        "deliveries": 7,
+        "organization": 0,
+    }
     assert tenants_of(data) == []
     status, out, err = run(capsys, data, "upgrade", "--format", "json")
     assert (status, err) == (0, "")

@@ -19,7 +19,7 @@ def test_killed_anywhere_the_next_run_comes_to_the_same_end_and_no_row_is_lost_o
     tmp_path,
 ):
     everywhere = os.environ.get(SIZE) == "all"
-    lines, times = (0, 300) if everywhere else (30, 6)
+    lines, times = (0, 300) if everywhere else (30, 8)
     finished = subprocess.run(
         [sys.executable, KILLER, tmp_path, str(lines), str(times), "7"],
         capture_output=True,

@@ -2,9 +2,13 @@
 
 import attrs
 import pytest
-from support.single_tenant import host_settings, opened_host
+from support.single_tenant import host_settings, opened_host, write_database
 
-from sdk_trio.errors import IllegalTransitionError, TenantConflictError
+from sdk_trio.config import Settings
+from sdk_trio.errors import IllegalTransitionError, TenantConflictError, UnknownTenantError
+from sdk_trio.storage import open_store
+from sdk_trio.storage.records import Dead, Done, NewDelivery
+from sdk_trio.storage.tenant_records import AuditAction, AuditRecord, Tenant
 from sdk_trio.tenants.database_opener import TenantDatabases
 from sdk_trio.tenants.purger import Purger
 from sdk_trio.tenants.service import TenantService
@@ -49,7 +53,7 @@ async def bench(tmp_path):
         clock = Clock()
         databases = TenantDatabases(host.directory)
         tenants = TenantService(settings, host.store.tenants, clock=clock)
-        purger = Purger(settings, host.store.tenants, databases=databases, clock=clock)
+        purger = Purger(settings, host.store, databases=databases, clock=clock)
         yield Bench(host, tenants, databases, purger, clock)
         await databases.close()
 
@@ -127,3 +131,86 @@ async def test_files_that_a_killed_purge_left_are_found_and_those_of_others_are_
     (removed,) = await purge_all(bench)
     assert removed.bytes == len(content)
     assert bench.files() == {stranger.name[:36]}
+
+
+async def test_within_the_retention_only_on_demand_and_the_record_names_nobody(bench):
+    tenant_id = await bench.add("jane-doe")
+    with pytest.raises(IllegalTransitionError, match="is Active and is not purged"):
+        await bench.purger.candidate("jane-doe", now=True)
+    await bench.delete("jane-doe", days_ago=1)
+    with pytest.raises(IllegalTransitionError, match="within that time with --now"):
+        await bench.purger.candidate("jane-doe")
+    candidate = await bench.purger.candidate("jane-doe", now=True)
+    await bench.purger.purge(candidate, actor="dpo", now=True)
+    (row,) = await bench.tenants.audit(tenant_id)
+    assert (row.action, row.tenant_identifier, row.reason) == ("Purged", tenant_id, None)
+    assert "jane" not in str(row)
+    with pytest.raises(UnknownTenantError, match="nothing is left of one"):
+        await bench.purger.candidate(tenant_id)
+
+
+async def test_the_single_tenant_database_goes_with_the_tenant_that_took_it(tmp_path):
+    settings = host_settings(tmp_path)
+    write_database(tmp_path / "tenants" / "default.db", 5)
+    async with opened_host(settings) as host:
+        await host.upgrader().run()
+        await host.tenants.delete("default")
+        purger = Purger(settings, host.store)
+        candidate = await purger.candidate("default", now=True)
+        assert str(tmp_path / "tenants" / "default.db") in candidate.files
+        await purger.purge(candidate, actor="test", now=True)
+        left = {file.name for file in (tmp_path / "tenants").iterdir()}
+        assert left == {"upgrade.lock"}
+
+
+@pytest.fixture(params=["Memory", "Sqlite"])
+async def store(request, tmp_path):
+    keys = {"Storage:Backend": request.param, "Storage:Path": str(tmp_path)}
+    settings = Settings.from_mapping(keys, standalone=True, receiver=False)
+    async with open_store(settings, owner="here") as opened:
+        yield opened
+
+
+async def fill(store, tenant_id, *ids):
+    for number, webhook_id in enumerate(ids):
+        delivery = NewDelivery(webhook_id, "order.paid", b"{}", 1, 1.0, tenant_id=tenant_id)
+        await store.inbox.accept(delivery, leased=True)
+        if number % 3 == 0:
+            await store.inbox.start(webhook_id, now=2.0)
+            await store.inbox.finish(webhook_id, Done(), now=3.0)
+        elif number % 3 == 1:
+            await store.inbox.start(webhook_id, now=2.0)
+            await store.inbox.finish(webhook_id, Dead("ValueError: no"), now=3.0)
+
+
+async def test_deliveries_of_one_tenant_go_whatever_their_state_and_others_stay(store):
+    await fill(store, "mine", "a", "b", "c", "d")
+    await fill(store, "other", "e", "f", "g")
+    await fill(store, None, "h")
+    holdings = await store.inbox.holdings("mine")
+    assert (holdings["deliveries"], holdings["attempts"], holdings["outbox"]) == (4, 1, 0)
+    assert set(await store.inbox.unowned()) == {"mine", "other"}
+    assert await store.inbox.erase("mine") == 4
+    assert {r.webhook_id for r in await store.inbox.find(limit=50)} == {"e", "f", "g", "h"}
+    assert set((await store.inbox.holdings("mine")).values()) == {0}
+    assert sum((await store.inbox.counts()).values()) == 4
+    # What is left of it is as if it had never been there: it can come again.
+    await fill(store, "mine", "a")
+    assert await store.inbox.erase("nobody") == 0
+    # A run that was on its way ends without a word.
+    await store.inbox.erase("other")
+    await store.inbox.finish("g", Dead("ValueError: late"), now=9.0)
+    assert (await store.inbox.holdings("other"))["attempts"] == 0
+
+
+async def test_the_organization_of_a_purged_tenant_is_remembered_by_nothing_but_its_digest(store):
+    audit = AuditRecord(
+        tenant_id="t", tenant_identifier="t", action=AuditAction.PURGED, actor="x", occurred_at=1.0
+    )
+    tenant = Tenant(id="t", identifier="t", name="T", organization_id="org-1", created_at=1.0)
+    await store.tenants.add(tenant, audit)
+    assert await store.tenants.find_erased("org-1") is None
+    await fill(store, "t", "late")
+    await store.tenants.purge(tenant, audit)
+    assert await store.tenants.find_erased("org-1") == "t"
+    assert await store.tenants.find_erased("org-2") is None

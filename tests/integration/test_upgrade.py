@@ -80,6 +80,7 @@ async def test_a_dry_run_counts_everything_and_changes_nothing(tmp_path):
         assert {step.step: step.rows for step in plan.steps} == {
             "database": 70,
             "deliveries": 4,
+            "organization": 0,
             "host:counting": 7,
         }
         assert plan.state is UpgradeState.PENDING

@@ -81,7 +81,8 @@ def make_template(data: Path) -> None:
 async def fill_inbox(data: Path) -> None:
     async with open_store(settings_of(data), owner="old") as store, trio.open_nursery() as nursery:
         for number in range(DELIVERIES):
-            delivery = NewDelivery(f"w{number}", "order.paid", b"{%d}" % number, number, 1.0)
+            body = b'{"type":"order.paid","data":{"id":"o%d","organization_id":"org-1"}}' % number
+            delivery = NewDelivery(f"w{number}", "order.paid", body, number, 1.0)
             nursery.start_soon(lambda d=delivery: store.inbox.accept(d, leased=False))
 
 
@@ -179,9 +180,14 @@ def run_killed_after(data: Path, seconds: float) -> None:
 def check(data: Path, template: Path) -> None:
     tenants = data / "tenants"
     inbox = connect(data / "inbox.db")
-    ((tenant_id, identifier, name),) = inbox.execute("SELECT id, identifier, name FROM tenant")
-    assert (identifier, name) == ("default", "Default Tenant")
-    assert list(inbox.execute("SELECT tenant_id, action FROM audit")) == [(tenant_id, "Created")]
+    ((tenant_id, identifier, name, organization),) = inbox.execute(
+        "SELECT id, identifier, name, organization_id FROM tenant"
+    )
+    assert (identifier, name, organization) == ("default", "Default Tenant", "org-1")
+    assert list(inbox.execute("SELECT tenant_id, action FROM audit")) == [
+        (tenant_id, "Created"),
+        (tenant_id, "Changed"),
+    ]
     assert list(inbox.execute("SELECT state, tenant_id, position FROM upgrade")) == [
         (UpgradeState.DONE, tenant_id, None)
     ]

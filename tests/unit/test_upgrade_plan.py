@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 from sdk_trio.config.choices import DefaultTenantStrategy
 from sdk_trio.config.tenant_options import SingleTenantUpgradeOptions
 from sdk_trio.errors import DefaultTenantError, NotSupportedError, UpgradeError
-from sdk_trio.storage.upgrade_records import UpgradeState
+from sdk_trio.storage.upgrade_records import UpgradeMarker, UpgradeState
 from sdk_trio.tenants.identity import is_tenant_id
 from sdk_trio.tenants.upgrade import (
     HostTenant,
     NewTenant,
+    Organizations,
     begin,
     choose_tenant,
     enter,
     finish,
+    leave,
     remaining_steps,
     step_names,
 )
@@ -81,7 +83,13 @@ def test_the_names_that_may_not(name):
 
 
 def test_the_hosts_steps_come_after_our_own_in_their_order():
-    assert step_names([Named("b"), Named("a")]) == ("database", "deliveries", "host:b", "host:a")
+    assert step_names([Named("b"), Named("a")]) == (
+        "database",
+        "deliveries",
+        "organization",
+        "host:b",
+        "host:a",
+    )
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("",), ("a b",), ("a" * 65,)])
@@ -109,15 +117,51 @@ def test_every_step_ends_once_in_its_order_however_often_a_run_is_cut_short(name
                 marker = attrs.evolve(marker, position=str(int(marker.position or 0) + 1))
             if int(marker.position or 0) < batches:
                 break
-            if step not in ended:
-                ended.append(step)
+            assert step not in ended
+            marker = leave(marker)
+            ended.append(step)
     assert ended == list(steps)
     assert marker is not None
     done = finish(marker, now=5.0)
     assert (done.state, done.finished_at) == (UpgradeState.DONE, 5.0)
-    assert remaining_steps(steps, done) == ()
+    assert not remaining_steps(steps, done)
 
 
 def test_a_marker_of_a_step_that_is_gone_is_an_error_that_names_it():
     with pytest.raises(UpgradeError, match="'host:gone', which is not registered"):
         remaining_steps(step_names([]), begin("t", step="host:gone", now=0.0))
+
+
+def old_marker(state, step):
+    """The marker of a version that did not keep which steps are finished."""
+    return UpgradeMarker(state=state, tenant_id="t", step=step, started_at=0.0)
+
+
+def test_a_step_that_was_never_seen_is_left_also_after_the_end():
+    old = old_marker(UpgradeState.DONE, "deliveries")
+    assert list(remaining_steps(step_names([Named("a")]), old)) == ["organization", "host:a"]
+    new = leave(enter(attrs.evolve(old, finished=("database", "deliveries")), "organization"))
+    assert list(remaining_steps(step_names([Named("a")]), finish(new, now=1.0))) == ["host:a"]
+    assert list(remaining_steps(step_names([]), finish(new, now=1.0))) == []
+
+
+def test_an_old_marker_names_the_last_step_and_an_earlier_one_of_the_host_is_run_again():
+    steps = step_names([Named("a"), Named("b")])
+    assert list(remaining_steps(steps, old_marker(UpgradeState.DONE, "host:b"))) == [
+        "organization",
+        "host:a",
+    ]
+    running = old_marker(UpgradeState.RUNNING, "host:b")
+    assert list(remaining_steps(steps, running)) == ["host:b", "organization", "host:a"]
+    running = old_marker(UpgradeState.RUNNING, "database")
+    assert list(remaining_steps(steps, running)) == list(steps)
+
+
+@given(st.lists(st.sampled_from("abcdefghijklm"), max_size=30))
+def test_the_only_organization_is_one_and_the_position_keeps_what_was_seen(names):
+    found = Organizations()
+    for after, name in enumerate(names, start=1):
+        found = Organizations.at(found.with_next(after, name).position)
+    assert found.seen == tuple(dict.fromkeys(names))
+    assert found.only == (names[0] if len(set(names)) == 1 else None)
+    assert found.after == len(names)

@@ -1,0 +1,152 @@
+"""Removes the replica of a tenant that is purged, where that can be done, and says where it cannot.
+
+The replicator's binary lists and restores what a target holds and deletes nothing there on request,
+and a tenant that is gone is in no configuration, so no retention runs for it either. A directory is
+removed by us; of every other target it is said which path is left, to be removed by its own tools.
+"""
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from ..config import Settings
+from ..config.choices import ReplicaTargetType
+from ..config.replication_options import ReplicationOptions
+from ..errors import ReplicationError, StoreUnavailableError
+from ..tenants.database_opener import databases_directory
+from ..tenants.identity import is_tenant_id
+from ..tenants.purger import ReplicaHoldings
+from .held_database import HeldDatabase, name_holders
+from .manifest import replica_path
+from .replica_reader import ReplicaReader
+from .scratch_keeper import scratch_directory
+
+#: How long others may have the database open, in seconds: a daemon lets go of the one of a tenant
+#: that is not active within a second, a replicator after its window and a last sync.
+WAIT_SECONDS: Final = 60.0
+
+_TRY_SECONDS: Final = 0.2
+
+
+class ReplicaErasure:
+    """The replicas of these settings; see :class:`~sdk_trio.tenants.purger.Replicas`.
+
+    Args:
+        settings: validated settings.
+        environ: where the credentials' variables are.
+        wait_seconds: how long others may have a database open.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        self._settings = settings
+        self._options = settings.multi_tenant.file_db.replication
+        self._environ = environ
+        self._wait_seconds = wait_seconds
+
+    @property
+    def _is_local(self) -> bool:
+        return self._options.replica_target_type is ReplicaTargetType.LOCAL_DISK
+
+    def holdings(self, tenant_id: str) -> ReplicaHoldings | None:
+        """Return where the tenant's replica is; None: there is none, or replication is off.
+
+        Of a target elsewhere it is not known without asking, which this does not.
+        """
+        if not self._options.use_replication:
+            return None
+        where = replica_location(self._options, tenant_id)
+        if not self._is_local:
+            return ReplicaHoldings(where=where)
+        directory = Path(where)
+        if not directory.is_dir() or directory.is_symlink():
+            return None
+        files = [each for each in directory.rglob("*") if each.is_file()]
+        size = sum(each.stat().st_size for each in files)
+        return ReplicaHoldings(where=where, files=len(files), bytes=size)
+
+    def ids(self) -> list[str]:
+        """Return the ids of all tenants that have a replica in a directory of ours."""
+        if not self._options.use_replication or not self._is_local:
+            return []
+        parent = Path(replica_location(self._options, "x")).parent
+        try:
+            return sorted(each.name for each in parent.iterdir() if is_tenant_id(each.name))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"the replicas in {parent} cannot be read ({error.strerror}); make the directory "
+                "readable for this user"
+            ) from error
+
+    @asynccontextmanager
+    async def released(self, file: Path) -> AsyncIterator[str | None]:
+        """Hold a database that nobody else has open; yield who has it all the time, else None."""
+        with trio.move_on_after(self._wait_seconds):
+            while True:
+                held = await trio.to_thread.run_sync(HeldDatabase.take, file)
+                if held is not None:
+                    break
+                await trio.sleep(_TRY_SECONDS)
+        if held is None:
+            yield name_holders(file)
+            return
+        try:
+            yield None
+        finally:
+            held.release()
+
+    async def remove(self, tenant_id: str) -> str | None:
+        """Remove the tenant's replica; return in words what could not be removed, else None."""
+        found = await trio.to_thread.run_sync(self.holdings, tenant_id)
+        if found is None:
+            return None
+        if self._is_local:
+            try:
+                await trio.to_thread.run_sync(shutil.rmtree, found.where)
+            except OSError as error:
+                return f"the replica {found.where} cannot be removed ({error.strerror})"
+            return None
+        try:
+            with scratch_directory(databases_directory(self._settings), ".purge-") as scratch:
+                reader = ReplicaReader(self._settings, environ=self._environ)
+                files = await reader.prepare(tenant_id, scratch).list_files()
+        except (ReplicationError, OSError) as error:
+            return (
+                f"the replica at {found.where}, if there is one: the target cannot be asked "
+                f"({error}); remove this path with the target's own tools"
+            )
+        if not files:
+            return None
+        return (
+            f"the replica at {found.where} ({len(files)} files, "
+            f"{sum(each.bytes for each in files)} bytes): the replicator has no command that "
+            "deletes; remove this path, all versions of it, with the target's own tools"
+        )
+
+
+def replica_location(options: ReplicationOptions, tenant_id: str) -> str:
+    """Return where a tenant's replica is, as the target's own tools would name it."""
+    path = replica_path(options, tenant_id, working_directory=os.getcwd())
+    match options.replica_target_type:
+        case ReplicaTargetType.LOCAL_DISK:
+            return path
+        case ReplicaTargetType.SFTP:
+            return f"sftp://{options.sftp.user}@{options.sftp.host}:{options.sftp.port}{path}"
+        case ReplicaTargetType.OBJECT_STORE:
+            return f"s3://{options.object_store.bucket}/{path}"
+        case ReplicaTargetType.BLOB_STORE:
+            return f"abs://{options.blob_store.account_name}/{options.blob_store.container}/{path}"
+        case ReplicaTargetType.CLOUD_STORAGE:
+            return f"gs://{options.cloud_storage.bucket}/{path}"
