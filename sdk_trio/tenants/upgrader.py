@@ -361,9 +361,8 @@ class Upgrader:
                 "upgrade.organization_unclear",
                 tenant=tenant.identifier,
                 organizations=list(found.seen),
-                hint="the deliveries name several, so later ones find no default tenant: give the "
-                f"tenant its own, or name it in {KEY}:LiteralDefaultTenantOrganizationId before "
-                "the first start",
+                hint="the deliveries name several, so later ones find no default tenant: give it "
+                "its own ('tenant change --organization-id')",
             )
         return marker
 

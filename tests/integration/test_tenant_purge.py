@@ -1,7 +1,10 @@
 """``tenant purge``: what may be removed, what is left, and what a crash leaves behind."""
 
+import random
+
 import attrs
 import pytest
+import trio
 from support.single_tenant import host_settings, opened_host, write_database
 
 from sdk_trio.config import Settings
@@ -214,3 +217,32 @@ async def test_the_organization_of_a_purged_tenant_is_remembered_by_nothing_but_
     await store.tenants.purge(tenant, audit)
     assert await store.tenants.find_erased("org-1") == "t"
     assert await store.tenants.find_erased("org-2") is None
+
+
+async def test_no_page_of_the_store_keeps_a_row_that_was_moved_in_a_split(bench, tmp_path):
+    """Overwriting what is deleted is not enough: rows that grow move to other pages."""
+    tenant = await bench.tenants.add("split", name="Split")
+    await bench.tenants.delete("split")
+    chance = random.Random(4)
+    inbox = bench.host.store.inbox
+
+    async def fail(delivery, error):
+        await inbox.accept(delivery, leased=True)
+        await inbox.start(delivery.webhook_id, now=2.0)
+        await inbox.finish(delivery.webhook_id, Dead(error), now=3.0)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(3000):
+            mine = number % 3 == 0
+            name = f"{chance.randrange(10**8):08}-{'Quillfeather' if mine else 'other'}"
+            owner = tenant.id if mine else None
+            raw = b"{}" * chance.randrange(1, 300)
+            delivery = NewDelivery(name, "order.paid", raw, 1, 1.0, tenant_id=owner)
+            text = "Quillfeather " if mine else "other"
+            nursery.start_soon(fail, delivery, f"ValueError: {text * chance.randrange(1, 60)}")
+    candidate = await bench.purger.candidate("split", now=True)
+    removed = await bench.purger.purge(candidate, actor="test", now=True)
+    assert removed.deliveries == 1000
+    assert await bench.purger.wipe() is None
+    files = tmp_path.glob("inbox.db*")
+    assert [file.name for file in files if b"Quillfeather" in file.read_bytes()] == []
