@@ -38,7 +38,7 @@ import trio
 from ..errors import StoreLostError, StoreUnavailableError
 from ..logs import get_logger
 from .sqlite_connector import connect_reader
-from .store_file import StoreFile
+from .store_file import DAMAGE, StoreFile, may_pass
 
 T = TypeVar("T")
 
@@ -439,26 +439,39 @@ class Committer(trio.abc.Instrument):
         return batch, False
 
     def _commit(self, batch: Sequence[_Entry[Any]]) -> None:
-        """Run ``batch`` in one transaction, or each job in its own when one of them raises."""
+        """Run ``batch`` in one transaction, or each job in its own when one of them raises.
+
+        Damage is believed when it stays: until then the batch is run again, and nobody is told.
+        """
+        begun = time.monotonic()
+        error = self._try(batch)
+        while isinstance(error, DAMAGE) and not batch[0].alone and self._opened is not None:
+            if not may_pass(self._file, begun):
+                break
+            time.sleep(LOOK_AGAIN_SECONDS)
+            error = self._try(batch)
+        if error is not None:
+            self._fail(batch, error)
+
+    def _try(self, batch: Sequence[_Entry[Any]]) -> Exception | None:
+        """Return why ``batch`` was rolled back, None if all of it has been dealt with."""
         alone = batch[0].alone
         try:
             connection = self._connected()
             if not alone:
                 connection.execute("BEGIN IMMEDIATE")
         except Exception as error:
-            self._fail(batch, error)
-            return
+            return error
         try:
             for entry in batch:
                 entry.run(connection)
         except Exception as error:
             self._roll_back()
             if len(batch) == 1:
-                self._fail(batch, error)
-                return
+                return error
             for entry in batch:
                 self._commit((entry,))
-            return
+            return None
         try:
             if alone:
                 self._confirm(connection, told=False)
@@ -468,7 +481,8 @@ class Committer(trio.abc.Instrument):
                     self._confirm(connection, told=any(entry.told for entry in batch))
         except Exception as error:
             self._roll_back()
-            self._fail(batch, error)
+            return error
+        return None
 
     def _confirm(self, connection: apsw.Connection, *, told: bool) -> None:
         """Raise :class:`StoreLostError` unless what was committed is where a restart looks.
@@ -537,7 +551,7 @@ class Committer(trio.abc.Instrument):
         return apsw.SQLITE_OK
 
     def _fail(self, batch: Sequence[_Entry[Any]], error: Exception) -> None:
-        if self._opened is not None and isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        if self._opened is not None and isinstance(error, DAMAGE):
             error = StoreLostError(str(self._translate(error)))
         if isinstance(error, StoreLostError):
             self.lose(error)

@@ -1,6 +1,7 @@
 """Runs what only reads a SQLite file, beside the thread that commits."""
 
 import math
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -8,8 +9,9 @@ import apsw
 import trio
 
 from ..errors import StoreLostError, StoreUnavailableError
-from .committer import Committer
+from .committer import LOOK_AGAIN_SECONDS, Committer
 from .sqlite_connector import connect_reader, describe_failure
+from .store_file import DAMAGE, may_pass
 
 T = TypeVar("T")
 
@@ -45,20 +47,24 @@ class QueryRunner:
 
         def read() -> T:
             # Within the limiter, so there is one thread here at a time, an abandoned one included.
-            if self._closed:
-                raise StoreUnavailableError("the store is closed")
-            if self._committer.lost is not None:
-                raise StoreLostError(self._committer.lost)
-            try:
-                if self._connection is None:
-                    self._connection = connect_reader(self._file)
-                return query(self._connection)
-            except (apsw.CorruptError, apsw.NotADBError) as error:
-                lost = StoreLostError(str(describe_failure(error, self._file)))
-                self._committer.lose(lost)
-                raise lost from error
-            except apsw.Error as error:
-                raise describe_failure(error, self._file) from error
+            begun = time.monotonic()
+            while True:
+                if self._closed:
+                    raise StoreUnavailableError("the store is closed")
+                if self._committer.lost is not None:
+                    raise StoreLostError(self._committer.lost)
+                try:
+                    if self._connection is None:
+                        self._connection = connect_reader(self._file)
+                    return query(self._connection)
+                except DAMAGE as error:
+                    if not may_pass(self._file, begun):
+                        lost = StoreLostError(str(describe_failure(error, self._file)))
+                        self._committer.lose(lost)
+                        raise lost from error
+                except apsw.Error as error:
+                    raise describe_failure(error, self._file) from error
+                time.sleep(LOOK_AGAIN_SECONDS)
 
         with trio.move_on_after(seconds):
             return await trio.to_thread.run_sync(

@@ -29,6 +29,13 @@ _FRAME_HEAD = 24
 #: which writes the new size before the last page, in seconds.
 _GROWING_SECONDS = 1.0
 
+#: How long damage is not believed that SQLite reports, in seconds.
+_DAMAGE_SECONDS = 2.0
+
+#: How SQLite reports damage. A page that the disk refuses to read is damage to it as well: it turns
+#: SQLITE_IOERR_CORRUPTFS into SQLITE_CORRUPT.
+DAMAGE = (apsw.CorruptError, apsw.NotADBError)
+
 _Identity = tuple[int, int]
 
 
@@ -39,6 +46,34 @@ class _Written:
     head: bytes
     frame: int
     frame_head: bytes
+
+
+def may_pass(file: str, since: float) -> bool:
+    """Say whether damage that was first found at ``since`` may be a disk that refuses to read.
+
+    Args:
+        file: the database, opened by SQLite in this process or not.
+        since: a monotonic time.
+    """
+    return time.monotonic() - since < _DAMAGE_SECONDS or _is_refused(file)
+
+
+def _is_refused(file: str) -> bool:
+    with suppress(apsw.CantOpenError):
+        reader = _open_to_read(file)
+        try:
+            reader.xRead(100, 0)
+        except apsw.IOError:
+            return True
+        finally:
+            with suppress(apsw.Error):
+                reader.xClose()
+    return False
+
+
+def _open_to_read(file: str) -> apsw.VFSFile:
+    # Through SQLite: closing a descriptor of our own would drop its locks of this file.
+    return apsw.VFSFile("", file, [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
 
 
 class StoreFile:
@@ -64,10 +99,7 @@ class StoreFile:
         self._log_id = self._identity(self._log)[0]
         self._index_id = self._identity(self._index)[0]
         self._size = 0
-        # Through SQLite: closing a descriptor of our own would drop its locks of this file.
-        self._reader = apsw.VFSFile(
-            "", self.file, [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0]
-        )
+        self._reader = _open_to_read(self.file)
         self._head = self._read_head()
         # SQLite locks no byte of the log. Opened last: nothing that fails leaves it open.
         try:
