@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
+from functools import partial
+from types import FrameType
 
 import trio
 
@@ -24,6 +26,8 @@ from ..logs import get_logger
 from ..runtime import Runtime
 
 _log = get_logger("runtime")
+
+_Handler = Callable[[int, FrameType | None], object] | int | None
 
 #: How long after the drain's time, or after a second signal, handlers may still take to end
 #: before the loop gives them up, in seconds: what is cancelled has to clean up.
@@ -37,6 +41,9 @@ FORCED_LEAVE_SECONDS = 0.4
 #: How long after that the interpreter ends the process without running any Python, in seconds: for
 #: a handler that keeps the interpreter's lock, as a long match of a regular expression does.
 STUCK_SECONDS = 0.5
+
+#: How long the main thread lets others run when a signal comes, in seconds.
+GIVE_WAY_SECONDS = 0.02
 
 #: How long threads of the application that are no daemons may go on after the end, in seconds.
 THREADS_SECONDS = 1.0
@@ -114,11 +121,26 @@ class Ending:
         # The C level writes each signal's number there, whatever the loop does. Trio's own use of
         # it is to be woken: the thread does that.
         before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        handlers = {number: signal.getsignal(number) for number in self._ending}
+        for number, handler in handlers.items():
+            signal.signal(number, partial(self._give_way, handler))
         try:
             yield
         finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
             signal.set_wakeup_fd(before)
             self._watching.cancel()
+
+    def _give_way(self, handler: _Handler, number: int, frame: FrameType | None) -> None:
+        """Handle a signal in the main thread, and let the other one have the interpreter.
+
+        A long match of a regular expression lets signals be handled, and no other thread run.
+        """
+        if callable(handler):
+            handler(number, frame)
+        if self._signals < 2:
+            time.sleep(GIVE_WAY_SECONDS)
 
     async def watch(self) -> None:
         """Give up what does not end in its time; until everything has ended."""

@@ -23,7 +23,7 @@ PATIENCE = 60.0
 #: What a webhook id begins with says what its handler does; ``order.paid`` is enqueued,
 #: ``order.created`` is inline.
 APPLICATION = """
-import asyncio, ctypes, os, signal, threading, time
+import asyncio, ctypes, os, re, signal, sys, threading, time
 import trio, sdk_trio
 from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
 
@@ -90,6 +90,11 @@ async def thread_beside():
     threading.Thread(target=time.sleep, args=(600,), name="lingering").start()
 
 
+def match():
+    sys.setswitchinterval(600)  # or another thread runs if it is in luck
+    re.match("(a+)+$", "a" * 40 + "b")
+
+
 async def aside():
     await trio.sleep(float(os.environ.get("ASIDE", "0")))
 
@@ -112,6 +117,7 @@ ENDS = {
     "swallow": swallow,
     "complain": complain,
     "block": lambda: time.sleep(float(os.environ.get("BLOCK", "600"))),
+    "match": match,
     "lingering": thread_beside,
     "aside": aside,
 }
