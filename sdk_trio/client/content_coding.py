@@ -18,6 +18,7 @@ _MOST_CODINGS = 3
 
 _KNOWN = frozenset({"gzip", "x-gzip", "deflate"})
 _GZIP_MAGIC = b"\x1f"
+_ZLIB_HEAD_BYTES = 2
 
 
 class TooLargeError(Exception):
@@ -177,6 +178,7 @@ class _Zlib:
         self._is_gzip = is_gzip
         self._inflater = zlib.decompressobj(zlib.MAX_WBITS | 16 if is_gzip else zlib.MAX_WBITS)
         self._has_begun = is_gzip
+        self._head = b""
 
     @property
     def has_ended(self) -> bool:
@@ -205,12 +207,17 @@ class _Zlib:
             data = self._inflater.unused_data
 
     def _begin(self, data: bytes) -> bytes:
+        self._head += data
+        if len(self._head) < _ZLIB_HEAD_BYTES:
+            return b""  # too little to tell whether it is a head
         self._has_begun = True
         try:
-            return self._step(data)
+            return self._step(self._head)
         except zlib.error:
             self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-            return self._step(data)
+            return self._step(self._head)
+        finally:
+            self._head = b""
 
     def _step(self, data: bytes) -> bytes:
         return self._inflater.decompress(data, _STEP)

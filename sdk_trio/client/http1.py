@@ -28,7 +28,8 @@ from sdk_trio.client.uploads import chunks_of, content_length
 from sdk_trio.client.wire import Wire
 
 RECEIVE_BYTES = 64 * 1024
-#: Above this an answer's head is refused; servers commonly stop at 8 to 64 KiB themselves.
+#: Above this an answer's head is refused; servers commonly stop at 8 to 64 KiB themselves. So is as
+#: much of trailers or of a chunk's extension, of which the parser would keep a copy.
 MAX_HEAD_BYTES = 128 * 1024
 #: A body up to this travels with the head in one write.
 JOINED_BODY_BYTES = 16 * 1024
@@ -267,8 +268,7 @@ class AnswerParser:
             self._feed_end()
             return
         self.received = True
-        if not self.head_ended:
-            self._head_bytes += len(data)
+        held = len(self.chunks)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -282,8 +282,11 @@ class AnswerParser:
             raise PeerProtocolError(f"the answer has the transfer coding {self._coding!r}")
         if self.ended:
             del self._parser  # it refers to this object: a cycle for each answer otherwise
-        elif not self.head_ended and self._head_bytes > MAX_HEAD_BYTES:
-            raise PeerProtocolError(f"the answer's head is longer than {MAX_HEAD_BYTES} bytes")
+            return
+        self._head_bytes = self._head_bytes + len(data) if len(self.chunks) == held else 0
+        if self._head_bytes > MAX_HEAD_BYTES:
+            part = "trailer" if self.head_ended else "head"
+            raise PeerProtocolError(f"the answer's {part} is longer than {MAX_HEAD_BYTES} bytes")
 
     def _feed_end(self) -> None:
         if not self.received:

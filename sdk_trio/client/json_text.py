@@ -1,8 +1,9 @@
 """JSON as upstreams write it: every legal text is read, whatever its depth and its numbers. Pure.
 
-msgspec reads nearly all of them, fast. What it refuses although RFC 8259 allows it is read by the
-slow reader below: nesting beyond the interpreter's stack, numbers beyond a float or of thousands of
-digits, escapes of lone surrogates, a byte order mark at the start.
+msgspec reads nearly all of them, fast. What it refuses although RFC 8259 allows it is read by
+Python's own reader: numbers beyond a float or of thousands of digits, escapes of lone surrogates
+(an emoji that somebody cut in half), a byte order mark at the start. Nesting beyond the
+interpreter's stack is left to the slow reader below, which takes many times as long.
 """
 
 import math
@@ -44,23 +45,50 @@ def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
     Raises:
         NotJsonError: it is no JSON, no UTF-8, or too deep.
     """
+    fault, value = "", None
     try:
-        return msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
-        pass
-    fault = ""
-    try:
-        text = content if isinstance(content, str) else content.decode("utf-8-sig")
-        return _read_slowly(text.removeprefix("\ufeff"), max_depth)
+        value = _read_fast(content, max_depth)
     except NotJsonError as error:
         fault = str(error)
     except UnicodeDecodeError as error:
         fault = f"byte {error.start} is no UTF-8"
     except JSONDecodeError as error:
-        fault = f"a bad text at character {error.pos}"
+        fault = f"{error.msg}, character {error.pos}"
+    if not fault:
+        return value
     # Raised from nothing, out here: the reader's frames hold the text, and whoever reports the
     # traceback with its variables would send it along.
     raise NotJsonError(fault)
+
+
+def _read_fast(content: bytes | str, max_depth: int) -> Any:
+    """Read with the fastest reader that can."""
+    try:
+        value = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
+        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        text = text.removeprefix("\ufeff")
+        try:
+            value = _decoder.decode(text)
+        except RecursionError:
+            return _read_slowly(text, max_depth)
+    if max_depth < MAX_DEPTH and _is_deeper(value, max_depth):
+        raise NotJsonError(f"nested deeper than {max_depth}")
+    return value
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Return whether ``value`` has arrays and objects more than ``depth`` levels deep."""
+    level = [value]
+    for _ in range(depth):
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, list):
+                inner += each
+            elif isinstance(each, dict):
+                inner += each.values()
+        level = inner
+    return any(isinstance(each, list | dict) for each in level)
 
 
 def _read_slowly(text: str, max_depth: int) -> Any:
@@ -141,12 +169,25 @@ def _read_scalar(text: str, place: int) -> tuple[Any, int]:
 
 def _number(match: re.Match[str]) -> int | float | Decimal:
     whole, fraction, exponent = match.groups()
-    if fraction is None and exponent is None:
-        return int(whole) if len(whole) <= _INT_DIGITS else Decimal(whole)
-    value = float(match[0])
+    return _whole(whole) if fraction is None and exponent is None else _fraction(match[0])
+
+
+def _whole(digits: str) -> int | Decimal:
+    return int(digits) if len(digits) <= _INT_DIGITS else Decimal(digits)
+
+
+def _fraction(number: str) -> float | Decimal:
+    value = float(number)
     if math.isfinite(value):
         return value
     try:
-        return Decimal(match[0])
+        return Decimal(number)
     except InvalidOperation:  # an exponent of 19 digits: beyond what anything can count
         return value
+
+
+def _refused(name: str) -> None:
+    raise NotJsonError(f"{name} is no value")
+
+
+_decoder = JSONDecoder(parse_float=_fraction, parse_int=_whole, parse_constant=_refused)

@@ -27,7 +27,8 @@ VARIABLES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 MAX_HEAD_BYTES = 16 * 1024
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: ([^\r\n]*))?\r?\n")
-_PROXY_AUTHENTICATION_REQUIRED = 407
+#: Some proxies answer 401 where 407 is meant.
+_ASKS_FOR_CREDENTIALS = (401, 407)
 
 
 class ProxySettings(Protocol):
@@ -66,7 +67,10 @@ class Proxy:
         Raises:
             OSError: the proxy cannot be reached, or opens no tunnel.
         """
-        stream = await trio.open_tcp_stream(self.host, self.port)
+        try:
+            stream = await trio.open_tcp_stream(self.host, self.port)
+        except OSError as error:
+            raise ProxyRefusedError(f"the proxy {self} cannot be reached: {error}") from error
         try:
             await stream.send_all(self._request(host, port))
             self._check(await _head(stream))
@@ -93,7 +97,7 @@ class Proxy:
         status = int(found[1])
         if not 200 <= status < 300:
             said = f"{status} {(found[2] or b'').decode('ascii', 'replace')}".rstrip()
-            hint = f"; see {CREDENTIALS_KEY}" if status == _PROXY_AUTHENTICATION_REQUIRED else ""
+            hint = f"; see {CREDENTIALS_KEY}" if status in _ASKS_FOR_CREDENTIALS else ""
             raise ProxyRefusedError(f"the proxy {self} answered {said}{hint}")
         if not head.endswith(b"\r\n\r\n") or head.count(b"\r\n\r\n") > 1:
             raise ProxyRefusedError(f"the proxy {self} broke its answer off, or put more behind it")

@@ -6,6 +6,7 @@ import pytest
 import trio
 import trustme
 from support.connect_proxies import proxying
+from support.ports import free_port
 from support.upstreams import Upstream, http1_handler, http2_handler, serving
 
 import sdk_trio
@@ -99,6 +100,7 @@ async def test_every_connection_goes_through_the_proxy(files, monkeypatch, http2
     ("answer", "said"),
     [
         (None, r"answered 407 .*ProxyCredentialsEnvVar"),
+        (b"HTTP/1.1 401 Unauthorized\r\n\r\n", r"answered 401 .*ProxyCredentialsEnvVar"),
         (b"HTTP/1.1 403 Not that port\r\n\r\n", "answered 403 Not that port"),
         (b"SSH-2.0-OpenSSH\r\n", "no HTTP proxy"),
         (b"", "no HTTP proxy"),
@@ -115,6 +117,14 @@ async def test_a_proxy_that_opens_no_tunnel_is_named(answer, said):
                 with pytest.raises(ConnectionFailedError, match=said) as caught:
                     await client.request("POST", "/", max_retries=0)
                 assert proxy.url in str(caught.value)
+
+
+async def test_a_proxy_that_is_not_there_is_named():
+    url = f"http://127.0.0.1:{free_port()}"
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with Client(settings_of(1, proxy_url=url)) as client:
+            with pytest.raises(ConnectionFailedError, match=f"the proxy {url} cannot be reached"):
+                await client.request("POST", "/", max_retries=0)
 
 
 def test_credentials_that_are_none_stop_the_start(monkeypatch):

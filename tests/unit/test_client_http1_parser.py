@@ -129,3 +129,24 @@ def test_chunked_is_read_in_any_spelling():
     parser = AnswerParser(is_head=False)
     parser.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding:  Chunked \r\n\r\n" + CHUNKED)
     assert (parser.chunks, parser.ended) == ([b"ab"], True)
+
+
+@pytest.mark.parametrize("flood", [b"0\r\nX: ", b"0\r\nX: a\r\nX: ", b"1;", b"1\r\nb\r\n1;name="])
+def test_what_surrounds_a_body_is_bounded_as_a_head_is(flood):
+    parse = AnswerParser(is_head=False)
+    parse.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n" + flood)
+    parse.feed(b"x" * 65_536)
+    parse.feed(b"x" * 65_536)
+    with pytest.raises(PeerProtocolError, match="trailer is longer"):
+        parse.feed(b"x" * 65_536)
+
+
+def test_a_long_body_in_small_pieces_is_not_taken_for_something_around_it():
+    parse = AnswerParser(is_head=False)
+    parse.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(50_000):
+        parse.feed(b"1;a=b\r\n")
+        parse.feed(b"x\r\n")
+        assert parse.chunks.pop() == b"x"
+    parse.feed(b"0\r\n\r\n")
+    assert parse.ended

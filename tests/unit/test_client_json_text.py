@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdk_trio.client import json_text
 from sdk_trio.client.json_text import MAX_DEPTH, NotJsonError, _read_slowly, read_json
 
 VALUES = st.recursive(
@@ -73,6 +74,32 @@ def test_the_slow_reader_accepts_what_the_standard_one_does(text):
 def test_any_bytes_are_read_or_refused(content):
     with contextlib.suppress(NotJsonError):
         read_json(content)
+
+
+@given(VALUES, st.integers(0, 4))
+def test_a_limit_of_depth_holds_for_every_reader(value, limit):
+    def depth(each):
+        inner = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+        return isinstance(each, list | dict) + max(map(depth, inner), default=0)
+
+    for text, read in ((json.dumps(value), value), (f"[{json.dumps(value)}, 1e400]", None)):
+        if depth(json.loads(text)) <= limit:
+            assert read is None or read_json(text, max_depth=limit) == read
+        else:
+            with pytest.raises(NotJsonError, match="nested deeper"):
+                read_json(text, max_depth=limit)
+
+
+def test_half_an_emoji_in_a_long_list_does_not_take_it_to_the_slow_reader(monkeypatch):
+    def slow(text, max_depth):
+        raise AssertionError("the slow reader would hold the loop up for seconds")
+
+    monkeypatch.setattr(json_text, "_read_slowly", slow)
+    read = read_json(b'{"items": [' + b'{"id": 1, "n": 1.5},' * 100 + b'"\\ud83d", 1e400]}')
+    assert len(read["items"]) == 102
+    for bad in (b"[1, 2", b"[NaN]", b'"\x01"', b"[1e400] x"):
+        with pytest.raises(NotJsonError):
+            read_json(bad)
 
 
 def test_a_refusal_leads_to_no_frame_that_holds_the_text():
