@@ -45,9 +45,18 @@ def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
     Raises:
         NotJsonError: it is no JSON, no UTF-8, or too deep.
     """
-    fault, value = "", None
+    value: Any = None
     try:
-        value = _read_fast(content, max_depth)
+        value = msgspec.json.decode(content)
+        is_read = True
+    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
+        is_read = False
+    fault = ""
+    try:
+        if not is_read:
+            value = _read_otherwise(content, max_depth)
+        if max_depth < MAX_DEPTH and _is_deeper(value, max_depth):
+            fault = f"nested deeper than {max_depth}"
     except NotJsonError as error:
         fault = str(error)
     except UnicodeDecodeError as error:
@@ -61,20 +70,14 @@ def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
     raise NotJsonError(fault)
 
 
-def _read_fast(content: bytes | str, max_depth: int) -> Any:
-    """Read with the fastest reader that can."""
+def _read_otherwise(content: bytes | str, max_depth: int) -> Any:
+    """Read what msgspec refuses, with Python's reader if it can."""
+    text = content if isinstance(content, str) else content.decode("utf-8-sig")
+    text = text.removeprefix("\ufeff")
     try:
-        value = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
-        text = content if isinstance(content, str) else content.decode("utf-8-sig")
-        text = text.removeprefix("\ufeff")
-        try:
-            value = _decoder.decode(text)
-        except RecursionError:
-            return _read_slowly(text, max_depth)
-    if max_depth < MAX_DEPTH and _is_deeper(value, max_depth):
-        raise NotJsonError(f"nested deeper than {max_depth}")
-    return value
+        return _decoder.decode(text)
+    except RecursionError:
+        return _read_slowly(text, max_depth)
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
