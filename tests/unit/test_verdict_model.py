@@ -209,6 +209,28 @@ def test_a_genuine_entry_counts_at_every_place_of_a_list_that_is_not_too_long(
 
 
 @given(
+    different=st.integers(1, 6),
+    repeated=st.integers(0, 3),
+    others=st.integers(0, 6),
+    data=st.data(),
+)
+def test_four_different_ed25519_entries_are_not_too_many_whatever_stands_beside_them(
+    different: int, repeated: int, others: int, data: st.DataObject
+) -> None:
+    good = genuine(PUBLIC[0], False, b"msg_1", b"%d" % NOW, BODY).text
+    wrong = [b"v1a," + base64.b64encode(b"%064d" % number) for number in range(different - 1)]
+    hmac = [b"v1," + base64.b64encode(b"%032d" % number) for number in range(others)]
+    texts = data.draw(st.permutations([good, *wrong, *hmac, *[good] * repeated]), "texts")
+    headers = list(zip(NAMES, (b"msg_1", b"%d" % NOW, b" ".join(texts)), strict=True))
+    verdict = judged(headers, BODY, ring_of([HMAC[0], PUBLIC[0]], KeyDerivation.AUTO))
+    if different <= 4:
+        assert verdict == Accepted("msg_1", NOW, 1, None)
+    else:
+        assert isinstance(verdict, Rejected)
+        assert verdict.cause is Cause.BAD_SIGNATURE_HEADER
+
+
+@given(
     tolerance=tolerances,
     side=st.sampled_from([-1, 1]),
     beyond=st.one_of(st.integers(-2, 2), st.integers(-400, 400)),
@@ -272,7 +294,7 @@ def test_an_id_with_a_dot_is_refused_although_it_was_signed(
         st.builds(
             lambda start, odd, end: start + bytes([odd]) + end,
             st.from_regex(rb"[a-z]{0,5}", fullmatch=True),
-            st.integers(0, 255),
+            st.one_of(st.sampled_from(b"\x20\x21\x2d\x2e\x2f\x7e\x7f\x80"), st.integers(0, 255)),
             st.from_regex(rb"[a-z]{0,5}", fullmatch=True),
         ),
     )
