@@ -11,6 +11,7 @@ from .lazily import importing
 
 if TYPE_CHECKING:
     from .client.blocking import SyncClient
+    from .client.budget import BudgetPolicy
     from .client.client import Client
     from .client.errors import (
         ApiError,
@@ -105,6 +106,7 @@ __all__ = [
     "Services",
     "WebhookHandlerBase",
     # the client
+    "BudgetPolicy",
     "CallOptions",
     "Client",
     "Record",
@@ -179,6 +181,7 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(__all__, "errors"),
+    "BudgetPolicy": "client.budget",
     "CallOptions": "client.request",
     "Client": "client.client",
     "Record": "client.records",

@@ -103,6 +103,11 @@ class Http2Connection:
             and self.in_use < self._h2.remote_settings.max_concurrent_streams
         )
 
+    @property
+    def takes_none(self) -> bool:
+        """Whether the server wants no exchange at all for now (RFC 9113, 5.1.2)."""
+        return self._h2.remote_settings.max_concurrent_streams == 0
+
     def released(self) -> None:
         """Tell the pool that an exchange assigned here did not take place."""
         self._released(self)
@@ -167,6 +172,7 @@ class Http2Connection:
             self._error = error
         except Exception as error:  # h2's own, or a fault in h2: only this connection ends
             self._error = PeerProtocolError(f"the server broke HTTP/2: {error!r}")
+        self.is_draining = True  # until the end is noticed, somebody could begin here
         scope.cancel()
 
     async def _listen(self, scope: trio.CancelScope) -> None:

@@ -336,6 +336,8 @@ class ConnectionPool:
             return len(lane.waiters)
         if has_live_http2 and not self._limits.enable_multiple_http2_connections:
             return 0
+        if has_live_http2 and lane.multiplexed[-1].takes_none:
+            return 0  # another connection would be told the same
         # One at a time: whether more are needed depends on how many streams it will carry.
         return 1
 
@@ -455,7 +457,10 @@ class ConnectionPool:
                     )
             if connection is None:
                 raise ConnectTimedOutError(f"{lane.origin} did not answer within {limit:g} s")
-            if attempt.is_given_up or connection.is_closed:
+            ended = connection.is_closed
+            if isinstance(connection, Http2Connection) and connection.is_draining:
+                ended = True  # else it would be dialled again and again, as long as somebody waits
+            if attempt.is_given_up or ended:
                 connection.close()
                 connection = None
                 raise ConnectFailedError(f"{lane.origin} closed the connection at once")

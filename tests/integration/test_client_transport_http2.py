@@ -3,6 +3,7 @@
 import random
 from contextlib import asynccontextmanager
 
+import h2.config
 import h2.connection
 import h2.errors
 import httpx
@@ -112,6 +113,34 @@ async def test_no_more_connections_than_the_cap():
                 nursery.start_soon(client.get, "/after/0.02")
         assert upstream.requests == 50
         assert upstream.connections == 2
+
+
+async def test_a_server_that_takes_no_requests_now_is_not_asked_over_more_connections():
+    upstream = Upstream()
+    async with client_of(upstream, http2_handler(upstream, max_streams=0)) as client:
+        with pytest.raises(httpx.PoolTimeout):
+            await client.get("/", timeout=httpx.Timeout(None, pool=0.5))
+        assert upstream.connections == 1
+
+
+async def test_connections_that_end_before_their_first_request_are_failed_dials():
+    # The settings, then a reset of a stream that never was, which the protocol forbids.
+    upstream = Upstream()
+
+    async def break_off(stream):
+        server = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+        server.initiate_connection()
+        await stream.send_all(server.data_to_send())
+        await stream.send_all(b"\x00\x00\x04\x03\x00\x00\x00\x03\xe9" + bytes(4))
+        await stream.receive_some()
+        await trio.sleep_forever()
+
+    async with client_of(upstream, break_off) as client:
+        for _ in range(5):
+            # The reset may come after the request has left; it is never the caller's mistake.
+            with pytest.raises((httpx.ConnectError, httpx.RemoteProtocolError)):
+                await client.post("/")
+        assert upstream.connections <= 5 * 3  # one by one, and not as fast as they can be made
 
 
 async def test_every_cancelled_stream_is_reset_and_the_next_request_works():
