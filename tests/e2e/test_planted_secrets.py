@@ -148,7 +148,7 @@ async def crashes(event):
     local = event.raw
 
     async def ends_the_loop():
-        raise Crash(f"{SAID}", local)
+        raise Crash("{SAID}")
 
     trio.lowlevel.spawn_system_task(ends_the_loop)
 """

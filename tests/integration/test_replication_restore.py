@@ -106,17 +106,21 @@ def test_the_runtimes_own_files_are_never_the_output(host):
     assert inbox.read_bytes() == before
 
 
-def test_a_purged_tenant_is_restored_by_its_id(host, output):
+def test_a_deleted_tenant_is_restored_until_it_is_purged(host, output):
     expected, its_id = host.rows("gone"), host.tenants["gone"].id
     assert host.run("tenant", "delete", "gone").status == 0
+    ended = restore(host, output, tenant=its_id)
+    assert ended.status == 0, ended.err
+    assert rows_of(output) == expected
+    output.unlink()
     at_once = "Sdk:MultiTenant:TenantStatus:DeletedTenantRetentionDays=0"
     purged = host.run("tenant", "purge", "--yes", "--set", at_once)
     assert purged.status == 0, purged.err
     assert not host.database("gone").exists()
     assert restore(host, output, tenant="gone").status == 1
     ended = restore(host, output, tenant=its_id)
-    assert ended.status == 0, ended.err
-    assert rows_of(output) == expected
+    assert (ended.status, output.exists()) == (1, False)
+    assert "holds no replica of it" in ended.err
 
 
 @pytest.mark.parametrize(
