@@ -164,12 +164,16 @@ class Purger:
         if tenant is not None:
             self._require_purgeable(tenant, now=now)
             return await self._described(tenant.id, tenant)
-        left = [found for found in await self._left_behind() if found.tenant_id == key]
-        if not left:
-            raise UnknownTenantError(
-                f"there is no tenant {key!r}, and nothing is left of one that was purged"
-            )
-        return left[0]
+        left = {found.tenant_id: found for found in await self._left_behind()}
+        if key in left:
+            return left[key]
+        # A purge within the retention forgets the name first, and overwrites the store last. So
+        # that this name is unknown does not say that nothing is left.
+        rest = f"of {', '.join(left)} something is left" if left else "no rows or files are left"
+        raise UnknownTenantError(
+            f"there is no tenant {key!r}; {rest} of purges before; if one was cut short, "
+            "'tenant purge' without a name ends it"
+        )
 
     async def purge(
         self,

@@ -48,6 +48,7 @@ from .upgrade import (
     PlannedStep,
     Quiescence,
     Report,
+    StepBatch,
     UpgradePlan,
     UpgradeProgress,
     UpgradeResult,
@@ -405,6 +406,11 @@ class Upgrader:
             self._require_quiet()
             with _step_errors(step):
                 batch = await step.run_batch(tenant, marker.position)
+            if not isinstance(batch, StepBatch):
+                raise UpgradeError(
+                    f"the upgrade step {step.name!r} returned {type(batch).__name__} for a batch, "
+                    "and a StepBatch is needed; the position is kept"
+                )
             if not batch.last and batch.position == marker.position:
                 raise UpgradeError(
                     f"the upgrade step {step.name!r} does not move on from {batch.position!r}: a "

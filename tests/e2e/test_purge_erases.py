@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -204,6 +205,37 @@ def test_held_events_of_a_tenant_that_is_gone_never_run_as_nobodys(place):
     assert seen(place) == {}
     assert shown["state"] == "dead"
     assert "was purged" in shown["last_error"]
+
+
+def test_a_purge_by_name_that_was_killed_half_way_is_not_called_finished(place):
+    with daemon(place) as running:
+        checked(place, "tenant", "add", "victim", "--name", MARK, "--organization-id", "org-1")
+        deliver(running, "v1", "org-1", MARK)
+        wait_for(lambda: holding(place, MARK) and list(place.data.glob("tenants/*.db")))
+        wait_for(lambda: states(place) == {"v1": "done"})
+        checked(place, "tenant", "delete", "victim")
+    (file,) = place.data.glob("tenants/*-*.db")
+    # While somebody has the database open, a purge waits: after the rows, before the files.
+    reader = apsw.Connection(str(file))
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM grants").fetchall()
+    words = ("tenant", "purge", "victim", "--now", "--yes", *TENANTS)
+    purge = subprocess.Popen(
+        [sys.executable, "-m", "sdk_trio", *words], cwd=place.directory, env=place.environ
+    )
+    try:
+        wait_for(lambda: "Purged" in place.run("tenant", "audit", *TENANTS).stdout)
+    finally:
+        purge.kill()
+        purge.wait()
+    reader.close()
+    assert holding(place, MARK) != []
+    again = place.run(*words)
+    assert again.returncode == 1
+    assert file.stem in again.stderr
+    assert "'tenant purge' without a name" in again.stderr
+    assert place.run("tenant", "purge", "--yes", *TENANTS).returncode == 0
+    assert holding(place, MARK) == []
 
 
 def test_a_backup_and_a_reader_that_keeps_the_log_are_named(place):

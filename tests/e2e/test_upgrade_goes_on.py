@@ -167,3 +167,19 @@ def test_a_host_is_refused_where_there_are_no_tenants(place):
     ended = place.run("run", "--standalone", "--upgrade-host", "single:upgrade")
     assert ended.returncode == 2
     assert "MultiTenant:Enabled" in ended.stderr
+
+
+def test_a_step_that_returns_no_batch_is_named(place):
+    with start(place) as daemon:
+        deliver(daemon, "before")
+    (place.directory / "broken.py").write_text(
+        "from sdk_trio.tenants.upgrade import HostUpgrade\n"
+        "class Orders:\n"
+        "    name = 'orders'\n"
+        "    async def count(self): return 1\n"
+        "    async def run_batch(self, tenant, position): pass\n"
+        "upgrade = HostUpgrade(steps=[Orders()])\n"
+    )
+    ended = place.run("run", "--standalone", "--upgrade-host", "broken:upgrade", TENANTS)
+    assert ended.returncode == 1
+    assert "the upgrade step 'orders' returned NoneType" in ended.stderr
