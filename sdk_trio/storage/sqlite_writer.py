@@ -37,6 +37,7 @@ from .records import (
     Retry,
 )
 from .schema import UNFINISHED
+from .sqlite_connector import MARK_AS_UNWIPED
 
 # -- deliveries that want in -------------------------------------------------------------------
 
@@ -387,11 +388,16 @@ def _delete_old(
 
 
 def erase(connection: apsw.Connection, tenant_id: str, sequences: Sequence[int]) -> int:
-    """Delete those ``sequences`` whole that are the tenant's, whatever their state; count them."""
+    """Delete those ``sequences`` whole that are the tenant's, whatever their state; count them.
+
+    The next wipe rewrites the database.
+    """
     owned = "SELECT count(*) FROM inbox WHERE sequence = ? AND tenant_id = ?"
     ours = [each for each in sequences if connection.execute(owned, (each, tenant_id)).get]
     for sequence in ours:
         _forget(connection, sequence)
+    if ours:
+        connection.execute(MARK_AS_UNWIPED)
     return len(ours)
 
 
