@@ -1,7 +1,10 @@
 """What servers are given: a store full of finished events, and a certificate for loopback."""
 
+import base64
 import sys
 import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -9,6 +12,15 @@ import trustme
 from load import webhook_ids
 
 from sdk_trio.storage.sqlite_connector import connect_writer
+from sdk_trio.storage.sqlite_tenant_rows import add
+from sdk_trio.storage.tenant_records import (
+    AuditAction,
+    AuditRecord,
+    KeyFile,
+    Tenant,
+    TenantCredentials,
+    TenantStatus,
+)
 
 _CHUNK = 10_000
 
@@ -61,4 +73,41 @@ def fill_store(file: Path, count: int, *, growing: bool = False) -> None:
             connection.execute(_BODY, (b"{}",))
         connection.execute("COMMIT")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+
+
+def fill_tenants(directory: Path, count: int, key_of: Callable[[int], bytes]) -> None:
+    """Create a store with ``count`` tenants below ``directory``, each with a key file of its own.
+
+    A tenth of them is suspended.
+    """
+    data, keys = directory / "data", directory / "keys"
+    data.mkdir(parents=True, mode=0o700)
+    keys.mkdir()
+    connection = connect_writer(str(data / "inbox.db"))
+    print(f"filling a store with {count} tenants", file=sys.stderr)
+    with connection:
+        for number in range(count):
+            key = keys / str(number)
+            key.write_text(f"whsec_{base64.b64encode(key_of(number)).decode()}\n")
+            tenant = Tenant(
+                id=str(uuid.uuid4()),
+                identifier=f"tenant-{number:06d}",
+                name=f"Tenant {number}",
+                status=TenantStatus.ACTIVE if number % 10 else TenantStatus.SUSPENDED,
+                site_manager_email=f"manager{number}@example.com",
+                site_manager_email_verified=True,
+                organization_id=f"org-{number:06d}",
+                credentials=TenantCredentials(webhook_secrets=(KeyFile(str(key)),)),
+                created_at=time.time(),
+            )
+            audit = AuditRecord(
+                tenant_id=tenant.id,
+                tenant_identifier=tenant.identifier,
+                action=AuditAction.CREATED,
+                new_status=tenant.status,
+                actor="benchmark",
+                occurred_at=tenant.created_at,
+            )
+            add(connection, tenant, audit)
     connection.close()
