@@ -99,6 +99,9 @@ class Throttle:
 
     __slots__ = ("_clock", "_kinds", "_lines", "_seconds")
 
+    #: How many kinds are known at a time; the one that came first is forgotten for another one.
+    MOST_KINDS = 1024
+
     def __init__(
         self, *, lines: int, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -109,13 +112,15 @@ class Throttle:
         self._kinds: dict[Hashable, tuple[float, int, int]] = {}
 
     def admit(self, kind: Hashable) -> int | None:
-        """Say whether one more line of ``kind`` is logged; the kinds must be a closed set.
+        """Say whether one more line of ``kind`` is logged.
 
         Returns:
             How many were left out since the last one that was logged; None: leave this one out.
         """
         now = self._clock()
         end, logged, left_out = self._kinds.get(kind, (now, 0, 0))
+        if kind not in self._kinds and len(self._kinds) >= self.MOST_KINDS:
+            del self._kinds[next(iter(self._kinds))]
         if now >= end:
             end, logged = now + self._seconds, 0
         if logged >= self._lines:

@@ -134,6 +134,9 @@ def events_trigger(parser: ArgumentParser) -> None:
         "--url", metavar="U", help="where to post (default: the receiver of the data directory)"
     )
     parser.add_argument("--count", metavar="N", default="1", help="how many events (default 1)")
+    parser.add_argument(
+        "--tenant", metavar="T", help="to this tenant's address, with its secret; a name or id"
+    )
     _add_format(parser)
 
 

@@ -114,7 +114,7 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
         "started": moment_text(record.started_at),
         "next attempt": moment_text(record.next_attempt_at),
         "finished": moment_text(record.finished_at),
-        "last error": record.last_error,
+        "parked because" if record.state == "parked" else "last error": record.last_error,
     }
     width = max(map(len, fields))
     for name, value in fields.items():
@@ -143,5 +143,6 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
 def _print_other_bodies(evidence: Sequence[EvidenceRecord]) -> None:
     for other in evidence:
         where = f" from {cell(other.address)}" if other.address else ""
-        print_text(f"\nanother body, received {moment_text(other.received_at)}{where}")
+        whose = f", of tenant {other.tenant_id}" if other.tenant_id else ""
+        print_text(f"\nanother body, received {moment_text(other.received_at)}{where}{whose}")
         print_text(readable_body(other.raw))

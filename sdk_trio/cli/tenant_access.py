@@ -73,6 +73,11 @@ async def open_tenants(
         yield TenantService(settings, store.tenants)
 
 
+def tenant_path(host: str, identifier: str) -> str:
+    """Return the path of a tenant's own address, where ``host`` is that of the host's."""
+    return f"{host.rstrip('/')}/{identifier}"
+
+
 async def tenant_id_of(settings: Settings, key: str | None) -> str | None:
     """Return the id of the tenant that ``--tenant`` names; None for None.
 

@@ -17,12 +17,10 @@ from ..tenants.credential_reader import CredentialReader
 from .printer import print_rows, say
 from .tenant_access import actor_of, run_with_tenants
 from .tenant_sources import (
-    holders_of,
     named_credentials,
     named_secrets,
     parse_source,
     say_shared,
-    sources_of,
 )
 from .usage import UsageError
 
@@ -130,7 +128,7 @@ def _change(arguments: Namespace, after: Any) -> int:
 
 
 async def _rows(service: TenantService, tenant: Tenant) -> list[dict[str, Any]]:
-    holders = holders_of(sources_of(tenant.credentials), await service.all(), but=tenant.id)
+    holders = await service.holders(tenant.credentials.sources, but=tenant)
     say_shared(tenant, holders)
     reader = CredentialReader()
     credentials = tenant.credentials
@@ -146,7 +144,7 @@ async def _rows(service: TenantService, tenant: Tenant) -> list[dict[str, Any]]:
                 "source": source_to_text(source),
                 "found": found,
                 "problem": problem,
-                "shared_with": holders[source],
+                "shared_with": list(holders[source]),
             }
         )
     return rows

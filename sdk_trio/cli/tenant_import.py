@@ -19,7 +19,7 @@ from .store_opener import why_unreachable
 from .tenant_access import actor_of, run_with_tenants
 from .tenant_exchange import Step, csv_of, plan, read_tenants
 from .tenant_rows import listed
-from .tenant_sources import holders_of, say_shared, sources_of
+from .tenant_sources import holders_of, say_shared
 
 COLUMNS = ("row", "identifier", "verdict", "changes", "reason")
 
@@ -130,10 +130,10 @@ def _say_shared(steps: Sequence[Step], tenants: Sequence[Tenant]) -> None:
     final = {tenant.identifier: tenant for tenant in tenants}
     imported = [step.after for step in steps if step.after is not None]
     final |= {tenant.identifier: tenant for tenant in imported}
-    named = Counter(s for tenant in final.values() for s in set(sources_of(tenant.credentials)))
+    named = Counter(s for tenant in final.values() for s in set(tenant.credentials.sources))
     shared = {source for source, times in named.items() if times > 1}
     for tenant in imported:
-        own = shared.intersection(sources_of(tenant.credentials))
+        own = shared.intersection(tenant.credentials.sources)
         if own:
             others = [other for other in final.values() if other.identifier != tenant.identifier]
             say_shared(tenant, holders_of(own, others, but="-"))

@@ -2,10 +2,9 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
-import trio
 
 from ..storage.tenant_credentials import source_from_text, source_to_text
 from ..storage.tenant_records import (
@@ -59,19 +58,13 @@ def parse_source(text: str) -> CredentialSource:
         raise UsageError(f"{error}, as 'tenant credentials show' prints it") from None
 
 
-def sources_of(credentials: TenantCredentials) -> tuple[CredentialSource, ...]:
-    """Return every source that credentials name."""
-    token = credentials.access_token
-    return (*(() if token is None else (token,)), *credentials.webhook_secrets)
-
-
 def holders_of(
     sources: Iterable[CredentialSource], tenants: Iterable[Tenant], *, but: str
 ) -> Mapping[CredentialSource, list[str]]:
     """Return the identifiers of the tenants, one with the id ``but`` aside, that name a source."""
     holders: dict[CredentialSource, list[str]] = {source: [] for source in sources}
     for tenant in tenants:
-        for source in set(sources_of(tenant.credentials)):
+        for source in set(tenant.credentials.sources):
             if source in holders and tenant.id != but:
                 holders[source].append(tenant.identifier)
     return holders
@@ -79,14 +72,10 @@ def holders_of(
 
 async def warn_of_shared_sources(service: TenantService, tenant: Tenant) -> None:
     """Say which sources of a tenant are another one's, too: each could sign for the other."""
-    sources = sources_of(tenant.credentials)
-    if not sources:
-        await trio.lowlevel.checkpoint()
-        return
-    say_shared(tenant, holders_of(sources, await service.all(), but=tenant.id))
+    say_shared(tenant, await service.holders(tenant.credentials.sources, but=tenant))
 
 
-def say_shared(tenant: Tenant, holders: Mapping[CredentialSource, list[str]]) -> None:
+def say_shared(tenant: Tenant, holders: Mapping[CredentialSource, Sequence[str]]) -> None:
     """Print a warning for each source of ``tenant`` that others name."""
     for source, others in holders.items():
         if others:

@@ -12,7 +12,7 @@ from .moments import moment_text, parse_count
 from .printer import Row, cell, print_json, print_rows, print_text, say
 from .questioner import confirmed
 from .settings_reader import load
-from .tenant_access import actor_of, run_with_tenants
+from .tenant_access import actor_of, run_with_tenants, tenant_path
 from .tenant_contact import changes_contact, contact_after
 from .tenant_rows import (
     AUDIT_COLUMNS,
@@ -73,15 +73,15 @@ def show_tenant(arguments: Namespace) -> int:
         UnknownTenantError: there is none.
     """
     tenant = find_tenant(arguments, arguments.identifier)
+    host = load(arguments).webhooks.path
+    own = tenant_path(host, tenant.identifier) if tenant.credentials.webhook_secrets else None
     if arguments.format == "json":
-        print_json(listed(tenant))
+        print_json({**listed(tenant), "webhook_path": own or host, "own_webhook_path": bool(own)})
+    elif own is not None:
+        _print_tenant(tenant, path=f"{own} (for senders with its own secrets)")
     else:
-        path = load(arguments).webhooks.path
-        if tenant.credentials.webhook_secrets:
-            path = f"{path.rstrip('/')}/{tenant.identifier} (for senders with its own secrets)"
-        else:
-            path += " (the host's, with the host's secret: it has no webhook secrets of its own)"
-        _print_tenant(tenant, path=path)
+        why = "the host's, with the host's secret: it has no webhook secrets of its own"
+        _print_tenant(tenant, path=f"{host} ({why})")
     return 0
 
 

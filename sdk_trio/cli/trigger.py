@@ -5,17 +5,17 @@ import time
 import uuid
 from argparse import Namespace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import attrs
 import trio
 
 from ..config import Secret, Settings
-from ..errors import EXIT_FAILURE, StorageError
+from ..errors import EXIT_FAILURE, StorageError, TenantCredentialsError
 from ..events.samples import sample_body
 from ..storage.ports import Inbox
-from ..storage.records import DeliveryRecord, DeliveryState
+from ..storage.records import DeliveryRecord, DeliveryState, key_of
 from ..webhooks.sender import post, sign_body
 from .moments import parse_count
 from .presence import DEV_SECRET, Presence, find
@@ -24,6 +24,9 @@ from .secret_finder import NoSecretError, for_signing, known_secrets, read_dev_s
 from .settings_reader import load
 from .store_opener import open_store, why_unreachable
 from .usage import UsageError
+
+if TYPE_CHECKING:
+    from ..storage.tenant_records import Tenant
 
 COLUMNS = ("webhook_id", "type", "status", "state", "attempts", "last_error")
 
@@ -60,11 +63,17 @@ class Sent:
 
 @attrs.frozen
 class Target:
-    """Where to post, with which secret; ``ca_file`` vouches for our own receiver."""
+    """Where to post, with which secret; ``ca_file`` vouches for our own receiver.
+
+    ``organization`` is named in the samples. ``signer`` is the id of the tenant whose secret it is,
+    "" for the host's.
+    """
 
     url: str
     secret: Secret = attrs.field(repr=False)
     ca_file: str | None = None
+    organization: str | None = None
+    signer: str = ""
 
 
 def trigger(arguments: Namespace) -> int:
@@ -73,13 +82,18 @@ def trigger(arguments: Namespace) -> int:
     Raises:
         UnknownEventTypeError: no such type.
         NobodyThereError: no receiver runs, and no ``--url`` was given.
+        UnknownTenantError: there is no tenant of the name that ``--tenant`` gives.
+        TenantCredentialsError: no secret of the tenant can be read.
         DeliveryFailedError: no answer came.
     """
     count = parse_count(arguments.count, option="--count", greatest=100_000)
     overrides = _overrides(arguments.data)
-    _body(arguments.type, overrides, "")  # an unknown type is reported before anything else
+    _body(arguments.type, overrides, "", None)  # an unknown type is reported first of all
     settings = load(arguments)
-    target = _target(settings, arguments.url)
+    if arguments.tenant is None:
+        target = _target(settings, arguments.url)
+    else:
+        target = _tenant_target(settings, arguments.tenant, arguments.url)
     sent: list[Sent] = []
     try:
         trio.run(_send, settings, target, arguments.type, overrides, count, sent)
@@ -104,15 +118,75 @@ def _overrides(text: str | None) -> dict[str, Any] | None:
 def _target(settings: Settings, url: str | None) -> Target:
     if url is None:
         presence = find(settings.storage.path)
-        ca_file = settings.server.cert_file if presence.url.startswith("https:") else None
-        return Target(presence.url, secret_of(settings, presence), ca_file)
+        return Target(presence.url, secret_of(settings, presence), _vouching(settings, presence))
+    return Target(_whole(url, settings.webhooks.path), for_signing(known_secrets(settings)))
+
+
+def _vouching(settings: Settings, presence: Presence) -> str | None:
+    return settings.server.cert_file if presence.url.startswith("https:") else None
+
+
+def _whole(url: str, path: str) -> str:
+    """Return the URL that somebody gave, with ``path`` where it has none."""
     if not url.startswith("unix:"):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"--url takes http://HOST:PORT/PATH or https://..., not {url!r}")
         if parts.path in ("", "/"):
-            url = f"{parts.scheme}://{parts.netloc}{settings.webhooks.path}"
-    return Target(url, for_signing(known_secrets(settings)))
+            url = f"{parts.scheme}://{parts.netloc}{path}"
+    return url
+
+
+def _tenant_target(settings: Settings, key: str, url: str | None) -> Target:
+    """Return the tenant's own address and secret; the host's where it has no secrets of its own.
+
+    Raises:
+        UsageError: tenants are off, or nothing would make a delivery this tenant's.
+    """
+    if not settings.multi_tenant.enabled:
+        raise UsageError("--tenant: Sdk:MultiTenant:Enabled is false, so there are no tenants")
+    # Imported here: what triggers for the host does without tenants.
+    from .tenant_access import tenant_path
+
+    tenant, secret = trio.run(_tenant_and_secret, settings, key)
+    if secret is not None:
+        path = tenant_path(settings.webhooks.path, tenant.identifier)
+        if url is not None:
+            target = Target(_whole(url, path), secret)
+        else:
+            presence = find(settings.storage.path)
+            address = tenant_path(presence.url, tenant.identifier)
+            target = Target(address, secret, _vouching(settings, presence))
+        return attrs.evolve(target, organization=tenant.organization_id, signer=tenant.id)
+    if tenant.organization_id is None:
+        raise UsageError(
+            f"--tenant: {tenant.identifier} has neither webhook secrets nor an organization, so no "
+            "delivery is its own: 'tenant credentials set' or 'tenant change --organization-id'"
+        )
+    say(f"{tenant.identifier} has no webhook secrets of its own: sent to the host's address")
+    return attrs.evolve(_target(settings, url), organization=tenant.organization_id)
+
+
+async def _tenant_and_secret(settings: Settings, key: str) -> "tuple[Tenant, Secret | None]":
+    """Return a tenant, and the first of its secrets that can sign; None: it has none of its own."""
+    from ..tenants.credential_reader import CredentialReader
+    from .tenant_access import open_tenants
+
+    async with open_tenants(settings) as service:
+        tenant = await service.get(key)
+    problem: TenantCredentialsError | None = None
+    found: list[Secret] = []
+    reader = CredentialReader()
+    for source in tenant.credentials.webhook_secrets:
+        try:
+            found += await reader.read_webhook_secrets(tenant, source)
+        except TenantCredentialsError as error:
+            problem = problem or error
+    if found:
+        return tenant, for_signing(tuple(found))
+    if problem is not None:
+        raise problem
+    return tenant, None
 
 
 def secret_of(settings: Settings, presence: Presence) -> Secret:
@@ -131,8 +205,16 @@ def secret_of(settings: Settings, presence: Presence) -> Secret:
     return generated
 
 
-def _body(wire_type: str, overrides: dict[str, Any] | None, seed: str) -> bytes:
-    return sample_body(wire_type, now=datetime.now(UTC), overrides=overrides, seed=seed)
+def _body(
+    wire_type: str, overrides: dict[str, Any] | None, seed: str, organization: str | None
+) -> bytes:
+    return sample_body(
+        wire_type,
+        now=datetime.now(UTC),
+        overrides=overrides,
+        seed=seed,
+        organization=organization,
+    )
 
 
 async def _send(
@@ -150,7 +232,7 @@ async def _send(
         webhook_id = f"msg_{uuid.uuid4().hex}"
         try:
             signed = sign_body(
-                _body(wire_type, overrides, webhook_id),
+                _body(wire_type, overrides, webhook_id, target.organization),
                 secret=target.secret,
                 webhook_id=webhook_id,
                 timestamp=int(time.time()),
@@ -162,25 +244,25 @@ async def _send(
         sent.append(Sent(webhook_id, wire_type, posted.status))
         progress.advance()
     if why_unreachable(settings) is None:
-        await _look_up(settings, sent)
+        await _look_up(settings, sent, target.signer)
 
 
-async def _look_up(settings: Settings, sent: list[Sent]) -> None:
+async def _look_up(settings: Settings, sent: list[Sent], signer: str) -> None:
     """Complete ``sent`` with what the inbox says, if it can be reached and knows the events."""
     await trio.lowlevel.checkpoint()
     try:
         async with open_store(settings) as inbox:
             deadline = trio.current_time() + SETTLE_SECONDS
             for index, one in enumerate(sent):
-                sent[index] = await _settled(inbox, one, deadline)
+                sent[index] = await _settled(inbox, one, signer, deadline)
     except StorageError as error:
         say(f"the inbox cannot be read: {error}")
 
 
-async def _settled(inbox: Inbox, sent: Sent, deadline: float) -> Sent:
+async def _settled(inbox: Inbox, sent: Sent, signer: str, deadline: float) -> Sent:
     """Wait until the event has been handled, has failed, or the deadline has passed."""
     while True:
-        record = await inbox.get(sent.webhook_id)
+        record = await inbox.get(key_of(sent.webhook_id, signer))
         waiting = record is not None and record.state in _UNSETTLED
         if not waiting or trio.current_time() >= deadline:
             return sent if record is None else _with(sent, record)

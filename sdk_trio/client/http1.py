@@ -90,6 +90,14 @@ class Http1Connection:
             try:
                 while not parse.head_ended:
                     await self._receive(parse, request.timeouts.read)
+            except PeerProtocolError as error:
+                if not parse.head_ended:
+                    raise
+                # The status was said; that it came in one segment with a broken body is chance.
+                self.abandon()
+                return Answer(
+                    parse.status, parse.reason, parse.headers, parse.version, _BrokenBody(error)
+                )
             except ReadFailedError as error:
                 if parse.received or isinstance(error, ReadTimedOutError):
                     raise
@@ -215,6 +223,22 @@ class _Body:
         if self._connection is not None:
             self._connection.abandon()
             self._connection = None
+
+
+class _BrokenBody:
+    """The body of an answer whose head was good, and what came with it was not."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: PeerProtocolError) -> None:
+        self._error = error
+
+    async def receive(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        raise self._error
+
+    def abandon(self) -> None:
+        pass
 
 
 class AnswerParser:

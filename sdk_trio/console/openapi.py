@@ -133,7 +133,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
         {"raw": _or_null(_TEXT), "raw_base64": _TEXT},
     ),
     "OtherBody": _object(
-        {"received_at": _NUMBER, "address": _or_null(_TEXT)},
+        {"received_at": _NUMBER, "address": _or_null(_TEXT), "tenant_id": _or_null(_TEXT)},
         {"raw": _or_null(_TEXT), "raw_base64": _TEXT},
     ),
     "ReplayOrder": {

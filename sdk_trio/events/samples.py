@@ -45,8 +45,11 @@ class _Story:
 
     seed: str
     now: datetime
+    organization: str | None = None
 
     def id(self, kind: str) -> str:
+        if kind == "organization" and self.organization is not None:
+            return self.organization
         digest = hashlib.sha256(f"{self.seed}:{kind}".encode()).digest()
         return str(uuid.UUID(bytes=digest[:16], version=4))
 
@@ -697,6 +700,7 @@ def sample(
     now: datetime,
     overrides: Mapping[str, Any] | None = None,
     seed: str = "sample",
+    organization: str | None = None,
 ) -> dict[str, Any]:
     """Return a realistic document of ``wire_type``: ``type``, ``timestamp``, ``api_version``,
     and ``data`` with every field that the upstream sends.
@@ -707,6 +711,7 @@ def sample(
         overrides: merged into ``data`` as a JSON merge patch (RFC 7396): objects are merged, null
             removes a field, everything else replaces it. It is not changed.
         seed: any text; another seed gives other ids.
+        organization: whose records they are; None: one of the seed's.
 
     Raises:
         UnknownEventTypeError: no such type; the message suggests the closest names.
@@ -716,7 +721,7 @@ def sample(
         raise UnknownEventTypeError(wire_type)
     if now.utcoffset() is None:
         raise ValueError("now must be an aware time, such as datetime.now(UTC)")
-    story = _Story(seed, now)
+    story = _Story(seed, now, organization)
     data = {**_SHAPES[wire_type.partition(".")[0]](story), **_SAMPLES[wire_type](story)}
     return {
         "type": wire_type,
@@ -733,9 +738,11 @@ def sample_body(
     now: datetime,
     overrides: Mapping[str, Any] | None = None,
     seed: str = "sample",
+    organization: str | None = None,
 ) -> bytes:
     """Return :func:`sample` as the bytes of a body: compact JSON in UTF-8, ready to be signed."""
-    return msgspec.json.encode(sample(wire_type, now=now, overrides=overrides, seed=seed))
+    document = sample(wire_type, now=now, overrides=overrides, seed=seed, organization=organization)
+    return msgspec.json.encode(document)
 
 
 def merge_patch(target: Any, patch: Any) -> Any:

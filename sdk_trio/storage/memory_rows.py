@@ -235,6 +235,10 @@ class Deliveries:
             self._done.remove(row)
             self._drop(row)
             self.states[DeliveryState.DONE] -= 1
+        for row in self.by_sequence.values():
+            gone = [kept for kept in row.evidence if kept.tenant_id == tenant_id]
+            row.evidence = tuple(kept for kept in row.evidence if kept not in gone)
+            self.evidence_bytes -= sum(len(kept.raw) + ROW_BYTES for kept in gone)
         return len(rows)
 
     def forget_done(self, before: float) -> int:

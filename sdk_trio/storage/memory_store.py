@@ -121,10 +121,13 @@ class MemoryInbox(MemoryBackend):
         self._require_open()
         return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)
 
-    async def park(self, delivery: NewDelivery) -> Admitted:
+    async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
         """See :meth:`.ports.Inbox.park`."""
         await self._begin()
-        return self._admit(delivery, PARKING, DeliveryState.PARKED, False)
+        admitted = self._admit(delivery, PARKING, DeliveryState.PARKED, False)
+        if admitted.admission is Admission.NEW and reason is not None:
+            self._rows.by_key[delivery.key].last_error = reason
+        return admitted
 
     def _admit(
         self,
@@ -192,7 +195,9 @@ class MemoryInbox(MemoryBackend):
             self._keep_other(row, delivery)
 
     def _keep_other(self, row: Row, delivery: NewDelivery) -> None:
-        told = EvidenceRecord(delivery.received_at, delivery.address, delivery.raw)
+        told = EvidenceRecord(
+            delivery.received_at, delivery.address, delivery.raw, delivery.tenant_id
+        )
         before = self._rows.changes
         self._rows.keep_other(row, told)
         self._own_changes += self._rows.changes - before
@@ -337,8 +342,14 @@ class MemoryInbox(MemoryBackend):
                     started_at=None,
                     next_attempt_at=None,
                 )
-            case Parked():
-                self._write(row, DeliveryState.PARKED, queued=False, next_attempt_at=None)
+            case Parked(reason):
+                self._write(
+                    row,
+                    DeliveryState.PARKED,
+                    queued=False,
+                    last_error=reason or row.last_error,
+                    next_attempt_at=None,
+                )
 
     def _keep_failure(self, row: Row, outcome: Retry | Dead, now: float) -> None:
         begun = now if row.started_at is None else row.started_at
@@ -578,19 +589,23 @@ class MemoryInbox(MemoryBackend):
         """See :meth:`.ports.Inbox.holdings`."""
         await self._begin()
         rows = [row for row in self._rows.by_sequence.values() if row.tenant_id == tenant_id]
+        others = (row for row in self._rows.by_sequence.values() if row.tenant_id != tenant_id)
+        elsewhere = sum(kept.tenant_id == tenant_id for row in others for kept in row.evidence)
         return {
             "deliveries": len(rows),
             "bodies": sum(row.raw is not None for row in rows),
             "attempts": sum(len(row.failures) for row in rows),
-            "evidence": sum(len(row.evidence) for row in rows),
+            "evidence": sum(len(row.evidence) for row in rows) + elsewhere,
             **self.tenants.holdings(tenant_id),
         }
 
     async def unowned(self) -> Sequence[str]:
         """See :meth:`.ports.Inbox.unowned`."""
         await self._begin()
-        named = {row.tenant_id for row in self._rows.by_sequence.values() if row.tenant_id}
-        return [tenant_id for tenant_id in named if not self.tenants.has(tenant_id)]
+        rows = self._rows.by_sequence.values()
+        named = {row.tenant_id for row in rows}
+        named |= {kept.tenant_id for row in rows for kept in row.evidence}
+        return [name for name in named if name and not self.tenants.has(name)]
 
     async def erase(self, tenant_id: str) -> int:
         """See :meth:`.ports.Inbox.erase`."""

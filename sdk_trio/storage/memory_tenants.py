@@ -6,7 +6,7 @@ changed, as in the inbox in memory.
 
 from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 import attrs
@@ -16,6 +16,7 @@ from ..errors import StoreUnavailableError
 from .memory_notification_rows import NotificationRows
 from .tenant_records import (
     AuditRecord,
+    CredentialSource,
     OutboxRecord,
     Tenant,
     TenantPurged,
@@ -149,15 +150,26 @@ class MemoryTenants:
         await self._begin()
         return self._by_id.get(self._by_identifier.get(identifier, ""))
 
-    async def find_by_organization(self, organization_id: str) -> Tenant | None:
-        """See :meth:`.ports.TenantStore.find_by_organization`."""
+    async def owner_of(self, organization_id: str) -> Tenant | str | None:
+        """See :meth:`.ports.TenantStore.owner_of`."""
         await self._begin()
-        return self._by_id.get(self._by_organization.get(organization_id, ""))
+        tenant = self._by_id.get(self._by_organization.get(organization_id, ""))
+        return tenant or self._erased.get(erasure_mark(organization_id))
 
-    async def find_erased(self, organization_id: str) -> str | None:
-        """See :meth:`.ports.TenantStore.find_erased`."""
+    async def holders(
+        self, sources: Sequence[CredentialSource], *, but: str
+    ) -> Mapping[CredentialSource, Sequence[str]]:
+        """See :meth:`.ports.TenantStore.holders`."""
         await self._begin()
-        return self._erased.get(erasure_mark(organization_id))
+        others = [self._by_id[self._by_identifier[name]] for name in self._identifiers]
+        return {
+            source: [
+                tenant.identifier
+                for tenant in others
+                if tenant.id != but and source in tenant.credentials.sources
+            ]
+            for source in sources
+        }
 
     async def page(
         self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100

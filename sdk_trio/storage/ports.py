@@ -35,7 +35,14 @@ if TYPE_CHECKING:
         NotificationState,
         Recovered,
     )
-    from .tenant_records import AuditRecord, OutboxRecord, Tenant, TenantPurged, TenantStatus
+    from .tenant_records import (
+        AuditRecord,
+        CredentialSource,
+        OutboxRecord,
+        Tenant,
+        TenantPurged,
+        TenantStatus,
+    )
     from .upgrade_records import Assigned, StoredBody, UpgradeMarker
 
 
@@ -85,8 +92,8 @@ class Inbox(Protocol):
         """
         ...
 
-    async def park(self, delivery: NewDelivery) -> Admitted:
-        """Keep ``delivery`` as ``parked``: nothing handles its type.
+    async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
+        """Keep ``delivery`` as ``parked``, and ``reason`` as its last error: nothing runs it.
 
         ``NEW`` when it was unknown, done longer ago than the dedup retention, or had failed inline
         and waited for a redelivery, which it has got now. Everything else changes nothing:
@@ -259,17 +266,18 @@ class Inbox(Protocol):
         """Count what is kept of a tenant beside its own row.
 
         The names are ``deliveries``, ``bodies``, ``attempts``, ``evidence``, ``messages``,
-        ``outbox``, ``audit``.
+        ``outbox``, ``audit``; ``evidence`` is what erasing the tenant removes of it.
         """
         ...
 
     async def unowned(self) -> Sequence[str]:
-        """Return the ids that deliveries name as their tenant's and that no tenant has."""
+        """Return the ids of tenants that deliveries or evidence name and that no tenant has."""
         ...
 
     async def erase(self, tenant_id: str) -> int:
         """Remove all deliveries of a tenant with bodies and attempts, whatever their state.
 
+        Bodies of the tenant's that came under the keys of others' deliveries go, too.
         It takes many short turns. Cancelled, it stops between two of them.
 
         Returns:
@@ -359,12 +367,20 @@ class TenantStore(Protocol):
         """Return the tenant with this identifier, or None."""
         ...
 
-    async def find_by_organization(self, organization_id: str) -> "Tenant | None":
-        """Return the tenant of this organization of the upstream, or None."""
+    async def owner_of(self, organization_id: str) -> "Tenant | str | None":
+        """Return the tenant of this organization of the upstream, or None.
+
+        If it had one that was purged, and has none now, return the id of that one.
+        """
         ...
 
-    async def find_erased(self, organization_id: str) -> str | None:
-        """Return the id of the tenant that the organization had and that was purged, or None."""
+    async def holders(
+        self, sources: "Sequence[CredentialSource]", *, but: str
+    ) -> "Mapping[CredentialSource, Sequence[str]]":
+        """Return for each source the identifiers of the tenants that name it.
+
+        The tenant with the id ``but`` is left out. Costs what it finds, not what there is.
+        """
         ...
 
     async def page(

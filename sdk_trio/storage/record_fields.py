@@ -38,6 +38,7 @@ def shown(
             {
                 "received_at": other.received_at,
                 "address": other.address,
+                "tenant_id": other.tenant_id,
                 **(body_fields(other.raw) if body else {}),
             }
             for other in evidence

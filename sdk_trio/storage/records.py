@@ -122,11 +122,15 @@ MOST_EVIDENCE = 10
 
 @attrs.frozen
 class EvidenceRecord:
-    """Another body that came under the key of a delivery: when, from where, and its bytes."""
+    """Another body that came under the key of a delivery: when, from where, and its bytes.
+
+    ``tenant_id`` is the tenant that it belongs to, which may be another one than the delivery's.
+    """
 
     received_at: float
     address: str | None
     raw: bytes
+    tenant_id: str | None = None
 
 
 @attrs.frozen
@@ -220,7 +224,9 @@ class Released:
 
 @attrs.frozen
 class Parked:
-    """Nothing handles the type any more: the event is kept, and replayable."""
+    """Nothing runs the event at present: it is kept, and replayable. ``reason`` says why."""
+
+    reason: str | None = None
 
 
 Outcome = Done | Retry | Dead | Released | Parked

@@ -252,6 +252,49 @@ _SUSPECT = """
 CREATE INDEX inbox_suspect ON inbox (sequence) WHERE process_ends > 0 AND state = 'received'
 """
 
+# Whose the other body is, as far as its signature and what it names say: it goes with that tenant.
+_EVIDENCE_TENANT = (
+    "ALTER TABLE evidence ADD COLUMN tenant_id TEXT",
+    "CREATE INDEX evidence_of ON evidence (tenant_id) WHERE tenant_id IS NOT NULL",
+)
+
+# Which tenants name a source of credentials: to know, nobody has to read all tenants.
+_SOURCE = """
+CREATE TABLE source (
+    tenant_id TEXT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (tenant_id, text)
+) STRICT, WITHOUT ROWID
+"""
+
+_SOURCE_TEXT = "CREATE INDEX source_text ON source (text)"
+
+
+def _add_sources(tenants: str) -> str:
+    """Return SQL that keeps what the credentials of ``tenants``, its table or a row, name."""
+    return f"""
+INSERT INTO source (tenant_id, text)
+SELECT one.id, named.value
+    FROM {tenants} AS one, json_each(one.credentials, '$.webhook_secrets') AS named
+UNION SELECT one.id, one.credentials ->> 'access_token' FROM {tenants} AS one
+    WHERE one.credentials ->> 'access_token' IS NOT NULL
+"""  # noqa: S608 - names of the schema's
+
+
+_NEW = _add_sources("(SELECT NEW.id AS id, NEW.credentials AS credentials)")
+_SOURCE_GONE = "DELETE FROM source WHERE tenant_id = OLD.id"
+
+_SOURCES = (
+    _SOURCE,
+    _SOURCE_TEXT,
+    _add_sources("tenant"),
+    f"CREATE TRIGGER source_added AFTER INSERT ON tenant BEGIN {_NEW}; END",
+    f"""
+CREATE TRIGGER source_changed AFTER UPDATE OF credentials ON tenant
+WHEN OLD.credentials IS NOT NEW.credentials
+BEGIN {_SOURCE_GONE}; {_NEW}; END
+""",
+    f"CREATE TRIGGER source_gone AFTER DELETE ON tenant BEGIN {_SOURCE_GONE}; END",
+)
+
 #: Statements that lead from version N to N + 1; ``PRAGMA user_version`` counts those applied.
 MIGRATIONS: Sequence[Sequence[str]] = (
     (_INBOX, _BODY, _ATTEMPT, _OPEN, _LINE, _ATTEMPT_OF),
@@ -273,6 +316,7 @@ MIGRATIONS: Sequence[Sequence[str]] = (
     (_NOTIFICATION, _NOTIFICATION_OPEN, _NOTIFICATION_FINISHED),
     (*_INBOX_ENDS, *_ATTEMPT_PLACE, _SUSPECT),
     (*_KEY, *_TENANT_LINE, _EVIDENCE),
+    (*_EVIDENCE_TENANT, *_SOURCES),
 )
 
 #: The version of the schema that this package reads and writes.

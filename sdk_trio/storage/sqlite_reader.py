@@ -34,7 +34,7 @@ FROM attempt JOIN inbox USING (sequence) WHERE delivery_key = ? ORDER BY id
 """
 
 _EVIDENCE = """
-SELECT evidence.received_at, address, raw
+SELECT evidence.received_at, address, raw, evidence.tenant_id
 FROM evidence JOIN inbox USING (sequence) WHERE delivery_key = ? ORDER BY id
 """
 
@@ -210,7 +210,8 @@ SELECT
     (SELECT count(*) FROM inbox WHERE tenant_id = :id),
     (SELECT count(*) FROM inbox JOIN body USING (sequence) WHERE tenant_id = :id),
     (SELECT count(*) FROM attempt JOIN inbox USING (sequence) WHERE tenant_id = :id),
-    (SELECT count(*) FROM evidence JOIN inbox USING (sequence) WHERE tenant_id = :id),
+    (SELECT count(*) FROM evidence JOIN inbox USING (sequence)
+        WHERE inbox.tenant_id = :id OR evidence.tenant_id = :id),
     (SELECT count(*) FROM notification JOIN outbox USING (sequence) WHERE tenant_id = :id),
     (SELECT count(*) FROM outbox WHERE tenant_id = :id),
     (SELECT count(*) FROM audit WHERE tenant_id = :id)
@@ -225,13 +226,15 @@ def holdings(connection: apsw.Connection, tenant_id: str) -> Mapping[str, int]:
 
 
 _UNOWNED = """
-SELECT DISTINCT tenant_id FROM inbox
+SELECT tenant_id FROM inbox
+WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
+UNION SELECT tenant_id FROM evidence
 WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
 """
 
 
 def unowned(connection: apsw.Connection) -> Sequence[str]:
-    """Return the ids that deliveries name as their tenant's and that no tenant has."""
+    """Return the ids of tenants that deliveries or evidence name and that no tenant has."""
     return [tenant_id for (tenant_id,) in connection.execute(_UNOWNED)]
 
 

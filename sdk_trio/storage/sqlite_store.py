@@ -148,10 +148,12 @@ class SqliteInbox:
             told=True,
         )
 
-    async def park(self, delivery: NewDelivery) -> Admitted:
+    async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
         """See :meth:`.ports.Inbox.park`."""
         terms = self._terms
-        return await self._committer.submit(lambda c: writer.park(c, terms, delivery), told=True)
+        return await self._committer.submit(
+            lambda c: writer.park(c, terms, delivery, reason), told=True
+        )
 
     async def keep_other(self, delivery: NewDelivery) -> None:
         """See :meth:`.ports.Inbox.keep_other`."""
@@ -340,11 +342,15 @@ class SqliteInbox:
             find = partial(reader.of_tenant, tenant_id=tenant_id, after=after, limit=PURGE_CHUNK)
             found = await self._queries.run(find)
             if not found:
-                return erased
+                break
             after = found[-1]
             erased += await self._committer.submit(
                 partial(writer.erase, tenant_id=tenant_id, sequences=found)
             )
+        erase_evidence = partial(writer.erase_evidence, tenant_id=tenant_id, limit=PURGE_CHUNK)
+        while await self._committer.submit(erase_evidence):
+            pass
+        return erased
 
     async def wipe(self) -> bool:
         """See :meth:`.ports.Inbox.wipe`."""

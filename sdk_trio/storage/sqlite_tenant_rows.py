@@ -5,7 +5,7 @@ transaction that it neither begins nor ends. What they mean is said once, in
 :class:`~.ports.TenantStore`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import apsw
@@ -14,10 +14,11 @@ import attrs
 from . import sqlite_reader, sqlite_writer
 from .notification_records import POSITION
 from .sqlite_connector import MARK_AS_UNWIPED
-from .tenant_credentials import credentials_from_text, credentials_to_text
+from .tenant_credentials import credentials_from_text, credentials_to_text, source_to_text
 from .tenant_records import (
     AuditAction,
     AuditRecord,
+    CredentialSource,
     OutboxRecord,
     Tenant,
     TenantPurged,
@@ -59,6 +60,11 @@ DELETE FROM notification WHERE sequence IN (SELECT sequence FROM outbox WHERE te
 """
 
 _KEEP_MARK = "INSERT OR REPLACE INTO checkpoint (name, value) VALUES (?, ?)"
+
+_HOLDERS = """
+SELECT identifier FROM source JOIN tenant ON tenant.id = source.tenant_id
+WHERE source.text = ? AND source.tenant_id <> ? ORDER BY identifier
+"""
 
 #: To SQLite, no limit.
 _ALL = -1
@@ -105,6 +111,7 @@ def purge(
     # Few, as a rule: the others have gone in short turns before.
     left = sqlite_reader.of_tenant(connection, tenant.id, after=0, limit=_ALL)
     sqlite_writer.erase(connection, tenant.id, left)
+    sqlite_writer.erase_evidence(connection, tenant.id, _ALL)
     connection.execute(_DELETE_NOTIFICATIONS, (tenant.id,))
     connection.execute("DELETE FROM outbox WHERE tenant_id = ?", (tenant.id,))
     outbox_rows = connection.changes()
@@ -150,11 +157,27 @@ def get(connection: apsw.Connection, column: str, value: str) -> Tenant | None:
     return None if row is None else _tenant_of(row)
 
 
-def find_erased(connection: apsw.Connection, organization_id: str) -> str | None:
-    """Return the id of the purged tenant of an organization."""
+def owner_of(connection: apsw.Connection, organization_id: str) -> Tenant | str | None:
+    """Return the tenant of an organization, or the id of the one that had it and was purged."""
+    tenant = get(connection, "organization_id", organization_id)
+    if tenant is not None:
+        return tenant
     query = "SELECT value FROM checkpoint WHERE name = ?"
-    found: str | None = connection.execute(query, (erasure_mark(organization_id),)).get
-    return found
+    erased: str | None = connection.execute(query, (erasure_mark(organization_id),)).get
+    return erased
+
+
+def holders(
+    connection: apsw.Connection, sources: Sequence[CredentialSource], but: str
+) -> Mapping[CredentialSource, Sequence[str]]:
+    """Return the identifiers of the tenants that name each source."""
+    return {
+        source: [
+            str(identifier)
+            for (identifier,) in connection.execute(_HOLDERS, (source_to_text(source), but))
+        ]
+        for source in sources
+    }
 
 
 def page(

@@ -1,11 +1,18 @@
 """Tenants in the SQLite file of the inbox, committed by the inbox's own writer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from . import sqlite_tenant_rows as rows
 from .committer import ANSWER_SECONDS, Committer
 from .query_runner import QueryRunner
-from .tenant_records import AuditRecord, OutboxRecord, Tenant, TenantPurged, TenantStatus
+from .tenant_records import (
+    AuditRecord,
+    CredentialSource,
+    OutboxRecord,
+    Tenant,
+    TenantPurged,
+    TenantStatus,
+)
 
 
 class SqliteTenants:
@@ -52,15 +59,17 @@ class SqliteTenants:
         """See :meth:`.ports.TenantStore.find`."""
         return await self._look_up("identifier", identifier)
 
-    async def find_by_organization(self, organization_id: str) -> Tenant | None:
-        """See :meth:`.ports.TenantStore.find_by_organization`."""
-        return await self._look_up("organization_id", organization_id)
-
-    async def find_erased(self, organization_id: str) -> str | None:
-        """See :meth:`.ports.TenantStore.find_erased`."""
+    async def owner_of(self, organization_id: str) -> Tenant | str | None:
+        """See :meth:`.ports.TenantStore.owner_of`."""
         return await self._queries.run(
-            lambda c: rows.find_erased(c, organization_id), seconds=ANSWER_SECONDS
+            lambda c: rows.owner_of(c, organization_id), seconds=ANSWER_SECONDS
         )
+
+    async def holders(
+        self, sources: Sequence[CredentialSource], *, but: str
+    ) -> Mapping[CredentialSource, Sequence[str]]:
+        """See :meth:`.ports.TenantStore.holders`."""
+        return await self._queries.run(lambda c: rows.holders(c, sources, but))
 
     async def _look_up(self, column: str, value: str) -> Tenant | None:
         # A sender may wait for it.

@@ -70,6 +70,9 @@ WHERE sequence = ?
 """
 
 
+_SAY_WHY = "UPDATE inbox SET last_error = ? WHERE delivery_key = ?"
+
+
 def accept(
     connection: apsw.Connection, terms: Terms, delivery: NewDelivery, leased: bool
 ) -> Admitted:
@@ -82,9 +85,14 @@ def claim(connection: apsw.Connection, terms: Terms, delivery: NewDelivery) -> A
     return _admit(connection, terms, delivery, CLAIMING, DeliveryState.RUNNING, True)
 
 
-def park(connection: apsw.Connection, terms: Terms, delivery: NewDelivery) -> Admitted:
-    """Keep ``delivery`` without running it."""
-    return _admit(connection, terms, delivery, PARKING, DeliveryState.PARKED, False)
+def park(
+    connection: apsw.Connection, terms: Terms, delivery: NewDelivery, reason: str | None
+) -> Admitted:
+    """Keep ``delivery`` without running it, and why."""
+    admitted = _admit(connection, terms, delivery, PARKING, DeliveryState.PARKED, False)
+    if admitted.admission is Admission.NEW and reason is not None:
+        connection.execute(_SAY_WHY, (reason, delivery.key))
+    return admitted
 
 
 def _admit(
@@ -186,8 +194,8 @@ def _insert(
 # -- other bodies under one key ----------------------------------------------------------------
 
 _KEEP_OTHER = f"""
-INSERT INTO evidence (sequence, digest, received_at, address, raw)
-SELECT :sequence, :digest, :received_at, :address, :raw
+INSERT INTO evidence (sequence, digest, received_at, address, raw, tenant_id)
+SELECT :sequence, :digest, :received_at, :address, :raw, :tenant_id
 WHERE (SELECT count(*) FROM evidence WHERE sequence = :sequence) < {MOST_EVIDENCE}
 ON CONFLICT DO NOTHING
 """  # noqa: S608 - only constants are put in
@@ -211,6 +219,7 @@ def _keep_other(connection: apsw.Connection, sequence: int, delivery: NewDeliver
             "received_at": delivery.received_at,
             "address": delivery.address,
             "raw": delivery.raw,
+            "tenant_id": delivery.tenant_id,
         },
     )
 
@@ -254,7 +263,7 @@ WHERE {_OURS}
 
 _SET_ASIDE = f"""
 UPDATE inbox SET state = 'parked', queued = 0, next_attempt_at = NULL,
-    lease_owner = NULL, lease_until = NULL
+    last_error = coalesce(?, last_error), lease_owner = NULL, lease_until = NULL
 WHERE {_OURS}
 """  # noqa: S608 - only constants are put in
 
@@ -311,8 +320,8 @@ def finish(
             _fail(connection, (*dead, *ours), outcome, now)
         case Released():
             connection.execute(_CUT_SHORT, ours)
-        case Parked():
-            connection.execute(_SET_ASIDE, ours)
+        case Parked(reason):
+            connection.execute(_SET_ASIDE, (reason, *ours))
 
 
 def _fail(
@@ -399,6 +408,17 @@ def erase(connection: apsw.Connection, tenant_id: str, sequences: Sequence[int])
     if ours:
         connection.execute(MARK_AS_UNWIPED)
     return len(ours)
+
+
+_EVIDENCE_OF = (
+    "DELETE FROM evidence WHERE id IN (SELECT id FROM evidence WHERE tenant_id = ? LIMIT ?)"
+)
+
+
+def erase_evidence(connection: apsw.Connection, tenant_id: str, limit: int) -> int:
+    """Delete up to ``limit`` bodies of the tenant's that came under others' keys; count them."""
+    connection.execute(_EVIDENCE_OF, (tenant_id, limit))
+    return connection.changes()
 
 
 def _forget(connection: apsw.Connection, sequence: int) -> None:

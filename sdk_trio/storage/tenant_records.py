@@ -70,6 +70,12 @@ class TenantCredentials:
     access_token: CredentialSource | None = None
     webhook_secrets: tuple[CredentialSource, ...] = ()
 
+    @property
+    def sources(self) -> tuple[CredentialSource, ...]:
+        """Every source that is named."""
+        token = self.access_token
+        return (*(() if token is None else (token,)), *self.webhook_secrets)
+
 
 @attrs.frozen(kw_only=True)
 class Tenant:

@@ -1,14 +1,12 @@
 """Finds the tenant that takes what a single-tenant host has kept, or adds it (spec 2.6)."""
 
-from collections.abc import Callable
 from typing import cast
 
-import attrs
 import trio
 
 from ..errors import DefaultTenantError
 from ..storage.ports import TenantStore
-from ..storage.tenant_records import AuditAction, AuditRecord, Tenant
+from ..storage.tenant_records import Tenant
 from .service import TenantService
 from .upgrade import HostTenant, NewTenant
 
@@ -19,12 +17,9 @@ ACTOR = "upgrade"
 class DefaultTenantFinder:
     """Looks for the default tenant as it was chosen, first without changing anything."""
 
-    def __init__(
-        self, store: TenantStore, tenants: TenantService, *, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, store: TenantStore, tenants: TenantService) -> None:
         self._store = store
         self._tenants = tenants
-        self._clock = clock
 
     async def known(self, chosen: NewTenant | HostTenant) -> Tenant | None:
         """Return the tenant if it is there already and the host need not be asked, else None.
@@ -85,17 +80,14 @@ class DefaultTenantFinder:
         Raises:
             TenantExistsError: the organization is another tenant's.
             TenantConflictError: somebody else has changed the tenant; the step can be run again.
+            InvalidTenantError: it cannot be an organization's id.
         """
-        audit = AuditRecord(
-            tenant_id=tenant.id,
-            tenant_identifier=tenant.identifier,
-            action=AuditAction.CHANGED,
+        await self._tenants.change(
+            tenant,
+            organization_id=organization_id,
             actor=ACTOR,
-            details="organization_id",
-            occurred_at=self._clock(),
+            expected_version=tenant.version,
         )
-        changed = attrs.evolve(tenant, organization_id=organization_id, version=tenant.version + 1)
-        await self._store.change(changed, audit)
 
     async def describe_stored(self, tenant_id: str) -> str:
         """Say in words which tenant this is."""

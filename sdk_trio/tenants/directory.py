@@ -1,11 +1,16 @@
 """Remembers the tenants of the last deliveries, within a bound. Pure."""
 
 from collections import OrderedDict
+from typing import Final
 
 from ..storage.tenant_records import Tenant
 
-#: How many answers of the store are remembered, "there is none" included: a few megabytes.
-CAPACITY = 4096
+#: How many answers of the store are remembered, "there is none" included: two for each of 8000
+#: tenants, which are some ten megabytes.
+CAPACITY: Final = 16_384
+
+#: What a question was answered with: a tenant, the id of one that was purged, or None.
+Answer = Tenant | str | None
 
 
 class Directory:
@@ -18,7 +23,7 @@ class Directory:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._known: OrderedDict[str, Tenant | None] = OrderedDict()
+        self._known: OrderedDict[str, Answer] = OrderedDict()
         self.generation: int = 0
 
     def __len__(self) -> int:
@@ -27,16 +32,16 @@ class Directory:
     def __contains__(self, key: str) -> bool:
         return key in self._known
 
-    def recall(self, key: str) -> Tenant | None:
-        """Return the answer to a question that is remembered; None: there is no such tenant."""
+    def recall(self, key: str) -> Answer:
+        """Return the answer to a question that is remembered."""
         self._known.move_to_end(key)
         return self._known[key]
 
-    def remember(self, key: str, tenant: Tenant | None, *, generation: int) -> None:
+    def remember(self, key: str, answer: Answer, *, generation: int) -> None:
         """Remember an answer of the store, and forget the one that was not used for longest."""
         if generation != self.generation:
             return
-        self._known[key] = tenant
+        self._known[key] = answer
         self._known.move_to_end(key)
         if len(self._known) > self._capacity:
             self._known.popitem(last=False)

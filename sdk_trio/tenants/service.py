@@ -18,11 +18,12 @@ from ..errors import (
     TenantNotActiveError,
     UnknownTenantError,
 )
-from ..logs import get_logger
+from ..logs import Throttle, get_logger
 from ..storage.ports import TenantStore
 from ..storage.tenant_records import (
     AuditAction,
     AuditRecord,
+    CredentialSource,
     OutboxRecord,
     Tenant,
     TenantCredentials,
@@ -31,7 +32,7 @@ from ..storage.tenant_records import (
 )
 from . import identity
 from .changes import audit_of, in_status, is_verified, outbox_of, refused
-from .directory import Directory
+from .directory import Answer, Directory
 from .feed import Subscribers, TransitionFeed
 from .ports import APPLICATION, TenantKey
 from .status import ACTIONS, Decision, StatusPolicy, TransitionResult, decide
@@ -50,6 +51,9 @@ UNCHANGED = Unchanged.UNCHANGED
 #: How often changes of other processes (``tenant suspend`` in a shell) are looked for, in seconds.
 POLL_SECONDS = 0.5
 
+#: For how long the same refusal is one row of the audit trail, in seconds.
+REFUSAL_SECONDS = 60.0
+
 #: Tenants that are read at once where all of them are looked at.
 PAGE = 500
 
@@ -62,6 +66,7 @@ class TenantService:
         store: the tenants' side of an open store.
         clock: returns Unix seconds.
         new_id: returns a new UUID.
+        stopwatch: returns seconds that never go back.
 
     Transitions of this process reach its subscribers at once; those of other processes while
     :meth:`run` runs.
@@ -74,6 +79,7 @@ class TenantService:
         *,
         clock: Callable[[], float] = time.time,
         new_id: Callable[[], uuid.UUID] = uuid.uuid4,
+        stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy = StatusPolicy.of(settings)
         multi_tenant = settings.multi_tenant
@@ -84,6 +90,7 @@ class TenantService:
         self._directory = Directory()
         self._subscribers = Subscribers()
         self._attempts: list[_Attempt] = []
+        self._refusals = Throttle(lines=1, seconds=REFUSAL_SECONDS, clock=stopwatch)
 
     # -- changes -----------------------------------------------------------------------------
 
@@ -330,7 +337,11 @@ class TenantService:
         )
 
     async def _note(self, audit: AuditRecord) -> None:
-        """Keep in the trail what was refused; a store that fails leaves it to the log."""
+        """Keep in the trail what was refused; a store that fails leaves it to the log.
+
+        The same once more within a minute is counted, and told by the next row: whoever repeats
+        a request does not fill the store with it.
+        """
         _log.warning(
             "tenant.refused",
             tenant=audit.tenant_identifier,
@@ -338,6 +349,13 @@ class TenantService:
             actor=audit.actor,
             error=audit.details,
         )
+        left_out = self._refusals.admit((audit.tenant_id, audit.actor, audit.details))
+        if left_out is None:
+            await trio.lowlevel.checkpoint()
+            return
+        if left_out:
+            told = f"{audit.details} ({left_out} more since the row before)"
+            audit = attrs.evolve(audit, details=told)
         try:
             await self._store.note(audit)
         except StoreUnavailableError as error:
@@ -432,9 +450,20 @@ class TenantService:
         Remembered for a bounded number of organizations, so what another process has changed may
         be seen half a second later.
         """
-        return await self._recall(
-            f"organization {organization_id}",
-            lambda: self._store.find_by_organization(organization_id),
+        found = await self._owner_of(organization_id)
+        return found if isinstance(found, Tenant) else None
+
+    async def find_erased(self, organization_id: str) -> str | None:
+        """Return the id of the purged tenant that had this organization, None if it has one now.
+
+        Remembered with what :meth:`find_by_organization` has found.
+        """
+        found = await self._owner_of(organization_id)
+        return found if isinstance(found, str) else None
+
+    async def _owner_of(self, organization_id: str) -> Answer:
+        return await self._ask(
+            f"organization {organization_id}", lambda: self._store.owner_of(organization_id)
         )
 
     async def find_by_identifier(self, identifier: str) -> Tenant | None:
@@ -448,13 +477,26 @@ class TenantService:
     async def _recall(
         self, key: str, look: Callable[[], Awaitable[Tenant | None]]
     ) -> Tenant | None:
+        found = await self._ask(key, look)
+        return found if isinstance(found, Tenant) else None
+
+    async def _ask(self, key: str, look: Callable[[], Awaitable[Answer]]) -> Answer:
         await trio.lowlevel.checkpoint()
         if key in self._directory:
             return self._directory.recall(key)
         generation = self._directory.generation
-        tenant = await look()
-        self._directory.remember(key, tenant, generation=generation)
-        return tenant
+        answer = await look()
+        self._directory.remember(key, answer, generation=generation)
+        if isinstance(answer, Tenant):
+            # A delivery asks for both: first whose it is, then by its id how the tenant is now.
+            self._directory.remember(f"id {answer.id}", answer, generation=generation)
+        return answer
+
+    async def holders(
+        self, sources: Sequence[CredentialSource], *, but: Tenant
+    ) -> Mapping[CredentialSource, Sequence[str]]:
+        """Return for each source the identifiers of the other tenants that name it."""
+        return await self._store.holders(sources, but=but.id)
 
     async def list(
         self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100

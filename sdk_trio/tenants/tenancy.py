@@ -38,7 +38,6 @@ class Tenancy:
         clock: Callable[[], float],
         client_factory: ClientFactory | None = None,
     ) -> None:
-        self._store = store
         self.service: TenantService = TenantService(settings, store, clock=clock)
         self.credentials: CredentialReader = CredentialReader()
         self.databases: TenantDatabases = TenantDatabases(
@@ -46,10 +45,6 @@ class Tenancy:
             replicated=settings.multi_tenant.file_db.replication.use_replication,
         )
         self.clients: ClientPool = ClientPool(settings, self.credentials, client_factory)
-
-    async def erased(self, organization_id: str) -> str | None:
-        """Return the id of the purged tenant that had this organization, or None."""
-        return await self._store.find_erased(organization_id)
 
     @asynccontextmanager
     async def client_for(self, tenant: TenantKey) -> AsyncIterator[Any]:

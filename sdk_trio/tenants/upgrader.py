@@ -102,7 +102,7 @@ class Upgrader:
         self._partial = self._directory / upgrade.PARTIAL_NAME
         self._store = store
         self._tenants = tenants
-        self._finder = DefaultTenantFinder(store.tenants, tenants, clock=clock)
+        self._finder = DefaultTenantFinder(store.tenants, tenants)
         self._quiescence = quiescence
         self._host = host or HostUpgrade()
         self._report = report

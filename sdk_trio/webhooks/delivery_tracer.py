@@ -12,7 +12,6 @@ from opentelemetry.trace import SpanKind, Tracer, get_current_span
 from ..config import Settings
 from ..events import Envelope, Event
 from ..storage.records import Dead, Done, NewDelivery, Outcome, Parked
-from ..storage.tenant_records import Tenant
 from ..tracing import Links, attributes_of, fail, known_method, link_to, recorded
 from .answers import Answer
 from .arrival import Arrival
@@ -135,16 +134,10 @@ class TracedDispatcher(Dispatcher):
                 fail(span, failure.error_type)
             return failure
 
-    def _report(
-        self,
-        delivery: NewDelivery,
-        attempt: int,
-        outcome: Outcome,
-        tenant: Tenant | None = None,
-    ) -> None:
+    def _report(self, delivery: NewDelivery, attempt: int, outcome: Outcome) -> None:
         if isinstance(outcome, Done | Dead | Parked):
             self._links.forget(delivery.key)
-        super()._report(delivery, attempt, outcome, tenant)
+        super()._report(delivery, attempt, outcome)
 
 
 def _event_attributes(webhook_id: str, event_type: str) -> dict[str, str]:

@@ -327,7 +327,7 @@ class Dispatcher:
             if isinstance(outcome, Released):
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._release(delivery.key)
-        self._report(delivery, attempt, outcome, tenant)
+        self._report(delivery, attempt, outcome)
         return outcome
 
     async def _run_to_outcome(
@@ -342,7 +342,7 @@ class Dispatcher:
             )
         if handler is None or _is_held(handler, tenant):
             await trio.lowlevel.checkpoint()
-            return Parked()
+            return Parked(hint_when_parked(tenant))
         failure = await self._run(handler, self.decode(arrival, attempt, tenant))
         if failure is None:
             return _DONE
@@ -412,12 +412,14 @@ class Dispatcher:
 
         ``tenant`` is the one that is not active, None where the type has no handler.
         """
-        admitted = await self._inbox.park(delivery)
+        gone = delivery.tenant_id if self._is_orphan(delivery, tenant) else None
+        parked = Parked(hint_when_parked(tenant, gone))
+        admitted = await self._inbox.park(delivery, parked.reason)
         if admitted.admission is not Admission.NEW:
             return self.answer_known(delivery, admitted)
         if not admitted.same_body:
             self.note_other_body(delivery)
-        self._report(delivery, 0, Parked(), tenant)
+        self._report(delivery, 0, parked)
         return answers.OK
 
     def decode(self, arrival: Arrival, attempt: int, tenant: "Tenant | None" = None) -> Event[Any]:
@@ -583,13 +585,7 @@ class Dispatcher:
         inline = handler is not None and not handler.enqueue
         return self._inline_max_attempts if inline else self._policy.max_attempts
 
-    def _report(
-        self,
-        delivery: NewDelivery,
-        attempt: int,
-        outcome: Outcome,
-        tenant: "Tenant | None" = None,
-    ) -> None:
+    def _report(self, delivery: NewDelivery, attempt: int, outcome: Outcome) -> None:
         fields = {**_names_of(delivery), "type": delivery.type, "attempt": attempt}
         match outcome:
             case Done():
@@ -603,10 +599,9 @@ class Dispatcher:
             case Dead():
                 self._counters.count("dead")
                 _log.error("webhook.dead", **fields, **self._failure_fields(delivery, outcome))
-            case Parked():
+            case Parked(reason):
                 self._counters.count("parked")
-                gone = delivery.tenant_id if self._is_orphan(delivery, tenant) else None
-                _log.warning("webhook.parked", **fields, hint=hint_when_parked(tenant, gone))
+                _log.warning("webhook.parked", **fields, hint=reason)
             case Released():
                 _log.info("webhook.released", **fields)
 

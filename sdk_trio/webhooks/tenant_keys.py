@@ -69,7 +69,7 @@ class TenantKeys:
         await trio.lowlevel.checkpoint()
         if organization_id is None or not is_organization_id(organization_id):
             return None
-        return await self._tenancy.erased(organization_id)
+        return await self._tenancy.service.find_erased(organization_id)
 
     async def keyring(self, tenant: Tenant) -> Keyring | None:
         """Return the keys of the tenant's secrets as they are now; None when it has none.

@@ -366,7 +366,12 @@ async def answer_and_break(provider, stream):
     await reset(stream)
 
 
-@pytest.mark.parametrize("behave", [answer_and_drip, answer_and_break])
+async def answer_and_garble(provider, stream):
+    await read_request(stream)
+    await stream.send_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nno chunk\r\n")
+
+
+@pytest.mark.parametrize("behave", [answer_and_drip, answer_and_break, answer_and_garble])
 async def test_a_receiver_that_has_said_2xx_has_taken_it_whatever_its_body_does(behave):
     async with fake_provider(behave=behave) as provider:
         assert await send("webhook", options(provider.url, timeout_seconds=20)) == Sent()

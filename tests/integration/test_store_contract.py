@@ -27,6 +27,7 @@ from sdk_trio.storage.records import (
 )
 from sdk_trio.storage.schema import APPLICATION_ID, MIGRATIONS
 from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.storage.tenant_records import EnvironmentVariable
 
 
 class Stores:
@@ -547,7 +548,7 @@ async def test_other_bodies_are_kept_once_up_to_a_bound_and_go_with_the_first(
         assert admitted.same_body == (other is first)
     await inbox.keep_other(others[0])
     await inbox.keep_other(replace(first, webhook_id="unknown"))
-    expected = [EvidenceRecord(1000.0, "192.0.2.1", b"%d" % n) for n in range(10)]
+    expected = [EvidenceRecord(1000.0, "192.0.2.1", b"%d" % n, "t1") for n in range(10)]
     assert list(await inbox.evidence("m1.t1")) == expected
     record = await inbox.get("m1.t1")
     assert record is not None
@@ -600,8 +601,17 @@ async def test_a_file_of_any_earlier_version_keeps_its_deliveries_and_knows_them
     file = tmp_path / "inbox.db"
     old = old_file(file, version)
     statement = OLD_ROW.format(more="", values="")
+    if version > 5:
+        statement = statement.replace("webhook_id", "delivery_key")
     old.execute(statement, ("m1", "parked"))
     old.execute("INSERT INTO body VALUES (1, x'7b7d')")
+    if version > 2:
+        credentials = '{"access_token": null, "webhook_secrets": ["env:A", "env:B"]}'
+        old.execute(
+            "INSERT INTO tenant VALUES ('t1', 'one', 'One', 'Active', NULL, 0, NULL, NULL, 1.0, "
+            "NULL, 1, ?)",
+            (credentials,),
+        )
     old.close()
     for _ in range(2):
         inbox = await SqliteInbox.open(
@@ -612,7 +622,25 @@ async def test_a_file_of_any_earlier_version_keeps_its_deliveries_and_knows_them
         assert (record.signer, record.webhook_id, record.key) == (None, "m1", "m1")
         assert [record.sequence for record in await inbox.find_by_id("m1")] == [1]
         assert (await inbox.park(delivery("m1"))).admission is Admission.DONE
+        source = EnvironmentVariable("B")
+        expected = {source: ["one"] if version > 2 else []}
+        assert await inbox.tenants.holders([source], but="") == expected
         await inbox.close()
+
+
+async def test_why_a_delivery_is_parked_is_kept_until_it_runs_again(stores: Stores) -> None:
+    inbox = await stores.open()
+    await inbox.park(delivery("m1"), "nobody wants it")
+    await inbox.park(delivery("m1"), "another reason")
+    await inbox.accept(delivery("m2"), leased=True)
+    await inbox.start("m2", now=1001)
+    await inbox.finish("m2", Parked("its tenant sleeps"), now=1002)
+    reasons = {record.webhook_id: record.last_error for record in await inbox.find()}
+    assert reasons == {"m1": "nobody wants it", "m2": "its tenant sleeps"}
+    assert await inbox.replay(["m1"]) == ["m1"]
+    record = await inbox.get("m1")
+    assert record is not None
+    assert record.last_error is None
 
 
 async def test_a_delivery_of_before_is_met_by_the_host_and_its_own_tenant_and_nobody_else(

@@ -5,6 +5,7 @@ import random
 import attrs
 import pytest
 import trio
+from msgspec import structs
 from support.single_tenant import host_settings, opened_host, write_database
 
 from sdk_trio.config import Settings
@@ -206,17 +207,31 @@ async def test_deliveries_of_one_tenant_go_whatever_their_state_and_others_stay(
     assert (await store.inbox.holdings("other"))["attempts"] == 0
 
 
+async def test_a_body_that_came_under_anothers_key_goes_with_the_tenant_that_it_is_of(store):
+    first = NewDelivery("m1", "order.paid", b"first", 1, 1.0, tenant_id="other")
+    for body, tenant_id in ((b"first", "other"), (b"mine", "mine"), (b"nobody's", None)):
+        told = structs.replace(first, raw=body, tenant_id=tenant_id)
+        await store.inbox.accept(told, leased=False)
+    assert (await store.inbox.holdings("mine"))["evidence"] == 1
+    assert (await store.inbox.holdings("other"))["evidence"] == 2
+    assert set(await store.inbox.unowned()) == {"mine", "other"}
+    assert await store.inbox.erase("mine") == 0
+    assert [other.raw for other in await store.inbox.evidence("m1")] == [b"nobody's"]
+    assert await store.inbox.unowned() == ["other"]
+    assert (await store.inbox.get("m1")).raw == b"first"
+
+
 async def test_the_organization_of_a_purged_tenant_is_remembered_by_nothing_but_its_digest(store):
     audit = AuditRecord(
         tenant_id="t", tenant_identifier="t", action=AuditAction.PURGED, actor="x", occurred_at=1.0
     )
     tenant = Tenant(id="t", identifier="t", name="T", organization_id="org-1", created_at=1.0)
     await store.tenants.add(tenant, audit)
-    assert await store.tenants.find_erased("org-1") is None
+    assert await store.tenants.owner_of("org-1") == tenant
     await fill(store, "t", "late")
     await store.tenants.purge(tenant, audit)
-    assert await store.tenants.find_erased("org-1") == "t"
-    assert await store.tenants.find_erased("org-2") is None
+    assert await store.tenants.owner_of("org-1") == "t"
+    assert await store.tenants.owner_of("org-2") is None
 
 
 async def fail_many(inbox, tenant_id, seed):

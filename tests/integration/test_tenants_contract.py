@@ -389,7 +389,7 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     for look in (
         lambda: service.get("n9999"),
         lambda: store.tenants.get("id9999"),
-        lambda: store.tenants.find_by_organization("o9999"),
+        lambda: store.tenants.owner_of("o9999"),
         lambda: service.list(after="n5000", limit=1),
         lambda: service.list(status=TenantStatus.SUSPENDED, limit=1),
         lambda: service.audit("id9999"),

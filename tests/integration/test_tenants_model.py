@@ -401,7 +401,7 @@ class TenantMachine(RuleBasedStateMachine):
             assert await store.get(tenant.id) == tenant
             assert await store.find(tenant.identifier) == tenant
             if tenant.organization_id is not None:
-                assert await store.find_by_organization(tenant.organization_id) == tenant
+                assert await store.owner_of(tenant.organization_id) == tenant
             own = await store.audit(tenant.id, limit=1000)
             assert [row.sequence for row in own] == [
                 row["sequence"] for row in self.audit if row["tenant_id"] == tenant.id
