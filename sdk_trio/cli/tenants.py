@@ -72,7 +72,12 @@ def show_tenant(arguments: Namespace) -> int:
     Raises:
         UnknownTenantError: there is none.
     """
-    tenant = find_tenant(arguments, arguments.identifier)
+    _tell(arguments, find_tenant(arguments, arguments.identifier))
+    return 0
+
+
+def _tell(arguments: Namespace, tenant: Tenant) -> None:
+    """Print one tenant, with the path that its senders post to."""
     host = load(arguments).webhooks.path
     own = tenant_path(host, tenant.identifier) if tenant.credentials.webhook_secrets else None
     if arguments.format == "json":
@@ -82,10 +87,9 @@ def show_tenant(arguments: Namespace) -> int:
     else:
         why = "the host's, with the host's secret: it has no webhook secrets of its own"
         _print_tenant(tenant, path=f"{host} ({why})")
-    return 0
 
 
-def _print_tenant(tenant: Tenant, *, path: str | None = None) -> None:
+def _print_tenant(tenant: Tenant, *, path: str) -> None:
     credentials = tenant.credentials
     token = credentials.access_token
     fields = {
@@ -137,10 +141,7 @@ def add(arguments: Namespace) -> int:
         return tenant
 
     tenant = run_with_tenants(arguments, create, creates=True)
-    if arguments.format == "json":
-        print_json(listed(tenant))
-    else:
-        _print_tenant(tenant)
+    _tell(arguments, tenant)
     return 0
 
 
@@ -183,10 +184,7 @@ def change_tenant(
         return after, after.version != before.version
 
     tenant, changed = run_with_tenants(arguments, work)
-    if arguments.format == "json":
-        print_json(listed(tenant))
-    else:
-        _print_tenant(tenant)
+    _tell(arguments, tenant)
     if not changed:
         say("it was so already: nothing was changed")
     return 0

@@ -1,5 +1,6 @@
 """``tenant purge`` under a daemon that runs: nothing of the tenant is left, and nobody gets it."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -236,6 +237,35 @@ def test_a_purge_by_name_that_was_killed_half_way_is_not_called_finished(place):
     assert "'tenant purge' without a name" in again.stderr
     assert place.run("tenant", "purge", "--yes", *TENANTS).returncode == 0
     assert holding(place, MARK) == []
+
+
+def test_what_comes_for_a_purged_tenant_says_why_it_is_parked(place):
+    gone = ("gone", "--name", "Gone", "--organization-id", "org-1")
+    tenant_id = checked(place, "tenant", "add", *gone)["id"]
+    with daemon(place) as running:
+        deliver(running, "before", "org-1", "text")
+        wait_for(lambda: states(place)["before"] == "done")
+        checked(place, "tenant", "delete", "gone")
+        checked(place, "tenant", "purge", "gone", "--now", "--yes")
+        numbers = itertools.count()
+
+        def is_noticed() -> bool:  # the daemon takes up to half a second to notice the purge
+            deliver(running, (last := f"after{next(numbers)}"), "org-1", "text")
+            text = place.run("events", "show", last, *TENANTS).stdout
+            return f"parked because  its tenant {tenant_id} was purged" in text
+
+        wait_for(is_noticed)
+    assert f"after{next(numbers) - 1}" not in seen(place)
+    assert place.run("tenant", "purge", "--yes", *TENANTS).returncode == 0
+    # A body of its own that came under another event's key is found and goes as well.
+    with daemon(place) as running:
+        deliver(running, "nobodys", "org-3", "text")
+        deliver(running, "nobodys", "org-1", MARK)
+    (row,) = checked(place, "tenant", "purge", "--dry-run")
+    assert (row["tenant_id"], row["deliveries"], row["evidence"]) == (tenant_id, 0, 1)
+    checked(place, "tenant", "purge", "--yes")
+    assert holding(place, MARK) == []
+    assert set(states(place)) == {"nobodys"}, "only the other body was the tenant's"
 
 
 def test_a_backup_and_a_reader_that_keeps_the_log_are_named(place):

@@ -24,7 +24,10 @@ def add(shell: Shell, identifier: str = "acme", *more: str) -> Any:
 def test_a_tenant_s_life_from_a_shell(shell: Shell) -> None:
     manager = ("--email", "m@example.com", "--email-verified", "--phone", "+15551234567")
     added = add(shell, "acme", *manager, "--organization-id", "org_1")
-    assert shell.json("list") == [added]
+    assert (added["webhook_path"], added["own_webhook_path"]) == ("/hooks/sdk", False)
+    address = {"webhook_path", "own_webhook_path"}
+    listed = {name: value for name, value in added.items() if name not in address}
+    assert shell.json("list") == [listed]
     assert shell.json("show", "acme") == shell.json("show", added["id"]) == added
     assert {name: added[name] for name in ("identifier", "name", "status", "version")} == {
         "identifier": "acme",

@@ -94,6 +94,30 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
+def test_a_sample_is_sent_as_the_tenant_s_own_sender_would(host: Host) -> None:
+    host.json("tenant", "add", "plain", "--name", "P", "--organization-id", "org-plain")
+    note = ("--data", '{"note": "a sample"}')
+    with host.place.daemon("--app", "app:handlers"):
+        wait_until((host.place.data / "runtime.json").exists)
+        for name in ("a", "plain"):
+            (sent,) = host.json("events", "trigger", "order.created", "--tenant", name, *note)
+            assert (sent["status"], sent["state"], sent["attempts"]) == (200, "done", 1)
+            ids = {row["identifier"]: row["id"] for row in host.json("tenant", "list")}
+            signer = ids["a"] if name == "a" else ""
+            key = f"{sent['webhook_id']}.{signer}" if signer else sent["webhook_id"]
+            event = host.json("events", "show", key)
+            assert (event["signer"], event["tenant_id"]) == (signer, ids[name])
+            customer = json.loads(event["raw"])["data"]["customer"]
+            assert customer["organization_id"] == f"org-{name}"
+        refused = host.place.run("events", "trigger", "order.paid", "--tenant", "nobody")
+        assert "there is no tenant 'nobody'" in refused.stderr
+        (host.place.directory / "b.key").unlink()
+        unreadable = host.place.run("events", "trigger", "order.paid", "--tenant", "b")
+    assert [row[:1] for row in host.ran()] == [["a"], ["plain"]]
+    assert (refused.returncode, unreadable.returncode) == (1, 78)
+    assert "cannot be read from the key file" in unreadable.stderr
+
+
 @pytest.mark.parametrize("type_", ["order.paid", "order.created"])
 def test_a_tenant_that_uses_an_id_first_takes_no_other_tenant_s_event_away(
     host: Host, type_: str
@@ -129,6 +153,8 @@ def test_an_operator_is_told_the_address_and_asked_which_sender_s_event_is_meant
 ) -> None:
     shown = host.place.run("tenant", "show", "a")
     assert re.search("^webhook path +/hooks/sdk/a ", shown.stdout, re.MULTILINE)
+    described = host.json("tenant", "show", "a")
+    assert (described["webhook_path"], described["own_webhook_path"]) == ("/hooks/sdk/a", True)
     with host.place.daemon("--app", "app:handlers") as daemon:
         for name in TENANTS:
             sent = {"type_": "no.handler", "at": f"/{name}"}

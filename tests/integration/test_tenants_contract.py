@@ -13,6 +13,7 @@ import trio
 from support.deliveries import settings as settings_of
 
 from sdk_trio.errors import (
+    IllegalTransitionError,
     StoreUnavailableError,
     TenantConflictError,
     TenantExistsError,
@@ -20,10 +21,18 @@ from sdk_trio.errors import (
 )
 from sdk_trio.storage import open_store
 from sdk_trio.storage.memory_store import MemoryInbox
+from sdk_trio.storage.query_runner import QueryRunner
 from sdk_trio.storage.records import NewDelivery
 from sdk_trio.storage.schema import APPLICATION_ID, MIGRATIONS
 from sdk_trio.storage.sqlite_store import SqliteInbox
-from sdk_trio.storage.tenant_records import Tenant, TenantStatus
+from sdk_trio.storage.tenant_records import (
+    AuditAction,
+    AuditRecord,
+    EnvironmentVariable,
+    Tenant,
+    TenantCredentials,
+    TenantStatus,
+)
 from sdk_trio.tenants import TenantService, TransitionResult
 from sdk_trio.tenants.directory import CAPACITY
 
@@ -363,6 +372,80 @@ async def test_a_store_from_before_there_were_tenants_is_brought_up_to_date(
     await inbox.close()
 
 
+async def test_a_refusal_that_repeats_itself_is_one_row_a_minute_with_a_count(
+    hosts: Hosts,
+) -> None:
+    now = 0.0
+    service = await hosts.service(stopwatch=lambda: now)
+    await add(service)
+    await service.delete("acme")
+
+    async def ask(times: int, actor: str = "kim") -> None:
+        for _ in range(times):
+            with pytest.raises(IllegalTransitionError):
+                await service.suspend("acme", actor=actor)
+
+    await ask(50)
+    await ask(1, "lee")
+    now = 61.0
+    await ask(2)
+    rows = [row for row in await service.audit() if row.action is AuditAction.REFUSED]
+    assert [row.actor for row in rows] == ["kim", "lee", "kim"]
+    assert "more since" not in (rows[0].details or "")
+    assert (rows[2].details or "").endswith("(49 more since the row before)")
+
+
+async def test_whose_an_organization_is_costs_one_query_until_somebody_changes_a_tenant(
+    sqlite_host: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a tenant, of a purged one, of nobody: every delivery asks."""
+    service = await sqlite_host.service()
+    other = await sqlite_host.service()
+    there = await add(service, "there", organization_id="o1")
+    gone = await add(service, "gone", organization_id="o2")
+    await service.delete("gone")
+    asked = []
+    run = QueryRunner.run
+
+    async def count(self: Any, query: Any, **options: Any) -> Any:
+        asked.append(query)
+        return await run(self, query, **options)
+
+    async def whose(organization_id: str) -> tuple[str | None, str | None]:
+        found = await service.find_by_organization(organization_id)
+        erased = None if found else await service.find_erased(organization_id)
+        if found:
+            assert await service.recall(found.id) == found
+        return found and found.id, erased
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.run)
+        with trio.fail_after(30):
+            while service._directory.generation < 4:  # its first look at the store
+                await trio.sleep(0.01)
+        with monkeypatch.context() as patch:
+            patch.setattr(QueryRunner, "run", count)
+            for _ in range(20):
+                assert await whose("o1") == (there.id, None)
+                assert await whose("o2") == (gone.id, None)
+                assert await whose("nobody") == (None, None)
+            asked = [query for query in asked if "revision" not in query.__name__]
+            assert len(asked) == 3
+        tenant = await other.get("gone")
+        audit = AuditRecord(
+            tenant_id=gone.id,
+            tenant_identifier="gone",
+            action=AuditAction.PURGED,
+            actor="another process",
+            occurred_at=1.0,
+        )
+        await sqlite_host.opened[1].tenants.purge(tenant, audit)
+        with trio.fail_after(30):
+            while await whose("o2") != (None, gone.id):
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
 async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     sqlite_host: Hosts,
 ) -> None:
@@ -374,7 +457,8 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
             c.execute(
                 "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000) "
                 "INSERT INTO tenant SELECT 'id' || i, 'n' || i, 'N', 'Active', NULL, 0, NULL, "
-                "'o' || i, 0.0, NULL, 1, NULL FROM n"
+                "'o' || i, 0.0, NULL, 1, json_object('access_token', NULL, 'webhook_secrets', "
+                "json_array('env:SECRET_' || i)) FROM n"
             )
             and None
         )
@@ -393,10 +477,30 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
         lambda: service.list(after="n5000", limit=1),
         lambda: service.list(status=TenantStatus.SUSPENDED, limit=1),
         lambda: service.audit("id9999"),
+        lambda: store.tenants.holders(
+            [EnvironmentVariable("SECRET_7"), EnvironmentVariable("NOBODYS")], but="id1"
+        ),
     ):
         steps.clear()
         await look()
         assert len(steps) < 100, "steps of SQLite's machine; a scan takes tens of thousands"
+    sources = [EnvironmentVariable("SECRET_7")]
+    assert await store.tenants.holders(sources, but="id1") == {sources[0]: ["n7"]}
+    # The same of those that write: they read and touch a few rows, however many there are.
+    await store._committer.submit(count)
+    secret = TenantCredentials(webhook_secrets=(EnvironmentVariable("SECRET_7"),))
+    await add(service, "first-statements-are-prepared")
+    for change in (
+        lambda: add(service, "one-more", organization_id="o-more", credentials=secret),
+        lambda: service.change("one-more", name="Other"),
+        lambda: service.set_credentials("one-more", TenantCredentials()),
+        lambda: service.suspend("one-more"),
+        lambda: service.reactivate("one-more"),
+        lambda: service.delete("n9998"),
+    ):
+        steps.clear()
+        await change()
+        assert 0 < len(steps) < 1000
     tracemalloc.start()
     for number in range(1, 10_001):
         await service.find_by_organization(f"o{number}")

@@ -25,6 +25,7 @@ from sdk_trio.errors import (
     NotQuiescentError,
     NotSupportedError,
     SourceDatabaseError,
+    TenantConflictError,
     UpgradeError,
     UpgradeInProgressError,
     UpgradeTimedOutError,
@@ -32,6 +33,7 @@ from sdk_trio.errors import (
 from sdk_trio.storage.upgrade_records import UpgradeState
 from sdk_trio.tenants import upgrader as upgrader_module
 from sdk_trio.tenants.database_copier import copy_database
+from sdk_trio.tenants.default_tenant_finder import DefaultTenantFinder
 from sdk_trio.tenants.tenant_id_filler import SqliteTenantIds
 
 HOST_SUPPLIED = {"DefaultTenantStrategy": "HostSupplied"}
@@ -58,6 +60,20 @@ async def test_everything_of_the_single_tenant_moves_into_the_default_tenant_onc
         again = await host.upgrader(steps=[step]).run()
         assert again.already_done
         assert await host.traces() == before
+
+
+async def test_the_organization_that_the_default_tenant_gets_counts_at_once(tmp_path):
+    """Who has asked before knows it, too, without looking at the store again."""
+    async with opened_host(host_settings(tmp_path)) as host:
+        tenant = await host.tenants.add("default", name="Default")
+        assert await host.tenants.find_by_organization("org-1") is None
+        finder = DefaultTenantFinder(host.store.tenants, host.tenants)
+        await finder.give_organization(tenant, "org-1")
+        found = await host.tenants.find_by_organization("org-1")
+        assert (found.id, found.version) == (tenant.id, tenant.version + 1)
+        assert (await host.tenants.audit(tenant.id))[-1].details == "organization_id"
+        with pytest.raises(TenantConflictError):
+            await finder.give_organization(tenant, "org-2")
 
 
 async def test_a_host_without_a_database_gets_a_default_tenant_without_one(tmp_path):
