@@ -17,9 +17,10 @@ from sdk_trio.config import Settings
 from sdk_trio.config.choices import StorageBackend
 from sdk_trio.config.options import StorageOptions
 from sdk_trio.errors import NotInThisVersionError, StoreLockedError, StoreUnavailableError
-from sdk_trio.storage import open_inbox
+from sdk_trio.storage import open_inbox, sqlite_connector
 from sdk_trio.storage.data_directory import create_data_directory, lock_data_directory
 from sdk_trio.storage.records import Admission, Dead, DeliveryState, NewDelivery
+from sdk_trio.storage.schema import APPLICATION_ID, MIGRATIONS, VERSION
 from sdk_trio.storage.sqlite_connector import connect_writer
 from sdk_trio.storage.sqlite_store import SqliteInbox
 
@@ -168,6 +169,44 @@ async def test_a_store_that_is_never_closed_does_not_keep_the_process(tmp_path: 
     inbox = await SqliteInbox.open(tmp_path / "inbox.db", owner="next", **TERMS)
     assert (await inbox.accept(delivery("m1"), leased=True)).admission is Admission.QUEUED
     await inbox.close()
+
+
+def test_a_migration_that_is_killed_anywhere_has_not_begun_or_is_whole(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "support" / "migration_killer.py"
+    command = [sys.executable, str(script), str(tmp_path), "4", "3000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > len(MIGRATIONS[-1])
+
+
+async def test_who_opens_a_store_that_another_brings_up_to_date_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sqlite_connector, "BUSY_SECONDS", 0.01)
+    file = tmp_path / "inbox.db"
+    other = apsw.Connection(str(file))
+    for statement in MIGRATIONS[0]:
+        other.execute(statement)
+    other.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1")
+    other.execute("PRAGMA journal_mode = WAL")
+    other.execute("BEGIN IMMEDIATE")
+    opened = []
+
+    async def open_it() -> None:
+        opened.append(await SqliteInbox.open(file, owner="two", **TERMS))
+
+    caplog.set_level("INFO", logger="sdk_trio.storage")
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(open_it)
+            await trio.sleep(0.5)  # longer than an ordinary statement would wait
+            assert not opened
+            other.execute("COMMIT")
+    await opened[0].close()
+    other.close()
+    told = [record.sdk for record in caplog.records]  # type: ignore[attr-defined] # ours
+    assert [event for event, _ in told] == ["store.migrating", "store.migrated"]
+    assert (told[0][1]["before"], told[0][1]["after"]) == (1, VERSION)
 
 
 async def test_opening_a_new_file_at_once_from_several_sides(tmp_path: Path) -> None:
