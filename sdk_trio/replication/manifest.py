@@ -201,6 +201,13 @@ def replica_url(
         case ReplicaTargetType.CLOUD_STORAGE:
             bucket = options.cloud_storage.bucket
             return f"gs://{bucket}/{path}" if _PLAIN.fullmatch(bucket) else None
+        case ReplicaTargetType.BLOB_STORE:
+            blobs = options.blob_store
+            names = (blobs.account_name, blobs.container)
+            # The address has no place for an endpoint; what it has in it is ignored.
+            if blobs.endpoint_url or not all(map(_PLAIN.fullmatch, names)):
+                return None
+            return f"abs://{blobs.account_name}@{blobs.container}/{path}"
         case _:
             return None
 
@@ -236,6 +243,8 @@ def child_environment(
         store = options.object_store
         found["LITESTREAM_ACCESS_KEY_ID"] = environ[store.access_key_id_env_var]
         found["LITESTREAM_SECRET_ACCESS_KEY"] = environ[store.secret_access_key_env_var]
+    if options.replica_target_type is ReplicaTargetType.BLOB_STORE and not unset:
+        found["LITESTREAM_AZURE_ACCOUNT_KEY"] = environ[options.blob_store.access_key_env_var]
     if options.replica_target_type is ReplicaTargetType.CLOUD_STORAGE:
         found["GOOGLE_APPLICATION_CREDENTIALS"] = options.cloud_storage.credentials_json_path
     return found

@@ -36,7 +36,9 @@ def make(file: Path, version: int, rows: int) -> None:
     row = _ROW.format(id="webhook_id" if version < 6 else "delivery_key")
     with old:
         states = itertools.cycle(("done", "dead", "parked", "received"))
-        old.executemany(row, ((f"m{n}", state) for n, state in zip(range(rows), states)))
+        old.executemany(
+            row, ((f"m{n}", state) for n, state in zip(range(rows), states, strict=False))
+        )
         old.execute("INSERT INTO body SELECT sequence, randomblob(200) FROM inbox")
     old.close()
 
