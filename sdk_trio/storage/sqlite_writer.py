@@ -416,9 +416,15 @@ _EVIDENCE_OF = (
 
 
 def erase_evidence(connection: apsw.Connection, tenant_id: str, limit: int) -> int:
-    """Delete up to ``limit`` bodies of the tenant's that came under others' keys; count them."""
+    """Delete up to ``limit`` bodies of the tenant's that came under others' keys; count them.
+
+    The next wipe rewrites the database.
+    """
     connection.execute(_EVIDENCE_OF, (tenant_id, limit))
-    return connection.changes()
+    deleted = connection.changes()
+    if deleted:
+        connection.execute(MARK_AS_UNWIPED)
+    return deleted
 
 
 def _forget(connection: apsw.Connection, sequence: int) -> None:

@@ -38,9 +38,20 @@ class Directory:
         return self._known[key]
 
     def remember(self, key: str, answer: Answer, *, generation: int) -> None:
-        """Remember an answer of the store, and forget the one that was not used for longest."""
+        """Remember an answer of the store, and forget the one that was not used for longest.
+
+        A tenant is remembered by its id as well: a delivery asks for both, first whose it is, and
+        then by its id how the tenant is now. All answers have one record of it.
+        """
         if generation != self.generation:
             return
+        if isinstance(answer, Tenant):
+            known = self._known.get(own := f"id {answer.id}")
+            answer = known if known == answer else answer
+            self._keep(own, answer)
+        self._keep(key, answer)
+
+    def _keep(self, key: str, answer: Answer) -> None:
         self._known[key] = answer
         self._known.move_to_end(key)
         if len(self._known) > self._capacity:

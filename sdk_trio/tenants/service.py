@@ -487,9 +487,6 @@ class TenantService:
         generation = self._directory.generation
         answer = await look()
         self._directory.remember(key, answer, generation=generation)
-        if isinstance(answer, Tenant):
-            # A delivery asks for both: first whose it is, then by its id how the tenant is now.
-            self._directory.remember(f"id {answer.id}", answer, generation=generation)
         return answer
 
     async def holders(
