@@ -4,9 +4,11 @@ import gc
 import json
 import statistics
 import time
+from functools import partial
 
 import pytest
 import trio
+import trio.testing
 from support.deliveries import settings
 from support.serving import (
     RawWire,
@@ -92,6 +94,32 @@ async def test_bodies_that_nobody_ends_are_bounded_and_small_deliveries_go_on(fa
         assert app.runtime.receiver.counters.values["refused"] >= 95
     crowded = lines_of(caplog, "webhook.refused")
     assert "crowded" in {line["cause"] for line in crowded}
+
+
+async def test_a_piece_that_is_on_its_way_when_its_body_gives_way_takes_nothing_off_the_budget():
+    """Else strangers would use the budget up, and one day no body in parts would be taken."""
+    bodies = body.Bodies(largest=100, together=100)
+
+    async def read(*sizes, arrives):
+        """Read a body whose pieces after the first arrive at one moment with those of others."""
+        left = list(sizes)
+
+        async def receive():
+            if len(left) < len(sizes):
+                await arrives.wait()
+            piece = bytes(left.pop(0))
+            return {"type": "http.request", "body": piece, "more_body": bool(left)}
+
+        return await bodies.read(receive)
+
+    for _ in range(40):  # who has its turn first is left to chance
+        arrives = trio.Event()
+        async with trio.open_nursery() as nursery:
+            for sizes in ((60, 30, 1), (5, 50, 1)):
+                nursery.start_soon(partial(read, *sizes, arrives=arrives))
+            await trio.testing.wait_all_tasks_blocked()
+            arrives.set()
+    assert await read(50, 49, 1, arrives=arrives) == bytes(100)
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "hypercorn"])
