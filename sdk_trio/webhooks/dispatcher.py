@@ -198,7 +198,10 @@ class Dispatcher:
     ) -> Answer:
         delivery = arrival.delivery
         tenant = None if delivery.tenant_id is None else await self.tenant_of(delivery)
-        if self._is_orphan(delivery, tenant) or _is_held(handler, tenant):
+        # Nearly all deliveries have no tenant: what is asked of each is asked without a call.
+        if (delivery.tenant_id is not None and self._is_orphan(delivery, tenant)) or (
+            tenant is not None and _is_held(handler, tenant)
+        ):
             return await self.park(delivery, tenant)
         if self.quarantined:
             self._counters.count("refused")
