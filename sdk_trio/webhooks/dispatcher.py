@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ..config import Settings
 from ..errors import HandlerAbortedError, StoreLostError, StoreUnavailableError
 from ..events import Drift, Event, decode_event
-from ..logs import get_logger
+from ..logs import Throttle, get_logger
 from ..storage.ports import Inbox
 from ..storage.records import (
     Admission,
@@ -50,6 +50,7 @@ from .lifecycle import (
     traceback_of,
 )
 from .registry import BoundHandler, BoundHandlers
+from .rejections import LINES, SECONDS
 from .shortcut import Expiry
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Dispatcher:
         self.handlers = handlers
         self._inbox = inbox
         self._counters = counters
+        self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._clock = clock
         self._jitter = jitter
         self._stopwatch = stopwatch
@@ -205,7 +207,11 @@ class Dispatcher:
             return await self.park(delivery, tenant)
         if self.quarantined:
             self._counters.count("refused")
-            _log.warning("webhook.refused", cause="quarantine", webhook_id=delivery.webhook_id)
+            extra = self._throttle.fields("quarantine")
+            if extra is not None:
+                _log.warning(
+                    "webhook.refused", cause="quarantine", webhook_id=delivery.webhook_id, **extra
+                )
             await trio.lowlevel.checkpoint()
             return answers.unavailable(BUSY_RETRY_SECONDS)
         admitted = await self._inbox.claim(delivery)

@@ -324,6 +324,25 @@ async def test_a_flood_of_rejections_is_a_handful_of_lines_and_one_that_counts_t
     assert told == flood
 
 
+async def test_deliveries_that_cannot_be_taken_are_a_handful_of_lines_however_many(caplog):
+    gate = trio.Event()
+
+    async def handler(event):
+        await gate.wait()
+
+    limits = {"Webhooks__Queue__Capacity": 1, "Webhooks__Queue__Workers": 1}
+    async with serving(registry(handler, enqueue=True), **limits) as app:
+        statuses = [(await exchange(app, delivery_request(signed()))).status for _ in range(40)]
+        assert statuses.count(503) >= 37
+        app.runtime.receiver.stop_accepting()
+        for _ in range(40):
+            assert (await exchange(app, delivery_request(signed()))).status == 503
+        gate.set()
+    assert 1 <= len(lines_of(caplog, "queue.full")) <= 3
+    refused = lines_of(caplog, "webhook.refused")
+    assert 1 <= len([line for line in refused if line["cause"] == "draining"]) <= 3
+
+
 async def test_a_delivery_is_seen_in_the_log_with_its_source(caplog):
     caplog.set_level("INFO", logger="sdk_trio")
     async with serving(registry(works)) as app:
