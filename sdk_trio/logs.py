@@ -129,6 +129,13 @@ class Throttle:
         self._kinds[kind] = (end, logged + 1, 0)
         return left_out
 
+    def fields(self, kind: Hashable) -> dict[str, int] | None:
+        """Return what one more line of ``kind`` says beside its own; None: leave it out."""
+        suppressed = self.admit(kind)
+        if suppressed is None:
+            return None
+        return {"suppressed": suppressed} if suppressed else {}
+
     def take_left_out(self) -> dict[Hashable, int]:
         """Return how many lines of each kind were left out and not told yet; now they are."""
         found = {kind: left for kind, (_, _, left) in self._kinds.items() if left}

@@ -17,7 +17,7 @@ from ..console.token_keeper import TOKEN_NAME
 from ..errors import OptionsValidationError
 from ..runtime.limits import Limits
 from ..runtime.listener import RESERVED_DESCRIPTORS, descriptor_limit
-from ..storage.data_directory import exposure
+from ..storage.data_directory import exposure, visibility
 from .certificate_examiner import OutsideItsTimeError, valid_until
 from .doctor_findings import Report
 from .presence import NobodyThereError, find
@@ -112,6 +112,9 @@ def _check_data_directory(directory: Path, report: Report) -> None:
     if fault is not None:
         what, _, remedy = fault.partition(": ")
         report.problem(where, f"the receiver does not start: it {what}", remedy)
+    elif visible := visibility(directory):
+        what, _, remedy = visible.partition(": ")
+        report.warning(where, f"it {what}", remedy)
     else:
         report.ok(where, "this user alone reads and writes it")
     # What commands have made as another user, such as root, the receiver cannot open.

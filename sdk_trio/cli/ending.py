@@ -24,6 +24,7 @@ import trio
 from ..errors import EXIT_FAILURE
 from ..logs import get_logger
 from ..runtime import Runtime
+from ..runtime.watchdog import held_by
 
 _log = get_logger("runtime")
 
@@ -42,8 +43,9 @@ FORCED_LEAVE_SECONDS = 0.4
 #: a handler that keeps the interpreter's lock, as a long match of a regular expression does.
 STUCK_SECONDS = 0.5
 
-#: How long the main thread lets others run when a signal comes, in seconds.
-GIVE_WAY_SECONDS = 0.02
+#: How long the main thread lets others run when a signal comes, at most, in seconds: until the
+#: thread has taken note of it, which it does at once where anything runs at all.
+GIVE_WAY_SECONDS = 1.0
 
 #: How long threads of the application that are no daemons may go on after the end, in seconds.
 THREADS_SECONDS = 1.0
@@ -67,6 +69,8 @@ class Ending:
         self._give_up = trio.Event()
         self._watching = trio.CancelScope(shield=True)
         self._status = EXIT_FAILURE
+        # How many have been handled in the main thread, and have been taken note of in ours.
+        self._handled = 0
         self._signals = 0
         # When the loop gives up, and when the thread does, by time.monotonic.
         self._limits: tuple[float, float] | None = None
@@ -139,8 +143,11 @@ class Ending:
         """
         if callable(handler):
             handler(number, frame)
-        if self._signals < 2:
-            time.sleep(GIVE_WAY_SECONDS)
+        self._handled += 1
+        until = time.monotonic() + GIVE_WAY_SECONDS
+        # No lock: a further signal may come in the middle of this.
+        while self._signals < min(self._handled, 2) and time.monotonic() < until:
+            time.sleep(0.001)
 
     async def watch(self) -> None:
         """Give up what does not end in its time; until everything has ended."""
@@ -181,11 +188,11 @@ class Ending:
     def _take(self, numbers: bytes) -> None:
         for number in numbers:
             if number in self._ending:
-                self._signals += 1
-                if self._signals == 1:
+                if self._signals == 0:
                     self._begin()
-                elif self._signals == 2:
+                elif self._signals == 1:
                     self._force(number)
+                self._signals += 1
         self._call(_nothing)
 
     def _begin(self) -> None:
@@ -194,6 +201,17 @@ class Ending:
         drain = settings.webhooks.graceful_drain_timeout_seconds
         delay = settings.server.shutdown_delay_seconds
         self._limit(time.monotonic() + delay + drain + GRACE_SECONDS, LEAVE_SECONDS)
+        main = threading.main_thread().ident
+        run, place = (None, None) if main is None else held_by(main)
+        if run is not None:
+            # This may be the last moment at which anything can be said: see STUCK_SECONDS.
+            _log.info(
+                "runtime.held",
+                handler=run.handler,
+                webhook_id=run.webhook_id,
+                place=place,
+                hint="it held the event loop when the signal came; the end does not wait for it",
+            )
 
     def _force(self, number: int) -> None:
         self._status = 128 + number

@@ -80,14 +80,28 @@ def _status_of(error: BaseException, parsed: Namespace) -> int:
         for warning in getattr(error, "warnings", ()):
             sys.stderr.write(f"{PROGRAM}: warning: {warning}\n")
         return error.exit_code
-    if not _show_detail(error, parsed):
-        _complain(
-            f"unexpected {type(error).__name__}: {error}; "
-            "run with Sdk:Environment=Development for details"
-        )
-    else:
-        _complain(f"unexpected {type(error).__name__}: {error}")
+    hint = (
+        "" if _show_detail(error, parsed) else "; run with Sdk:Environment=Development for details"
+    )
+    cause = _cause_of(error)
+    place = "" if cause is error else _place_of(cause)
+    _complain(f"unexpected {type(cause).__name__}: {cause}{place}{hint}")
     return EXIT_FAILURE
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    """Return what a system task of the application raised, which Trio takes for its own fault."""
+    trio = sys.modules.get("trio")
+    while trio is not None and isinstance(error, trio.TrioInternalError) and error.__cause__:
+        error = only_member(error.__cause__)
+    return error
+
+
+def _place_of(error: BaseException) -> str:
+    from ..webhooks.lifecycle import place_of  # on the path of a mistake only
+
+    place = place_of(error)
+    return "" if place is None else f" ({place})"
 
 
 def _show_detail(error: BaseException, parsed: Namespace) -> bool:

@@ -388,9 +388,10 @@ class Connection:
         left = self.limits.linger_bytes
         try:
             while left > 0:
-                chunk = await self.read(idle=True)
-                if not chunk:
+                # The bytes themselves are not held on to, while more of them are waited for.
+                size = len(await self.read(idle=True))
+                if not size:
                     return
-                left -= len(chunk)
+                left -= size
         except Expired:
             await trio.lowlevel.checkpoint()

@@ -182,8 +182,11 @@ class _Connection(TCPServer):
                     pass
         elif isinstance(event, Updated):
             self._idle = event.idle
-            self._head_begun = False
-            self._reading_scope.deadline = inf
+            # The next head may have begun before this request was over.
+            connection = self.protocol.connection  # type: ignore[attr-defined]
+            self._head_begun = event.idle and bool(connection.trailing_data[0])
+            patience = self._limits.head_seconds if self._head_begun else inf
+            self._reading_scope.deadline = trio.current_time() + patience
             if not self._reading:
                 return  # noqa: ASYNC910 - as above
         try:

@@ -92,7 +92,7 @@ class Watchdog:
         return True
 
     def _follow(self, answered: threading.Event, asked: float, loop: int) -> None:
-        run, place = _look(loop)
+        run, place = held_by(loop)
         _log.warning(
             "runtime.blocked",
             seconds=round(self._clock() - asked, 1),
@@ -114,7 +114,7 @@ class Watchdog:
         return blocked
 
 
-def _look(thread: int) -> tuple[Run | None, str | None]:
+def held_by(thread: int) -> tuple[Run | None, str | None]:
     """Return which handler a thread runs at this moment, and the line of the user's code."""
     frame = sys._current_frames().get(thread)
     frames = []

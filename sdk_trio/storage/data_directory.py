@@ -1,9 +1,10 @@
-"""The data directory: its owner's alone, and locked by the one runtime that uses it.
+"""The data directory: written by its owner alone, and locked by the one runtime that uses it.
 
 What it holds is what customers bought, and secrets. Where another user can write into it, a
 symbolic link in the place of a file of ours would let him choose what is overwritten, and a token
 of his own would be believed. So such a directory is refused, and files in it are opened without
-following links.
+following links. One that others can merely enter, as systemd and mkdir make it, is used as long as
+they can read nothing in it: every file of ours is made for its owner alone.
 
 Only the runtime takes the lock. Commands open the database beside a running daemon without it;
 SQLite's own locks keep their writes apart.
@@ -26,7 +27,10 @@ from pathlib import Path
 
 from ..config.ownership import user_name
 from ..errors import EXIT_CONFIGURATION, StoreLockedError, StoreUnavailableError
+from ..logs import get_logger
 from .schema import DATABASE_NAME
+
+_log = get_logger("storage")
 
 #: The file whose lock is held; what it contains means nothing.
 LOCK_NAME = "runtime.lock"
@@ -40,13 +44,18 @@ CLEANER_SECONDS = 1.0
 
 
 _GROUP_OR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+_ENTERED = stat.S_IXGRP | stat.S_IXOTH
+
+#: How many files that others can read an error names.
+_FILES_NAMED = 3
 
 #: A private file is small: no more of it is read, in bytes.
 _LARGEST_PRIVATE = 65_536
 
 
 class ExposedDirectoryError(StoreUnavailableError):
-    """The data directory belongs to another user, or others may enter it."""
+    """The data directory belongs to another user, or others can write it or read what it holds."""
 
     exit_code = EXIT_CONFIGURATION
 
@@ -60,7 +69,7 @@ def create_data_directory(path: str | os.PathLike[str]) -> Path:
 
     Raises:
         StoreUnavailableError: it cannot be created, or is no directory.
-        ExposedDirectoryError: it is not this user's alone; it is left as it is.
+        ExposedDirectoryError: others can write it or read what it holds; it is left as it is.
     """
     directory = Path(path)
     try:
@@ -79,7 +88,7 @@ def create_data_directory(path: str | os.PathLike[str]) -> Path:
 
 
 def exposure(directory: Path) -> str | None:
-    """Say who else can use an existing directory and what to do, or None: it is this user's alone.
+    """Say who else can use an existing directory and what to do, or None: nobody can.
 
     It is not put right here: what others may have left in it should be looked at first.
 
@@ -95,14 +104,53 @@ def exposure(directory: Path) -> str | None:
             f"{user_name(os.geteuid())}: run this as that user, give the directory to this one "
             "(chown -R), or choose another one (Sdk:Storage:Path, or MultiTenant:FileDb:Directory)"
         )
-    if status.st_mode & _GROUP_OR_OTHERS:
+    mode = f"{stat.S_IMODE(status.st_mode):04o}"
+    other = (
+        "or choose one below it (Sdk:Storage:Path, or MultiTenant:FileDb:Directory), which is then "
+        "made "
+    )
+    if status.st_mode & _WRITABLE:
         return (
-            f"is open to other users (mode {stat.S_IMODE(status.st_mode):04o}): chmod 0700 "
-            f"{directory.absolute()}, after a look at what they may have left in it; or choose "
-            "one below it (Sdk:Storage:Path, or MultiTenant:FileDb:Directory), which is then made "
+            f"is open to other users, who can write into it (mode {mode}): chmod 0700 "
+            f"{directory.absolute()}, after a look at what they may have left in it; {other}"
             "for this user alone"
         )
+    if status.st_mode & _ENTERED and (files := _open_files(directory)):
+        return (
+            f"is open to other users (mode {mode}), and so is what is in it ({', '.join(files)}): "
+            f"chmod -R go= {directory.absolute()}; {other}for this user alone"
+        )
     return None
+
+
+def visibility(directory: Path) -> str | None:
+    """Say that others can see the names in a directory that :func:`exposure` accepts, or None.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    if os.name != "posix":
+        return None
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if not mode & _GROUP_OR_OTHERS:
+        return None
+    return (
+        f"can be entered or listed by other users (mode {mode:04o}), who can read none of its "
+        f"files: chmod 0700 {directory.absolute()}, or StateDirectoryMode=0700 in a unit of systemd"
+    )
+
+
+def _open_files(directory: Path) -> list[str]:
+    """Name a few of what others can read or write in a directory that they can enter."""
+    found = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if not stat.S_ISLNK(mode) and mode & _GROUP_OR_OTHERS:
+                found.append(entry.name)
+                if len(found) == _FILES_NAMED:
+                    break
+    return sorted(found)
 
 
 def keep_files_private() -> None:
@@ -182,6 +230,8 @@ def lock_data_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     import filelock  # a store in memory has nothing to lock
 
     directory = create_data_directory(path)
+    if visible := visibility(directory):
+        _log.warning("store.directory_visible", detail=f"the data directory {directory} {visible}")
     pid_file = directory / PID_NAME
     lock = filelock.FileLock(directory / LOCK_NAME, mode=0o600, thread_local=False)
     try:

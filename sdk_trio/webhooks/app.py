@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
-from ..logs import get_logger
+from ..logs import Throttle, get_logger
 from ..monitoring import Sample
 from ..storage import open_store
 from ..storage.data_directory import lock_data_directory
@@ -30,7 +30,7 @@ from .janitor import Janitor
 from .queuer import Queuer
 from .receiver import UNAVAILABLE_RETRY_SECONDS, Receive, Receiver, Scope, Send
 from .registry import BoundHandlers, HandlerRegistry
-from .rejections import Rejections
+from .rejections import LINES, SECONDS, Rejections
 from .services import Services
 from .shortcut import Expiry
 
@@ -112,6 +112,7 @@ class WebhookReceiver:
         self._host_upgrade = host_upgrade
         self._companion = companion
         self._rejections = Rejections(self.counters)
+        self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._receiver: Receiver = Receiver(
             settings, self, self.counters, self._rejections, clock=clock
         )
@@ -181,7 +182,10 @@ class WebhookReceiver:
         running = self._running
         if running is None or self._draining:
             self.counters.count("refused")
-            _log.warning("webhook.refused", cause="draining" if self._draining else "not_running")
+            cause = "draining" if self._draining else "not_running"
+            extra = self._throttle.fields(cause)
+            if extra is not None:
+                _log.warning("webhook.refused", cause=cause, **extra)
             await trio.lowlevel.checkpoint()
             return answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
         handler = running.handlers.find(arrival.delivery.type)

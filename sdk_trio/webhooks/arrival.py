@@ -1,9 +1,16 @@
-"""A delivery between its verification and its handler. Pure."""
+"""A delivery between its verification and its handler."""
+
+from typing import Final
 
 import msgspec
+import trio
 
-from ..events import Envelope, decode_envelope
+from ..events import Envelope, decode_envelope, plain_envelope
 from ..storage.records import DeliveryRecord, NewDelivery
+
+#: Bodies above this are looked at closely in a thread: at half a second for a megabyte, it would
+#: hold up the event loop.
+LARGE_BYTES: Final = 256 * 1024
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -17,7 +24,21 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     earlier_attempts: int = 0
 
 
-def arrival_of(record: DeliveryRecord) -> Arrival:
+async def look_closer(body: bytes) -> Envelope:
+    """Return the envelope of a verified body with surprises; see :func:`.plain_envelope`.
+
+    Cancelled, it waits for the thread, if there is one, which ends within a second.
+
+    Raises:
+        DeliveryDecodingError: the body is no event.
+    """
+    if len(body) <= LARGE_BYTES:
+        await trio.lowlevel.checkpoint()
+        return decode_envelope(body)
+    return await trio.to_thread.run_sync(decode_envelope, body)
+
+
+async def arrival_of(record: DeliveryRecord) -> Arrival:
     """Rebuild the arrival of a delivery that the inbox kept.
 
     Raises:
@@ -35,4 +56,9 @@ def arrival_of(record: DeliveryRecord) -> Arrival:
         tenant_id=record.tenant_id,
         signer=record.signer or "",
     )
-    return Arrival(delivery, decode_envelope(raw), record.earlier_attempts)
+    envelope = plain_envelope(raw)
+    if envelope is None:
+        envelope = await look_closer(raw)
+    else:
+        await trio.lowlevel.checkpoint()
+    return Arrival(delivery, envelope, record.earlier_attempts)

@@ -12,6 +12,13 @@ from .answers import Answer
 #: How long a sender may take for its body, in seconds: it gives up on us after 10 itself.
 BODY_SECONDS: Final = 10.0
 
+#: Pieces below this size are copied together: kept apart, small ones take ten times their size.
+_SMALL_BYTES: Final = 16 * 1024
+
+#: What they are copied into is closed at this size: buffers that grow further and further leave
+#: gaps behind that nothing fits into, as much again as they hold.
+_BLOCK_BYTES: Final = 64 * 1024
+
 #: What a sender is asked to wait when too many bodies are in flight, in seconds.
 CROWDED_RETRY_SECONDS: Final = 5.0
 
@@ -25,9 +32,40 @@ class Unread:
     received: int
 
 
+class _Pieces:
+    """What has arrived of one body; it takes little more memory than that."""
+
+    def __init__(self) -> None:
+        self._done: list[bytes] = []
+        self._small = bytearray()
+
+    def add(self, piece: bytes) -> None:
+        """Keep one more piece."""
+        if len(piece) < _SMALL_BYTES:
+            self._small += piece
+            if len(self._small) < _BLOCK_BYTES:
+                return
+            self._close_block()
+        else:
+            self._close_block()
+            self._done.append(piece)
+
+    def _close_block(self) -> None:
+        if self._small:
+            self._done.append(bytes(self._small))
+            self._small = bytearray()
+
+    def whole(self, last: bytes) -> bytes:
+        """Return the body with its last piece."""
+        if not self._done and not self._small:
+            return last
+        return b"".join((*self._done, self._small, last))
+
+
 @attrs.define(eq=False)
 class _InFlight:
     scope: trio.CancelScope
+    pieces: _Pieces = attrs.Factory(_Pieces)
     size: int = 0
     gave_way: bool = False
 
@@ -59,10 +97,12 @@ class Bodies:
             body = _InFlight(scope)
             self._in_flight.add(body)
             try:
-                return await self._receive(receive, body)
+                received = await self._receive(receive, body)
             finally:
                 self._in_flight.remove(body)
                 self._bytes -= 0 if body.gave_way else body.size
+            if not body.gave_way:
+                return received
         if body.gave_way:
             return Unread("crowded", answers.unavailable(CROWDED_RETRY_SECONDS), body.size)
         return Unread("slow", answers.TOO_SLOW, body.size)
@@ -70,10 +110,10 @@ class Bodies:
     async def _receive(
         self, receive: Callable[[], Awaitable[Any]], body: _InFlight
     ) -> bytes | Unread | None:
-        received: bytes | bytearray = b""
         while True:
             message = await receive()
-            if message["type"] != "http.request":
+            # Who gave way may have had a piece on its way all the same, which nobody counts.
+            if body.gave_way or message["type"] != "http.request":
                 return None
             chunk: bytes = message.get("body", b"")
             more = bool(message.get("more_body", False))
@@ -81,16 +121,11 @@ class Bodies:
             self._bytes += len(chunk)
             if body.size > self._largest:
                 return Unread("size", answers.TOO_LARGE, body.size)
-            # One buffer for many pieces: kept apart, small ones take ten times their size.
-            if not received:
-                received = chunk
-            elif isinstance(received, bytes):
-                received = bytearray(received)
-                received += chunk
-            else:
-                received += chunk
             if not more:
-                return bytes(received)
+                return body.pieces.whole(chunk)
+            body.pieces.add(chunk)
+            # While it waits it holds what it counts, and not the last piece once more.
+            del message, chunk
             if self._bytes > self._together:
                 self._free_the_largest()
 
@@ -99,5 +134,6 @@ class Bodies:
             (body for body in self._in_flight if not body.gave_way), key=lambda body: body.size
         )
         largest.gave_way = True
+        largest.pieces = _Pieces()  # now, and not when its task has its turn: others go on reading
         self._bytes -= largest.size
         largest.scope.cancel()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ..config import Settings
 from ..errors import HandlerAbortedError, StoreLostError, StoreUnavailableError
 from ..events import Drift, Event, decode_event
-from ..logs import get_logger
+from ..logs import Throttle, get_logger
 from ..storage.ports import Inbox
 from ..storage.records import (
     Admission,
@@ -50,6 +50,7 @@ from .lifecycle import (
     traceback_of,
 )
 from .registry import BoundHandler, BoundHandlers
+from .rejections import LINES, SECONDS
 from .shortcut import Expiry
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Dispatcher:
         self.handlers = handlers
         self._inbox = inbox
         self._counters = counters
+        self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._clock = clock
         self._jitter = jitter
         self._stopwatch = stopwatch
@@ -198,11 +200,18 @@ class Dispatcher:
     ) -> Answer:
         delivery = arrival.delivery
         tenant = None if delivery.tenant_id is None else await self.tenant_of(delivery)
-        if self._is_orphan(delivery, tenant) or _is_held(handler, tenant):
+        # Nearly all deliveries have no tenant: what is asked of each is asked without a call.
+        if (delivery.tenant_id is not None and self._is_orphan(delivery, tenant)) or (
+            tenant is not None and _is_held(handler, tenant)
+        ):
             return await self.park(delivery, tenant)
         if self.quarantined:
             self._counters.count("refused")
-            _log.warning("webhook.refused", cause="quarantine", webhook_id=delivery.webhook_id)
+            extra = self._throttle.fields("quarantine")
+            if extra is not None:
+                _log.warning(
+                    "webhook.refused", cause="quarantine", webhook_id=delivery.webhook_id, **extra
+                )
             await trio.lowlevel.checkpoint()
             return answers.unavailable(BUSY_RETRY_SECONDS)
         admitted = await self._inbox.claim(delivery)

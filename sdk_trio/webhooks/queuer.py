@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ..config import Settings
 from ..errors import DeliveryDecodingError, StoreLostError, StoreUnavailableError
-from ..logs import get_logger
+from ..logs import Throttle, get_logger
 from ..storage.ports import Inbox
 from ..storage.records import Admission, Dead, DeliveryRecord, Retry
 from . import answers
@@ -23,6 +23,7 @@ from .answers import Answer
 from .arrival import Arrival, arrival_of
 from .counters import Counters
 from .dispatcher import CLEANUP_SECONDS, STORE_RETRY_SECONDS, Dispatcher
+from .rejections import LINES, SECONDS
 
 _log = get_logger("webhooks")
 
@@ -78,6 +79,7 @@ class Queuer:
         self._counters = counters
         self._clock = clock
         self._after_crash = after_crash
+        self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._capacity = options.capacity
         self._workers = options.workers
         # An event, which run of it is next, and whether it has never been out of this process.
@@ -153,12 +155,15 @@ class Queuer:
 
     def _refuse(self, arrival: Arrival) -> Answer:
         self._counters.count("full")
-        _log.warning(
-            "queue.full",
-            webhook_id=arrival.delivery.webhook_id,
-            capacity=self._capacity,
-            draining=self._closed,
-        )
+        extra = self._throttle.fields(self._closed)
+        if extra is not None:
+            _log.warning(
+                "queue.full",
+                webhook_id=arrival.delivery.webhook_id,
+                capacity=self._capacity,
+                draining=self._closed,
+                **extra,
+            )
         return answers.unavailable(FULL_RETRY_SECONDS)
 
     # -- running -----------------------------------------------------------------------------
@@ -244,7 +249,7 @@ class Queuer:
         """Make an event dead that is not to run: it ended the process too often, or is damaged."""
         dead = self._dispatcher.condemn(record)
         try:
-            delivery = arrival_of(record).delivery
+            delivery = (await arrival_of(record)).delivery
         except DeliveryDecodingError as error:
             # Only a damaged store has this; a dead letter is seen, an endless loop is not.
             await self._inbox.finish(record.key, Dead(str(error)), now=self._clock())
@@ -281,7 +286,7 @@ class Queuer:
     async def _run_alone(self, record: DeliveryRecord, ended: trio.Event) -> None:
         self._running += 1
         try:
-            arrival = arrival_of(record)
+            arrival = await arrival_of(record)
             await self._dispatcher.run_queued(arrival, attempt=record.attempts + 1, alone=True)
         finally:
             self._running -= 1
@@ -347,16 +352,20 @@ class Queuer:
 
     async def _queue(self, record: DeliveryRecord) -> bool:
         """Queue one fetched record when there is a place; False when the queue has closed."""
-        self._behind = self._feeder_blocked = self._places_taken >= self._capacity
-        await self._wait_for_place()
         if self._closed:
+            await trio.lowlevel.checkpoint()
             return False
         try:
-            arrival = arrival_of(record)
+            arrival = await arrival_of(record)
         except DeliveryDecodingError:
             return await self._bury(record)
         if record.process_ends and await self._bury(record):
             return True
+        self._behind = self._feeder_blocked = self._places_taken >= self._capacity
+        await self._wait_for_place()
+        if self._closed:
+            return False
+        # No checkpoint from here on: the place would be somebody else's.
         self._places_taken += 1
         self._send.send_nowait((arrival, record.attempts + 1, False))
         return True

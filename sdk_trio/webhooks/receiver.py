@@ -20,21 +20,20 @@ from ..errors import DeliveryDecodingError, StoreUnavailableError
 from ..events import (
     Envelope,
     claimed_organization,
-    decode_envelope,
     organization_of,
     plain_envelope,
     subject_of,
 )
-from ..logs import get_logger
+from ..logs import Throttle, get_logger
 from ..storage.records import NewDelivery
 from . import answers
 from .answers import Answer
-from .arrival import Arrival
+from .arrival import Arrival, look_closer
 from .body import Bodies, Unread
 from .counters import Counters
 from .peers import AllowedSources, Origin, TrustedProxies
 from .rates import RateLimit, source_of
-from .rejections import Rejection, Rejections, claimed_id
+from .rejections import LINES, SECONDS, Rejection, Rejections, claimed_id
 from .secret_usage import SecretUsage
 from .shortcut import SHORTCUT, Expiry, Shortcut
 from .signature import Keyring
@@ -52,10 +51,6 @@ Scope = Any
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
-
-#: A body that is larger and has surprises is looked at in a thread: it takes half a second for a
-#: megabyte.
-LARGE_BYTES = 256 * 1024
 
 #: How much of a path or method that is not ours is logged.
 SHOWN_PATH_CHARACTERS = 200
@@ -153,6 +148,7 @@ class Receiver:
         self._intake = intake
         self._counters = counters
         self._rejections = rejections
+        self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._clock = clock
         self._path = options.path
         # The addresses of tenants begin so; None: there are none.
@@ -260,7 +256,9 @@ class Receiver:
             answer = await self._intake.take(arrival, expiry)
         except StoreUnavailableError as error:
             self._counters.count("unavailable")
-            _log.error("store.unavailable", webhook_id=webhook_id, error=str(error))
+            extra = self._throttle.fields("store")
+            if extra is not None:
+                _log.error("store.unavailable", webhook_id=webhook_id, error=str(error), **extra)
             await trio.lowlevel.checkpoint()
             answer = answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
         if answer.status != answers.OK.status:
@@ -334,7 +332,7 @@ class Receiver:
                 claimed = {"tenant": request.identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
             return self._reject(verdict.cause, verdict.detail, request, **claimed)  # noqa: ASYNC910 - as above
         try:
-            envelope = plain_envelope(body) or await _look_closer(body)
+            envelope = plain_envelope(body) or await look_closer(body)
         except DeliveryDecodingError as error:
             return self._reject("not_an_event", str(error), request)  # noqa: ASYNC910 - as above
         if keys is not None and tenant is None:
@@ -431,14 +429,6 @@ _NOT_THE_HOSTS: Final = (
     "signed with the host's secret for a tenant that has secrets of its own, and "
     "Sdk:MultiTenant:OwnSecretsOnly is true: have the sender use the tenant's secret and address."
 )
-
-
-async def _look_closer(body: bytes) -> Envelope:
-    """Return the envelope of a body with surprises, or raise DeliveryDecodingError."""
-    if len(body) <= LARGE_BYTES:
-        await trio.lowlevel.checkpoint()
-        return decode_envelope(body)
-    return await trio.to_thread.run_sync(decode_envelope, body)
 
 
 def _random_secret() -> Secret:

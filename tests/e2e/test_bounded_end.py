@@ -7,7 +7,6 @@ import threading
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 from support.disk_faults import DiskFaults, hanging
 from support.supervised import Daemon, running, wait_until
@@ -50,22 +49,20 @@ def test_what_no_cancellation_ends_is_named_left_behind_and_run_again(daemon, ki
         assert daemon.record(webhook_id)["process_ends"] == (kind == "block")
 
 
-def is_silent(port):
-    try:
-        httpx.get(f"http://127.0.0.1:{port}/livez", timeout=2)
-    except httpx.TimeoutException:
-        return True
-    return False
-
-
 def test_a_handler_that_keeps_the_interpreter_for_itself_does_not_outlive_the_end(daemon):
     """No thread runs beside a long match of a regular expression, nor does the loop."""
     with running(daemon):
-        daemon.deliver("match-1")
-        wait_until(lambda: daemon.runs("match-1"), daemon.log)
-        wait_until(lambda: is_silent(daemon.admin_port), daemon.log)
+        daemon.deliver("match-late")
+        daemon.wait_for_state("match-late", "running")
+        wait_until(lambda: daemon.runs("match", "inside"), daemon.log)
         daemon.signal(signal.SIGTERM)
         assert daemon.ended(IN_TIME) == 1
+        (held,) = events_of(daemon, "runtime.held")
+        assert (held["handler"], held["webhook_id"]) == ("queued", "match-late")
+        assert "application.py" in held["place"]
+        daemon.start()
+        wait_until(lambda: daemon.runs("match-late") == 2, daemon.log)
+        assert daemon.record("match-late")["process_ends"] == 1
 
 
 def test_an_inline_handler_in_a_thread_is_left_behind_as_well(daemon):

@@ -49,8 +49,8 @@ def place(tmp_path):
 # -- the data directory -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o755, 0o750, 0o701])
-def test_a_data_directory_that_is_open_to_others_is_refused(place, mode):
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
+def test_a_data_directory_that_others_can_write_is_refused(place, mode):
     place.data.mkdir()
     place.data.chmod(mode)
     ran = place.run("run", "--standalone")
@@ -58,6 +58,33 @@ def test_a_data_directory_that_is_open_to_others_is_refused(place, mode):
     assert f"chmod 0700 {place.data}" in ran.stderr
     assert stat.S_IMODE(place.data.stat().st_mode) == mode
     assert list(place.data.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o711])
+def test_one_that_others_can_enter_is_used_and_shows_them_nothing(place, mode):
+    place.data.mkdir()
+    place.data.chmod(mode)
+    with place.daemon(umask=0) as daemon:
+        (visible,) = daemon.logged("store.directory_visible")
+        assert visible["level"] == "warning"
+        assert f"chmod 0700 {place.data}" in visible["detail"]
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in place.data.rglob("*")}
+        assert {"inbox.db", "inbox.db-wal", "admin-token", "runtime.lock"} <= set(modes)
+        assert {name: mode for name, mode in modes.items() if mode & 0o077} == {}
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o711])
+def test_one_that_others_can_enter_is_refused_if_they_can_read_what_is_in_it(place, mode):
+    place.data.mkdir()
+    place.data.chmod(mode)
+    (place.data / "inbox.db").touch()
+    (place.data / "inbox.db").chmod(0o640)
+    ran = place.run("run", "--standalone")
+    assert (ran.returncode, "so is what is in it (inbox.db)" in ran.stderr) == (78, True), ran
+    assert f"chmod -R go= {place.data}" in ran.stderr
+    (place.data / "inbox.db").chmod(0o600)
+    with place.daemon() as daemon:
+        assert daemon.logged("store.directory_visible")
 
 
 @as_root

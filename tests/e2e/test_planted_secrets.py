@@ -495,7 +495,10 @@ def test_no_secret_shows_when_the_runtime_crashes(place, environment):
     place.deliver("customer.deleted")
     assert daemon.wait(PATIENCE) == 1
     log = place.log_of("crash")
-    assert "sdk-trio: error: unexpected TrioInternalError" in log
+    # The last line says what ended it and where that is, in the words of the application.
+    last = log.splitlines()[-1]
+    assert last.startswith(f"sdk-trio: error: unexpected Crash: {SAID} ("), last
+    assert re.search(r"application\.py:\d+ in .*ends_the_loop\)(; run with|$)", last), last
     assert ("Traceback" in log) is (environment == "Development")
     search(place)
 

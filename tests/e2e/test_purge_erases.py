@@ -1,4 +1,4 @@
-"""``tenant purge`` under a daemon that runs: nothing of the tenant is left, and nobody gets it."""
+"""What is deleted is in no file any more, by ``tenant purge`` or retention, while daemons run."""
 
 import itertools
 import json
@@ -14,6 +14,7 @@ from typing import Any
 import apsw
 import httpx
 import pytest
+from support.clock_steps import ClockSteps
 from support.daemon import PATIENCE, Daemon, Place
 from support.deliveries import SECRET
 from support.ports import free_port
@@ -187,6 +188,22 @@ def test_on_demand_everything_of_one_tenant_goes_while_a_daemon_runs(place):
         (row,) = checked(place, "tenant", "purge", "--yes", *more)
         assert (row["tenant_id"], row["deliveries"]) == (victim, 1)
     assert not any(name.startswith("held") for name in states(place))
+    assert holding(place, MARK) == []
+
+
+def test_a_body_whose_retention_is_over_is_in_no_file_of_a_daemon_that_runs(place):
+    """PayloadRetentionDays is a promise about data, not about rows."""
+    clock = ClockSteps(place.directory)
+    place.environ.update(clock.environment)
+    with place.daemon("--app", "purging:handlers") as running:
+        for number in range(20):
+            deliver(running, f"r{number}", "org-1", f"{MARK} " * (1 + 20 * number))
+        wait_for(lambda: len(seen(place)) == 20)
+    assert holding(place, MARK)
+    clock.set(40 * 24 * 3600)
+    with place.daemon("--app", "purging:handlers") as running:
+        running.wait_for("inbox.purged")
+        assert holding(place, MARK) == []
     assert holding(place, MARK) == []
 
 

@@ -117,8 +117,13 @@ def test_the_table_is_for_people(doctor):
 def test_a_data_directory_that_others_may_enter(doctor):
     doctor.data.mkdir(mode=0o755)
     os.chmod(doctor.data, 0o755)
-    found = doctor.alone()
-    assert "mode 0755" in found.one("permissions", "problem", "open to other users")["what"]
+    found = doctor.alone().one("permissions", "warning", "can be entered or listed by other users")
+    assert "mode 0755" in found["what"]
+    assert found["remedy"].startswith(f"chmod 0700 {doctor.data}")
+    (doctor.data / "inbox.db").touch(mode=0o644)
+    (doctor.data / "inbox.db").chmod(0o644)
+    found = doctor.alone().one("permissions", "problem", "open to other users (mode 0755)")
+    assert "inbox.db" in found["what"]
 
 
 def test_files_with_secrets_that_others_can_read(doctor, tmp_path):

@@ -4,9 +4,11 @@ import gc
 import json
 import statistics
 import time
+from functools import partial
 
 import pytest
 import trio
+import trio.testing
 from support.deliveries import settings
 from support.serving import (
     RawWire,
@@ -92,6 +94,32 @@ async def test_bodies_that_nobody_ends_are_bounded_and_small_deliveries_go_on(fa
         assert app.runtime.receiver.counters.values["refused"] >= 95
     crowded = lines_of(caplog, "webhook.refused")
     assert "crowded" in {line["cause"] for line in crowded}
+
+
+async def test_a_piece_that_is_on_its_way_when_its_body_gives_way_takes_nothing_off_the_budget():
+    """Else strangers would use the budget up, and one day no body in parts would be taken."""
+    bodies = body.Bodies(largest=100, together=100)
+
+    async def read(*sizes, arrives):
+        """Read a body whose pieces after the first arrive at one moment with those of others."""
+        left = list(sizes)
+
+        async def receive():
+            if len(left) < len(sizes):
+                await arrives.wait()
+            piece = bytes(left.pop(0))
+            return {"type": "http.request", "body": piece, "more_body": bool(left)}
+
+        return await bodies.read(receive)
+
+    for _ in range(40):  # who has its turn first is left to chance
+        arrives = trio.Event()
+        async with trio.open_nursery() as nursery:
+            for sizes in ((60, 30, 1), (5, 50, 1)):
+                nursery.start_soon(partial(read, *sizes, arrives=arrives))
+            await trio.testing.wait_all_tasks_blocked()
+            arrives.set()
+    assert await read(50, 49, 1, arrives=arrives) == bytes(100)
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "hypercorn"])
@@ -294,6 +322,25 @@ async def test_a_flood_of_rejections_is_a_handful_of_lines_and_one_that_counts_t
     assert len(lines) + len(sums) < 100  # three in ten seconds, and one more
     told = len(lines) + sum(line.get("suppressed", 0) for line in [*lines, *sums])
     assert told == flood
+
+
+async def test_deliveries_that_cannot_be_taken_are_a_handful_of_lines_however_many(caplog):
+    gate = trio.Event()
+
+    async def handler(event):
+        await gate.wait()
+
+    limits = {"Webhooks__Queue__Capacity": 1, "Webhooks__Queue__Workers": 1}
+    async with serving(registry(handler, enqueue=True), **limits) as app:
+        statuses = [(await exchange(app, delivery_request(signed()))).status for _ in range(40)]
+        assert statuses.count(503) >= 37
+        app.runtime.receiver.stop_accepting()
+        for _ in range(40):
+            assert (await exchange(app, delivery_request(signed()))).status == 503
+        gate.set()
+    assert 1 <= len(lines_of(caplog, "queue.full")) <= 3
+    refused = lines_of(caplog, "webhook.refused")
+    assert 1 <= len([line for line in refused if line["cause"] == "draining"]) <= 3
 
 
 async def test_a_delivery_is_seen_in_the_log_with_its_source(caplog):

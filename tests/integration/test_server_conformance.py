@@ -782,6 +782,20 @@ async def test_a_new_connection_that_sends_nothing_is_closed_soon(fast):
 
 
 @both
+@pytest.mark.parametrize("ahead", [True, False], ids=["sent-ahead", "afterwards"])
+async def test_a_second_head_of_which_nothing_more_comes_has_its_time_and_no_more(fast, ahead):
+    limits = attrs.evolve(QUICK, head_seconds=0.3, keep_alive_seconds=3600)
+    async with http_server(fast, limits=limits, patience=30) as server:
+        with await server.connect() as wire:
+            begun = b"GET / HT"
+            await wire.send(get() + (begun if ahead else b""))
+            assert (await wire.answer()).status == 200
+            if not ahead:
+                await wire.send(begun)
+            await wire.rest()  # for an hour, if it were taken for an idle connection
+
+
+@both
 async def test_the_head_of_a_second_request_has_its_time_as_well(fast):
     limits = attrs.evolve(QUICK, head_seconds=0.3, keep_alive_seconds=3600)
     async with http_server(fast, limits=limits, patience=30) as server:

@@ -5,16 +5,12 @@ begins with the next call and ends with :meth:`DiskFaults.clear`, while the proc
 """
 
 import errno
-import functools
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import attrs
-import pytest
+
+from .preloaded import compiled
 
 _SOURCE = Path(__file__).with_suffix(".c")
 
@@ -70,7 +66,7 @@ class DiskFaults:
     def __init__(self, directory: Path) -> None:
         self._rules = directory / "disk-faults"
         self._rules.write_text("")
-        self.environment = {"LD_PRELOAD": _library(), "SDK_DISK_FAULTS": str(self._rules)}
+        self.environment = {"LD_PRELOAD": compiled(_SOURCE), "SDK_DISK_FAULTS": str(self._rules)}
 
     def set(self, *faults: Fault) -> None:
         """Let ``faults``, the first that fits first, take the place of those before."""
@@ -81,18 +77,3 @@ class DiskFaults:
     def clear(self) -> None:
         """Let the disk work again; what hangs goes on."""
         self.set()
-
-
-@functools.cache
-def _library() -> str:
-    if sys.platform != "linux":
-        pytest.skip("disk faults are made with a preloaded library of Linux")
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("disk faults need a C compiler (cc)")
-    directory = Path(tempfile.mkdtemp(prefix="sdk-trio-faults-"))
-    library = directory / "disk_faults.so"
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-o", library, _SOURCE, "-ldl"], check=True
-    )
-    return str(library)

@@ -92,6 +92,7 @@ async def thread_beside():
 
 def match():
     sys.setswitchinterval(600)  # or another thread runs if it is in luck
+    os.write(log, b"inside match 0\\n")
     re.match("(a+)+$", "a" * 40 + "b")
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import threading
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ from support.deliveries import Bench, arrival, memory_inbox
 from sdk_trio.errors import RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
 from sdk_trio.storage.records import DeliveryState
+from sdk_trio.webhooks import arrival as arrival_module
 from sdk_trio.webhooks.registry import HandlerRegistry
 
 
@@ -490,6 +492,37 @@ async def test_a_damaged_record_becomes_a_dead_letter_and_blocks_nothing(autojum
         bench.queue.close()
     assert handled == ["whole"]
     assert await states(bench) == {DeliveryState.DEAD: 1, DeliveryState.DONE: 1}
+
+
+@pytest.mark.parametrize(("size", "aside"), [(300_000, True), (3000, False)])
+async def test_large_bodies_with_surprises_are_looked_at_beside_the_loop_at_retries_too(
+    size, aside, monkeypatch
+):
+    looking, handled = [], trio.Event()
+    real = arrival_module.decode_envelope
+
+    def decode_envelope(raw):
+        looking.append(threading.current_thread() is not threading.main_thread())
+        return real(raw)
+
+    monkeypatch.setattr(arrival_module, "decode_envelope", decode_envelope)
+
+    async def handler(event):
+        assert len(event.raw) > size
+        if event.attempt == 1:
+            raise RetryLater(0)
+        handled.set()
+
+    raw = b'{"type":"order.paid","data":{"id":"o","x":NaN,"y":"%b"}}' % (b"y" * size)
+    odd = replace(arrival(), delivery=replace(arrival().delivery, raw=raw), envelope=real(raw))
+    bench = Bench.of(registry(handler), Webhooks__Queue__RetryBaseSeconds=0.01)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        assert (await bench.queue.accept(odd)).status == 200
+        with trio.fail_after(60):
+            await handled.wait()
+        bench.queue.close()
+    assert set(looking) == {aside}
 
 
 async def test_a_backlog_larger_than_the_queue_goes_first_and_new_events_wait_their_turn(

@@ -7,6 +7,7 @@ widened only after that part of it has been looked at.
 import inspect
 from importlib.metadata import version
 
+import h11
 import hypercorn.events
 import pytest
 from hypercorn.config import Config
@@ -14,6 +15,7 @@ from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import TrioSingleTask, WorkerContext
+from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 SIGNATURES = {
@@ -64,6 +66,23 @@ def test_the_minor_version_is_the_one_that_was_read():
 )
 def test_what_we_replace_is_used_where_we_think(function, text):
     assert text in inspect.getsource(function)
+
+
+def test_the_connection_says_how_far_an_answer_and_the_next_head_have_come():
+    protocol = H11Protocol(
+        None, Config(), WorkerContext(None), None, ConnectionState({}), False, None, None, None
+    )
+    connection = protocol.connection
+    connection.receive_data(b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HT")
+    connection.next_event()
+    assert connection.our_state is h11.SEND_RESPONSE
+    connection.send(h11.Response(status_code=200, headers=[]))
+    assert connection.our_state is h11.SEND_BODY
+    assert connection.trailing_data[0] == b"GET / HT"
+    # Before the next request is waited for, and at no other moment.
+    recycling = inspect.getsource(H11Protocol._maybe_recycle)
+    assert "self.connection.start_next_cycle()" in recycling
+    assert "await self.send(Updated(idle=True))" in recycling
 
 
 def test_the_attributes_that_we_set_exist():
