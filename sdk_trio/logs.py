@@ -14,6 +14,8 @@ from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
+from .base.times import rfc3339_of
+
 ROOT = "sdk_trio"
 
 _Fields = tuple[str, dict[str, Any]]
@@ -159,7 +161,7 @@ class _Formatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             **fields,
-            "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            "timestamp": rfc3339_of(datetime.now(UTC)),
         }
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)

@@ -1,8 +1,9 @@
 """Times as people write them on a command line. Pure."""
 
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 
+from ..base.times import readable
 from .usage import UsageError
 
 _AGO = re.compile(r"([0-9]{1,9})([smhd])")
@@ -58,13 +59,7 @@ def parse_count(text: str, *, option: str, greatest: int = 1_000_000) -> int:
 
 def moment_text(seconds: float | None) -> str | None:
     """Return Unix seconds as people read them, in UTC to the second; None stays None."""
-    if seconds is None:
-        return None
-    try:
-        moment = datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError):
-        return f"{seconds:.0f}"
-    return moment.strftime("%Y-%m-%d %H:%M:%SZ")
+    return None if seconds is None else readable(seconds)
 
 
 def _iso(text: str) -> float | None:

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import msgspec
 
+from ..base.times import rfc3339_of
 from ..errors import EXIT_USAGE, SdkError
 
 Data = dict[str, Any]
@@ -55,7 +56,7 @@ class _Story:
 
     def at(self, **shift: float) -> str:
         moment = self.now.astimezone(UTC) + timedelta(**shift)
-        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return rfc3339_of(moment, timespec="milliseconds")
 
     def record(self, kind: str, *, days: float = 10) -> Data:
         """Return what every record has: its id, and when it was made and changed last."""

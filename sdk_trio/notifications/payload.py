@@ -4,8 +4,9 @@ import hashlib
 import hmac
 import json
 
+from ..base.times import rfc3339
 from ..storage.tenant_records import OutboxRecord
-from .templates import Message, cut, lines, moment
+from .templates import Message, cut, lines
 
 #: A longer reason is cut: receivers bound what they read, commonly at 64 KiB to 1 MiB.
 MAX_REASON_CHARACTERS = 10_000
@@ -24,7 +25,7 @@ def payload(record: OutboxRecord, message: Message) -> bytes:
     Beside the members of contracts 6 stand the three of the Standard Webhooks envelope, which
     receivers of that scheme ask for (ADR 0014): ``type``, ``timestamp``, ``data.id``.
     """
-    occurred_at = moment(record.occurred_at, timespec="milliseconds")
+    occurred_at = rfc3339(record.occurred_at, timespec="milliseconds")
     reason = None if record.reason is None else cut(lines(record.reason), MAX_REASON_CHARACTERS)
     document = {
         "type": notification_type(record),

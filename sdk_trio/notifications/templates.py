@@ -14,12 +14,11 @@ SMS        100    200      10 segments
 """
 
 import html
-import math
 import unicodedata
-from datetime import UTC, datetime
 
 import attrs
 
+from ..base.times import rfc3339
 from ..config.notification_options import TemplateOptions, TemplatesOptions
 from ..config.notification_rules import MAX_SUBJECT_CHARACTERS
 from ..config.placeholders import substitute
@@ -35,7 +34,6 @@ NO_REASON = "none was given"
 
 #: What joins the parts of one emoji or keeps letters apart in several scripts.
 _JOINERS = frozenset("\u200c\u200d")
-_LAST_SECOND = 253_402_300_799  # the end of the year 9999
 
 
 @attrs.frozen
@@ -98,16 +96,8 @@ def _values(record: OutboxRecord, bounds: _Bounds) -> dict[str, str]:
         "NewStatus": str(record.new_status),
         "PreviousStatus": str(record.previous_status),
         "Reason": reason or NO_REASON,
-        "OccurredAt": moment(record.occurred_at),
+        "OccurredAt": rfc3339(record.occurred_at, timespec="seconds"),
     }
-
-
-def moment(seconds: float, *, timespec: str = "seconds") -> str:
-    """Return Unix seconds as ISO 8601 in UTC, such as ``2026-04-01T12:00:00Z``."""
-    if not math.isfinite(seconds):
-        seconds = 0
-    within = datetime.fromtimestamp(min(max(seconds, 0), _LAST_SECOND), UTC)
-    return within.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def cut(text: str, characters: int, ellipsis: str = "…") -> str:

@@ -8,11 +8,12 @@ restored to the last boundary before it, never to a later state.
 
 import json
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import attrs
 
+from ..base.times import readable
 from .lag import ReplicaPosition
 
 #: The level of snapshots; what is below are changes.
@@ -136,7 +137,7 @@ def why_impossible(files: Sequence[ReplicaFile], at: float | None) -> str | None
         )
     if at is not None and at <= min(beginnings):
         return (
-            f"the replica begins at {_text(min(beginnings))}, after the point in time that was "
+            f"the replica begins at {readable(min(beginnings))}, after the point in time that was "
             "asked for"
         )
     return None
@@ -154,12 +155,3 @@ def find_gap(
         if file.last_txid > point.txid and (at is None or file.written_at + 1 <= at):
             return file
     return None
-
-
-def _text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def rfc3339(seconds: float) -> str:
-    """Return Unix seconds as the replicator reads them, in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import trio
 
+from ..base.times import rfc3339
 from ..config import Settings
 from ..errors import ReplicationError, ReplicatorError, RestoreError
 from ..tenants.database_opener import database_path, databases_directory
@@ -205,7 +206,7 @@ class TenantReplica:
 def _until(*, at: float | None = None, txid: int | None = None) -> tuple[str, ...]:
     if txid is not None:
         return ("-txid", f"{txid:016x}")
-    return () if at is None else ("-timestamp", replica.rfc3339(at))
+    return () if at is None else ("-timestamp", rfc3339(at, timespec="milliseconds"))
 
 
 def _understood(parse: Callable[[str], T], text: str) -> T:

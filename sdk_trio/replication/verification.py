@@ -7,9 +7,10 @@ the daemon and the other way round.
 import enum
 import json
 from collections.abc import Iterable
-from datetime import UTC, datetime
 
 import attrs
+
+from ..base.times import readable
 
 #: The name of the store's checkpoint.
 CHECKPOINT = "replication.verification"
@@ -94,9 +95,9 @@ class VerificationState:
             return result
         return attrs.evolve(
             result,
-            problem=f"points in time are gone: it begins at {_text(result.begins_at)}, and reached "
-            f"back to {_text(mark)}; look for who emptied the target, and accept the loss with "
-            "'replication verify --accept-loss'",
+            problem=f"points in time are gone: it begins at {readable(result.begins_at)}, and "
+            f"reached back to {readable(mark)}; look for who emptied the target, and accept the "
+            "loss with 'replication verify --accept-loss'",
         )
 
     def after_run(
@@ -158,10 +159,6 @@ def state_from_text(text: str | None) -> VerificationState:
         )
     except (ValueError, AttributeError, TypeError):
         return VerificationState()
-
-
-def _text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def _number(value: object) -> float | None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from ..base.times import rfc3339
 from ..errors import EXIT_CONFIGURATION, SdkError
 
 #: The name of the checkpoint in the inbox.
@@ -137,8 +138,8 @@ class Window:
     def query(self) -> dict[str, str]:
         """Return the filter of the upstream's list that covers it, both ends included."""
         return {
-            "start_timestamp": timestamp(self.start - EDGE_SECONDS),
-            "end_timestamp": timestamp(self.end + EDGE_SECONDS),
+            "start_timestamp": rfc3339(self.start - EDGE_SECONDS),
+            "end_timestamp": rfc3339(self.end + EDGE_SECONDS),
         }
 
 
@@ -148,11 +149,6 @@ def windows(start: float, end: float) -> Iterator[Window]:
         stop = min(start + WINDOW_SECONDS, end)
         yield Window(start, stop)
         start = stop
-
-
-def timestamp(seconds: float) -> str:
-    """Return Unix seconds as the upstream reads them."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def read_sighting(delivery: Mapping[str, Any]) -> Sighting:

@@ -17,7 +17,6 @@ from sdk_trio.notifications.templates import (
     MAX_EMAIL_CHARACTERS,
     MAX_SMS_SEGMENTS,
     NO_REASON,
-    moment,
     render,
     template_of,
 )
@@ -229,8 +228,3 @@ def test_what_is_called_unknown_is_what_stays(text):
     for word in unknown_placeholders(text):
         assert f"{{{word}}}" in text
         assert word not in PLACEHOLDERS
-
-
-def test_times_are_iso_8601_in_utc():
-    assert moment(0) == "1970-01-01T00:00:00Z"
-    assert moment(1_800_000_000.25, timespec="milliseconds") == "2027-01-15T08:00:00.250Z"

@@ -1,0 +1,1 @@
+"""Mechanisms that several rooms need, each with one home; nothing here knows of webhooks."""
