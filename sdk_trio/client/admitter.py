@@ -8,6 +8,7 @@ import attrs
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import trio
 
+from ..base.bell import Bell
 from .attempts import AttemptKind
 from .errors import RateLimitedError
 from .limiter import LimitPolicy, RateLimiter
@@ -57,12 +58,8 @@ class Limiters:
         self._policy = policy
         self._clock = clock
         self._by_token: dict[tuple[str, str], RateLimiter] = {}
-        self._changed = trio.Event()
-
-    @property
-    def changed(self) -> trio.Event:
-        """Return what is set at the next :meth:`change`."""
-        return self._changed
+        #: Rings at each :meth:`change`.
+        self.changed = Bell()
 
     def change(self, policy: LimitPolicy) -> None:
         """Go on at another rate; who waits keeps the place and learns its new time at once."""
@@ -71,8 +68,7 @@ class Limiters:
         self._policy = policy
         for limiter in self._by_token.values():
             limiter.change(policy)
-        self._changed.set()
-        self._changed = trio.Event()
+        self.changed.ring()
 
     def of(self, call: Call) -> RateLimiter:
         """Return the limiter that ``call`` comes under."""

@@ -14,6 +14,7 @@ import h2.exceptions
 import h2.settings
 import trio
 
+from sdk_trio.base.bell import Bell
 from sdk_trio.client.exchange import (
     Answer,
     ConnectFailedError,
@@ -80,7 +81,7 @@ class Http2Connection:
         self._h2 = CorrectedProtocol(CONFIG)
         self._settings_arrived = trio.Event()
         self._work = trio.Event()
-        self._drained = trio.Event()
+        self._drained = Bell()
         self._queued = 0
         self._is_writing = False
         self._received_at = created
@@ -217,8 +218,7 @@ class Http2Connection:
                     await trio.sleep(PING_SECONDS)
                     break
                 self._is_writing = False
-            self._drained.set()
-            self._drained = trio.Event()
+            self._drained.ring()
         scope.cancel()
 
     def _say_goodbye(self) -> None:
@@ -244,7 +244,7 @@ class Http2Connection:
         for stream in streams.values():
             stream.fail(error)
             self.in_use -= 1
-        self._drained.set()
+        self._drained.ring()
         self._released(self)
 
     def _send_unsent_away(self) -> None:

@@ -8,6 +8,7 @@ import h2.connection
 import trio
 from hpack import NeverIndexedHeaderTuple
 
+from sdk_trio.base.bell import Bell
 from sdk_trio.client.exchange import Headers, NetworkError, Outgoing, PeerProtocolError
 from sdk_trio.client.http1 import are_sound, check_request
 
@@ -120,14 +121,13 @@ class Stream:
         self.ended = False
         self.error: NetworkError | None = None
         self.arrival = trio.Event()
-        self.window = trio.Event()
+        self.window = Bell()
 
     def open_window(self) -> None:
         """Wake the upload, if one waits for the server's window."""
         if self.upload_ended:
             return
-        self.window.set()
-        self.window = trio.Event()
+        self.window.ring()
 
     def fail(self, error: NetworkError) -> None:
         """End with ``error``; each stream raises a new one, so that tracebacks stay apart."""

@@ -23,6 +23,7 @@ from aioquic.quic.events import (
     StreamReset,
 )
 
+from sdk_trio.base.bell import Bell
 from sdk_trio.client.exchange import (
     Answer,
     ConnectFailedError,
@@ -103,7 +104,7 @@ class Http3Connection:
         self._h3 = H3Connection(self._quic)
         self._streams: dict[int, _Stream] = {}
         self._handshake = trio.Event()
-        self._progress = trio.Event()
+        self._progress = Bell()
         self._timer = trio.CancelScope()
         self._received_at = trio.current_time()
         self._error: NetworkError | None = None
@@ -169,8 +170,7 @@ class Http3Connection:
                 self._on_h3(h3_event)
         if not self.is_closed:
             self._transmit()
-            self._progress.set()
-            self._progress = trio.Event()
+            self._progress.ring()
 
     def _transmit(self) -> None:
         """Hand over what there is to send; what the socket does not take counts as lost."""
@@ -198,7 +198,7 @@ class Http3Connection:
         for stream in streams.values():
             stream.fail(self._error)
             self.in_use -= 1
-        self._progress.set()
+        self._progress.ring()
         self._ended(self)
 
     def _on_quic(self, event: QuicEvent) -> None:
@@ -310,11 +310,11 @@ class Http3Connection:
         view = memoryview(data)
         while True:  # noqa: ASYNC913 - tries first, and waits when it must
             while self._quic.unsent(stream.id) > UNSENT_BYTES:
+                stream.check()
                 with trio.move_on_after(float("inf") if limit is None else limit) as scope:
                     await self._progress.wait()
                 if scope.cancelled_caught:
                     raise WriteTimedOutError(f"the server took no bytes for {limit:g} s")
-                stream.check()
             if stream.ended or stream.upload_refused or stream.error is not None:
                 stream.check()
                 return  # noqa: ASYNC910 - tries first; the exchange it is part of waits

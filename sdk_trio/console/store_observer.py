@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
+from ..base.bell import Bell
 from ..errors import NotRunningError, StoreUnavailableError
 from ..logs import get_logger
 from ..monitoring import Check, Sample
@@ -73,7 +74,7 @@ class StoreObserver:
         self._stores = stores
         self._clock = clock
         self._wanted = trio.Event()
-        self._moved = trio.Event()
+        self._moved = Bell()
         self._written_at = -inf
         self._writing_since = inf
         self._fault: str | None = "the store has not been tried yet"
@@ -176,5 +177,4 @@ class StoreObserver:
         self._wake()
 
     def _wake(self) -> None:
-        self._moved.set()
-        self._moved = trio.Event()
+        self._moved.ring()

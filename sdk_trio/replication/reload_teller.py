@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import trio
 
+from ..base.bell import Bell
+
 
 class ReloadTeller:
     """Stands between those who want a reload and the one task that does it.
@@ -15,8 +17,8 @@ class ReloadTeller:
     def __init__(self) -> None:
         self._asked = self._settled = 0
         self._applied = False
-        self._bell = trio.Event()
-        self._outcome = trio.Event()
+        self._bell = Bell()
+        self._outcome = Bell()
 
     @property
     def newest(self) -> int:
@@ -31,21 +33,19 @@ class ReloadTeller:
 
     def wake(self) -> None:
         """Have :meth:`wait_asked` look again whether it should go on waiting."""
-        self._bell.set()
+        self._bell.ring()
 
     async def wait_asked(self, *, unless: Callable[[], bool]) -> None:
         """Wait until there is a request that is not settled, or ``unless`` says True."""
         await trio.lowlevel.checkpoint()
         while not unless() and self._settled >= self._asked:
-            self._bell = trio.Event()
             await self._bell.wait()
 
     def settle(self, *, applied: bool, up_to: int | None = None) -> None:
         """Say how the requests up to one, or all, have ended."""
         self._settled = self._asked if up_to is None else up_to
         self._applied = applied
-        self._outcome.set()
-        self._outcome = trio.Event()
+        self._outcome.ring()
 
     async def wait_settled(self, request: int, *, unless: Callable[[], bool]) -> bool:
         """Wait for the end of a request, or until ``unless`` says True, which is no success."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..base.bell import Bell
 from ..logs import Throttle, get_logger
 from .answer_head import refusal
 from .fast_path import Address, App, Connection
@@ -120,7 +121,7 @@ class Acceptor:
         self._idle: deque[Connection] = deque()
         self._idle_as_of = -inf
         self._refusals = 0
-        self._changed = trio.Event()
+        self._changed = Bell()
         self._sweeping = trio.CancelScope()
 
     async def accept(  # noqa: ASYNC910 - it never returns
@@ -212,7 +213,7 @@ class Acceptor:
             _log.warning("server.connection_failed", error=reason)
         finally:
             del self._connections[connection]
-            self._changed.set()
+            self._changed.ring()
 
     async def _refuse(self, sock: socket.socket) -> None:
         """Tell a client that there is no room, and wait a moment for it to read that."""
@@ -247,7 +248,6 @@ class Acceptor:
         self.draining = True
         self._sweep_once()
         while self._connections:
-            self._changed = trio.Event()
             await self._changed.wait()
         self._sweeping.cancel()
         await trio.lowlevel.checkpoint()

@@ -13,6 +13,7 @@ from math import inf
 import trio
 from msgspec.structs import replace
 
+from ..base.bell import Bell
 from ..config import Settings
 from ..errors import DeliveryDecodingError, StoreLostError, StoreUnavailableError
 from ..logs import Throttle, get_logger
@@ -91,7 +92,7 @@ class Queuer:
         self._behind = True
         self._next_due_at = inf
         self._feed_wanted = trio.Event()
-        self._place_freed = trio.Event()
+        self._place_freed = Bell()
         self._feeder_blocked = False
         self._closed = False
         self.ended: trio.Event = trio.Event()
@@ -327,7 +328,6 @@ class Queuer:
         await trio.lowlevel.checkpoint()
         try:
             while self._places_taken >= self._capacity:
-                self._place_freed = trio.Event()
                 await self._place_freed.wait()
         finally:
             self._feeder_blocked = False
@@ -398,7 +398,7 @@ class Queuer:
 
     def _free_place(self) -> None:
         self._places_taken -= 1
-        self._place_freed.set()
+        self._place_freed.ring()
 
     async def _watch_clock(self) -> None:
         """Note when somebody sets the wall clock, and what that makes due."""

@@ -1,0 +1,78 @@
+"""A bell wakes those who wait at that moment, all of them, and nobody later."""
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import assert_checkpoints, wait_all_tasks_blocked
+
+from sdk_trio.base.bell import Bell
+
+
+async def test_a_ring_wakes_all_who_wait_and_is_not_remembered():
+    bell = Bell()
+    woken = []
+
+    async def wait(name: str) -> None:
+        await bell.wait()
+        woken.append(name)
+
+    with trio.fail_after(30):
+        bell.ring()  # nobody hears it
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, "a")
+            nursery.start_soon(wait, "b")
+            await wait_all_tasks_blocked()
+            assert woken == []
+            bell.ring()
+            await wait_all_tasks_blocked()
+            assert sorted(woken) == ["a", "b"]
+            nursery.start_soon(wait, "c")
+            await wait_all_tasks_blocked()
+            assert len(woken) == 2
+            bell.ring()
+
+
+async def test_waiting_is_a_checkpoint_and_can_be_cancelled():
+    bell = Bell()
+    with trio.move_on_after(0), pytest.raises(trio.Cancelled), assert_checkpoints():
+        await bell.wait()
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bell.wait)
+            await wait_all_tasks_blocked()
+            bell.ring()
+
+
+@given(st.lists(st.sampled_from(["wait", "ring", "cancel"]), max_size=20))
+def test_whatever_happens_each_ring_wakes_exactly_those_who_wait(steps):
+    async def main() -> None:
+        bell = Bell()
+        waiting: dict[int, trio.CancelScope] = {}
+        woken: list[int] = []
+
+        async def wait(name: int) -> None:
+            with trio.CancelScope() as scope:
+                waiting[name] = scope
+                await bell.wait()
+                woken.append(name)
+
+        async with trio.open_nursery() as nursery:
+            for number, step in enumerate(steps):
+                due = sorted(waiting)
+                if step == "wait":
+                    nursery.start_soon(wait, number)
+                    due = []
+                elif step == "ring":
+                    bell.ring()
+                    waiting.clear()
+                else:
+                    for name in due[:1]:
+                        waiting.pop(name).cancel()
+                    due = []
+                await wait_all_tasks_blocked()
+                assert sorted(woken) == due
+                woken.clear()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
