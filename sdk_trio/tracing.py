@@ -7,10 +7,11 @@ does anything for it.
 
 import os
 import sys
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from .base.lru import Lru
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, SpanContext, Tracer
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 #: Makes the API load a provider by name, without any code of the application.
 _PROVIDER_VARIABLE = "OTEL_PYTHON_TRACER_PROVIDER"
 
-#: Receiving spans that are remembered for the runs of their events; the oldest are dropped.
+#: Receiving spans that are remembered for the runs of their events; more push out those
+#: that were not used for longest.
 REMEMBERED_SPANS = 10_000
 
 #: What the conventions call a method that is none of HTTP's, so that a sender invents no names.
@@ -98,14 +100,11 @@ class Links:
     """
 
     def __init__(self) -> None:
-        self._contexts: OrderedDict[str, SpanContext] = OrderedDict()
+        self._contexts: Lru[str, SpanContext] = Lru(REMEMBERED_SPANS)
 
     def remember(self, key: str, context: "SpanContext") -> None:
         """Keep the span that received an event, in place of an earlier one."""
         self._contexts[key] = context
-        self._contexts.move_to_end(key)
-        if len(self._contexts) > REMEMBERED_SPANS:
-            self._contexts.popitem(last=False)
 
     def find(self, key: str) -> "SpanContext | None":
         """Return the span that received an event, None if it is not known here."""
@@ -113,7 +112,7 @@ class Links:
 
     def forget(self, key: str) -> None:
         """Drop it: no run follows."""
-        self._contexts.pop(key, None)
+        self._contexts.discard(key)
 
     def __len__(self) -> int:
         return len(self._contexts)

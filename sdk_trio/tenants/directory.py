@@ -1,8 +1,8 @@
 """Remembers the tenants of the last deliveries, within a bound. Pure."""
 
-from collections import OrderedDict
 from typing import Final
 
+from ..base.lru import Lru
 from ..storage.tenant_records import Tenant
 
 #: How many answers of the store are remembered, "there is none" included: two for each of 8000
@@ -22,8 +22,7 @@ class Directory:
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        self._capacity = capacity
-        self._known: OrderedDict[str, Answer] = OrderedDict()
+        self._known: Lru[str, Answer] = Lru(capacity)
         self.generation: int = 0
 
     def __len__(self) -> int:
@@ -34,7 +33,6 @@ class Directory:
 
     def recall(self, key: str) -> Answer:
         """Return the answer to a question that is remembered."""
-        self._known.move_to_end(key)
         return self._known[key]
 
     def remember(self, key: str, answer: Answer, *, generation: int) -> None:
@@ -48,14 +46,8 @@ class Directory:
         if isinstance(answer, Tenant):
             known = self._known.get(own := f"id {answer.id}")
             answer = known if known == answer else answer
-            self._keep(own, answer)
-        self._keep(key, answer)
-
-    def _keep(self, key: str, answer: Answer) -> None:
+            self._known[own] = answer
         self._known[key] = answer
-        self._known.move_to_end(key)
-        if len(self._known) > self._capacity:
-            self._known.popitem(last=False)
 
     def forget_all(self) -> None:
         """Forget everything: a tenant has changed."""

@@ -5,11 +5,11 @@ others verify. At the host's address the host's own keys come first; where they 
 sender claims chooses a tenant's keys, and nothing else.
 """
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import trio
 
+from ..base.lru import Lru
 from ..config.about import Form
 from ..config.forms import check_form
 from ..config.options import KeyDerivation, Secret
@@ -34,7 +34,7 @@ class TenantKeys:
     def __init__(self, tenancy: "Tenancy", derivation: KeyDerivation) -> None:
         self._tenancy = tenancy
         self._derivation = derivation
-        self._prepared: OrderedDict[tuple[Secret, ...], Keyring | None] = OrderedDict()
+        self._prepared: Lru[tuple[Secret, ...], Keyring | None] = Lru(CAPACITY)
 
     async def tenant_of(self, organization_id: str | None) -> Tenant | None:
         """Return the tenant of an organization that a delivery names, or None.
@@ -82,9 +82,6 @@ class TenantKeys:
         secrets = await self._tenancy.credentials.webhook_secrets(tenant)
         if secrets not in self._prepared:
             self._prepared[secrets] = self._prepare(tenant, secrets)
-            if len(self._prepared) > CAPACITY:
-                self._prepared.popitem(last=False)
-        self._prepared.move_to_end(secrets)
         return self._prepared[secrets]
 
     def _prepare(self, tenant: Tenant, secrets: tuple[Secret, ...]) -> Keyring | None:
