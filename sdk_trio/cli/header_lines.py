@@ -4,10 +4,10 @@ import json
 import re
 from typing import Any
 
+from ..base.http_grammar import is_token
 from .usage import UsageError
 
 _REQUEST_LINE = re.compile(r"[A-Z]+ \S+( HTTP/[0-9.]+)?")
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def parse_headers(content: bytes) -> list[tuple[bytes, bytes]]:
@@ -39,7 +39,7 @@ def _from_lines(text: str) -> list[tuple[str, str]]:
         if not stripped or (not pairs and _REQUEST_LINE.fullmatch(stripped)):
             continue
         name, colon, value = stripped.partition(":")
-        if not colon or not _NAME.fullmatch(name):
+        if not colon or not is_token(name):
             raise UsageError(f"--headers: line {number} is not of the form 'Name: value'")
         pairs.append((name, value.strip()))
     return pairs

@@ -9,14 +9,13 @@ from urllib.parse import urlsplit
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 from opentelemetry.trace import SpanKind, Tracer
 
+from ..base.http_grammar import DEFAULT_PORTS
 from ..tracing import attributes_of, fail, known_method, recorded
 from .admitter import AttemptLayer
 from .attempts import AttemptKind
 from .request import Call, without_path_secrets
 
 _CLIENT_ERROR = 400
-
-_PORTS = {"https": 443, "http": 80}
 
 
 class AttemptTracer:
@@ -44,7 +43,7 @@ class AttemptTracer:
             attributes=attributes_of(
                 http__request__method=method,
                 server__address=origin.hostname,
-                server__port=origin.port or _PORTS.get(origin.scheme),
+                server__port=origin.port or DEFAULT_PORTS.get(origin.scheme),
                 url__full=without_path_secrets(call.url.partition("?")[0]),
                 http__request__resend_count=call.attempts or None,
                 sdk__client__attempt__kind=str(kind),

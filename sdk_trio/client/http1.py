@@ -11,6 +11,7 @@ from collections.abc import AsyncIterable, Callable
 import httptools
 import trio
 
+from sdk_trio.base.http_grammar import breaks_value, is_token_bytes
 from sdk_trio.client.exchange import (
     Answer,
     Headers,
@@ -34,11 +35,7 @@ MAX_HEAD_BYTES = 128 * 1024
 #: A body up to this travels with the head in one write.
 JOINED_BODY_BYTES = 16 * 1024
 
-_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _BAD_TARGET = re.compile(rb"[\x00-\x20\x7f]")
-_BAD_VALUE = re.compile(rb"[\x00\r\n]")
-_is_token = _TOKEN.fullmatch
-_is_broken = _BAD_VALUE.search
 
 
 class Http1Connection:
@@ -377,7 +374,7 @@ class AnswerParser:
 def are_sound(headers: Headers) -> bool:
     """Whether no name or value holds bytes that would end it early somewhere on its way."""
     for name, value in headers:  # noqa: SIM110 - twice as fast as all(), on every request
-        if not _is_token(name) or _is_broken(value):
+        if not is_token_bytes(name) or breaks_value(value):
             return False
     return True
 
@@ -388,7 +385,7 @@ def check_request(request: Outgoing) -> None:
     Raises:
         OurProtocolError: a space in the target, a line break in a header, and the like.
     """
-    if not _TOKEN.fullmatch(request.method) or _BAD_TARGET.search(request.target):
+    if not is_token_bytes(request.method) or _BAD_TARGET.search(request.target):
         raise OurProtocolError(f"not a method and target: {request.method!r} {request.target!r}")
     if not are_sound(request.headers):
         names = [name for name, value in request.headers if not are_sound([(name, value)])]

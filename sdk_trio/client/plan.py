@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from ..base.http_grammar import DEFAULT_PORTS
 from ..config import Mode, Settings, bundled_api_version
 from ..errors import OptionsValidationError, Problem
 from .breaker import BreakerPolicy
@@ -17,8 +18,6 @@ MILLISECONDS = 1000.0
 #: A call may take this long in all where nobody has said otherwise. It is the longest time that a
 #: call waits for leave to send, too: a shorter one would end calls that our own rate holds back.
 LEAST_TOTAL_SECONDS = 120.0
-
-_PORTS = {"http": 80, "https": 443}
 
 #: Words inside an access token that name the environment it was issued for.
 _SANDBOX_WORDS = frozenset({"sandbox", "test", "testing"})
@@ -149,7 +148,7 @@ def origin_of(url: str) -> str:
     """Return scheme, host and port of ``url``, the port always spelled out."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    port = _PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
+    port = DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 

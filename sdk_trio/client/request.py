@@ -16,6 +16,7 @@ import attrs
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import msgspec
 
+from ..base.http_grammar import is_token
 from ..config.secret import MASK
 from .errors import CallError, ConnectionFailedError
 from .retry import is_idempotent
@@ -44,9 +45,8 @@ FRAMING_HEADERS = frozenset(
     }
 )
 
-#: A name (RFC 9110, 5.6.2), and a value of one line that begins and ends with what can be seen.
-#: Bytes beyond ASCII are read in as many ways as there are readers.
-_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
+#: A header's value of one line that begins and ends with what can be seen. Bytes beyond ASCII are
+#: read in as many ways as there are readers.
 _HEADER_VALUE = re.compile(r"(?:[!-~](?:[ -~\t]*[!-~])?)?", re.ASCII)
 
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
@@ -193,7 +193,7 @@ def _check_headers(headers: object) -> None:
     for name, value in headers.items():
         if not isinstance(name, str):
             raise TypeError(f"headers has the name {name!r}: it takes texts")
-        if not _TOKEN.fullmatch(name):
+        if not is_token(name):
             raise ValueError(f"headers has the name {name!r}, which no header can have")
         if name.lower() in FRAMING_HEADERS:
             raise ValueError(f"headers has {name!r}, which the client sets by itself: leave it out")
@@ -318,7 +318,7 @@ def checked_method(method: str) -> str:
     Raises:
         ValueError: it is no name of a method.
     """
-    if not _TOKEN.fullmatch(method):
+    if not is_token(method):
         raise ValueError(f"{method!r} is no name of an HTTP method")
     return method.upper()
 

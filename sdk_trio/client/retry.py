@@ -8,10 +8,8 @@ from email.utils import parsedate_to_datetime
 
 import attrs
 
+from ..base.http_grammar import IDEMPOTENT_METHODS
 from ..jitter import longest_wait
-
-#: Methods that RFC 9110 (9.2.2) calls idempotent: a second execution changes nothing more.
-IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
 
 #: Server errors that a second attempt meets again: not implemented, version of HTTP, negotiation
 #: that refers to itself, endless loop, missing extension, the login page of a network.

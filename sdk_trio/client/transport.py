@@ -19,6 +19,7 @@ from typing import Protocol
 import httpx
 import trio
 
+from sdk_trio.base.http_grammar import DEFAULT_PORTS, IDEMPOTENT_METHODS
 from sdk_trio.client.exchange import (
     NO_TIMEOUTS,
     Answer,
@@ -49,8 +50,6 @@ from sdk_trio.client.proxy import ProxySettings, proxy_of
 from sdk_trio.client.wire import Dial
 from sdk_trio.errors import NotRunningError, OptionsValidationError, Problem
 
-#: Methods whose repetition changes nothing (RFC 9110, 9.2.2).
-IDEMPOTENT = frozenset([b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"])
 #: How often one request may be sent away unprocessed by a connection that served nobody.
 NOT_PROCESSED_TRIES = 3
 
@@ -69,7 +68,6 @@ class TransportClosed(httpx.ConnectError):
     """The transport was closed while the request waited; nothing was sent."""
 
 
-_PORTS = {"http": 80, "https": 443}
 #: The zone of an IPv6 address in a Host header, up to the bracket.
 _ZONE = re.compile(rb"%[^\]]*\]")
 _HTTPX_ERRORS: dict[type[NetworkError], type[httpx.TransportError]] = {
@@ -281,7 +279,8 @@ class Transport(httpx.AsyncBaseTransport):
                 if not request.is_replayable or tries >= NOT_PROCESSED_TRIES:
                     raise
             except StaleConnectionError:
-                if was_stale or request.method not in IDEMPOTENT or not request.is_replayable:
+                repeatable = request.method.decode() in IDEMPOTENT_METHODS
+                if was_stale or not repeatable or not request.is_replayable:
                     raise
                 was_stale = True
                 # The others are probably as dead; what is then acquired was alive a moment ago.
@@ -356,7 +355,7 @@ class _ResponseStream(httpx.AsyncByteStream):
 def _outgoing(request: httpx.Request) -> Outgoing:
     url = request.url
     scheme, host = url.scheme, url.raw_host.decode("ascii")
-    if scheme not in _PORTS:
+    if scheme not in DEFAULT_PORTS:
         raise httpx.UnsupportedProtocol(
             f"the address {str(url.copy_with(query=None))!r} is neither http nor https",
             request=request,
@@ -377,7 +376,7 @@ def _outgoing(request: httpx.Request) -> Outgoing:
         raise TypeError("the request's body is synchronous: give an asynchronous iterable")
     return Outgoing(
         method=request.method.encode("ascii"),
-        origin=Origin(scheme, host, _PORTS[scheme] if url.port is None else url.port),
+        origin=Origin(scheme, host, DEFAULT_PORTS[scheme] if url.port is None else url.port),
         target=request.extensions.get("target") or url.raw_path,
         headers=headers,
         body=body,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import date
 from urllib.parse import SplitResult, urlsplit
 
+from ..base.http_grammar import is_token
 from .about import Form
 
 #: The kernel's limit of a Unix socket's address, without the closing NUL.
@@ -24,7 +25,6 @@ SOCKET_MODES = ("0600", "0660", "0666")
 HOST_BYTES = 254
 
 _ROUTE = re.compile(r"/[!-~]*")
-_HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ENV_VAR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SLUG = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
@@ -136,7 +136,7 @@ def _route(text: str) -> str | None:
 
 
 def _header(text: str) -> str | None:
-    return None if _HEADER.fullmatch(text) else "must be the name of an HTTP header"
+    return None if is_token(text) else "must be the name of an HTTP header"
 
 
 def _environment_name(text: str) -> str | None:

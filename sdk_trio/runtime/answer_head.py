@@ -1,14 +1,11 @@
 """The head of an answer: status line, headers, and how its body is delimited. Pure."""
 
 import enum
-import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from ..base.http_grammar import breaks_value, is_token_bytes
 from .request_head import RequestHead
-
-_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_VALUE: Final = re.compile(rb"[^\x00\r\n]*")
 
 #: Answers with the same status and the same tuple of headers are encoded once; so many are kept.
 _KEPT: Final = 256
@@ -142,7 +139,7 @@ def _encode(
 
 def _checked(name: bytes, value: bytes) -> tuple[bytes, bytes]:
     name, value = bytes(name).strip(), bytes(value).strip()
-    if _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
+    if is_token_bytes(name) is None or breaks_value(value) is not None:
         raise AnswerError(f"a header that cannot be sent: {name!r}: {value!r}")
     return name, value
 

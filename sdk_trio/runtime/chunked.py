@@ -3,13 +3,14 @@
 import re
 from typing import Final
 
+from ..base.http_grammar import FIELD_VALUE_BYTES, TOKEN_BYTES
 from .request_head import RequestError
 
 #: Sixteen digits are 2**64 bytes; an extension is passed over, control characters are not. White
 #: space after a size is refused: the grammar has it before an extension alone, which nobody writes,
 #: and a parser that trims it where another does not is how requests are smuggled.
-_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[^\x00-\x08\x0a-\x1f\x7f]*+)?")
-_TRAILER: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[^\x00-\x08\x0a-\x1f\x7f]*+")
+_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;" + FIELD_VALUE_BYTES + rb")?")
+_TRAILER: Final = re.compile(TOKEN_BYTES + rb":" + FIELD_VALUE_BYTES)
 
 #: A whole line with a size and no extension: the way of nearly all chunks.
 _plain_size = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n").match

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from ..base.http_grammar import FIELD_VALUE_BYTES, TOKEN_BYTES
 from .limits import Limits
 
 Header = tuple[bytes, bytes]
@@ -27,10 +28,9 @@ KnownLines = dict[bytes, tuple[Header, bool]]
 _KNOWN_LINES: Final = 32
 _KNOWN_LINE_BYTES: Final = 256
 
-_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _HEAD: Final = re.compile(
-    rb"(" + _TOKEN + rb") ([\x21-\x7e]++) HTTP/([0-9])\.([0-9])\r\n"
-    rb"((?:" + _TOKEN + rb":[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+)\r\n"
+    rb"(" + TOKEN_BYTES + rb") ([\x21-\x7e]++) HTTP/([0-9])\.([0-9])\r\n"
+    rb"((?:" + TOKEN_BYTES + rb":" + FIELD_VALUE_BYTES + rb"\r\n)*+)\r\n"
 )
 _HOST: Final = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+,;=:\[\]]*")
 

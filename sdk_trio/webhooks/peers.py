@@ -24,6 +24,7 @@ from typing import Final
 
 import attrs
 
+from ..base.http_grammar import TOKEN
 from ..config.choices import ForwardedHeaders
 from ..errors import OptionsValidationError, Problem
 
@@ -283,7 +284,7 @@ _NAMES: Final = frozenset({_FORWARDED, _FOR, _PROTO})
 
 #: One ``name=value`` of a Forwarded element (RFC 7239, 4), with the unquoted ``:`` that many write.
 _match_pair = re.compile(
-    r"""[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)=(?:"([^"\\]*)"|([^",; \t]+))[ \t]*(?:;|$)"""
+    r"[ \t]*(" + TOKEN + r""")=(?:"([^"\\]*)"|([^",; \t]+))[ \t]*(?:;|$)"""
 ).match
 #: An address in brackets, or IPv4, and an optional port (a number or an obfuscated one).
 _match_with_port = re.compile(r"(?:\[([^\]]*)\]|([0-9.]+))(?::(?:\d{1,5}|_[\w.-]+))?").fullmatch

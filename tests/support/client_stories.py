@@ -13,12 +13,12 @@ import trio
 import trio.testing
 from hypothesis import strategies as st
 
+from sdk_trio.base.http_grammar import IDEMPOTENT_METHODS
 from sdk_trio.client.breaker import BreakerPolicy, BreakerState
 from sdk_trio.client.budget import BudgetPolicy
 from sdk_trio.client.errors import CallError
 from sdk_trio.client.pipeline import Pipeline, Policies
 from sdk_trio.client.request import Call
-from sdk_trio.client.retry import IDEMPOTENT_METHODS
 
 ORIGIN = "https://api.example:443"
 
