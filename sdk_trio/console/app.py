@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import trio
 
+from ..base.asgi import Receive, Scope, Send
 from ..errors import NotRunningError, StoreUnavailableError
 from ..logs import Throttle, get_logger
 from ..monitoring import Check, CheckSource, Sample
@@ -24,8 +25,6 @@ from .store_observer import StoreObserver
 
 _log = get_logger("admin")
 
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 
 #: Larger bodies are refused; an order to replay 1000 long ids fits.
 MAX_BODY_BYTES = 256 * 1024
@@ -121,7 +120,7 @@ class AdminApp:
         """Look at the store for whoever asks, until cancelled."""
         await self._store.run()
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI ``http`` request."""
         if scope["type"] != "http":
             raise NotRunningError(f"the admin address serves no {scope['type']} connections")

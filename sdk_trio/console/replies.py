@@ -1,10 +1,12 @@
 """What the admin address answers. Pure."""
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
+
+from ..base.asgi import Send
 
 #: On every answer: nothing here is to be kept, guessed at, or run by a browser.
 _ALWAYS = (
@@ -23,7 +25,7 @@ class Reply:
     content_type: bytes = b"application/json"
     extra: Sequence[tuple[bytes, bytes]] = ()
 
-    async def send(self, send: Callable[[Any], Awaitable[None]]) -> None:
+    async def send(self, send: Send) -> None:
         """Send it as ASGI messages."""
         headers = [
             (b"content-type", self.content_type),

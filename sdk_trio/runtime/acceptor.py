@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..base.asgi import App
 from ..base.bell import Bell
 from ..logs import Throttle, get_logger
 from .answer_head import refusal
-from .fast_path import Address, App, Connection
+from .fast_path import Address, Connection
 from .limits import Limits, NoteRefusal
 from .tls_socket import TlsSocket
 

@@ -4,10 +4,11 @@ A cancel scope of its own costs each request more than its signature does. A con
 scope for all its requests instead, whose deadline is moved, and a new one only after it was used.
 """
 
-from collections.abc import Sequence
 from math import inf
 
 import trio
+
+from ..base.asgi import Whole
 
 
 class Expiry:
@@ -34,7 +35,7 @@ class Expiry:
         #: Whether the scope was cancelled: nothing can wait in it any more.
         self.spent = False
         #: Status, headers and body of what to send if the application is cancelled.
-        self.answer: tuple[int, Sequence[tuple[bytes, bytes]], bytes] | None = None
+        self.answer: Whole | None = None
 
     def arm(self, seconds: float) -> None:
         """Cancel the application in ``seconds``, above 0, unless it disarms this first."""

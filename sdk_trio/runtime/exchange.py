@@ -1,12 +1,13 @@
 """One request and its answer, as ASGI messages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import trio
 
+from ..base.asgi import SHORTCUT, Whole
 from .answer_head import AnswerError, AnswerHead, Framing, answer_head, informational
 from .chunked import ChunkedBody
 from .deadline_keeper import Expiry
@@ -15,10 +16,6 @@ from .request_head import RequestError, RequestHead
 
 if TYPE_CHECKING:
     from .fast_path import Connection
-
-#: In ``scope["extensions"]``: the :class:`Exchange` itself, whose ``take_body``, ``answer`` and
-#: ``expiry`` are for applications that know of them.
-SHORTCUT: Final = "sdk_trio.shortcut"
 
 _DISCONNECT = {"type": "http.disconnect"}
 
@@ -211,7 +208,7 @@ class Exchange:
             raise AnswerError(f"{kind} does not fit here")
 
     async def answer(  # noqa: ASYNC910 - as receive
-        self, answer: tuple[int, Sequence[tuple[bytes, bytes]], bytes]
+        self, answer: Whole
     ) -> None:
         """Send status, headers and body: what two messages would do, in a third of the time.
 

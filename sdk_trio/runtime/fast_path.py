@@ -6,12 +6,12 @@ task of its own. What a deadline would do is done by the acceptor's sweeper, whi
 """
 
 import socket
-from collections.abc import Awaitable, Callable
 from math import inf
-from typing import Any, Protocol
+from typing import Protocol
 
 import trio
 
+from ..base.asgi import App
 from ..logs import get_logger
 from .answer_head import refusal
 from .deadline_keeper import Expiry
@@ -29,7 +29,6 @@ from .tls_socket import TlsSocket
 
 _log = get_logger("server")
 
-App = Callable[[Any, Any, Any], Awaitable[None]]
 Address = tuple[str, int] | None
 
 

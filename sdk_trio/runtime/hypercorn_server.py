@@ -1,7 +1,6 @@
 """The only place that knows hypercorn, which serves where ``Server:FastPath`` is false."""
 
 import logging
-from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Any
 
@@ -17,6 +16,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
+from ..base.asgi import App
 from ..logs import get_logger
 from .acceptor import BUSY, Places
 from .limits import Limits, NoteRefusal
@@ -25,7 +25,6 @@ from .tls_socket import HANDSHAKE_SECONDS
 
 _log = get_logger("server")
 
-App = Callable[[Any, Any, Any], Awaitable[None]]
 
 #: What Trio says of a connection that has ended, or ends.
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError)

@@ -14,11 +14,9 @@ from typing import Final
 
 import msgspec
 
+from ..base.asgi import Header
 from ..base.http_grammar import FIELD_VALUE_BYTES, TOKEN_BYTES
 from .limits import Limits
-
-Header = tuple[bytes, bytes]
-Headers = list[Header]
 
 #: Lines of earlier requests of a connection, as they were read, and whether they decide about the
 #: connection or the body.
@@ -65,7 +63,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     method: str
     target: bytes
     version: str
-    headers: Headers
+    headers: list[Header]
     length: int | None
     keep_alive: bool
     expects_continue: bool
@@ -94,8 +92,8 @@ def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
     lines.pop()
     if len(lines) > limits.headers:
         raise RequestError(431, "too many headers")
-    headers: Headers = []
-    decisive: Headers = []
+    headers: list[Header] = []
+    decisive: list[Header] = []
     for line in lines:
         header, decides = known.get(line) or _read_line(line, known)
         headers.append(header)
@@ -109,7 +107,7 @@ def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
     return head
 
 
-def in_origin_form(target: bytes, headers: Headers) -> tuple[bytes, Headers]:
+def in_origin_form(target: bytes, headers: list[Header]) -> tuple[bytes, list[Header]]:
     """Return the path of an absolute target, and the headers with its authority as their Host.
 
     What is no absolute target of HTTP stays as it is.
@@ -140,7 +138,7 @@ def _read_line(line: bytes, known: KnownLines) -> tuple[Header, bool]:
 
 
 def _decide(
-    method: str, target: bytes, modern: bool, headers: Headers, decisive: Headers
+    method: str, target: bytes, modern: bool, headers: list[Header], decisive: list[Header]
 ) -> RequestHead:
     """Apply the rules of RFC 9112 sections 3.2, 6 and 9.3 to the headers that matter to them."""
     hosts = 0

@@ -1,11 +1,10 @@
 """Which ASGI application answers which path on the receiver's address."""
 
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from ..base.asgi import App, Receive, Scope, Send
 from ..config import Settings
 from ..webhooks import WebhookReceiver
-from ..webhooks.receiver import Receive, Scope, Send
 
 if TYPE_CHECKING:
     from ..webhooks.simulator import Simulator
@@ -19,7 +18,7 @@ class Routes:
         self._simulator = _make_simulator(settings) if settings.is_development else None
 
     @property
-    def application(self) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    def application(self) -> App:
         """What serves requests: the receiver itself where nothing stands beside it."""
         return self._receiver if self._simulator is None else self
 

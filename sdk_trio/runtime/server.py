@@ -1,13 +1,14 @@
 """Listens on addresses, serves their connections, and ends them in order (architecture.md)."""
 
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
 
+from ..base.asgi import App
 from ..logs import Throttle, get_logger
 from .acceptor import Acceptor, Places, SourceOf
 from .certificate_loader import load_certificate
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from .hypercorn_server import HypercornServer
 
 _log = get_logger("server")
-
-App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Server:

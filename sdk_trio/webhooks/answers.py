@@ -1,10 +1,9 @@
 """The receiver's answers, byte for byte (spec 4.1 and 7, contracts 3)."""
 
-from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-Headers = Sequence[tuple[bytes, bytes]]
+from ..base.asgi import Headers, Send
 
 
 class Answer(NamedTuple):
@@ -24,7 +23,7 @@ class Answer(NamedTuple):
             body,
         )
 
-    async def send(self, send: Callable[[Any], Awaitable[None]]) -> None:
+    async def send(self, send: Send) -> None:
         """Send the answer as ASGI messages."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})

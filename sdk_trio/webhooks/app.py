@@ -11,6 +11,7 @@ import attrs
 import trio
 from msgspec.structs import replace
 
+from ..base.asgi import Expiry, Receive, Scope, Send
 from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
 from ..logs import Throttle, get_logger
@@ -28,11 +29,10 @@ from .counters import Counters
 from .dispatcher import CLEANUP_SECONDS, Dispatcher, Run
 from .janitor import Janitor
 from .queuer import Queuer
-from .receiver import UNAVAILABLE_RETRY_SECONDS, Receive, Receiver, Scope, Send
+from .receiver import UNAVAILABLE_RETRY_SECONDS, Receiver
 from .registry import BoundHandlers, HandlerRegistry
 from .rejections import LINES, SECONDS, Rejections
 from .services import Services
-from .shortcut import Expiry
 
 if TYPE_CHECKING:
     from ..tenants.client_pool import ClientFactory

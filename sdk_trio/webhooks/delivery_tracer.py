@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Tracer, get_current_span
 
+from ..base.asgi import Receive, Scope, Send
 from ..config import Settings
 from ..events import Envelope, Event
 from ..storage.records import Dead, Done, NewDelivery, Outcome, Parked
@@ -17,7 +18,7 @@ from .answers import Answer
 from .arrival import Arrival
 from .dispatcher import Dispatcher
 from .lifecycle import Failure
-from .receiver import Receive, Receiver, Scope, Send, _Request
+from .receiver import Receiver, _Request
 from .registry import BoundHandler
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import msgspec
 import trio
 from msgspec.structs import replace
 
+from ..base.asgi import Expiry
 from ..config import Settings
 from ..errors import HandlerAbortedError, StoreLostError, StoreUnavailableError
 from ..events import Drift, Event, decode_event
@@ -51,7 +52,6 @@ from .lifecycle import (
 )
 from .registry import BoundHandler, BoundHandlers
 from .rejections import LINES, SECONDS
-from .shortcut import Expiry
 
 if TYPE_CHECKING:
     from ..storage.tenant_records import Tenant

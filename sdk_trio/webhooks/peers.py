@@ -24,6 +24,7 @@ from typing import Final
 
 import attrs
 
+from ..base.asgi import Headers
 from ..base.http_grammar import TOKEN
 from ..config.choices import ForwardedHeaders
 from ..errors import OptionsValidationError, Problem
@@ -40,7 +41,6 @@ _IPV4_IN_IPV6: Final = IPv6Network("::ffff:0:0/96")
 
 _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
-_Headers = Sequence[tuple[bytes, bytes]]
 
 
 @attrs.frozen
@@ -161,7 +161,7 @@ class TrustedProxies:
             "Sdk:Server:TrustedProxies", (text for text in cidrs if text != UNIX)
         )
 
-    def resolve(self, peer_host: str | None, scheme: str, headers: _Headers) -> Origin:
+    def resolve(self, peer_host: str | None, scheme: str, headers: Headers) -> Origin:
         """Say who sent a request and whether it was by HTTPS.
 
         ``X-Forwarded-Proto: https, http`` is read at the entry of the outermost trusted proxy,
@@ -290,7 +290,7 @@ _match_pair = re.compile(
 _match_with_port = re.compile(r"(?:\[([^\]]*)\]|([0-9.]+))(?::(?:\d{1,5}|_[\w.-]+))?").fullmatch
 
 
-def _forwarding_headers(headers: _Headers) -> dict[bytes, str]:
+def _forwarding_headers(headers: Headers) -> dict[bytes, str]:
     joined: dict[bytes, str] = {}
     for name, value in headers:
         name = name.lower()

@@ -8,13 +8,14 @@ has been verified.
 import base64
 import os
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
 import msgspec
 import trio
 
+from ..base.asgi import SHORTCUT, Expiry, Headers, Receive, Scope, Send, Shortcut
 from ..config import Secret, Settings
 from ..errors import DeliveryDecodingError, StoreUnavailableError
 from ..events import (
@@ -35,7 +36,6 @@ from .peers import AllowedSources, Origin, TrustedProxies
 from .rates import RateLimit, source_of
 from .rejections import LINES, SECONDS, Rejection, Rejections, claimed_id
 from .secret_usage import SecretUsage
-from .shortcut import SHORTCUT, Expiry, Shortcut
 from .signature import Keyring
 from .verdict import Accepted, Cause, Delivery, Rejected, judge
 
@@ -44,13 +44,6 @@ if TYPE_CHECKING:
     from .tenant_keys import TenantKeys
 
 _log = get_logger("webhooks")
-
-# Servers and frameworks type the same ASGI messages in ways that exclude each other (typed dicts,
-# mutable mappings); Any is what all of them accept an application with.
-Scope = Any
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
-Headers = Sequence[tuple[bytes, bytes]]
 
 #: How much of a path or method that is not ours is logged.
 SHOWN_PATH_CHARACTERS = 200

@@ -5,12 +5,13 @@ how many were left out is told by one line at its end. A delivery that was verif
 taken is noted here as well, beside the event that says why.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import attrs
 import trio
 
+from ..base.asgi import Headers
 from ..logs import Throttle, get_logger
 from .counters import Counters
 from .signature import is_valid_id
@@ -116,7 +117,7 @@ class Rejections:
             )
 
 
-def claimed_id(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+def claimed_id(headers: Headers) -> str | None:
     """Return the id that a request claims, None if it claims none that has the form of one."""
     for name, value in headers:
         if name == ID_HEADER:

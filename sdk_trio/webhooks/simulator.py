@@ -15,12 +15,13 @@ from urllib.parse import unquote
 import msgspec
 import trio
 
+from ..base.asgi import Receive, Scope, Send
 from ..config import Secret, Settings
 from ..config.public_addresses import host_name, is_loopback
 from ..events.samples import UnknownEventTypeError, sample_body
 from ..logs import get_logger
 from .answers import METHOD_NOT_ALLOWED, NOT_FOUND, TOO_LARGE, UNSUPPORTED_MEDIA, Answer
-from .receiver import Receive, Scope, Send, send_early
+from .receiver import send_early
 from .sender import DeliveryFailedError, own_url, post, sign_body
 
 _log = get_logger("webhooks")

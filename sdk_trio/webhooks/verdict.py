@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from ..base.asgi import Headers
 from ..config.options import KeyDerivation
 from ..errors import VerificationError
 from .signature import (
@@ -50,7 +51,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     ``received_at`` is in Unix seconds, by the same clock as the senders' timestamps.
     """
 
-    headers: Sequence[tuple[bytes, bytes]]
+    headers: Headers
     raw: bytes
     received_at: float
 
@@ -159,7 +160,7 @@ _BAD_ID: Final = Rejected(
 )
 
 
-def _missing_header(headers: Sequence[tuple[bytes, bytes]]) -> Rejected:
+def _missing_header(headers: Headers) -> Rejected:
     names = {name.lower() for name, _ in headers}
     missing = [
         name for name in (ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER) if name not in names

@@ -1,12 +1,28 @@
-"""What our own server offers beside the messages of ASGI, each of which costs a microsecond."""
+"""The types of ASGI, and an extension of it: the short cut between our own server and receiver.
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+Each message of ASGI costs a microsecond; the short cut does without them.
+"""
 
-#: The ASGI extension under which a server offers a :class:`Shortcut`. Others offer none.
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
+
+# Servers and frameworks type the same messages in ways that exclude each other (typed dicts,
+# mutable mappings); Any is what all of them accept an application with.
+Scope = Any
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+#: Names, in lower case, and values, in the order in which they are sent.
+Header = tuple[bytes, bytes]
+Headers = Sequence[Header]
+
+#: The key in ``scope["extensions"]`` under which a server offers a :class:`Shortcut`; others do
+#: not.
 SHORTCUT: Final = "sdk_trio.shortcut"
 
-Whole = tuple[int, Sequence[tuple[bytes, bytes]], bytes]
+#: A whole answer: status, headers and body.
+Whole = tuple[int, Headers, bytes]
 
 
 class Expiry(Protocol):
