@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import attrs
 
+from ..base.throttle import TokenBucket
+
 SECONDS_PER_MINUTE = 60.0
 
 
@@ -38,9 +40,6 @@ class Place:
 class RateLimiter:
     """The limiter of one access token at one origin.
 
-    The bucket is kept as the time at which it would be full again (the "generic cell rate
-    algorithm"): one number, exact, and a place that is given back is one subtraction.
-
     Args:
         policy: the rate.
         clock: returns the current time in seconds; it must never go back.
@@ -48,16 +47,10 @@ class RateLimiter:
 
     def __init__(self, policy: LimitPolicy, *, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._full_at = -math.inf
         self._shut_until = -math.inf
         self._waited_for: set[Place] = set()
-        self._take(policy)
-
-    def _take(self, policy: LimitPolicy) -> None:
-        rate = policy.per_minute
         self.policy = policy
-        self._interval = 0.0 if rate is None else SECONDS_PER_MINUTE / rate
-        self._tolerance = self._interval * max(policy.burst - 1, 0)
+        self._bucket = _bucket_of(policy)
 
     @property
     def shut_until(self) -> float:
@@ -67,15 +60,12 @@ class RateLimiter:
     @property
     def backlog(self) -> float:
         """Return how many attempts the bucket still has to make good for; 0 when it is full."""
-        if not self._interval:
-            return 0.0
-        return max(0.0, self._full_at - self._clock()) / self._interval
+        return 0.0 if self._bucket is None else self._bucket.missing(self._clock())
 
     @property
     def is_idle(self) -> bool:
         """Return whether forgetting this limiter would change nothing."""
-        now = self._clock()
-        return self._shut_until <= now and self._full_at <= now
+        return self._shut_until <= self._clock() and not self.backlog
 
     def shut(self, seconds: float) -> None:
         """The upstream answered 429: no attempt leaves for ``seconds``. It never shortens."""
@@ -88,16 +78,18 @@ class RateLimiter:
         for stay as many, and who waits leaves in the same order, at the new pace from now on.
         """
         now = self._clock()
-        interval, tolerance = self._interval, self._tolerance
-        self._take(policy)
-        if not interval:
-            return  # nobody waited, and the bucket is full
-        pace = self._interval / interval
-        if self._full_at > now:
-            self._full_at = now + (self._full_at - now) * pace
+        before, bucket = self.policy, self._bucket
+        self.policy = policy
+        if bucket is None or policy.per_minute is None:
+            # Nobody waited before, or nobody has to wait any more.
+            self._bucket = _bucket_of(policy)
+            for place in self._waited_for:
+                place.due = now
+            return
+        bucket.change(per_second=_per_second(policy), burst=_burst(policy), now=now)
         for place in self._waited_for:
-            ahead = place.due + tolerance - now
-            place.due = max(now, now + ahead * pace - self._tolerance)
+            ahead = (place.due - now) * _per_second(before) + _burst(before)
+            place.due = max(now, now + (ahead - _burst(policy)) / _per_second(policy))
 
     def book(self) -> Place:
         """Take the next place in the order of departure; :meth:`leave` it when its time has come.
@@ -105,9 +97,7 @@ class RateLimiter:
         One that is due at once need not be left.
         """
         now = self._clock()
-        full_at = max(self._full_at, now)
-        self._full_at = full_at + self._interval
-        place = Place(max(now, full_at - self._tolerance))
+        place = Place(now if self._bucket is None else self._bucket.book(now))
         if place.due > now:
             self._waited_for.add(place)
         return place
@@ -119,11 +109,25 @@ class RateLimiter:
     def book_now(self) -> bool:
         """Take a place if an attempt may leave this instant; return whether it may."""
         now = self._clock()
-        if self._shut_until > now or self._full_at - self._tolerance > now:
+        if self._shut_until > now:
             return False
-        self.book()
-        return True
+        return self._bucket is None or not self._bucket.admit(now)
 
     def give_back(self) -> None:
         """Return a place that was booked and not used: all later ones move up."""
-        self._full_at -= self._interval
+        if self._bucket is not None:
+            self._bucket.give_back()
+
+
+def _bucket_of(policy: LimitPolicy) -> TokenBucket | None:
+    if policy.per_minute is None:
+        return None
+    return TokenBucket(per_second=_per_second(policy), burst=_burst(policy))
+
+
+def _per_second(policy: LimitPolicy) -> float:
+    return (policy.per_minute or 0.0) / SECONDS_PER_MINUTE
+
+
+def _burst(policy: LimitPolicy) -> int:
+    return max(policy.burst, 1)

@@ -1,8 +1,8 @@
 """Spreads requests over time, so that whoever floods the admin address waits, and nobody else."""
 
-from math import inf
-
 import trio
+
+from ..base.throttle import TokenBucket
 
 
 class Pacer:
@@ -13,18 +13,16 @@ class Pacer:
     """
 
     def __init__(self, *, per_second: float, burst: int) -> None:
-        self._interval = 1.0 / per_second
-        self._tolerance = burst * self._interval
-        self._next = -inf
+        self._bucket = TokenBucket(per_second=per_second, burst=burst)
         self.waiting = 0
 
     async def turn(self) -> None:  # noqa: ASYNC910 - sending the answer is a checkpoint
         """Wait for a turn. Cancelled, the turn is lost."""
         now = trio.current_time()
-        self._next = max(self._next, now - self._tolerance) + self._interval
-        if self._next > now:
+        due = self._bucket.book(now)
+        if due > now:
             self.waiting += 1
             try:
-                await trio.sleep(self._next - now)
+                await trio.sleep_until(due)
             finally:
                 self.waiting -= 1

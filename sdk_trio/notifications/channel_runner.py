@@ -127,11 +127,7 @@ class ChannelRunner:
         Cancelled, an attempt whose sending had begun is recorded as cut off, in
         ``CLEANUP_SECONDS`` at most; one that was only claimed is given back.
         """
-        pace = Pace(
-            per_second=self._limits.per_second,
-            burst=self._limits.burst,
-            now=trio.current_time(),
-        )
+        pace = Pace(per_second=self._limits.per_second, burst=self._limits.burst)
         async with trio.open_nursery() as attempts:
             while not self._closed:
                 self._wanted = trio.Event()

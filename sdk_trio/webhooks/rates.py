@@ -6,10 +6,13 @@ of fresh addresses pushes out other fresh addresses only. To push out an offende
 to get other addresses refused, each at the price of a whole minute's allowance.
 """
 
+from collections import OrderedDict
 from ipaddress import IPv6Address
 from typing import Final
 
-#: The most sources that are remembered: about 2 MB.
+from ..base.throttle import TokenBucket
+
+#: The most sources that are remembered: about 2.5 MB.
 MAX_SOURCES: Final = 10_000
 #: How many of them are kept for sources that have been refused.
 MAX_OFFENDERS: Final = 2_000
@@ -17,8 +20,8 @@ MAX_OFFENDERS: Final = 2_000
 #: Added to a wait, so that rounding never refuses a caller that waits exactly as long as told.
 _ROUNDING_SECONDS: Final = 0.001
 
-_Bucket = tuple[float, float]  # tokens left, and when that was so
-_Buckets = dict[str | int | None, _Bucket]
+# Not plain dictionaries: their first key is found by passing the holes that were left before it.
+_Buckets = OrderedDict[str | int | None, TokenBucket]
 
 
 class RateLimit:
@@ -38,9 +41,9 @@ class RateLimit:
             raise ValueError("a rate limit is at least 1 a minute; leave the key out for none")
         self._per_minute = float(per_minute)
         self._per_second = per_minute / 60.0
-        # Dictionaries keep their order of insertion: the first key was seen the longest ago.
-        self._fresh: _Buckets = {}
-        self._offenders: _Buckets = {}
+        # In the order of insertion: the first key was seen the longest ago.
+        self._fresh: _Buckets = OrderedDict()
+        self._offenders: _Buckets = OrderedDict()
 
     def __len__(self) -> int:
         """How many sources are remembered: at most ``MAX_SOURCES``."""
@@ -63,31 +66,28 @@ class RateLimit:
         offender = bucket is not None
         if bucket is None:
             bucket = self._fresh.pop(source, None)
-        tokens = self._per_minute
-        if bucket is not None:
-            left, then = bucket
-            tokens = min(tokens, left + max(0.0, now - then) * self._per_second)
-        if tokens < 1.0:
-            self._remember_offender(source, (tokens, now))
-            return (1.0 - tokens) / self._per_second + _ROUNDING_SECONDS
+        if bucket is None:
+            bucket = TokenBucket(per_second=self._per_second, burst=self._per_minute)
+        if wait := bucket.admit(now):
+            self._remember_offender(source, bucket)
+            return wait + _ROUNDING_SECONDS
         # One whose bucket has filled up again behaves well now and gives its place back.
-        if offender and tokens < self._per_minute:
-            self._remember_offender(source, (tokens - 1.0, now))
+        if offender and bucket.missing(now) > 1.0:
+            self._remember_offender(source, bucket)
         else:
-            self._remember_fresh(source, (tokens - 1.0, now))
+            self._remember_fresh(source, bucket)
         return None
 
-    def _remember_fresh(self, source: str | int | None, bucket: _Bucket) -> None:
+    def _remember_fresh(self, source: str | int | None, bucket: TokenBucket) -> None:
         self._fresh[source] = bucket
         if len(self._fresh) > MAX_SOURCES - MAX_OFFENDERS:
-            del self._fresh[next(iter(self._fresh))]
+            self._fresh.popitem(last=False)
 
-    def _remember_offender(self, source: str | int | None, bucket: _Bucket) -> None:
+    def _remember_offender(self, source: str | int | None, bucket: TokenBucket) -> None:
         self._offenders[source] = bucket
         if len(self._offenders) > MAX_OFFENDERS:
             # The one that was seen the longest ago lines up with the fresh ones again.
-            oldest = next(iter(self._offenders))
-            self._remember_fresh(oldest, self._offenders.pop(oldest))
+            self._remember_fresh(*self._offenders.popitem(last=False))
 
 
 def source_of(address: str | None) -> str | int | None:

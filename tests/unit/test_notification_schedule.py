@@ -82,7 +82,7 @@ def test_a_pace_is_kept_in_every_window(
     per_second: float, burst: int, steps: list[tuple[float, int, float]]
 ) -> None:
     now = paused = 100.0
-    pace = Pace(per_second=per_second, burst=burst, now=now)
+    pace = Pace(per_second=per_second, burst=burst)
     begun: list[float] = []
     for pause, wanted, asked in steps:
         now += pause
