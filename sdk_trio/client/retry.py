@@ -9,7 +9,6 @@ from email.utils import parsedate_to_datetime
 import attrs
 
 from ..base.http_grammar import IDEMPOTENT_METHODS
-from ..jitter import longest_wait
 
 #: Server errors that a second attempt meets again: not implemented, version of HTTP, negotiation
 #: that refers to itself, endless loop, missing extension, the login page of a network.
@@ -75,17 +74,6 @@ def may_retry_failure(kind: FailureKind, *, idempotent: bool) -> bool:
     if kind is FailureKind.UNCONFIRMED:
         return idempotent
     return kind is not FailureKind.REFUSED
-
-
-def backoff(failures: int, policy: RetryPolicy, fraction: float) -> float:
-    """Return the wait in seconds after ``failures`` (at least 1) failed attempts.
-
-    ``fraction`` is a random number from 0 to 1: full jitter spreads the callers that failed
-    together over the whole interval.
-    """
-    return fraction * longest_wait(
-        failures, base_seconds=policy.base_seconds, cap_seconds=policy.cap_seconds
-    )
 
 
 def parse_retry_after(value: str | None, *, date: str | None, now: float) -> float | None:

@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 
+from ..base.backoff import jittered_wait
 from ..logs import get_logger
 from .admitter import Admitter, AttemptLayer, TooLong
 from .attempts import AttemptKind, ClientCounters
 from .budget import RetryBudget
 from .errors import CircuitOpenError, ConnectionFailedError, OutcomeUnknownError
 from .request import Call
-from .retry import FailureKind, RetryPolicy, backoff, may_retry_failure, may_retry_status
+from .retry import FailureKind, RetryPolicy, may_retry_failure, may_retry_status
 
 logger = get_logger("client")
 
@@ -95,7 +96,12 @@ class Retryer:
     ) -> bool:
         """Wait for the next attempt's time; False, at no cost, when that is too late."""
         now = self._clock()
-        wait = backoff(failures, self._policy, self._random())
+        wait = jittered_wait(
+            failures,
+            self._random(),
+            base_seconds=self._policy.base_seconds,
+            cap_seconds=self._policy.cap_seconds,
+        )
         not_before = max(now + wait, call.not_before)
         logger.info(
             "client.retry",

@@ -2,7 +2,7 @@
 
 import attrs
 
-from ..jitter import longest_wait
+from ..base.backoff import jittered_wait
 from ..storage.notification_records import Ending, NotificationState
 from .outcome import Again, Ambiguous, Outcome, Refused, Sent, Skipped
 
@@ -59,8 +59,8 @@ def ending_of(
             asked = after_seconds or 0.0
     if attempts >= schedule.max_attempts:
         return Ending(NotificationState.FAILED, _cut(reason))
-    wait = fraction * longest_wait(
-        attempts, base_seconds=schedule.base_seconds, cap_seconds=schedule.cap_seconds
+    wait = jittered_wait(
+        attempts, fraction, base_seconds=schedule.base_seconds, cap_seconds=schedule.cap_seconds
     )
     # What the provider asked for is a lower bound; the jitter on top spreads those that it told.
     return Ending(NotificationState.RETRYING, _cut(reason), next_attempt_at=now + asked + wait)

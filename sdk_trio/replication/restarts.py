@@ -11,7 +11,8 @@ from ..config.replication_options import ReplicationOptions
 from .manifest import TenantDatabaseFile, render_manifest, replica_url
 from .yaml_text import quoted
 
-#: Bounds of the wait before a restart, in seconds.
+#: Bounds of the wait before a restart, in seconds. Its jitter keeps the replicators of many hosts
+#: from coming back to one target together.
 BASE_SECONDS: Final = 0.5
 CAP_SECONDS: Final = 30.0
 
@@ -19,15 +20,6 @@ _IDENTITY: Final = re.compile(r"\n    # file [^\n]*")
 
 #: A replicator that worked for so long, in seconds, begins to count its failures anew.
 STABLE_SECONDS: Final = 60.0
-
-
-def restart_delay(failures: int, fraction: float) -> float:
-    """Return the wait in seconds after ``failures`` (at least 1) failures in a row.
-
-    ``fraction`` is a random number from 0 to 1: full jitter, so that the replicators of many
-    hosts do not come back to one target together.
-    """
-    return fraction * min(CAP_SECONDS, BASE_SECONDS * 2.0 ** min(failures - 1, 16))
 
 
 @attrs.frozen

@@ -21,6 +21,7 @@ from typing import Final
 
 import trio
 
+from ..base.backoff import jittered_wait
 from ..config.replication_options import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError
 from ..logs import get_logger
@@ -36,7 +37,15 @@ from .manifest import TenantDatabaseFile, child_environment
 from .plan_chooser import PlanChooser
 from .plan_reader import PlanReader
 from .reload_teller import ReloadTeller
-from .restarts import STABLE_SECONDS, LiveChange, Patience, Plan, live_change, restart_delay
+from .restarts import (
+    BASE_SECONDS,
+    CAP_SECONDS,
+    STABLE_SECONDS,
+    LiveChange,
+    Patience,
+    Plan,
+    live_change,
+)
 
 _log = get_logger("replication")
 
@@ -228,7 +237,9 @@ class Supervisor:
     async def _back_off(self, reason: str, failures: int) -> None:
         """Say what failed and wait, less long if there is something new to try."""
         self.failure, self.reloading = reason, False
-        delay = restart_delay(failures, self._fraction())
+        delay = jittered_wait(
+            failures, self._fraction(), base_seconds=BASE_SECONDS, cap_seconds=CAP_SECONDS
+        )
         _log.error(
             "replication.failed",
             error=reason,

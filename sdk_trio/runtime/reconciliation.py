@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from ..base.backoff import longest_wait
 from ..base.times import rfc3339
 from ..errors import EXIT_CONFIGURATION, SdkError
 
@@ -86,7 +87,7 @@ class Asked:
 
     def is_due(self, now: float) -> bool:
         """Return whether it should have arrived by ``now``."""
-        return now - self.last >= FIRST_WAIT_SECONDS * 2.0 ** min(self.times - 1, 30)
+        return now - self.last >= longest_wait(self.times, base_seconds=FIRST_WAIT_SECONDS)
 
 
 @attrs.frozen

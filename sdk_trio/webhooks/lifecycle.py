@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ..base.backoff import jittered_wait
 from ..config.secret import MASK
 from ..errors import RetryLater
-from ..jitter import longest_wait
 from ..storage.records import Dead, Retry
 
 if TYPE_CHECKING:
@@ -71,10 +71,6 @@ class RetryPolicy:
     base_seconds: float
     cap_seconds: float
 
-    def longest_delay(self, attempts: int) -> float:
-        """Return the upper end, in seconds, of the delay after ``attempts`` failed runs."""
-        return longest_wait(attempts, base_seconds=self.base_seconds, cap_seconds=self.cap_seconds)
-
 
 def after_queued_failure(
     failure: Failure, *, attempts: int, policy: RetryPolicy, now: float, fraction: float
@@ -86,8 +82,11 @@ def after_queued_failure(
     """
     if attempts >= policy.max_attempts:
         return Dead(failure.error, failure.place, failure.traceback)
-    delay = (failure.retry_after or 0.0) + fraction * policy.longest_delay(attempts)
-    return Retry(now + delay, failure.error, failure.place, failure.traceback)
+    wait = jittered_wait(
+        attempts, fraction, base_seconds=policy.base_seconds, cap_seconds=policy.cap_seconds
+    )
+    at = now + (failure.retry_after or 0.0) + wait
+    return Retry(at, failure.error, failure.place, failure.traceback)
 
 
 def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) -> Retry | Dead:

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from sdk_trio.client.retry import (
     FailureKind,
-    RetryPolicy,
-    backoff,
     is_idempotent,
     may_retry_failure,
     may_retry_status,
@@ -60,20 +58,6 @@ def test_other_answers_are_final(status):
 def test_failures_without_answer(kind, read, write):
     assert may_retry_failure(kind, idempotent=True) is read
     assert may_retry_failure(kind, idempotent=False) is write
-
-
-@given(st.integers(1, 5000), st.floats(0, 1))
-def test_backoff_is_full_jitter_up_to_the_cap(failures, fraction):
-    wait = backoff(failures, RetryPolicy(), fraction)
-    assert 0 <= wait <= min(8.0, 0.5 * 2 ** min(failures - 1, 10))
-
-
-def test_backoff_is_drawn_from_the_whole_interval():
-    assert [backoff(3, RetryPolicy(), fraction) for fraction in (0.0, 0.5, 1.0)] == [0.0, 1.0, 2.0]
-
-
-def test_backoff_doubles():
-    assert [backoff(n, RetryPolicy(), 1.0) for n in range(1, 7)] == [0.5, 1, 2, 4, 8, 8]
 
 
 def seconds(value, date=None, now=0.0):

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.jitter import longest_wait
 from sdk_trio.notifications.outcome import Again, Ambiguous, Outcome, Refused, Sent, Skipped
 from sdk_trio.notifications.pace import Pace
 from sdk_trio.notifications.schedule import MAX_REASON_LENGTH, RetrySchedule, ending_of, interrupted
@@ -66,11 +65,6 @@ def test_every_outcome_has_an_ending(
 def test_what_is_cut_off_is_repeated_only_where_that_can_be_told() -> None:
     assert interrupted(repeatable=False, reason="x", now=NOW).state is NotificationState.UNKNOWN
     assert interrupted(repeatable=True, reason="x", now=NOW).next_attempt_at == NOW
-
-
-def test_waits_double_up_to_the_cap_however_many_failures() -> None:
-    waits = [longest_wait(n, base_seconds=1.0, cap_seconds=10.0) for n in (1, 2, 3, 4, 5, 10**6)]
-    assert waits == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
 
 
 @given(

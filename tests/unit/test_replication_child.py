@@ -30,12 +30,10 @@ from sdk_trio.replication.control_socket import (
 )
 from sdk_trio.replication.manifest import TenantDatabaseFile, render_manifest
 from sdk_trio.replication.restarts import (
-    CAP_SECONDS,
     Plan,
     completed,
     difference,
     live_change,
-    restart_delay,
 )
 
 OPTIONS = ReplicationOptions(
@@ -47,12 +45,6 @@ FILES = [TenantDatabaseFile(name, f"/t/{name}.db") for name in "abc"]
 def plan(files=FILES, options=OPTIONS):
     text = render_manifest(options, files, socket_path="/t/s")
     return Plan(completed(text, "/t/s"), frozenset(file.path for file in files))
-
-
-def test_restarts_wait_longer_and_longer_up_to_a_bound():
-    assert [restart_delay(n, 1.0) for n in (1, 2, 3)] == [0.5, 1.0, 2.0]
-    assert restart_delay(10**9, 1.0) == CAP_SECONDS
-    assert restart_delay(5, 0.0) == 0
 
 
 def change(old, new, options=OPTIONS):
