@@ -7,6 +7,7 @@ that it has. Event classes are in :mod:`sdk_trio.events`, the test kit in :mod:`
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ._version import __version__ as __version__
 from .lazily import importing
 
 if TYPE_CHECKING:
@@ -92,8 +93,6 @@ if TYPE_CHECKING:
 
     # For annotations: the services of whoever has the client of this package (docs/adr/0006).
     Services = _Services[Client]
-
-__version__ = "0.1.0"
 
 __all__ = [
     # settings

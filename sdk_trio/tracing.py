@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ._version import __version__
 from .base.lru import Lru
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ def find_tracer() -> "Tracer | None":
     provider = trace.get_tracer_provider()
     if isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
         return None
-    from importlib.metadata import version
-
-    return provider.get_tracer("sdk_trio", version("sdk-trio"))
+    return provider.get_tracer("sdk_trio", __version__)
 
 
 def known_method(method: str) -> str:

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from .. import __version__
+from .._version import __version__
 from ..console.openapi import admin_document
 from ..webhooks.openapi import receiver_document
 from .printer import print_json

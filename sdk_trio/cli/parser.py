@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from .. import __version__
+from .._version import __version__
 from .commands import COMMANDS, GROUPS
 from .usage import UsageError, check_words, option_meant
 

@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
+from ..base.groups import only_member
 from ..errors import EXIT_FAILURE, SdkError
 from .parser import PROGRAM, parse
 
@@ -38,13 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         return _status_of(only_member(error), parsed)
     return status
-
-
-def only_member(error: BaseException) -> BaseException:
-    """Return the only exception of nested groups of one; any other exception as it is."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 def _command(parsed: Namespace) -> int:

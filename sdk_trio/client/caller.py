@@ -5,7 +5,6 @@ import random
 import time
 import uuid
 from collections.abc import Callable
-from importlib.metadata import version
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +12,7 @@ import attrs
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import trio
 
+from .._version import __version__
 from ..errors import NotRunningError
 from .budget import BudgetPolicy
 from .operation import PreparedCall
@@ -83,7 +83,7 @@ class Caller:
         self._budget = budget
         self._pipeline: Pipeline | None = None
         self._is_open = False
-        agent = f"sdk-trio/{version('sdk-trio')} python/{platform.python_version()}"
+        agent = f"sdk-trio/{__version__} python/{platform.python_version()}"
         self._headers = plan.headers(user_agent=agent)
         self._authorized = self._with_token(plan.access_token)
         self._secrets: tuple[str, ...] = (plan.access_token,)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from .._version import __version__
 from ..config import Settings, StorageBackend
 from ..config.exposure import ADMIN_TOKEN, token_fault
 from ..console.access import Access, is_of_this_machine
@@ -80,8 +81,6 @@ class Administrator:
             BindError: the address cannot be listened on; the message names ``Sdk:Admin:Bind``.
             StoreLockedError: nor is the data directory free; the message names who uses it.
         """
-        from .. import __version__  # the package imports the runtime
-
         options = self._runtime.settings.admin
         self.token = token = provide_token(self._runtime.settings)
         access = Access(token.value, (), options.allowed_hosts, options.read_only)

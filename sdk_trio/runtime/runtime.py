@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
+from ..base.groups import only_member
 from ..config import Settings, missing_parts, unmet_needs
 from ..config.rules import RECONCILIATION_NEEDS_CLIENT
 from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError
@@ -325,7 +326,8 @@ class Runtime:
                 finally:
                     self._begin_drain()
         except BaseExceptionGroup as group:
-            _raise_only_member(group)
+            error = only_member(group)
+            raise error from (None if error is group else error.__cause__)
         finally:
             self._log_end()
 
@@ -460,11 +462,3 @@ def _prepare_addresses(server: Server, routes: Routes, settings: Settings) -> Ca
         routes.reload(settings)
 
     return commit
-
-
-def _raise_only_member(group: BaseExceptionGroup[BaseException]) -> None:
-    """Raise the group's only exception, through nested groups of one; else the group itself."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    raise error from (None if error is group else error.__cause__)

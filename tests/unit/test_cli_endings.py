@@ -11,10 +11,10 @@ import pytest
 from support.command_line import CommandLine, clear_environment
 from support.deliveries import SECRET
 
+from sdk_trio.base.groups import only_member
 from sdk_trio.cli import main, runner
 from sdk_trio.cli.app_importer import AppBrokenError, AppNotFoundError, import_registry
 from sdk_trio.cli.presence import Presence, announced
-from sdk_trio.cli.runner import only_member
 from sdk_trio.cli.usage import UsageError
 from sdk_trio.errors import (
     NotSupportedError,
