@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__ as __version__
-from .lazily import importing
+from .base.lazily import importing
 
 if TYPE_CHECKING:
+    from .base.metrics import Check
     from .client.blocking import SyncClient
     from .client.budget import BudgetPolicy
     from .client.client import Client
@@ -128,6 +129,7 @@ __all__ = [
     "TenantStatusService",
     "TransitionResult",
     # running
+    "Check",
     "DrainReport",
     "Runtime",
     "Started",
@@ -230,6 +232,7 @@ _HOMES = {
     **dict.fromkeys(("DrainReport", "WebhookReceiver"), "webhooks.app"),
     **dict.fromkeys(("Runtime", "Started"), "runtime.runtime"),
     "BindError": "runtime.server",
+    "Check": "base.metrics",
     "Services": "webhooks.services",
 }
 

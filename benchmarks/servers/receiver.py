@@ -19,7 +19,7 @@ import trio
 from load import SECRET
 
 import sdk_trio
-from sdk_trio import logs
+from sdk_trio.base import logs
 from sdk_trio.events import OrderPaidEvent
 
 handlers = sdk_trio.HandlerRegistry()

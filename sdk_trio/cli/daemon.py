@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .. import logs
+from ..base import logs
 from ..config import Loaded, Settings
 from ..errors import EXIT_FAILURE
 from ..runtime import Runtime, Started

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import trio
 
-from .. import logs
+from ..base import logs
 from ..config import Loaded, Settings, StorageBackend
 from ..config.layers import split_mapping_key
 from ..config.options import DEVELOPMENT, environment_meant

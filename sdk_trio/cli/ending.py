@@ -21,8 +21,8 @@ from types import FrameType
 
 import trio
 
+from ..base.logs import get_logger
 from ..errors import EXIT_FAILURE
-from ..logs import get_logger
 from ..runtime import Runtime
 from ..runtime.watchdog import held_by
 

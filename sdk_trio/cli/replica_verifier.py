@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from .. import logs
+from ..base import logs
 from ..errors import EXIT_FAILURE
 from ..replication.verification import Verification
 from ..replication.verification_keeper import VerificationKeeper

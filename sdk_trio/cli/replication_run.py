@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from .. import logs
+from ..base import logs
 from ..config import Settings, unmet_needs
 from ..config.gates import USE_REPLICATION
 from ..errors import OptionsValidationError, Problem

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-from .. import logs
+from ..base import logs
 from ..config import Settings
 from ..errors import ReplicatorError, RestoreError, StoreUnavailableError
 from ..replication.control_client import ControlClient

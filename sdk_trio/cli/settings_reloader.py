@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import trio
 
+from ..base.logs import get_logger
 from ..config import Loaded, Settings
 from ..config.key_file_reader import KeyFileReader, key_directories, key_files
 from ..config.table import ROOT
 from ..errors import OptionsValidationError, Problem
-from ..logs import get_logger
 from ..runtime import Runtime
 from ..runtime.systemd_notifier import SystemdNotifier
 

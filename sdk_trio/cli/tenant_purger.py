@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from .. import logs
+from ..base import logs
 from ..config import Settings
 from ..errors import EXIT_FAILURE, ReplicationError, StoreUnavailableError, TenantError
 from ..replication.erasure import ReplicaErasure

@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from .. import logs
+from ..base import logs
 from ..config import Settings, StorageBackend
 from ..errors import StoreUnavailableError, TenantsDisabledError
 from ..storage import open_store

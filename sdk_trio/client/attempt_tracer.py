@@ -1,7 +1,7 @@
 """A span for each attempt of a call, by the stable conventions of HTTP clients.
 
-In the pipeline only when :func:`sdk_trio.tracing.find_tracer` finds a tracer. No ``traceparent`` is
-sent: the upstream is another company's.
+In the pipeline only when :func:`~sdk_trio.base.tracing.find_tracer` finds one. No ``traceparent``
+is sent: the upstream is another company's.
 """
 
 from urllib.parse import urlsplit
@@ -10,7 +10,7 @@ import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not us
 from opentelemetry.trace import SpanKind, Tracer
 
 from ..base.http_grammar import DEFAULT_PORTS
-from ..tracing import attributes_of, fail, known_method, recorded
+from ..base.tracing import attributes_of, fail, known_method, recorded
 from .admitter import AttemptLayer
 from .attempts import AttemptKind
 from .request import Call, without_path_secrets

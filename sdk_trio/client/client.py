@@ -8,8 +8,8 @@ from typing import Any, Self, TypeVar, Unpack
 import attrs
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 
+from ..base.logs import get_logger
 from ..config import Settings
-from ..logs import get_logger
 from .attempts import ClientCounters
 from .breaker import CircuitBreaker
 from .budget import BudgetPolicy

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from sdk_trio.base.logs import get_logger
 from sdk_trio.client.exchange import Origin
 from sdk_trio.client.lanes import ConnectionLimits
 from sdk_trio.client.pool import REAP_SECONDS
 from sdk_trio.errors import OptionsValidationError, Problem
-from sdk_trio.logs import get_logger
 
 if TYPE_CHECKING:
     from sdk_trio.client.http3 import Http3Connection

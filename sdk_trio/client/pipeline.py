@@ -14,8 +14,8 @@ import attrs
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 import trio
 
-from ..logs import get_logger
-from ..tracing import find_tracer
+from ..base.logs import get_logger
+from ..base.tracing import find_tracer
 from .admitter import (
     AdmissionLayer,
     Admitter,

@@ -18,6 +18,7 @@ from ssl import SSLCertVerificationError, SSLContext
 
 import trio
 
+from sdk_trio.base.logs import get_logger
 from sdk_trio.client.exchange import (
     Abandoned,
     ClosedError,
@@ -40,7 +41,6 @@ from sdk_trio.client.lanes import (
     Waiter,
 )
 from sdk_trio.client.wire import Dial, open_wire
-from sdk_trio.logs import get_logger
 
 #: Of connecting, TLS and the first settings, when the request sets no limit of its own; a
 #: connection that nobody waits for any longer must not hold its slot for a kernel's two minutes.

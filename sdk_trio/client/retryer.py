@@ -5,7 +5,7 @@ from collections.abc import Callable
 import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
 
 from ..base.backoff import jittered_wait
-from ..logs import get_logger
+from ..base.logs import get_logger
 from .admitter import Admitter, AttemptLayer, TooLong
 from .attempts import AttemptKind, ClientCounters
 from .budget import RetryBudget

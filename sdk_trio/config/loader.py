@@ -236,7 +236,9 @@ def _located(problems: Iterable[Problem], origins: Mapping[str, str]) -> tuple[P
 def _log(warnings: Iterable[Problem]) -> None:
     if not warnings:
         return
-    from ..logs import get_logger  # takes time to import, and most starts have nothing to warn of
+    from ..base.logs import (
+        get_logger,  # takes time to import, and most starts have nothing to warn of
+    )
 
     logger = get_logger("config")
     for warning in warnings:

@@ -9,9 +9,9 @@ import attrs
 import trio
 
 from ..base.asgi import Receive, Scope, Send
+from ..base.logs import Throttle, get_logger
+from ..base.metrics import Check, CheckSource, Sample
 from ..errors import NotRunningError, StoreUnavailableError
-from ..logs import Throttle, get_logger
-from ..monitoring import Check, CheckSource, Sample
 from .access import Access, Refusal, header_map
 from .event_answerer import EVENTS, EventAnswerer
 from .exposition import CONTENT_TYPE, UnknownMetricError, expose

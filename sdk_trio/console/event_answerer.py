@@ -1,7 +1,7 @@
 """Answers ``/api/events``: listings, one event, and replay (contracts 8 and 9)."""
 
+from ..base.logs import get_logger
 from ..errors import UnknownTenantError
-from ..logs import get_logger
 from ..storage.ports import Inbox
 from ..storage.record_fields import listed, shown
 from ..storage.records import DeliveryState

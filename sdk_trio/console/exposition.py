@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from ..monitoring import Sample
+from ..base.metrics import Sample
 from .metrics import METRICS, metric_of
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"

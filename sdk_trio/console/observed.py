@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from ..monitoring import CheckSource, SampleSource
+from ..base.metrics import CheckSource, SampleSource
 from ..storage.ports import Inbox
 
 if TYPE_CHECKING:

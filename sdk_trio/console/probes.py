@@ -8,7 +8,7 @@ still do their work. None of them looks at the upstream, whose faults no restart
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..monitoring import Check
+from ..base.metrics import Check
 
 
 def is_ready(checks: Iterable[Check]) -> bool:

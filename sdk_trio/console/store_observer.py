@@ -15,9 +15,9 @@ import attrs
 import trio
 
 from ..base.bell import Bell
+from ..base.logs import get_logger
+from ..base.metrics import Check, Sample
 from ..errors import NotRunningError, StoreUnavailableError
-from ..logs import get_logger
-from ..monitoring import Check, Sample
 from ..storage.ports import Inbox
 from ..storage.records import DeliveryState
 from .observed import TenantCounts

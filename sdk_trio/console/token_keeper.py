@@ -8,9 +8,9 @@ from pathlib import Path
 
 import attrs
 
+from ..base.logs import get_logger
 from ..config import Settings
 from ..errors import StoreUnavailableError
-from ..logs import get_logger
 from ..storage.data_directory import create_data_directory, open_private
 
 _log = get_logger("admin")

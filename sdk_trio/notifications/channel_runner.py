@@ -11,8 +11,8 @@ from collections.abc import Callable
 import attrs
 import trio
 
+from ..base.logs import get_logger
 from ..errors import StoreUnavailableError
-from ..logs import get_logger
 from ..storage.notification_records import (
     Ending,
     NotificationRecord,

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 import trio
 
+from ..base.logs import get_logger
 from ..errors import StoreUnavailableError
-from ..logs import get_logger
 from ..storage.notification_records import Ending, NotificationState
 from ..storage.ports import NotificationStore
 from .channel_runner import (

@@ -2,9 +2,9 @@
 
 import json
 
+from ..base.logs import get_logger
 from ..config.gates import NOTIFICATIONS
 from ..config.notification_options import NotificationsOptions
-from ..logs import get_logger
 from ..storage.tenant_records import OutboxRecord
 from .answers import accepted, document_of, explained, judge
 from .attempter import Request, credential

@@ -2,7 +2,7 @@
 
 import traceback
 
-from ..logs import get_logger
+from ..base.logs import get_logger
 
 _log = get_logger("notifications")
 

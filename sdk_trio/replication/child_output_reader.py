@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import trio
 
+from ..base.logs import get_logger
 from ..config.replication_options import ReplicationOptions
-from ..logs import get_logger
 from .child_log import ChildLine, LineLimiter, read_line
 
 _log = get_logger("replication")

@@ -17,8 +17,8 @@ from typing import Final
 import attrs
 import trio
 
+from ..base.logs import get_logger
 from ..errors import ReplicatorError
-from ..logs import get_logger
 
 _log = get_logger("replication")
 

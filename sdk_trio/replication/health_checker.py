@@ -8,9 +8,9 @@ from functools import partial
 import attrs
 import trio
 
+from ..base.logs import get_logger
 from ..config.replication_options import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError, StorageError
-from ..logs import get_logger
 from .control_client import ControlClient
 from .control_socket import ReplicatedDatabase
 from .health import (

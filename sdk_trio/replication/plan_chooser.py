@@ -1,7 +1,7 @@
 """Chooses from which configuration the replicator starts: the new one, or one that worked."""
 
+from ..base.logs import get_logger
 from ..errors import ReplicationError
-from ..logs import get_logger
 from .plan_reader import PlanReader
 from .restarts import Plan
 

@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 import trio
 
-from ..logs import get_logger
+from ..base.logs import get_logger
 from .manifest import TenantDatabaseFile
 from .process_inspector import Harm, find_harm
 

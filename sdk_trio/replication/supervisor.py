@@ -22,9 +22,9 @@ from typing import Final
 import trio
 
 from ..base.backoff import jittered_wait
+from ..base.logs import get_logger
 from ..config.replication_options import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError
-from ..logs import get_logger
 from .binary_finder import find_replicator
 from .child_confirmer import ChildLooker, confirm
 from .child_log import LineLimiter

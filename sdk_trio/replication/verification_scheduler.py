@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import trio
 
+from ..base.logs import get_logger
 from ..config import Settings
 from ..errors import SdkError, StoreLockedError
-from ..logs import get_logger
 from .database_finder import TenantList
 from .verification import Verification, VerificationState
 from .verification_keeper import VerificationKeeper

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import trio
 
+from ..base.logs import get_logger
 from ..errors import SdkError
-from ..logs import get_logger
 from ..tenants.feed import TransitionFeed
 from .database_finder import TenantList, active_tenants, databases_of
 from .debounce import Debounce

@@ -11,7 +11,7 @@ import trio
 
 from ..base.asgi import App
 from ..base.bell import Bell
-from ..logs import Throttle, get_logger
+from ..base.logs import Throttle, get_logger
 from .answer_head import refusal
 from .fast_path import Address, Connection
 from .limits import Limits, NoteRefusal

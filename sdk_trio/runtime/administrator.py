@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from .._version import __version__
+from ..base.logs import get_logger
+from ..base.metrics import Check
 from ..config import Settings, StorageBackend
 from ..config.exposure import ADMIN_TOKEN, token_fault
 from ..console.access import Access, is_of_this_machine
@@ -15,8 +17,6 @@ from ..console.app import AdminApp
 from ..console.observed import Sources, TenantCounts
 from ..console.token_keeper import AdminToken, provide_token
 from ..errors import OptionsValidationError, Problem, UnknownTenantError
-from ..logs import get_logger
-from ..monitoring import Check
 from ..storage.data_directory import lock_data_directory
 from ..storage.ports import Inbox
 from ..webhooks.companion import keep

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from ..monitoring import Sample
+from ..base.metrics import Sample
 
 #: Values of ``sdk_client_circuit_state``.
 CIRCUIT_STATES = {"closed": 0, "open": 1, "probing": 2, "isolated": 3}

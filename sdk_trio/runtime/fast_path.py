@@ -12,7 +12,7 @@ from typing import Protocol
 import trio
 
 from ..base.asgi import App
-from ..logs import get_logger
+from ..base.logs import get_logger
 from .answer_head import refusal
 from .deadline_keeper import Expiry
 from .exchange import Exchange

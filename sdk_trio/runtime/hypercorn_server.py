@@ -17,7 +17,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from ..base.asgi import App
-from ..logs import get_logger
+from ..base.logs import get_logger
 from .acceptor import BUSY, Places
 from .limits import Limits, NoteRefusal
 from .request_head import RequestError, in_origin_form

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from ..monitoring import Sample
+from ..base.metrics import Sample
 from ..notifications.channel_runner import RESULTS
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 import attrs
 import trio
 
+from ..base.metrics import Sample
 from ..config import Settings
 from ..config.notification_options import enabled_channels
-from ..monitoring import Sample
 from ..notifications.channel_runner import Limits
 from ..notifications.dispatcher import Dispatcher
 from ..notifications.outcome import Outcome

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
+from ..base.logs import get_logger
 from ..client.errors import NotFoundError, UnprocessableEntityError
 from ..config import Settings
 from ..errors import SdkError, StoreUnavailableError
-from ..logs import get_logger
 from ..storage.ports import Inbox
 from .reconciliation import (
     CHECKPOINT_NAME,

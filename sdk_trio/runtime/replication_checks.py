@@ -7,7 +7,7 @@ metrics and the alerts show.
 
 from typing import Protocol
 
-from ..monitoring import Check
+from ..base.metrics import Check
 from ..replication.health import HealthState, ReplicationHealth
 from ..replication.verification import VerificationState
 

@@ -5,8 +5,8 @@ from collections.abc import Collection
 import attrs
 import trio
 
+from ..base.metrics import Sample
 from ..config import Settings
-from ..monitoring import Sample
 from ..replication.control_socket import control_socket_path
 from ..replication.database_finder import find_databases
 from ..replication.health import ReplicationHealth

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import trio
 
+from ..base.logs import get_logger
 from ..config import Settings
-from ..logs import get_logger
 from ..replication.control_socket import control_socket_path
 from ..replication.manifest import TenantDatabaseFile, is_large_fleet, render_manifest
 from ..replication.manifest_writer import ManifestWriter

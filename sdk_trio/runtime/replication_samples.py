@@ -1,6 +1,6 @@
 """How replication stands, under its names as metrics (contracts 10). Pure."""
 
-from ..monitoring import Sample
+from ..base.metrics import Sample
 from ..replication.health import HealthState, ReplicationHealth
 
 

@@ -16,11 +16,11 @@ import attrs
 import trio
 
 from ..base.groups import only_member
+from ..base.logs import get_logger
+from ..base.metrics import Sample
 from ..config import Settings, missing_parts, unmet_needs
 from ..config.rules import RECONCILIATION_NEEDS_CLIENT
 from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError
-from ..logs import get_logger
-from ..monitoring import Sample
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from ..webhooks.companion import Part, keep
 from ..webhooks.receiver import LIVE_KEYS

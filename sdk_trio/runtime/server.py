@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from ..base.asgi import App
-from ..logs import Throttle, get_logger
+from ..base.logs import Throttle, get_logger
 from .acceptor import Acceptor, Places, SourceOf
 from .certificate_loader import load_certificate
 from .limits import Limits, NoteRefusal

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import trio
 
+from ..base.logs import get_logger
 from ..errors import SdkError
-from ..logs import get_logger
 from . import systemd
 from .systemd import FIRST_DESCRIPTOR, ServiceEnvironment
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from ..base.metrics import Sample
 from ..config import Settings
-from ..monitoring import Sample
 from ..replication.database_finder import TenantList
 from ..replication.replica_reader import ReplicaReader
 from ..replication.verification_keeper import VerificationKeeper

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import trio
 
-from ..logs import get_logger
-from ..monitoring import Sample
+from ..base.logs import get_logger
+from ..base.metrics import Sample
 from ..webhooks.dispatcher import Run, run_in
 from ..webhooks.lifecycle import place_in
 

@@ -35,8 +35,8 @@ from typing import Any, Generic, TypeVar, cast
 import apsw
 import trio
 
+from ..base.logs import get_logger
 from ..errors import StoreLostError, StoreUnavailableError
-from ..logs import get_logger
 from .sqlite_connector import connect_reader
 from .store_file import DAMAGE, StoreFile, may_pass
 

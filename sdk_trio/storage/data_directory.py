@@ -25,9 +25,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..base.logs import get_logger
 from ..config.ownership import user_name
 from ..errors import EXIT_CONFIGURATION, StoreLockedError, StoreUnavailableError
-from ..logs import get_logger
 from .schema import DATABASE_NAME
 
 _log = get_logger("storage")

@@ -19,8 +19,8 @@ from typing import Any
 
 import trio
 
+from ..base.logs import get_logger
 from ..errors import StoreUnavailableError
-from ..logs import get_logger
 from .admission import (
     ACCEPTING,
     CLAIMING,

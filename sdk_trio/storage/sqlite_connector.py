@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import apsw
 
+from ..base.logs import get_logger
 from ..errors import StoreUnavailableError
-from ..logs import get_logger
 from .schema import VERSION, plan_migration
 
 #: How long a statement waits for another process's write to end, in seconds. Ours take

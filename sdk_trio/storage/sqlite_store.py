@@ -7,7 +7,7 @@ from functools import partial
 import apsw
 import trio
 
-from ..logs import get_logger
+from ..base.logs import get_logger
 from . import sqlite_leaser as leaser
 from . import sqlite_reader as reader
 from . import sqlite_writer as writer

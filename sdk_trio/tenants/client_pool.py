@@ -7,9 +7,9 @@ from typing import Any
 import attrs
 import trio
 
+from ..base.logs import get_logger
 from ..config import Secret, Settings
 from ..errors import NotInThisVersionError, NotRunningError, Problem, TenantCredentialsError
-from ..logs import get_logger
 from ..storage.tenant_records import Tenant
 from .credential_reader import CredentialReader
 

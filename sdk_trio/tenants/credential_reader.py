@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
+from ..base.logs import get_logger
 from ..config import Secret
 from ..errors import TenantCredentialsError
-from ..logs import get_logger
 from ..storage.tenant_records import CredentialSource, EnvironmentVariable, KeyFile, Tenant
 
 _log = get_logger("tenants")

@@ -31,9 +31,9 @@ import attrs
 import outcome
 import trio
 
+from ..base.logs import get_logger
 from ..config import Settings
 from ..errors import InvalidTenantError, StoreUnavailableError
-from ..logs import get_logger
 from ..storage.data_directory import create_data_directory
 from ..storage.sqlite_connector import BUSY_SECONDS, describe_failure
 from .identity import is_tenant_id

@@ -20,9 +20,9 @@ from typing import Protocol
 import attrs
 import trio
 
+from ..base.logs import get_logger
 from ..config import Settings
 from ..errors import IllegalTransitionError, StoreUnavailableError, UnknownTenantError
-from ..logs import get_logger
 from ..storage.ports import Store
 from ..storage.schema import DATABASE_NAME
 from ..storage.tenant_records import AuditAction, AuditRecord, Tenant, TenantStatus

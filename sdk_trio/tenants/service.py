@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 import attrs
 import trio
 
+from ..base.logs import Throttle, get_logger
 from ..config import Settings
 from ..errors import (
     IllegalTransitionError,
@@ -18,7 +19,6 @@ from ..errors import (
     TenantNotActiveError,
     UnknownTenantError,
 )
-from ..logs import Throttle, get_logger
 from ..storage.ports import TenantStore
 from ..storage.tenant_records import (
     AuditAction,

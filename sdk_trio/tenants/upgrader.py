@@ -10,6 +10,7 @@ import attrs
 import filelock
 import trio
 
+from ..base.logs import get_logger
 from ..config import Settings
 from ..config.choices import DefaultTenantStrategy
 from ..errors import (
@@ -23,7 +24,6 @@ from ..errors import (
     UpgradeTimedOutError,
 )
 from ..events import organization_of, plain_envelope
-from ..logs import get_logger
 from ..storage.data_directory import create_data_directory
 from ..storage.ports import Store
 from ..storage.tenant_records import Tenant

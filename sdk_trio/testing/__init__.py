@@ -18,7 +18,7 @@ answered by a :class:`MockUpstream`.
 
 from typing import TYPE_CHECKING
 
-from ..lazily import importing
+from ..base.lazily import importing
 
 if TYPE_CHECKING:
     from .application import AppUnderTest, Delivered, running_app, settings_for_tests

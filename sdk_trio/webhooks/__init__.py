@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..lazily import importing
+from ..base.lazily import importing
 
 if TYPE_CHECKING:
     from .app import DrainReport, WebhookReceiver

@@ -12,15 +12,15 @@ import trio
 from msgspec.structs import replace
 
 from ..base.asgi import Expiry, Receive, Scope, Send
+from ..base.logs import Throttle, get_logger
+from ..base.metrics import Sample
+from ..base.tracing import Links, find_tracer
 from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
-from ..logs import Throttle, get_logger
-from ..monitoring import Sample
 from ..storage import open_store
 from ..storage.data_directory import lock_data_directory
 from ..storage.ports import Inbox, Store
 from ..storage.records import UNFINISHED
-from ..tracing import Links, find_tracer
 from . import answers
 from .answers import Answer
 from .arrival import Arrival

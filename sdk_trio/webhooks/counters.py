@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from ..monitoring import Histogram, Sample
+from ..base.metrics import Histogram, Sample
 from .verdict import Cause
 
 #: Every result that is counted: a closed set that no sender can make grow.

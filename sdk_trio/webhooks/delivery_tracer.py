@@ -1,7 +1,8 @@
 """The receiver and the dispatcher with a span for each delivery and each run of a handler.
 
-They take the place of the plain ones when :func:`sdk_trio.tracing.find_tracer` finds a tracer, so
-that nothing is paid where it does not. Attributes follow the stable conventions of HTTP servers.
+They take the place of the plain ones when :func:`~sdk_trio.base.tracing.find_tracer` finds a
+tracer, so that nothing is paid where it does not. Attributes follow the stable conventions of HTTP
+servers.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,10 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Tracer, get_current_span
 
 from ..base.asgi import Receive, Scope, Send
+from ..base.tracing import Links, attributes_of, fail, known_method, link_to, recorded
 from ..config import Settings
 from ..events import Envelope, Event
 from ..storage.records import Dead, Done, NewDelivery, Outcome, Parked
-from ..tracing import Links, attributes_of, fail, known_method, link_to, recorded
 from .answers import Answer
 from .arrival import Arrival
 from .dispatcher import Dispatcher

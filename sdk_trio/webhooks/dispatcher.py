@@ -12,10 +12,10 @@ import trio
 from msgspec.structs import replace
 
 from ..base.asgi import Expiry
+from ..base.logs import Throttle, get_logger
 from ..config import Settings
 from ..errors import HandlerAbortedError, StoreLostError, StoreUnavailableError
 from ..events import Drift, Event, decode_event
-from ..logs import Throttle, get_logger
 from ..storage.ports import Inbox
 from ..storage.records import (
     Admission,

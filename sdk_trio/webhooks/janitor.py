@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import trio
 
+from ..base.logs import get_logger
 from ..errors import StoreUnavailableError
-from ..logs import get_logger
 from ..storage.ports import Inbox
 from .secret_usage import SecretUsage
 

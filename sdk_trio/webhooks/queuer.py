@@ -14,9 +14,9 @@ import trio
 from msgspec.structs import replace
 
 from ..base.bell import Bell
+from ..base.logs import Throttle, get_logger
 from ..config import Settings
 from ..errors import DeliveryDecodingError, StoreLostError, StoreUnavailableError
-from ..logs import Throttle, get_logger
 from ..storage.ports import Inbox
 from ..storage.records import Admission, Dead, DeliveryRecord, Retry
 from . import answers

@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from ..base.asgi import SHORTCUT, Expiry, Headers, Receive, Scope, Send, Shortcut
+from ..base.logs import Throttle, get_logger
 from ..config import Secret, Settings
 from ..errors import DeliveryDecodingError, StoreUnavailableError
 from ..events import (
@@ -25,7 +26,6 @@ from ..events import (
     plain_envelope,
     subject_of,
 )
-from ..logs import Throttle, get_logger
 from ..storage.records import NewDelivery
 from . import answers
 from .answers import Answer

@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from ..base.asgi import Headers
-from ..logs import Throttle, get_logger
+from ..base.logs import Throttle, get_logger
 from .counters import Counters
 from .signature import is_valid_id
 from .verdict import ID_HEADER

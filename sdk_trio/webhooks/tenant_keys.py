@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..base.logs import get_logger
 from ..base.lru import Lru
 from ..config.about import Form
 from ..config.forms import check_form
 from ..config.options import KeyDerivation, Secret
 from ..errors import OptionsValidationError
-from ..logs import get_logger
 from ..storage.tenant_records import Tenant, TenantStatus
 from ..tenants.identity import is_organization_id
 from .signature import Keyring

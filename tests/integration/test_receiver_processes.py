@@ -33,7 +33,7 @@ PATIENCE = 60.0
 PROCESS = """
 import os, sys, trio
 import sdk_trio
-from sdk_trio import logs
+from sdk_trio.base import logs
 from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
 from sdk_trio.runtime.server import Server
 from sdk_trio.storage import open_inbox

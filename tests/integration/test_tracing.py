@@ -12,9 +12,9 @@ from support.deliveries import settings
 from support.scripted_upstream import TOKEN, full_stack, scripted_upstream
 from support.serving import asgi_headers, ask, delivery_request, exchange, registry, serving, signed
 
+from sdk_trio.base.tracing import REMEMBERED_SPANS, Links, find_tracer
 from sdk_trio.client.client import Client
 from sdk_trio.events import OrderCreatedEvent
-from sdk_trio.tracing import REMEMBERED_SPANS, Links, find_tracer
 from sdk_trio.webhooks import WebhookReceiver
 
 SPAN_OF_ELSEWHERE = ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")

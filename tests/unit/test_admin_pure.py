@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdk_trio.base.metrics import Check, Histogram, Sample
 from sdk_trio.console.access import (
     Access,
     header_map,
@@ -24,7 +25,6 @@ from sdk_trio.console.queries import (
     parse_replay,
     parse_show,
 )
-from sdk_trio.monitoring import Check, Histogram, Sample
 from sdk_trio.webhooks.counters import CAUSES, RESULTS, Counters
 
 LOCAL = Access("secret", ("http://127.0.0.1:8081",))

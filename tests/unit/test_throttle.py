@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.logs import Throttle
+from sdk_trio.base.logs import Throttle
 
 
 class Clock:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
-from .base.times import rfc3339_of
+from .times import rfc3339_of
 
 ROOT = "sdk_trio"
 

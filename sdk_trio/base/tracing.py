@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ._version import __version__
-from .base.lru import Lru
+from .._version import __version__
+from .lru import Lru
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, SpanContext, Tracer
