@@ -8,10 +8,12 @@ dotted and past tense (contracts 10); no secret, signature, token or body is eve
 import json
 import logging
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TextIO, cast
 
 from .times import rfc3339_of
@@ -152,7 +154,7 @@ class _Formatter(logging.Formatter):
 
     def __init__(self, *, json: bool, colors: bool) -> None:
         super().__init__()
-        self._render = _render_json if json else _console_renderer(colors=colors)
+        self._render = _render_json if json else partial(render_console, colors=colors)
 
     def format(self, record: logging.LogRecord) -> str:
         name, fields = cast("_Fields", getattr(record, "sdk", (record.getMessage(), {})))
@@ -172,12 +174,54 @@ def _render_json(event: dict[str, Any]) -> str:
     return json.dumps(event, default=repr)
 
 
-def _console_renderer(*, colors: bool) -> Any:
-    # Imported here: only who looks at a terminal has use for it.
-    import structlog.dev
+#: What stands at the beginning of a line, or below it; all else are fields.
+_NO_FIELDS = {"event", "level", "logger", "timestamp", "exception"}
 
-    renderer = structlog.dev.ConsoleRenderer(colors=colors)
-    return lambda event: str(renderer(None, event["level"], event))
+#: Colors of a terminal (ECMA-48, 8.3.117); what is not here is shown as an error.
+_LEVEL_STYLES = {"debug": "32;1", "info": "32;1", "warning": "33;1"}
+
+#: A text that can stand behind ``key=`` without quotes: it cannot be taken for the next field.
+_is_bare = re.compile(r"""[^\s"'=\\]+""").fullmatch
+
+
+def render_console(event: Mapping[str, Any], *, colors: bool) -> str:
+    """Return an event as a line for people, ``exception`` below it.
+
+    What strangers can put into a value must not move the cursor, change colors or begin a line that
+    looks like another event: characters that cannot be seen are escaped everywhere.
+    """
+
+    def paint(style: str, text: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if colors else text
+
+    level, name = event["level"], _visible(event["event"])
+    line = [
+        paint("2", event["timestamp"]),
+        f"[{paint(_LEVEL_STYLES.get(level, '31;1'), f'{level:<8}')}]",
+        # Aligned, so that the eye finds the fields.
+        paint("1", f"{name:<30}"),
+        f"[{paint('34;1', event['logger'])}]",
+    ]
+    line += [
+        f"{paint('36', key)}={paint('35', _console_value(event[key]))}"
+        for key in sorted(event.keys() - _NO_FIELDS)
+    ]
+    below = map(_visible, event.get("exception", "").splitlines())
+    return "\n".join((" ".join(line), *below))
+
+
+def _console_value(value: object) -> str:
+    if isinstance(value, str) and _is_bare(value):
+        return _visible(value)
+    return _visible(repr(value))
+
+
+def _visible(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else repr(character)[1:-1] for character in text
+    )
 
 
 def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | None = None) -> None:

@@ -10,7 +10,6 @@ FORBIDDEN = {
     "httpx": "calls of the upstream",
     "httpcore": "calls of the upstream",
     "rich": "the command line's tables",
-    "structlog": "logs on a terminal",
     "pygments": "tracebacks of rich",
     "cryptography": "ed25519 secrets",
     "apsw": "the store in SQLite",
