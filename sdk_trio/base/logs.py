@@ -70,6 +70,14 @@ class Logger:
         if self._logger.isEnabledFor(logging.ERROR):
             self._log(logging.ERROR, event, fields, exc_info=True)
 
+    def store_unavailable(self, error: BaseException, /, **fields: object) -> None:
+        """Log that the store cannot be asked at present: operators and alerts look for this event.
+
+        ``retry_in``, where it is asked again by itself, is in seconds.
+        """
+        if self._logger.isEnabledFor(logging.ERROR):
+            self._log(logging.ERROR, "store.unavailable", {"error": str(error), **fields})
+
     def _log(
         self, level: int, event: str, fields: dict[str, object], *, exc_info: bool = False
     ) -> None:

@@ -146,7 +146,7 @@ class ChannelRunner:
         try:
             due = await self._store.take_due(self.name, limit=free, now=self._clock())
         except StoreUnavailableError as error:
-            _log.error("store.unavailable", error=str(error), retry_in=STORE_RETRY_SECONDS)
+            _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
             await trio.lowlevel.checkpoint()
             return STORE_RETRY_SECONDS
         for record in due.lost:
@@ -179,7 +179,7 @@ class ChannelRunner:
                 try:
                     return await self._store.start(record.id, now=self._clock())
                 except StoreUnavailableError as error:
-                    _log.error("store.unavailable", error=str(error), id=str(record.id))
+                    _log.store_unavailable(error, id=str(record.id))
                     await trio.sleep(STORE_RETRY_SECONDS)
         except trio.Cancelled:
             # The mark may have been written, and nothing was sent.
@@ -261,7 +261,7 @@ class ChannelRunner:
                             provider_id=ending.provider_id,
                         )
                 except StoreUnavailableError as error:
-                    _log.error("store.unavailable", error=str(error), id=str(record.id))
+                    _log.store_unavailable(error, id=str(record.id))
                     await trio.lowlevel.checkpoint()
                 else:
                     return

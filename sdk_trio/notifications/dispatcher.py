@@ -165,7 +165,7 @@ class Dispatcher:
                     continue
             except StoreUnavailableError as error:
                 pause = STORE_RETRY_SECONDS
-                _log.error("store.unavailable", error=str(error), retry_in=pause)
+                _log.store_unavailable(error, retry_in=pause)
             with trio.move_on_after(pause):
                 await self._wanted.wait()
 
@@ -190,7 +190,7 @@ class Dispatcher:
             try:
                 await do()
             except StoreUnavailableError as error:
-                _log.error("store.unavailable", error=str(error), retry_in=seconds)
+                _log.store_unavailable(error, retry_in=seconds)
             await trio.sleep(seconds)
 
     async def _renew(self) -> None:
@@ -206,5 +206,5 @@ class Dispatcher:
             await self._store.release()
         except StoreUnavailableError as error:
             # Our leases end with this process, and the next start takes the messages over.
-            _log.error("store.unavailable", error=str(error))
+            _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()

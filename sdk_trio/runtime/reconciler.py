@@ -253,7 +253,7 @@ class Reconciler:
                 await self._save(checkpoint)
             except StoreUnavailableError as error:
                 # The next pass asks again for what is forgotten so, which does no harm.
-                _log.error("store.unavailable", error=str(error))
+                _log.store_unavailable(error)
                 await trio.lowlevel.checkpoint()
 
     def _forget_abandoned(self, progress: "_Progress", now: float) -> None:

@@ -370,7 +370,7 @@ class Committer(trio.abc.Instrument):
                 trio.lowlevel.reschedule(entry.task)
                 entry.task = None
             elif entry.posted and entry.error is not None:
-                _log.error("store.unavailable", error=str(entry.error))
+                _log.store_unavailable(entry.error)
 
     def _end(self, crashed: bool) -> None:
         """Fail whatever the thread left behind: nobody waits for a thread that has ended."""
@@ -516,7 +516,7 @@ class Committer(trio.abc.Instrument):
                 if not refused:
                     refused = True
                     told = self._translate(error) if isinstance(error, apsw.Error) else error
-                    self._call(partial(_log.error, "store.unavailable", error=str(told)))
+                    self._call(partial(_log.store_unavailable, told))
                 time.sleep(LOOK_AGAIN_SECONDS)
 
     @contextmanager

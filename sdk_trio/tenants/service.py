@@ -359,7 +359,7 @@ class TenantService:
         try:
             await self._store.note(audit)
         except StoreUnavailableError as error:
-            _log.error("store.unavailable", error=str(error))
+            _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
 
     async def _replace(
@@ -552,7 +552,7 @@ class TenantService:
             try:
                 revision = await self._store.revision()
             except StoreUnavailableError as error:
-                _log.error("store.unavailable", error=str(error), retry_in=POLL_SECONDS)
+                _log.store_unavailable(error, retry_in=POLL_SECONDS)
             else:
                 if revision != seen:
                     seen = revision

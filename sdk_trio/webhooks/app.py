@@ -441,7 +441,7 @@ class WebhookReceiver:
         try:
             left, ids = await _unfinished(inbox)
         except StoreUnavailableError as error:
-            _log.error("store.unavailable", error=str(error))
+            _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
             return
         in_memory = self.settings.storage.backend is StorageBackend.MEMORY

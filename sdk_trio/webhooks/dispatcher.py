@@ -275,7 +275,7 @@ class Dispatcher:
             await self._inbox.finish(key, Released(), now=self._clock())
         except StoreUnavailableError as error:
             # Its lease stays with this process, so the next start takes the delivery over.
-            _log.error("store.unavailable", key=key, error=str(error))
+            _log.store_unavailable(error, key=key)
             await trio.lowlevel.checkpoint()
 
     def answer_known(self, delivery: NewDelivery, admitted: Admitted) -> Answer:
@@ -330,7 +330,7 @@ class Dispatcher:
             outcome = finished = await self._run_to_outcome(arrival, attempt, tenant)
             await self._keep(lambda: self._finish(delivery.key, finished))
         except StoreLostError as error:  # it cannot be known whose event it is
-            _log.error("store.unavailable", webhook_id=delivery.webhook_id, error=str(error))
+            _log.store_unavailable(error, webhook_id=delivery.webhook_id)
             await trio.lowlevel.checkpoint()
         finally:
             if isinstance(outcome, Released):
@@ -374,7 +374,7 @@ class Dispatcher:
         try:
             await self._insist(write)
         except StoreLostError as error:
-            _log.error("store.unavailable", error=str(error))
+            _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -389,7 +389,7 @@ class Dispatcher:
             except StoreLostError:
                 raise
             except StoreUnavailableError as error:
-                _log.error("store.unavailable", error=str(error), retry_in=STORE_RETRY_SECONDS)
+                _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
                 await trio.sleep(STORE_RETRY_SECONDS)
 
     # -- both --------------------------------------------------------------------------------

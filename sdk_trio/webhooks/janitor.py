@@ -33,7 +33,7 @@ class Janitor:
             try:
                 purged = await self._inbox.purge(now=self._clock())
             except StoreUnavailableError as error:
-                _log.error("store.unavailable", error=str(error), retry_in=INTERVAL_SECONDS)
+                _log.store_unavailable(error, retry_in=INTERVAL_SECONDS)
             else:
                 if purged.bodies or purged.finished or purged.parked:
                     _log.info(

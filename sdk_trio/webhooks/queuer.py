@@ -226,7 +226,7 @@ class Queuer:
                     lasting = await self._isolate(record, workers)
                 waiting.remove(record.key)
         except StoreUnavailableError as error:
-            _log.error("store.unavailable", error=str(error))
+            _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
         finally:
             self._dispatcher.quarantined = False
@@ -321,7 +321,7 @@ class Queuer:
             except StoreLostError:
                 return  # nothing is in it for this process any more
             except StoreUnavailableError as error:
-                _log.error("store.unavailable", error=str(error), retry_in=STORE_RETRY_SECONDS)
+                _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
                 await trio.sleep(STORE_RETRY_SECONDS)
 
     async def _wait_for_place(self) -> None:
@@ -375,7 +375,7 @@ class Queuer:
             await self._inbox.release(keys)
         except StoreUnavailableError as error:
             # Our leases end with this process, and the next start takes the events over.
-            _log.error("store.unavailable", error=str(error), ids=keys)
+            _log.store_unavailable(error, ids=keys)
             await trio.lowlevel.checkpoint()
 
     async def _wait_for_work(self) -> None:
@@ -415,7 +415,7 @@ class Queuer:
                 await self._inbox.renew(now=self._clock())
                 await self._inbox.reschedule(now=self._clock())
             except StoreUnavailableError as error:
-                _log.error("store.unavailable", error=str(error))
+                _log.store_unavailable(error)
             self._want_feed()
 
     async def _keep_leases(self) -> None:
@@ -424,4 +424,4 @@ class Queuer:
             try:
                 await self._inbox.renew(now=self._clock())
             except StoreUnavailableError as error:
-                _log.error("store.unavailable", error=str(error), retry_in=RENEW_SECONDS)
+                _log.store_unavailable(error, retry_in=RENEW_SECONDS)

@@ -251,7 +251,7 @@ class Receiver:
             self._counters.count("unavailable")
             extra = self._throttle.fields("store")
             if extra is not None:
-                _log.error("store.unavailable", webhook_id=webhook_id, error=str(error), **extra)
+                _log.store_unavailable(error, webhook_id=webhook_id, **extra)
             await trio.lowlevel.checkpoint()
             answer = answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
         if answer.status != answers.OK.status:

@@ -165,3 +165,12 @@ def test_a_traceback_cannot_move_the_cursor(value, message):
 def _shown(*, event="x", **fields):
     head = {"event": event, "level": "info", "logger": "sdk_trio.x", "timestamp": "now"}
     return render_console({**head, **fields}, colors=False)
+
+
+def test_a_store_that_cannot_be_asked_is_one_event_with_its_caller_in_the_record(caplog):
+    with caplog.at_level("ERROR", logger=logs.ROOT):
+        logs.get_logger("webhooks").store_unavailable(OSError("disk full"), retry_in=5.0)
+    [record] = caplog.records
+    assert record.getMessage() == "store.unavailable error='disk full' retry_in=5.0"
+    assert record.sdk == ("store.unavailable", {"error": "disk full", "retry_in": 5.0})
+    assert record.funcName.startswith("test_a_store_that_cannot_be_asked")
