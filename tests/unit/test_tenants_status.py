@@ -175,7 +175,7 @@ def test_sources_of_credentials_are_names_and_absolute_paths(
 
 
 def test_the_directory_forgets_what_was_not_asked_for_longest() -> None:
-    directory = Directory(capacity=2)
+    directory = Directory(capacity=3)  # a tenant is remembered by its id as well
     for key in ("a", "b"):
         directory.remember(key, None, generation=0)
     directory.recall("a")
