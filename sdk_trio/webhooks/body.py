@@ -1,4 +1,4 @@
-"""Reads bodies of deliveries that nobody has verified yet, within bounds that strangers share."""
+"""Reading of bodies that are not verified yet, within bounds that all senders share."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -9,16 +9,17 @@ import trio
 from . import answers
 from .answers import Answer
 
-#: How long a sender may take for its body, in seconds: it gives up on us after 10 itself.
+#: How long a sender may take for its body, in seconds. The upstream gives up on a delivery after 10
+#: seconds itself, so waiting longer serves nobody but a client that means to hold a connection.
 BODY_SECONDS: Final = 10.0
 
-#: What a sender is asked to wait when too many bodies are in flight, in seconds.
+#: The Retry-After, in seconds, of a delivery whose body gave way because too many were in flight.
 CROWDED_RETRY_SECONDS: Final = 5.0
 
 
 @attrs.frozen
 class Unread:
-    """Why a body was not read: the cause for the log, the answer, and the bytes that had come."""
+    """A body that was not read: the cause for the log, the answer, and the bytes received."""
 
     cause: str
     answer: Answer
@@ -33,10 +34,11 @@ class _InFlight:
 
 
 class Bodies:
-    """Reads bodies, and counts the bytes of those that have not arrived whole.
+    """Reads bodies, and bounds the memory of those that have not arrived whole.
 
-    When they are too many, the largest body gives way: those who fill the memory with bodies that
-    they do not end are refused, and the small deliveries of others go on.
+    When their bytes exceed ``together``, the largest body gives way, not the one that came last:
+    otherwise 64 connections with unfinished bodies would have every delivery refused that arrives
+    in two parts.
 
     Args:
         largest: the most bytes of one body.
@@ -45,15 +47,16 @@ class Bodies:
 
     def __init__(self, *, largest: int, together: int) -> None:
         self._largest = largest
-        # A body that is allowed on its own has to fit.
+        # A body that MaxPayloadBytes allows has to fit even if MaxBodyBytesInFlight is smaller; it
+        # is alone in flight then.
         self._together = max(largest, together)
         self._bytes = 0
         self._in_flight: set[_InFlight] = set()
 
     async def read(self, receive: Callable[[], Awaitable[Any]]) -> bytes | Unread | None:
-        """Return the body; why it was not read; or None if the sender has left.
+        """Return the body; an :class:`Unread` with the reason; or None if the sender has left.
 
-        Cancelled, what has arrived is forgotten.
+        Cancelled, it forgets the bytes received so far.
         """
         with trio.move_on_after(BODY_SECONDS) as scope:
             body = _InFlight(scope)
@@ -81,7 +84,8 @@ class Bodies:
             self._bytes += len(chunk)
             if body.size > self._largest:
                 return Unread("size", answers.TOO_LARGE, body.size)
-            # One buffer for many pieces: kept apart, small ones take ten times their size.
+            # A body that comes whole, as nearly all do, is never copied. Pieces go into one buffer:
+            # kept apart, small ones take ten times their size.
             if not received:
                 received = chunk
             elif isinstance(received, bytes):
@@ -98,6 +102,8 @@ class Bodies:
         largest = max(
             (body for body in self._in_flight if not body.gave_way), key=lambda body: body.size
         )
+        # Its bytes are subtracted now and not when its task has noticed: until then further pieces
+        # would make other bodies give way for the same excess.
         largest.gave_way = True
         self._bytes -= largest.size
         largest.scope.cancel()

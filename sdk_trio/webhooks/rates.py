@@ -1,9 +1,9 @@
-"""How many deliveries one source may attempt in a minute. Pure (contracts 2 and 3).
+"""The rate limit of each source address: a token bucket for each. Pure.
 
-A token bucket for each source. Memory is bounded, so sources have to be forgotten, and forgetting
-one gives it a full bucket again. Therefore sources that have been refused are kept apart: a flood
-of fresh addresses pushes out other fresh addresses only. To push out an offender, an attacker has
-to get other addresses refused, each at the price of a whole minute's allowance.
+Memory is bounded, so sources have to be forgotten, and forgetting one gives it a full bucket again.
+Therefore sources that have been refused are kept apart: a flood of fresh addresses pushes out other
+fresh addresses only. To push out an offender, an attacker has to get other addresses refused, each
+at the price of a whole minute's allowance.
 """
 
 from ipaddress import IPv6Address
@@ -11,21 +11,21 @@ from typing import Final
 
 #: The most sources that are remembered: about 2 MB.
 MAX_SOURCES: Final = 10_000
-#: How many of them are kept for sources that have been refused.
+#: The number of these places that are reserved for sources that have been refused.
 MAX_OFFENDERS: Final = 2_000
 
 #: Added to a wait, so that rounding never refuses a caller that waits exactly as long as told.
 _ROUNDING_SECONDS: Final = 0.001
 
-_Bucket = tuple[float, float]  # tokens left, and when that was so
+_Bucket = tuple[float, float]  # tokens left, and the time of that count
 _Buckets = dict[str | int | None, _Bucket]
 
 
 class RateLimit:
-    """At most ``per_minute`` deliveries a minute from each source (``RateLimitPerMinute``).
+    """Limits each source to ``per_minute`` deliveries a minute (``RateLimitPerMinute``).
 
-    A source that was quiet for a minute may send ``per_minute`` at once. An IPv6 source is its /64:
-    one subscriber holds that many addresses. IPv4 written as IPv6 is IPv4.
+    A source that was quiet for a minute may send ``per_minute`` at once. An IPv6 source is its /64,
+    because one subscriber holds that many addresses. IPv4 written as IPv6 is IPv4.
 
     Raises:
         ValueError: ``per_minute`` is below 1.
@@ -38,19 +38,20 @@ class RateLimit:
             raise ValueError("a rate limit is at least 1 a minute; leave the key out for none")
         self._per_minute = float(per_minute)
         self._per_second = per_minute / 60.0
-        # Dictionaries keep their order of insertion: the first key was seen the longest ago.
+        # Dictionaries keep their order of insertion, and each source is taken out and put in again
+        # when it is seen: so the first key was seen the longest ago.
         self._fresh: _Buckets = {}
         self._offenders: _Buckets = {}
 
     def __len__(self) -> int:
-        """How many sources are remembered: at most ``MAX_SOURCES``."""
+        """Return how many sources are remembered: at most ``MAX_SOURCES``."""
         return len(self._fresh) + len(self._offenders)
 
     def admit(self, address: str | None, now: float) -> float | None:
         """Count one delivery, unless its source has to wait.
 
         Args:
-            address: the source; all of unknown address (None) are one source.
+            address: the source; all senders of unknown address (None) are one source.
             now: seconds of a monotonic clock. If it goes back, no time has passed.
 
         Returns:
@@ -70,7 +71,7 @@ class RateLimit:
         if tokens < 1.0:
             self._remember_offender(source, (tokens, now))
             return (1.0 - tokens) / self._per_second + _ROUNDING_SECONDS
-        # One whose bucket has filled up again behaves well now and gives its place back.
+        # An offender whose bucket has filled up again gives its reserved place back.
         if offender and tokens < self._per_minute:
             self._remember_offender(source, (tokens - 1.0, now))
         else:
@@ -85,13 +86,13 @@ class RateLimit:
     def _remember_offender(self, source: str | int | None, bucket: _Bucket) -> None:
         self._offenders[source] = bucket
         if len(self._offenders) > MAX_OFFENDERS:
-            # The one that was seen the longest ago lines up with the fresh ones again.
+            # The offender that was seen the longest ago becomes an ordinary source again.
             oldest = next(iter(self._offenders))
             self._remember_fresh(oldest, self._offenders.pop(oldest))
 
 
 def source_of(address: str | None) -> str | int | None:
-    """Return what a source is counted by: an IPv4 address, or the /64 of an IPv6 one."""
+    """Return the key that a source counts by: its IPv4 address, or the /64 of its IPv6 address."""
     if address is None or ":" not in address:
         return address
     try:
