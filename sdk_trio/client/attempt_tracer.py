@@ -1,12 +1,12 @@
 """A span for each attempt of a call, by the stable conventions of HTTP clients.
 
-In the pipeline only when :func:`sdk_trio.tracing.find_tracer` finds a tracer. No ``traceparent`` is
-sent: the upstream is another company's.
+It is in the pipeline only when :func:`sdk_trio.tracing.find_tracer` finds a tracer. No
+``traceparent`` is sent, because the upstream belongs to another company.
 """
 
 from urllib.parse import urlsplit
 
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 from opentelemetry.trace import SpanKind, Tracer
 
 from ..tracing import attributes_of, fail, known_method, recorded
@@ -32,9 +32,9 @@ class AttemptTracer:
         self._tracer = tracer
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Make the attempt; see the layer inside.
+        """Make the attempt; answer and errors are those of the layer inside.
 
-        Cancelled, as when a hedge came first, the span says so and is no error.
+        When it is cancelled, as when a hedge came first, the span says so and is no error.
         """
         origin = urlsplit(call.origin)
         method = known_method(call.method)

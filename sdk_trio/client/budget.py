@@ -1,4 +1,4 @@
-"""The retry budget: what a client may send beyond first attempts. Pure.
+"""The retry budget: how many attempts a client may send beyond first ones. Pure.
 
 When an upstream is down, retries multiply its load exactly when it can bear the least. Retries and
 hedges share one budget that first attempts fill, so the extra load stays a fixed share of the
@@ -12,7 +12,7 @@ import attrs
 
 @attrs.frozen
 class BudgetPolicy:
-    """How fast the budget fills.
+    """The rates at which the budget fills.
 
     ``deposit_per_call`` is added by each first attempt; ``floor_per_second`` by time, up to
     ``floor_seconds`` worth of it, which is also the balance at the start. ``maximum`` bounds what
@@ -46,17 +46,17 @@ class RetryBudget:
 
     @property
     def balance(self) -> float:
-        """Return what is there to spend now."""
+        """Return the present balance."""
         self._accrue()
         return self._balance
 
     def deposit(self) -> None:
-        """A first attempt is being sent."""
+        """Fill the budget for one first attempt."""
         self._accrue()
         self._balance = min(self.policy.maximum, self._balance + self.policy.deposit_per_call)
 
     def withdraw(self) -> bool:
-        """Pay for one retry or hedge; False when the budget does not hold that much."""
+        """Pay for one retry or hedge; return False when the balance is below 1."""
         self._accrue()
         if self._balance < 1.0:
             return False
@@ -64,7 +64,7 @@ class RetryBudget:
         return True
 
     def refund(self) -> None:
-        """Give back what was paid for an attempt that was never sent."""
+        """Give back the price of an attempt that was never sent."""
         self._accrue()
         self._balance = min(self.policy.maximum, self._balance + 1.0)
 
