@@ -1,18 +1,19 @@
-"""Remembers the tenants of the last deliveries, within a bound. Pure."""
+"""A bounded cache of the tenants of the last deliveries. Pure."""
 
 from collections import OrderedDict
 
 from ..storage.tenant_records import Tenant
 
-#: How many answers of the store are remembered, "there is none" included: a few megabytes.
+#: How many answers of the store are remembered: a few megabytes. "There is none" is an answer, too,
+#: so that forged organizations cost no read each and no memory without a bound.
 CAPACITY = 4096
 
 
 class Directory:
-    """The answers to the questions that were asked last, such as whose an organization is.
+    """The store's last answers, such as the tenant of an organization.
 
-    What it remembers is right until :meth:`forget_all`, which has to follow every change. An
-    answer that was on its way meanwhile is not remembered: :meth:`remember` takes the
+    They are right until :meth:`forget_all`, which has to follow every change. An answer that was
+    read before the change and arrives after it is not remembered: :meth:`remember` takes the
     :attr:`generation` at which the store was asked.
     """
 
@@ -28,12 +29,12 @@ class Directory:
         return key in self._known
 
     def recall(self, key: str) -> Tenant | None:
-        """Return the answer to a question that is remembered; None: there is no such tenant."""
+        """Return the remembered answer for a key; None: there is no such tenant."""
         self._known.move_to_end(key)
         return self._known[key]
 
     def remember(self, key: str, tenant: Tenant | None, *, generation: int) -> None:
-        """Remember an answer of the store, and forget the one that was not used for longest."""
+        """Remember an answer of the store, and forget the least recently used one."""
         if generation != self.generation:
             return
         self._known[key] = tenant
@@ -42,6 +43,6 @@ class Directory:
             self._known.popitem(last=False)
 
     def forget_all(self) -> None:
-        """Forget everything: a tenant has changed."""
+        """Forget every answer, because a tenant has changed."""
         self._known.clear()
         self.generation += 1

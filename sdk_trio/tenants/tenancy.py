@@ -1,4 +1,4 @@
-"""All that a running program has of its tenants, and what handlers may use of it."""
+"""The tenants of a running program: service, credentials, databases and clients in one object."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -15,8 +15,8 @@ from .database_opener import STALL_SECONDS, TenantDatabase, TenantDatabases, dat
 from .ports import TenantKey
 from .service import POLL_SECONDS, TenantService
 
-#: How long the databases may take to close, in seconds: longer than they wait for a disk, because
-#: they word the error.
+#: How long the databases may take to close, in seconds: longer than their own wait for a disk, so
+#: that their error is raised, which says what hangs.
 CLOSE_SECONDS = STALL_SECONDS + 1.0
 
 
@@ -57,7 +57,7 @@ class Tenancy:
 
         Raises:
             TenantNotActiveError: the tenant is suspended, deactivated or deleted.
-            UnknownTenantError: there is none.
+            UnknownTenantError: there is no such tenant.
             TenantCredentialsError: its access token cannot be read.
         """
         active = await self.service.require_active(tenant)
@@ -101,13 +101,13 @@ class Tenancy:
     async def _close_databases(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Close the database of each tenant that leaves Active, whoever changed it.
 
-        Whoever restores or purges it waits for that, and what it then puts there is opened anew.
+        A restore or a purge waits for that, and the file that it then puts there is opened anew.
         """
         closing: set[str] = set()
 
         async def close(tenant_id: str) -> None:
             await trio.lowlevel.checkpoint()
-            with suppress(StoreUnavailableError):  # they are all being closed
+            with suppress(StoreUnavailableError):  # all databases are being closed
                 await self.databases.forget(tenant_id)
             closing.discard(tenant_id)
 
@@ -122,6 +122,6 @@ class Tenancy:
                                 closing.add(tenant_id)
                                 nursery.start_soon(close, tenant_id)
                     except StoreUnavailableError:
-                        await trio.sleep(POLL_SECONDS)  # the service says so in the log
+                        await trio.sleep(POLL_SECONDS)  # the service logs the error
                     else:
                         await feed.wait()
