@@ -1,7 +1,7 @@
 """``runtime.json`` in the data directory: where the running receiver listens.
 
-``events trigger`` reads it, so that it needs no arguments. It is no lock: a process that was
-killed leaves it behind.
+``events trigger`` reads it, so that it needs no arguments. It is no lock, because a process that
+was killed leaves it behind.
 """
 
 import json
@@ -18,7 +18,7 @@ from ..storage.data_directory import read_private, write_private
 
 FILE_NAME = "runtime.json"
 
-#: Who signs what ``events trigger`` sends: the file of the ``dev`` command, or the settings.
+#: The sources of the secret for ``events trigger``: the file of ``dev``, or the settings.
 DEV_SECRET = "dev-secret"  # noqa: S105 - the name of a file
 SETTINGS_SECRET = "settings"  # noqa: S105 - the name of a place
 
@@ -88,7 +88,7 @@ def _presence(document: Any) -> Presence:
 
 def _is_alive(pid: int) -> bool:
     if os.name != "posix" or pid <= 0:
-        # Elsewhere signal 0 is no question, but ends the process.
+        # On Windows os.kill with signal 0 does not ask whether a process exists, but ends it.
         return pid > 0
     try:
         os.kill(pid, 0)

@@ -1,4 +1,4 @@
-"""``replication restore``: a tenant's database out of its replica, into a file or in its place."""
+"""``replication restore``: a tenant's database from its replica, into a file or in its place."""
 
 import os
 import time
@@ -40,8 +40,8 @@ def restore(arguments: Namespace) -> int:
         UsageError: the arguments do not fit together, or ``--at`` is no time, or in the future.
         UnknownTenantError: there is no such tenant.
         TenantError: in place, and the tenant cannot be suspended.
-        RestoreError: the output exists, somebody has it open, or the replica does not have what is
-            asked for.
+        RestoreError: the output exists, a process has it open, or the replica does not hold the
+            requested time.
         ReplicatorError: there is no binary, or the target cannot be reached.
     """
     _check_arguments(arguments)

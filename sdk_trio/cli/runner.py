@@ -1,4 +1,7 @@
-"""Runs one command and turns however it ends into an exit status (reference: command line)."""
+"""The run of one command, and the exit status for its result or error.
+
+docs/reference/command-line.md lists the statuses.
+"""
 
 import importlib
 import os
@@ -14,7 +17,7 @@ from .parser import PROGRAM, parse
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
-#: Commands that HUP asks to reload: it never ends them, however early it comes.
+#: Commands for which HUP means reload; it never ends them, however early it comes.
 OBEYING = ("run", "replication run")
 
 
@@ -22,10 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
     Args:
-        arguments: what follows the program's name; None takes ``sys.argv``.
+        arguments: the arguments after the program's name; None takes ``sys.argv``.
 
-    Nothing is raised: errors become one line on standard error, ``sdk-trio: error: ...``. In the
-    Development environment a traceback comes before it.
+    It raises nothing: an error becomes one line on standard error, ``sdk-trio: error: ...``, after
+    a traceback in the Development environment.
     """
     parsed = Namespace()
     try:
@@ -58,7 +61,7 @@ def _command(parsed: Namespace) -> int:
 
 
 def _release_hangup() -> None:
-    """Let HUP end a command as it ends any program; one that was held back does so now."""
+    """Let HUP end a command as it ends any program, also a HUP that was held back until now."""
     hangup = getattr(signal, "SIGHUP", None)
     called = None if hangup is None else getattr(signal.getsignal(hangup), "called", None)
     if hangup is not None and called is not None:
@@ -68,7 +71,7 @@ def _release_hangup() -> None:
 
 
 def _status_of(error: BaseException, parsed: Namespace) -> int:
-    """Say what went wrong and return the exit status for it."""
+    """Print the error and return its exit status."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
@@ -91,7 +94,7 @@ def _status_of(error: BaseException, parsed: Namespace) -> int:
 
 
 def _show_detail(error: BaseException, parsed: Namespace) -> bool:
-    """Print the traceback where that is wanted: in Development, of starts and of our own faults."""
+    """Print the traceback in Development, for failed starts and for faults of this package."""
     from .settings_reader import is_development
 
     starting = getattr(parsed, "words", "") == "run"
@@ -110,7 +113,7 @@ def _complain(message: str) -> None:
 
 
 def _forget_output() -> None:
-    """Point standard output at nothing: else the interpreter's last flush complains of the pipe."""
+    """Point standard output at /dev/null; else the interpreter's last flush fails on the pipe."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Where a tenant's own credentials are: from options to sources, and who else names them."""
+"""The sources of a tenant's own credentials: from options, and shared with other tenants."""
 
 import os
 from argparse import Namespace
@@ -21,7 +21,7 @@ from .usage import UsageError
 
 
 def named_credentials(arguments: Namespace, before: TenantCredentials) -> TenantCredentials:
-    """Return ``before`` with the token or the secrets replaced that options name."""
+    """Return ``before`` with the token and the secrets that the options replace."""
     token = _token(arguments)
     secrets = named_secrets(arguments)
     return attrs.evolve(
@@ -48,10 +48,10 @@ def _token(arguments: Namespace) -> CredentialSource | None:
 
 
 def parse_source(text: str) -> CredentialSource:
-    """Return the source that a text such as ``env:NAME`` stands for.
+    """Return the source of a text such as ``env:NAME``.
 
     Raises:
-        UsageError: it stands for none; it is not quoted, a secret may have been put there.
+        UsageError: it is no source. It is not quoted, because it may be a secret by mistake.
     """
     try:
         return source_from_text(text)
@@ -68,7 +68,7 @@ def sources_of(credentials: TenantCredentials) -> tuple[CredentialSource, ...]:
 def holders_of(
     sources: Iterable[CredentialSource], tenants: Iterable[Tenant], *, but: str
 ) -> Mapping[CredentialSource, list[str]]:
-    """Return the identifiers of the tenants, one with the id ``but`` aside, that name a source."""
+    """Return the identifiers of the tenants that name a source, except the one with id ``but``."""
     holders: dict[CredentialSource, list[str]] = {source: [] for source in sources}
     for tenant in tenants:
         for source in set(sources_of(tenant.credentials)):
@@ -78,7 +78,7 @@ def holders_of(
 
 
 async def warn_of_shared_sources(service: TenantService, tenant: Tenant) -> None:
-    """Say which sources of a tenant are another one's, too: each could sign for the other."""
+    """Warn of sources that another tenant names, too: each could sign for the other."""
     sources = sources_of(tenant.credentials)
     if not sources:
         await trio.lowlevel.checkpoint()
@@ -87,7 +87,7 @@ async def warn_of_shared_sources(service: TenantService, tenant: Tenant) -> None
 
 
 def say_shared(tenant: Tenant, holders: Mapping[CredentialSource, list[str]]) -> None:
-    """Print a warning for each source of ``tenant`` that others name."""
+    """Print a warning for each source of ``tenant`` that other tenants name."""
     for source, others in holders.items():
         if others:
             names = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")

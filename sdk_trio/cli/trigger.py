@@ -1,4 +1,4 @@
-"""``events trigger``: sends signed samples over the network and says what became of them."""
+"""``events trigger``: sends signed samples over the network and prints their outcomes."""
 
 import json
 import time
@@ -27,7 +27,7 @@ from .usage import UsageError
 
 COLUMNS = ("webhook_id", "type", "status", "state", "attempts", "last_error")
 
-#: How long the ends of all events are waited for together, in seconds.
+#: How long to wait for the ends of all events together, in seconds.
 SETTLE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 
@@ -48,7 +48,7 @@ _HINTS = {
 
 @attrs.frozen
 class Sent:
-    """One event that was posted: the answer's status, and what the inbox says of it."""
+    """One posted event: the answer's status, and its state in the inbox."""
 
     webhook_id: str
     type: str
@@ -60,7 +60,7 @@ class Sent:
 
 @attrs.frozen
 class Target:
-    """Where to post, with which secret; ``ca_file`` vouches for our own receiver."""
+    """The address and the secret of a delivery; ``ca_file`` verifies our own receiver."""
 
     url: str
     secret: Secret = attrs.field(repr=False)
@@ -68,7 +68,7 @@ class Target:
 
 
 def trigger(arguments: Namespace) -> int:
-    """Send ``--count`` samples one after the other; 1 if one was not answered with success.
+    """Send ``--count`` samples one after the other; return 1 if one got no success.
 
     Raises:
         UnknownEventTypeError: no such type.
@@ -84,7 +84,7 @@ def trigger(arguments: Namespace) -> int:
     try:
         trio.run(_send, settings, target, arguments.type, overrides, count, sent)
     finally:
-        # What was sent before an error or an interruption has been sent.
+        # Also after an error or an interruption, the samples that were sent are printed.
         print_rows([attrs.asdict(s) for s in sent], COLUMNS, as_json=arguments.format == "json")
     return _verdict(sent, target)
 
@@ -143,7 +143,7 @@ async def _send(
     count: int,
     sent: list[Sent],
 ) -> None:
-    """Post the samples and add each to ``sent``; then complete them with what the inbox says."""
+    """Post the samples and add each to ``sent``; then add their states in the inbox."""
     progress = Progress("sent", count)
     await trio.lowlevel.checkpoint()
     for _ in range(count):
@@ -166,7 +166,7 @@ async def _send(
 
 
 async def _look_up(settings: Settings, sent: list[Sent]) -> None:
-    """Complete ``sent`` with what the inbox says, if it can be reached and knows the events."""
+    """Add the inbox's states to ``sent``, if it can be reached and knows the events."""
     await trio.lowlevel.checkpoint()
     try:
         async with open_store(settings) as inbox:

@@ -378,7 +378,7 @@ class TenantService:
     async def _look(
         self, key: TenantKey, attempt: "_Attempt", expected_version: int | None
     ) -> Tenant:
-        """Return the tenant as it is now; raise a conflict if it changed since the attempt began."""
+        """Return the tenant as it is now; raise a conflict if it has changed meanwhile."""
         tenant = await self.get(key)
         attempt.tenant_id = tenant.id
         if expected_version is not None and tenant.version != expected_version:
