@@ -36,8 +36,8 @@ Announce = Callable[[Started], AbstractContextManager[None]]
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
-#: How long a start keeps extending the service manager's timeout, in seconds. After that the manager
-#: ends a start that hangs. An upgrade from a single tenant has MaxRunDuration in addition.
+#: How long a start keeps extending the service manager's timeout, in seconds. After that the
+#: manager ends a start that hangs. An upgrade from a single tenant has MaxRunDuration in addition.
 START_SECONDS = 300.0
 
 
