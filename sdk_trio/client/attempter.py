@@ -172,7 +172,7 @@ class Attempter:
         response: httpx.Response | None = None
         failure: httpx.RequestError | None = None
         limit = started_at + call.attempt_timeout
-        with trio.CancelScope(deadline=limit):  # noqa: ASYNC912 - the transport's exchange waits
+        with trio.CancelScope(deadline=limit):
             try:
                 response = await self._transport.handle_async_request(request)
                 response.request = request
@@ -187,16 +187,16 @@ class Attempter:
                 assert response is not None  # noqa: S101 - only a body can be too large
                 if is_acceptable(response, call):
                     raise unread(response, call, str(error)) from None
-                return _with_body(response, error.beginning)  # noqa: ASYNC910 - as above
+                return _with_body(response, error.beginning)
             else:
-                return response  # noqa: ASYNC910 - as above
+                return response
         if response is None:
             if failure is not None:
                 raise failed(failure, call) from failure
             raise _unanswered(call, abandoned)
         if not response.is_success:
             # The status alone tells what happened, also to a write.
-            return _with_body(response, b"")  # noqa: ASYNC910 - as above
+            return _with_body(response, b"")
         ending = broken_off(failure, response, call)
         if failure is None and isinstance(ending, ConnectionFailedError):
             ending.incident = abandoned.incident
@@ -228,7 +228,7 @@ def is_acceptable(response: httpx.Response, call: Call) -> bool:
     return response.is_success or call.accepts_any_status
 
 
-async def _take_body(response: httpx.Response, call: Call) -> None:  # noqa: ASYNC910 - the exchange it is part of waits
+async def _take_body(response: httpx.Response, call: Call) -> None:
     """Read the body within the call's bound; bound a body that the caller reads itself."""
     acceptable = is_acceptable(response, call)
     limit = call.max_answer_bytes if acceptable else MAX_ERROR_BYTES
@@ -327,7 +327,7 @@ async def _read(response: httpx.Response) -> None:
         # closing was cancelled, and would then leave the connection open.
         stream = response.stream
         if isinstance(stream, httpx.AsyncByteStream):
-            with trio.move_on_after(CLOSING_SECONDS, shield=True):  # noqa: ASYNC912 - closing may wait
+            with trio.move_on_after(CLOSING_SECONDS, shield=True):
                 with contextlib.suppress(httpx.HTTPError):
                     await stream.aclose()
         raise

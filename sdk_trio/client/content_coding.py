@@ -133,7 +133,7 @@ class BoundedStream(httpx.AsyncByteStream):
             # One part can decompress to a thousand pieces; the checkpoint lets other tasks run.
             await trio.lowlevel.checkpoint()
             return piece
-        while piece is None:  # noqa: ASYNC913 - the stream waits
+        while piece is None:
             try:
                 data = await anext(self._parts)
             except StopAsyncIteration:
@@ -141,7 +141,7 @@ class BoundedStream(httpx.AsyncByteStream):
                 raise
             self._pieces = self._body.feed(data)
             piece = next(self._pieces, None)
-        return piece  # noqa: ASYNC910 - the loop ran
+        return piece
 
     async def aclose(self) -> None:
         """Close the stream and its iterator, because a generator would hold the connection."""

@@ -128,7 +128,7 @@ class Http1Connection:
         except WriteTimedOutError:
             raise
         except WriteFailedError as error:
-            return error  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+            return error
         return None
 
     async def _send_stream(
@@ -163,7 +163,7 @@ class Http1Connection:
                 raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
         parse.feed(data)
 
-    async def receive_body(self, parse: "AnswerParser", limit: float | None) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def receive_body(self, parse: "AnswerParser", limit: float | None) -> None:
         """Receive until ``parse`` holds some of the body, or its end."""
         try:
             while not parse.chunks and not parse.ended:

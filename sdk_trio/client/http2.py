@@ -150,7 +150,7 @@ class Http2Connection:
 
     # -- the tasks of the connection
 
-    async def _read(self, scope: trio.CancelScope) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def _read(self, scope: trio.CancelScope) -> None:
         try:
             while True:
                 data = await self._wire.receive(RECEIVE_BYTES)
@@ -329,7 +329,7 @@ class Http2Connection:
         while view:
             if stream.ended or stream.error is not None:
                 stream.check()
-                return False  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+                return False
             # One frame at most. h2 counts the connection's window into that of the stream.
             window = min(
                 self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size
@@ -349,7 +349,7 @@ class Http2Connection:
             self._queued += len(chunk)
             view = view[window:]
             self._work.set()
-        return True  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+        return True
 
     def _end_upload(self, stream: Stream) -> None:
         if not stream.ended and stream.error is None:

@@ -117,7 +117,7 @@ class Http3Connection:
         self.is_closed = False
         self.is_draining = False
 
-    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Run the connection until it ends; report the start once the handshake is complete.
 
         Cancelling sends CONNECTION_CLOSE as far as that is possible without waiting.
@@ -284,7 +284,7 @@ class Http3Connection:
         body = _Body(self, stream, request.timeouts.read)
         return Answer(status, b"", answer_headers, b"HTTP/3", body)
 
-    async def _wait_for_room(self) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def _wait_for_room(self) -> None:
         while not self.is_closed and not self._quic.may_open_stream:
             await self._progress.wait()
         if self.is_closed:
@@ -314,7 +314,7 @@ class Http3Connection:
         self, stream: "_Stream", data: bytes, limit: float | None, *, end: bool
     ) -> None:
         view = memoryview(data)
-        while True:  # noqa: ASYNC913 - tries first, and waits when it must
+        while True:
             while self._quic.unsent(stream.id) > UNSENT_BYTES:
                 with trio.move_on_after(float("inf") if limit is None else limit) as scope:
                     await self._progress.wait()
@@ -323,13 +323,13 @@ class Http3Connection:
                 stream.check()
             if stream.ended or stream.upload_refused or stream.error is not None:
                 stream.check()
-                return  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+                return
             chunk, view = view[:UNSENT_BYTES], view[UNSENT_BYTES:]
             self._h3.send_data(stream.id, chunk.tobytes(), end_stream=end and not view)
             self._transmit()
             if not view:
                 stream.upload_ended = end
-                return  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+                return
 
     async def _wait(self, stream: "_Stream", limit: float | None) -> None:
         stream.check()

@@ -92,7 +92,7 @@ class Http3Origins:
         Waits at most ``ATTEMPT_SECONDS``. Nothing has been sent when the answer is None.
         """
         if origin.scheme != "https" or self.has_failed(origin):
-            return None  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+            return None
         connection = self._usable(origin)
         while connection is None:
             attempt = self._attempts.get(origin)
@@ -107,7 +107,7 @@ class Http3Origins:
             if not attempt.connection.is_draining and not attempt.connection.is_closed:
                 connection = attempt.connection
         connection.in_use += 1
-        return connection  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+        return connection
 
     def close(self) -> None:
         """Close every connection at once."""
@@ -140,7 +140,7 @@ class Http3Origins:
             return None
         return connection
 
-    async def _attempt(self, origin: Origin, attempt: "_Attempt") -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def _attempt(self, origin: Origin, attempt: "_Attempt") -> None:
         try:
             with trio.move_on_after(ATTEMPT_SECONDS):
                 await self._connect(origin)

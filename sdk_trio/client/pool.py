@@ -127,7 +127,7 @@ class ConnectionPool:
         if not lane.waiters:
             connection = self._take(lane)
             if connection is not None:
-                return connection  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+                return connection
         waiter = Waiter(timeouts)
         if not lane.waiters:
             self._begin_race(lane, waiter.began)
@@ -424,7 +424,7 @@ class ConnectionPool:
         self._end_attempt(lane, attempt)
         attempt.scope.cancel()
 
-    async def _dial(self, lane: Lane, attempt: ConnectionAttempt, limit: float) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def _dial(self, lane: Lane, attempt: ConnectionAttempt, limit: float) -> None:
         try:
             await self._connect(lane, attempt, limit)
         except NetworkError as error:

@@ -41,7 +41,7 @@ class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
             response.stream = _TimedBody(stream, response, self._call)
         return response
 
-    async def __aexit__(  # noqa: ASYNC910 - closing may wait
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,

@@ -190,7 +190,7 @@ class Transport(httpx.AsyncBaseTransport):
             nursery.start_soon(self._http3.reap)
         return self
 
-    async def __aexit__(  # noqa: ASYNC910 - it ends with what was raised, or after a checkpoint
+    async def __aexit__(
         self,
         exc_type: type[BaseException] | None = None,
         exc_value: BaseException | None = None,
@@ -267,7 +267,7 @@ class Transport(httpx.AsyncBaseTransport):
     async def _exchange(self, pool: ConnectionPool, request: Outgoing) -> Answer:
         tries = 0
         was_stale = False
-        while True:  # noqa: ASYNC913 - acquire waits, or it returns
+        while True:
             connection: Connection | None = None
             if self._http3 is not None:
                 connection = await self._http3.acquire(request.origin)
@@ -356,7 +356,7 @@ class _ResponseStream(httpx.AsyncByteStream):
             raise StopAsyncIteration
         return data
 
-    async def aclose(self) -> None:  # noqa: ASYNC910 - nothing to wait for; httpx names it so
+    async def aclose(self) -> None:
         self._body.abandon()
 
 

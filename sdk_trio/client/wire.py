@@ -60,7 +60,7 @@ class Wire:
         except OSError as error:
             raise WriteFailedError(_text(error)) from error
 
-    async def send_all(self, data: bytes) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def send_all(self, data: bytes) -> None:
         """Send all of ``data``; checkpoints only when it has to wait.
 
         Raises:
@@ -85,7 +85,7 @@ class Wire:
         if self._tls is not None and self._tls.pending():
             await trio.lowlevel.checkpoint()
             return self._tls.recv(max_bytes)
-        while True:  # noqa: ASYNC913 - tries first, and waits when it must
+        while True:
             try:
                 await trio.lowlevel.wait_readable(self._sock)
                 return self._sock.recv(max_bytes)
@@ -169,7 +169,7 @@ async def open_wire(
 
 
 async def _shake_hands(sock: ssl.SSLSocket) -> None:
-    while True:  # noqa: ASYNC913 - tries first, and waits when it must
+    while True:
         try:
             sock.do_handshake()
         except ssl.SSLWantReadError:
@@ -177,7 +177,7 @@ async def _shake_hands(sock: ssl.SSLSocket) -> None:
         except ssl.SSLWantWriteError:
             await trio.lowlevel.wait_writable(sock)
         else:
-            return  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+            return
 
 
 def _text(error: Exception) -> str:

@@ -492,7 +492,7 @@ class Dispatcher:
         # SystemExit, KeyboardInterrupt and a leaked Cancelled from user code are failures of this
         # event too: let through, they would end the whole process or leave the worker's nursery.
         # _own_part raises what is not the handler's own.
-        except BaseException as error:  # noqa: ASYNC103
+        except BaseException as error:  # noqa: ASYNC103 - _own_part raises ours
             own = self._own_part(handler, event, error)
             if own is None:
                 raise
@@ -506,7 +506,7 @@ class Dispatcher:
                 cut_short,
             )
             await self._tell(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
-            return failure  # noqa: ASYNC104 - as above
+            return failure  # noqa: ASYNC104 - a Cancelled of ours was raised by _own_part
         finally:
             self._runs.pop(event.key, None)
         return None
@@ -515,7 +515,7 @@ class Dispatcher:
         told = error if isinstance(error, Exception) else _as_exception(error)
         try:
             await handler.handler.on_error(event, told)
-        except BaseException as failure:  # noqa: ASYNC103 - as in _run
+        except BaseException as failure:  # noqa: ASYNC103 - _own_part raises ours
             own = self._own_part(handler, event, failure)
             if own is None:
                 raise
@@ -526,7 +526,7 @@ class Dispatcher:
                 error=self._describe(own),
                 place=place_of(own),
             )
-            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - as in _run
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - no Cancelled of ours is here
 
     def _own_part(
         self, handler: BoundHandler, event: Event[Any], error: BaseException

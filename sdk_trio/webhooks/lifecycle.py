@@ -191,7 +191,7 @@ def _message_of(error: BaseException) -> str:
     except BaseException as failure:  # noqa: ASYNC103 - whatever it raises is its own
         if is_interrupt(failure):
             raise
-        return f"(no text: its __str__ raised {type(failure).__name__})"  # noqa: ASYNC104
+        return f"(no text: its __str__ raised {type(failure).__name__})"  # noqa: ASYNC104 - the text stands for it
     return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -347,18 +347,18 @@ class Receiver:
             claimed = {} if tenant is None else {"claimed_tenant": tenant.identifier}
             if request.identifier is not None:
                 claimed = {"tenant": request.identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
-            return self._reject(verdict.cause, verdict.detail, request, **claimed)  # noqa: ASYNC910 - as above
+            return self._reject(verdict.cause, verdict.detail, request, **claimed)  # noqa: ASYNC910 - answering is a checkpoint
         try:
             envelope = plain_envelope(body) or await _look_closer(body)
         except DeliveryDecodingError as error:
-            return self._reject("not_an_event", str(error), request)  # noqa: ASYNC910 - as above
+            return self._reject("not_an_event", str(error), request)  # noqa: ASYNC910 - answering is a checkpoint
         if keys is not None and tenant is None:
             organization = organization_of(envelope.type, envelope.data_raw)
             tenant = await keys.tenant_of(organization)
             if tenant is None:
                 erased = await keys.erased(organization)
             if tenant is not None and self._own_secrets_only and tenant.credentials.webhook_secrets:
-                return self._reject(  # noqa: ASYNC910 - as above
+                return self._reject(  # noqa: ASYNC910 - answering is a checkpoint
                     "own_secrets", _NOT_THE_HOSTS, request, claimed_tenant=tenant.identifier
                 )
         arrival = self._arrival(
@@ -383,7 +383,7 @@ class Receiver:
             address=request.origin.address,
             **named,
         )
-        return arrival  # noqa: ASYNC910 - as above
+        return arrival  # noqa: ASYNC910 - answering is a checkpoint
 
     async def _judge_at(
         self, identifier: str, delivery: Delivery, tolerance: int
