@@ -18,7 +18,7 @@ from ..storage.data_directory import read_private, write_private
 
 FILE_NAME = "runtime.json"
 
-#: The sources of the secret for ``events trigger``: the file of ``dev``, or the settings.
+#: Who signs what ``events trigger`` sends: the file of the ``dev`` command, or the settings.
 DEV_SECRET = "dev-secret"  # noqa: S105 - the name of a file
 SETTINGS_SECRET = "settings"  # noqa: S105 - the name of a place
 

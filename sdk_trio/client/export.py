@@ -47,7 +47,7 @@ class CsvExport:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> Awaitable[bool | None]:
-        """Close the answer, read or not; the stream bounds how long that takes."""
+        """Close the answer, read or not; how long that may take is the stream's own matter."""
         assert self._opened is not None  # noqa: S101 - the language enters before it exits
         opened, self._opened = self._opened, None
         return opened.__aexit__(kind, error, traceback)
