@@ -49,6 +49,7 @@ def run(arguments: Namespace) -> int:
     Raises:
         SdkError: it could not start; every problem of the settings at once.
     """
+    # Before any file is created: the umask holds for the store, its logs and files of handlers.
     keep_files_private()
     manager = claim_environment(os.environ)
     read_again = partial(read, arguments, standalone=arguments.standalone, receiver=True)
@@ -64,6 +65,8 @@ def run(arguments: Namespace) -> int:
             reloader.request()
     loaded = read_again()
     settings = complete(loaded)
+    # The reloader compares with the files of the start: one that vanishes later is an error and no
+    # silent return to the defaults.
     reloader.began_with(loaded)
     begin_logs(loaded)
     handlers = import_registry(arguments.app) if arguments.app else None
@@ -151,6 +154,8 @@ async def _serve(
         ExitStack() as while_running,
     ):
         async with trio.open_nursery() as outer:
+            # Signals and the bound of the end are watched in the outer nursery: they have to work
+            # while the runtime in the inner one starts, drains, or hangs.
             outer.start_soon(signals.watch, arriving)
             outer.start_soon(ending.watch)
             async with ending.until_the_end(), trio.open_nursery() as inner:
@@ -175,6 +180,8 @@ async def _start(runtime: Runtime, nursery: trio.Nursery, notifier: SystemdNotif
     tenants = runtime.settings.multi_tenant
     upgrade = tenants.single_tenant_upgrade.max_run_duration.total_seconds()
     longest = START_SECONDS + (upgrade if tenants.enabled else 0.0)
+    # A start may take long (a large store that is checked, an upgrade). systemd would kill it after
+    # TimeoutStartSec unless it is told that the start goes on.
     async with trio.open_nursery() as starting:
         starting.start_soon(partial(notifier.extend, lambda: "starting", at_most=longest))
         started: Started = await nursery.start(runtime.run)

@@ -64,6 +64,8 @@ class Ending:
     def __init__(self, runtime: Runtime, ending: Collection[int]) -> None:
         self._runtime = runtime
         self._ending = ending
+        # A socket and not a pipe: signal.set_wakeup_fd wants a descriptor that does not block, and
+        # select works on sockets on every system.
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._token: trio.lowlevel.TrioToken | None = None
@@ -161,6 +163,7 @@ class Ending:
 
     async def _leave(self) -> None:
         self._log_left()
+        # A part of the time is kept for the exit itself, before the thread takes over.
         with trio.move_on_after(self._leave_seconds * 0.8):
             await self._runtime.leave()
         _exit(self._status)
@@ -183,6 +186,8 @@ class Ending:
 
     def _take(self, numbers: bytes) -> None:
         for number in numbers:
+            # The first signal begins the drain, the second one forces the end; further ones change
+            # nothing.
             if number in self._ending:
                 self._signals += 1
                 if self._signals == 1:
@@ -208,6 +213,7 @@ class Ending:
         self._limits = (give_up, give_up + leave_seconds)
         left = give_up + leave_seconds + STUCK_SECONDS - time.monotonic()
         with suppress(OSError, ValueError, AttributeError):  # standard error is no file
+            # The timer of faulthandler is a C thread, which needs no interpreter lock.
             faulthandler.dump_traceback_later(max(left, 0.1), exit=True)
 
     def _end(self) -> None:

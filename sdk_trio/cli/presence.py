@@ -68,6 +68,8 @@ def find(directory: str | os.PathLike[str]) -> Presence:
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise NobodyThereError(f"{file.absolute()} cannot be read: {error}; use --url") from error
+    # The process number may belong to another program by now. A wrong guess costs a refused
+    # connection, which the command reports.
     if not _is_alive(presence.pid):
         raise NobodyThereError(
             f"{file.absolute()} was left behind by process {presence.pid}, which has ended: start "

@@ -37,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = _command(parsed)
         except SystemExit as ended:  # --help, --version
             status = ended.code if isinstance(ended.code, int) else EXIT_FAILURE
+        # Flushed here, so that a closed pipe or a full disk is an error of this command with a
+        # status of its own. The interpreter's own flush at exit would print a traceback.
         sys.stdout.flush()
+    # Trio raises groups, and a Ctrl-C in one is a BaseExceptionGroup.
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         return _status_of(only_member(error), parsed)
     return status
@@ -83,6 +86,8 @@ def _status_of(error: BaseException, parsed: Namespace) -> int:
         for warning in getattr(error, "warnings", ()):
             sys.stderr.write(f"{PROGRAM}: warning: {warning}\n")
         return error.exit_code
+    # An error that is not ours is a fault of the package. Its details may hold data, so they are
+    # shown in Development only.
     if not _show_detail(error, parsed):
         _complain(
             f"unexpected {type(error).__name__}: {error}; "

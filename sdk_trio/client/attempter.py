@@ -141,6 +141,8 @@ class Attempter:
             response = await self._exchange(call, request, started_at, abandoned)
         except ConnectionFailedError as error:
             failure = error
+            # The upstream has not acted on this request, so the write's outcome is known: it has
+            # none.
             if error.kind is not FailureKind.UNCONFIRMED:
                 call.is_unconfirmed = False
             raise

@@ -103,6 +103,8 @@ class _Loop:
 
         Called again after an interrupt, it goes on waiting.
         """
+        # The thread itself takes the lock, so two threads may be started here after an interrupt;
+        # the second one finds the lock taken and ends.
         if not self._begun.locked():
             threading.Thread(target=self._run, name="sdk-trio-client", daemon=True).start()
         self._opened.wait()
@@ -119,6 +121,9 @@ class _Loop:
         except trio.RunFinishedError:
             raise ClientClosedError(_CLOSED) from self._error
         except BaseException:  # an interrupt of the caller's thread
+            # Ctrl-C cancels the call in the thread as well, and waits until its connection is
+            # closed: otherwise a write could still leave after the program believes that it was
+            # stopped.
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._interrupt, job)
                 job.ended.acquire(timeout=INTERRUPT_SECONDS)
@@ -136,6 +141,8 @@ class _Loop:
             return
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._stop.set)
+        # Twice the time that calls under way get: the client's own closing comes after it. The
+        # thread is a daemon, so a hang beyond that cannot keep the process alive.
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(2 * CLOSING_SECONDS)
 
@@ -149,6 +156,7 @@ class _Loop:
         if isinstance(ended, outcome.Error):
             self._error = ended.error
         self._opened.set()
+        # Callers of jobs that never came to their end must not wait for ever.
         for job in self._jobs:
             job.ended.release()
 
@@ -164,6 +172,7 @@ class _Loop:
                 self._opened.set()
                 await self._stop.wait()
                 self._nursery = None
+                # Calls that have begun may finish within this time; no new ones are accepted.
                 nursery.cancel_scope.deadline = trio.current_time() + CLOSING_SECONDS
                 for held in self._held:
                     held.let_go()

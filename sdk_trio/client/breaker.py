@@ -142,6 +142,8 @@ class CircuitBreaker:
         ``incident`` is the cause that the attempt shares with others, None when it failed by
         itself. It is known by its identity, and a second failure of it is ``NEUTRAL``.
         """
+        # The attempt began before the last change of state, so it says nothing about the server
+        # now.
         if permit.generation != self._generation:
             return
         if outcome is AttemptOutcome.FAILURE and incident is not None:
@@ -150,6 +152,7 @@ class CircuitBreaker:
             self._counted.add(incident)
         if permit.is_probe:
             self._decide_probe(outcome)
+        # Failures count while they are consecutive: a server that answers in between is not down.
         elif outcome is AttemptOutcome.SUCCESS:
             self._failures.clear()
         elif outcome is AttemptOutcome.FAILURE:
@@ -168,6 +171,7 @@ class CircuitBreaker:
             self._become(BreakerState.CLOSED)
         elif outcome is AttemptOutcome.FAILURE:
             self._open()
+        # A probe that was cancelled, or never left, proves nothing: the next attempt is the probe.
         else:
             self._become(BreakerState.PROBING)
 

@@ -57,6 +57,8 @@ class RetryBudget:
 
     def withdraw(self) -> bool:
         """Pay for one retry or hedge; return False when the balance is below 1."""
+        # No debts: an upstream that is down meets a fixed share of the normal load, not a queue of
+        # retries that were promised earlier.
         self._accrue()
         if self._balance < 1.0:
             return False
@@ -70,6 +72,8 @@ class RetryBudget:
 
     def _accrue(self) -> None:
         now = self._clock()
+        # Time fills the budget up to the reserve only. Deposits of calls may go beyond it, up to
+        # the maximum, so a quiet client does not save up a storm.
         if self._balance < self.policy.reserve:
             earned = (now - self._updated_at) * self.policy.floor_per_second
             self._balance = min(self.policy.reserve, self._balance + earned)

@@ -97,6 +97,8 @@ class Caller:
         Raises:
             ValueError: the token cannot be sent.
         """
+        # Addresses and connection settings are left out, because open connections and breakers
+        # belong to them. A changed one takes a restart.
         plan = attrs.evolve(
             self.plan,
             access_token=wanted.access_token,
@@ -117,6 +119,8 @@ class Caller:
         return commit
 
     async def __aenter__(self) -> Self:
+        # The counters, breakers and budget outlive the closing, so that they can be read
+        # afterwards. Opening again would mix them with those of the second life.
         if self._pipeline is not None:
             raise RuntimeError("a client is opened once: make another one")
         await self._transport.__aenter__()
@@ -142,6 +146,7 @@ class Caller:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # The pipeline first: calls that wait between attempts must not find a closed transport.
         self._is_open = False
         if self._pipeline is not None:
             self._pipeline.close()
@@ -228,6 +233,7 @@ class Caller:
             added[plan.organization_header] = options.organization_id
         if content_type is not None:
             added["Content-Type"] = content_type
+        # A request of these methods has a length even without a body (RFC 9110, 8.6).
         if content is not None or method in METHODS_WITH_BODY:
             added["Content-Length"] = str(len(content or b""))
         if options.headers:
@@ -235,6 +241,7 @@ class Caller:
             secrets = (*secrets, *credentials_in(options.headers))
         attempt_timeout = chosen(options.attempt_timeout, plan.attempt_timeout)
         max_retries = chosen(options.max_retries, plan.retry.max_retries)
+        # Computed for each call: its own options for timeout and retries change the time it needs.
         total_timeout = plan.total_timeout or plan.total_timeout_of(
             attempt_timeout=attempt_timeout, max_retries=max_retries
         )

@@ -112,10 +112,14 @@ class Hedger:
             nursery.cancel_scope.cancel()
         if race.winner not in (None, first):
             self._counters.hedges_won += 1
+        # When both have failed, the first one's error counts: it says what a call without hedge
+        # would have met.
         return (race.winner or first).outcome()
 
     def _may_hedge(self, call: Call, first: _Runner) -> bool:
         """Decide whether a hedge leaves at once, and pay for it."""
+        # A first attempt that failed early is hedged at once, unless a second one would fail in the
+        # same way (an invalid request, an open circuit).
         if first.error is not None and not (
             isinstance(first.error, ConnectionFailedError)
             and first.error.kind is not FailureKind.REFUSED

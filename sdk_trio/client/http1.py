@@ -79,6 +79,8 @@ class Http1Connection:
     async def exchange(self, request: Outgoing) -> Answer:
         """Send ``request`` and return the answer's head; see :class:`exchange.Connection`."""
         try:
+            # Both come before ``before_send``: a request that cannot be sent, or was cancelled
+            # already, is known not to have reached the server.
             head = request_head(request)
             await trio.lowlevel.checkpoint_if_cancelled()
             parse = AnswerParser(is_head=request.method == b"HEAD")
@@ -298,6 +300,8 @@ class AnswerParser:
     def _feed_end(self) -> None:
         if not self.received:
             raise ReadFailedError("the server closed the connection without an answer")
+        # Only a body without a length ends with the connection (RFC 9112, 6.3); any other answer
+        # was cut.
         if not (self.head_ended and self._until_close):
             raise PeerProtocolError("the server closed the connection before the answer's end")
         self.keeps_alive = False
@@ -323,6 +327,7 @@ class AnswerParser:
         if self.ended:
             return
         status = self._parser.get_status_code()
+        # Any number of interim answers may come before the final one (RFC 9110, 15.2).
         if 100 <= status < 200:
             self.headers = []
             self.reason = b""

@@ -131,6 +131,7 @@ class Http2Connection:
                 self._h2.initiate_connection()
                 self._h2.update_settings(
                     {
+                        # A pushed answer would belong to no request.
                         h2.settings.SettingCodes.ENABLE_PUSH: 0,
                         h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
                     }
@@ -165,6 +166,7 @@ class Http2Connection:
                 if self.is_closed:
                     break
                 self._work.set()
+                # The silence is over; the next one will be another incident for the breaker.
                 if was_suspect:
                     self._silence = Incident()
                     self._released(self)
@@ -499,6 +501,8 @@ class Http2Connection:
         # these may be sent again elsewhere. Those up to it are still answered here.
         self.is_draining = True
         last = event.last_stream_id or 0
+        # A connection that has served requests may say goodbye any number of times; one that never
+        # served any may be a broken server, and such requests are tried three times only.
         if last and self._h2.highest_outbound_stream_id:
             self._sent_away = RenewedError
         for stream in list(self._streams.values()):

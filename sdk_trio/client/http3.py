@@ -240,6 +240,7 @@ class Http3Connection:
             stream.chunks.append(event.data)
             unread = self._quic.unread.get(stream.id, 0) + len(event.data)
             self._quic.unread[stream.id] = unread
+            # Only this stream ends; the others of the connection go on.
             if unread > MAX_UNREAD_BYTES:
                 stream.fail(ReadFailedError(f"{unread} bytes of the answer wait to be read"))
         stream.ended = stream.ended or event.stream_ended

@@ -147,6 +147,8 @@ class Http3Origins:
         except Exception as error:  # TCP remains, whatever the fault is
             _log.debug("client.http3_failed", origin=str(origin), error=str(error))
         finally:
+            # Remembered also when the attempt was cancelled by its time: silence is how a blocked
+            # UDP port looks.
             if origin not in self._connections:
                 self._failed_at[origin] = trio.current_time()
                 _log.info("client.http3_left", origin=str(origin), seconds=FAILURE_SECONDS)

@@ -105,6 +105,8 @@ class RateLimiter:
         A place that is due at once need not be left.
         """
         now = self._clock()
+        # The bucket is full at ``_full_at``: each place moves that time by one interval, and a
+        # place is due when no more than the burst is missing.
         full_at = max(self._full_at, now)
         self._full_at = full_at + self._interval
         place = Place(max(now, full_at - self._tolerance))

@@ -108,6 +108,7 @@ class DeadlineLayer:
         else:
             said = f"the total time of {call.total_timeout:g} s is over"
             error = DeadlineExceededError(said, method=call.method, path=call.path)
+        # The head of a success has come: the write was executed, and only its body is missing.
         if call.head is not None and call.head.is_success and not call.idempotent:
             raise unread(call.head, call, f"its body had not come when {said}")
         if call.is_unconfirmed:
@@ -150,6 +151,7 @@ class BreakerLayer:
         try:
             response = await self._inner.send(call, kind)
             outcome = outcome_of_status(response.status_code)
+        # Any other exception, Cancelled included, is neutral: it says nothing about the upstream.
         except ConnectionFailedError as error:
             if error.kind not in _OUR_FAULTS:
                 outcome, incident = AttemptOutcome.FAILURE, error.incident

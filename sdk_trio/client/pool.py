@@ -226,6 +226,8 @@ class ConnectionPool:
                 if not multiplexed.in_use:
                     multiplexed.close()
                     return self._take(lane)
+        # The most recently used one first: the others grow idle and are closed, so that a quiet
+        # time after a burst leaves few connections.
         while lane.idle:
             connection = lane.idle.pop()
             if self._is_worn(connection, now):
@@ -260,6 +262,8 @@ class ConnectionPool:
     def _http1_released(self, lane: Lane, connection: Http1Connection) -> None:
         lane.active.discard(connection)
         now = trio.current_time()
+        # Checked here as well, because under a constant load a connection goes straight to the next
+        # waiting request and never through ``_take``.
         if connection.is_closed or self._is_old(connection, now) or self._closed:
             self._close(lane, connection)
             self._dial_where_needed(lane.server)
@@ -514,6 +518,8 @@ class ConnectionPool:
         else:
             lane.http2 = False
             self._http1_released(lane, connection)
+        # With HTTP/2 one connection is enough, so every other attempt is given up; with HTTP/1.1
+        # only those that hang.
         if not lane.waiters:  # the race is over
             for rival in list(lane.attempts):
                 if rival.is_overdue or lane.http2:

@@ -294,6 +294,7 @@ def may_execute_twice(method: str, options: CallOptions, *, upstream_honours_key
     say so; ``idempotent`` in the options overrules both.
     """
     declared = chosen(options.idempotent, None)
+    # With keys, the upstream itself recognizes the second execution and returns the first result.
     if declared is None and upstream_honours_keys:
         return True
     return is_idempotent(method, declared=declared)
@@ -339,6 +340,7 @@ def checked_path(path: str) -> str:
         raise ValueError(f"the path {plain!r} holds a control character: quote it")
     if "#" in path or "\\" in plain or plain.startswith("//"):
         raise ValueError(f"the path {plain!r} holds //, \\ or #: quote what is part of a name")
+    # Servers and proxies decode %2e before they resolve dots, so both spellings are checked.
     if "/." in plain.replace("%2e", ".").replace("%2E", "."):
         segments = plain.replace("%2e", ".").replace("%2E", ".").split("/")
         if "." in segments or ".." in segments:
@@ -377,6 +379,7 @@ def encode_json(value: Any) -> bytes:
     """
     try:
         return msgspec.json.encode(value)
+    # Raised outside of the handler: the frames of a RecursionError in its context hold the body.
     except RecursionError:
         pass
     raise ValueError("the body is nested too deeply, or holds itself")

@@ -79,6 +79,8 @@ class Retryer:
             failures += 1
         if isinstance(last, httpx.Response):
             return last
+        # The write may have been executed. "Connection failed" would invite the caller to repeat
+        # it.
         if last.kind is FailureKind.UNCONFIRMED and not call.idempotent:
             raise outcome_unknown(call) from last
         raise last
@@ -121,6 +123,7 @@ class Retryer:
         try:
             return await self._attempt(call, AttemptKind.RETRY)
         except BaseException:
+            # The breaker has refused it, or it was cancelled before it left: nothing was sent.
             if call.attempts == sent:
                 self._budget.refund()
                 self._admitter.give_back(call)

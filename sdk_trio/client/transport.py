@@ -278,6 +278,8 @@ class Transport(httpx.AsyncBaseTransport):
                 connection = await pool.acquire(request.origin, request.timeouts, abandoned)
             try:
                 return await connection.exchange(request)
+            # Neither of these two was processed, so any method may be sent again, without the retry
+            # layer, its waits and its budget.
             except RenewedError:
                 if not request.is_replayable:
                     raise

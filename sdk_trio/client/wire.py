@@ -82,6 +82,7 @@ class Wire:
         Raises:
             ReadFailedError: the connection has ended otherwise.
         """
+        # Bytes that OpenSSL has decrypted already do not make the socket readable.
         if self._tls is not None and self._tls.pending():
             await trio.lowlevel.checkpoint()
             return self._tls.recv(max_bytes)

@@ -308,6 +308,8 @@ class TenantService:
                 )
             except (IllegalTransitionError, SuspensionRefusedError) as error:
                 refusal = error
+            # Outside of the except block, so that the await is no await during an exception, and
+            # the refusal is raised without a chain.
             if refusal is not None:
                 await self._note(refused(audit, transition, tenant, str(refusal)))
                 raise refusal
@@ -462,6 +464,7 @@ class TenantService:
         await trio.lowlevel.checkpoint()
         if key in self._directory:
             return self._directory.recall(key)
+        # Taken before the store is asked: an answer that a change has overtaken is not remembered.
         generation = self._directory.generation
         tenant = await look()
         self._directory.remember(key, tenant, generation=generation)

@@ -137,6 +137,8 @@ def decide(
 
 def is_retained(tenant: Tenant, policy: StatusPolicy, *, now: float) -> bool:
     """Say whether a deleted tenant is within its retention and can be reactivated."""
+    # Without a time of deletion the retention begins now: data must not go because a field is
+    # missing.
     deleted_at = now if tenant.deleted_at is None else tenant.deleted_at
     return now - deleted_at <= policy.retention_seconds
 

@@ -76,6 +76,8 @@ class Tenancy:
         """
         active = await self.service.require_active(tenant)
 
+        # Asked before each function of the block, not only at its beginning: a block may last long,
+        # and a suspended tenant's data must not change any more.
         async def admit() -> None:
             found = await self.service.recall(active.id)
             if found is None:
@@ -116,6 +118,8 @@ class Tenancy:
             async with trio.open_nursery() as nursery:
                 while True:
                     try:
+                        # Only tenants with an open database are looked up, so a quiet program with
+                        # thousands of tenants reads nothing.
                         for tenant_id in self.databases.in_use - closing:
                             tenant = await self.service.recall(tenant_id)
                             if tenant is None or not tenant.is_active:
