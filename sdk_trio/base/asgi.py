@@ -26,10 +26,10 @@ Whole = tuple[int, Headers, bytes]
 
 
 class Expiry(Protocol):
-    """A deadline that costs nothing unless it passes.
+    """A deadline that the server keeps: one cancel scope for all requests of a connection.
 
-    Once the time is over, the whole call of the application is cancelled, and what has to be done
-    about it needs a shielded scope. The server then sends ``answer``: status, headers and body.
+    Once the time is over, the whole call of the application is cancelled, so recording the outcome
+    needs a shielded scope. The server then sends ``answer``: status, headers and body.
     """
 
     answer: Whole | None
@@ -39,20 +39,23 @@ class Expiry(Protocol):
         ...
 
     def disarm(self) -> bool:
-        """Do not cancel it; True: it has been, or will be where it waits next."""
+        """Stop the deadline; return True if it has passed.
+
+        The application is cancelled then, at once or where it waits next.
+        """
         ...
 
 
 class Shortcut(Protocol):
-    """One request, as its server holds it."""
+    """One request, as the server holds it."""
 
     @property
     def expiry(self) -> Expiry:
-        """The deadline that the connection keeps."""
+        """Return the deadline that the connection keeps."""
         ...
 
     def take_body(self) -> bytes | None:
-        """Return the whole body, within the server's own limits of time, or None: receive it."""
+        """Return the whole body if it has arrived; None: call ``receive()`` for it."""
         ...
 
     async def answer(self, answer: Whole) -> None:

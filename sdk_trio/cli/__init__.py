@@ -1,4 +1,4 @@
-"""The command line: ``sdk-trio`` and ``python -m sdk_trio`` (contracts 9).
+"""The command line: ``sdk-trio`` and ``python -m sdk_trio``.
 
 Every command of :mod:`.commands` is imported when it is chosen, so that ``--help`` is fast.
 """

@@ -1,4 +1,4 @@
-"""Finds what of the application an option names, as uvicorn finds an application."""
+"""The import of an object of the application that an option names as ``MODULE:ATTR``."""
 
 import importlib
 import os
@@ -24,7 +24,7 @@ class AppBrokenError(SdkError):
 
 
 class AppRefusedError(AppBrokenError):
-    """That exception is one of ours: a handler was registered wrongly, a setting is invalid."""
+    """The module raised an error of this package: a wrong registration or an invalid setting."""
 
     exit_code = EXIT_CONFIGURATION
 
@@ -79,7 +79,8 @@ def _import(asked: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Of a missing dependency the name differs: that is the module's own fault.
+        # If the missing module is not the named one, it is a dependency: the application's own
+        # fault.
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise AppNotFoundError(
                 f"{asked}: there is no module {name!r} in {directory} or where Python looks for "
@@ -99,7 +100,7 @@ def _broken(asked: str, name: str, error: BaseException) -> SdkError:
 
 
 def _place_of(error: BaseException) -> str:
-    """Return where the innermost frame of the exception is, as `` at FILE:LINE``."""
+    """Return the place of the exception's innermost frame, as `` at FILE:LINE``."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {error.filename}:{error.lineno}"
     trace = error.__traceback__

@@ -19,7 +19,7 @@ from .printer import print_json, print_rows, print_text, say
 from .settings_reader import read
 from .usage import UsageError
 
-#: Records of a list that are printed when nothing is said.
+#: How many records of a list are printed by default.
 SHOWN = 20
 
 COLUMNS = ("operation", "arguments", "method", "path")
@@ -57,7 +57,7 @@ def _list_operations(words: Sequence[str], *, as_json: bool) -> int:
         if all(word.casefold() in f"{row.full_name} {row.path}".casefold() for word in words)
     ]
     if not rows:
-        find_operation(words)  # raises, with what is near
+        find_operation(words)  # raises an error that names similar operations
     print_rows(rows, COLUMNS, as_json=as_json)
     return 0
 
@@ -108,7 +108,7 @@ async def _call(
 
 
 async def _records(listing: Listing[Record], limit: int | None) -> list[Any]:
-    """Return the first records of a list, or all of them; say so when there are more."""
+    """Return the first records of a list, or all of them; tell the user when there are more."""
     records: list[Any] = []
     async for page in listing.pages():
         records += [record.raw for record in page.items]

@@ -1,4 +1,4 @@
-"""From words and options of ``call`` to an operation and its arguments. Pure."""
+"""The reading of ``call``'s words and options as an operation and its arguments. Pure."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from ..client.operation import Answer, Body, Operation
 from ..client.operations import UnknownOperationError, find_operation
 from .usage import UsageError
 
-#: Texts that are JSON to everybody. ``1e5`` and ``007`` are left as texts: they may be names.
+#: Texts that are read as JSON. ``1e5`` and ``007`` stay texts, because they may be names.
 _PLAIN = re.compile(r"true|false|null|-?(0|[1-9][0-9]{0,15})(\.[0-9]+)?|[\[{\"].*", re.DOTALL)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\[\]-]*")
@@ -28,17 +28,17 @@ class Chosen:
 
 
 def choose(words: Sequence[str]) -> Chosen:
-    """Split ``words`` into the operation's name, as long as possible, and what follows it.
+    """Split ``words`` into the longest possible name of an operation and the rest.
 
     Raises:
-        UnknownOperationError: no operation begins them; it says what is near.
+        UnknownOperationError: they begin with no operation; the error names similar ones.
     """
     for count in range(len(words), 0, -1):
         try:
             return Chosen(find_operation(words[:count]), tuple(words[count:]))
         except UnknownOperationError:
             continue
-    # A word with a digit is an id rather than a name, and would only lead the search astray.
+    # A word with a digit is an id rather than a name, and would spoil the search for similar names.
     names = [word for word in words if not any(letter.isdigit() for letter in word)]
     return Chosen(find_operation(names), ())
 
@@ -47,8 +47,8 @@ def read_fields(texts: Sequence[str], *, as_json: bool) -> dict[str, Any]:
     """Return the fields of ``--name value`` pairs; one given twice is a list.
 
     Args:
-        texts: what the parser did not know: ``--name value`` or ``--name=value``.
-        as_json: they go into a JSON body, so ``5``, ``true`` and ``null`` are what JSON has; an
+        texts: the arguments that the parser did not know: ``--name value`` or ``--name=value``.
+        as_json: they go into a JSON body, so ``5``, ``true`` and ``null`` are read as JSON; an
             object, a list or a quoted text is read as JSON in any case.
 
     Raises:
@@ -88,10 +88,10 @@ def read_value(text: str, name: str, *, as_json: bool) -> Any:
 
 
 def read_json(text: str, where: str) -> Any:
-    """Return what ``text`` says in JSON; ``where`` is for the message.
+    """Return the JSON value of ``text``; ``where`` names it in messages.
 
     Raises:
-        UsageError: it is none. No part of it is quoted: it may hold a secret.
+        UsageError: it is no JSON. No part of it is quoted, because it may hold a secret.
     """
     try:
         return json.loads(text, parse_constant=_refuse)
@@ -102,7 +102,7 @@ def read_json(text: str, where: str) -> Any:
 def join(operation: Operation, data: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments of the operation's method: fields on top of ``--data``.
 
-    ``data`` is None where it was not given; it is the body, or the query of what takes no body.
+    ``data`` is None if it was not given; it is the body, or the query of operations without one.
 
     Raises:
         UsageError: they cannot be joined.

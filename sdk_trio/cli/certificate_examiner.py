@@ -1,15 +1,19 @@
-"""Until when a certificate is valid, as a client that trusts it sees it: a handshake in memory."""
+"""The end of a certificate's validity, found by a TLS handshake in memory.
+
+The standard library shows a certificate's dates only to a client that has verified it, and the
+package has no dependency that reads certificates.
+"""
 
 import ssl
 from contextlib import suppress
 
 from ..runtime.certificate_loader import load_certificate
 
-#: What OpenSSL calls a certificate outside of its time (X509_V_ERR_...).
+#: OpenSSL's error codes for a certificate outside of its time (X509_V_ERR_...).
 _NOT_YET_VALID = 9
 _EXPIRED = 10
 
-#: Messages that a handshake takes at most, with room to spare.
+#: The most rounds of messages in a handshake, with room to spare.
 _ROUNDS = 10
 
 
@@ -20,8 +24,7 @@ class OutsideItsTimeError(Exception):
 def valid_until(cert_file: str, key_file: str) -> float | None:
     """Return when the certificate of a receiver ends, in Unix seconds; None if it cannot be told.
 
-    The standard library shows the dates of a certificate to nobody but a client that has verified
-    it, so this is one, which trusts the very certificate.
+    The function is both server and client of the handshake; the client trusts this certificate.
 
     Raises:
         OptionsValidationError: the certificate or its key cannot be used.

@@ -5,7 +5,7 @@ Imports no part of the program: the values of its enumerations are spelt out, an
 
 from argparse import ArgumentParser
 
-#: The states of ``storage.records.DeliveryState``, which would import the whole store.
+#: The states of ``storage.records.DeliveryState``, whose import would load the whole store.
 STATES = ("received", "running", "retrying", "done", "dead", "parked")
 REPLAYABLE_STATES = ("dead", "parked", "retrying")
 

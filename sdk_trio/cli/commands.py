@@ -1,7 +1,7 @@
-"""Every command in one table: its words, what it does, its arguments, where its code is.
+"""The table of commands: words, help text, arguments, and the function of each.
 
-Parser, documentation and tests read this table. It imports no part of the program but the
-parser's, so that the help of every command is printed at once.
+Parser, documentation and tests read this table. It imports no part of the program except the
+parser's, so that help is printed without delay.
 """
 
 from argparse import ArgumentParser
@@ -17,7 +17,7 @@ class Command:
     """One command: ``words`` choose it, ``target`` is ``module:function`` inside this package.
 
     The function takes the parsed arguments and returns the exit status. With ``takes_fields``,
-    options that nobody declared are no error but the list ``fields`` of the arguments.
+    undeclared options are collected in the list ``fields`` of the arguments.
     """
 
     words: str
@@ -195,7 +195,7 @@ COMMANDS = (
     Command("openapi", "print the OpenAPI document", "openapi:openapi", arguments.openapi),
 )
 
-#: What a group of commands is about.
+#: The help text of each group of commands.
 GROUPS = {
     "config": "the settings: check them, show them, describe them",
     "events": "the inbox: what came, what became of it, what to run again",

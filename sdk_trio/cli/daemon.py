@@ -1,4 +1,4 @@
-"""``run``: the runtime as a process of its own, with signals and logs (contracts 1)."""
+"""``run``: the runtime as a process of its own, with signals and logs."""
 
 import os
 import signal
@@ -36,8 +36,8 @@ Announce = Callable[[Started], AbstractContextManager[None]]
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
-#: How long a start may take, in seconds, before the service manager is left to judge it; an
-#: upgrade from a single tenant has MaxRunDuration beside that.
+#: How long a start keeps extending the service manager's timeout, in seconds. After that the
+#: manager ends a start that hangs. An upgrade from a single tenant has MaxRunDuration in addition.
 START_SECONDS = 300.0
 
 
@@ -49,6 +49,7 @@ def run(arguments: Namespace) -> int:
     Raises:
         SdkError: it could not start; every problem of the settings at once.
     """
+    # Before any file is created: the umask holds for the store, its logs and files of handlers.
     keep_files_private()
     manager = claim_environment(os.environ)
     read_again = partial(read, arguments, standalone=arguments.standalone, receiver=True)
@@ -58,12 +59,14 @@ def run(arguments: Namespace) -> int:
 
     reloader = SettingsReloader(read_again, complete)
     if _HANGUP is not None:
-        # One that comes before the runtime watches must neither end the process nor get lost.
+        # A HUP that comes before the runtime watches must neither end the process nor get lost.
         before = signal.signal(_HANGUP, lambda *_: reloader.request())
-        if getattr(before, "called", False):  # since the first moment: see __main__
+        if getattr(before, "called", False):  # a HUP that __main__ has noted before this code ran
             reloader.request()
     loaded = read_again()
     settings = complete(loaded)
+    # The reloader compares with the files of the start: one that vanishes later is an error and no
+    # silent return to the defaults.
     reloader.began_with(loaded)
     begin_logs(loaded)
     handlers = import_registry(arguments.app) if arguments.app else None
@@ -95,7 +98,7 @@ def _prepare_logs(settings: Settings) -> Callable[[], None]:
 
 
 def begin_logs(loaded: Loaded) -> None:
-    """Configure the logs as the settings say, and log what is odd about the settings."""
+    """Configure the logs as the settings say, and log the warnings about the settings."""
     options = loaded.require().logging
     logs.configure(level=options.level, format=options.format)
     for warning in loaded.warnings:
@@ -123,11 +126,11 @@ def serve(
     """Run ``runtime`` with signals; ``announce`` is entered once it accepts deliveries.
 
     The first TERM or INT begins a graceful stop, the second one forces it. HUP asks ``reloader``
-    for a reload; without one, it ends the program as TERM does. Where a handler cannot be ended,
-    the process ends all the same: see :class:`.ending.Ending`.
+    for a reload; without one, it ends the program as TERM does. If a handler cannot be ended, the
+    process ends in spite of it: see :class:`.ending.Ending`.
 
     Returns:
-        0, 128 + the number of the signal that forced, or 1 if nobody asked for the end.
+        0, 128 + the number of the signal that forced the end, or 1 if no signal asked for it.
     """
     ends_too = () if reloader is not None or _HANGUP is None else (_HANGUP,)
     with Ending(runtime, (*_ENDING, *ends_too)) as ending:
@@ -151,6 +154,8 @@ async def _serve(
         ExitStack() as while_running,
     ):
         async with trio.open_nursery() as outer:
+            # Signals and the bound of the end are watched in the outer nursery: they have to work
+            # while the runtime in the inner one starts, drains, or hangs.
             outer.start_soon(signals.watch, arriving)
             outer.start_soon(ending.watch)
             async with ending.until_the_end(), trio.open_nursery() as inner:
@@ -171,10 +176,12 @@ async def _serve(
 
 
 async def _start(runtime: Runtime, nursery: trio.Nursery, notifier: SystemdNotifier) -> Started:
-    """Start the runtime; meanwhile the service manager hears that it is not stuck."""
+    """Start the runtime, and meanwhile tell the service manager that it is not stuck."""
     tenants = runtime.settings.multi_tenant
     upgrade = tenants.single_tenant_upgrade.max_run_duration.total_seconds()
     longest = START_SECONDS + (upgrade if tenants.enabled else 0.0)
+    # A start may take long (a large store that is checked, an upgrade). systemd would kill it after
+    # TimeoutStartSec unless it is told that the start goes on.
     async with trio.open_nursery() as starting:
         starting.start_soon(partial(notifier.extend, lambda: "starting", at_most=longest))
         started: Started = await nursery.start(runtime.run)
@@ -183,19 +190,23 @@ async def _start(runtime: Runtime, nursery: trio.Nursery, notifier: SystemdNotif
 
 
 async def _report_end(runtime: Runtime, notifier: SystemdNotifier) -> None:
-    """Tell the service manager that the end has begun, and then what it still waits for."""
+    """Tell the service manager that the end has begun, and how many events it waits for."""
     reason = await runtime.wait_stopping()
     await notifier.stopping(f"stopping: {reason}")
     await notifier.extend(lambda: f"stopping: {reason}; {runtime.receiver.unfinished} events left")
 
 
 async def _ask_store(runtime: Runtime) -> None:
-    """Return once the store has answered: it forgets what was never kept, in its own order."""
+    """Return once the store has answered.
+
+    It deletes a key that never exists: a write without effect, which proves that the commit thread
+    works.
+    """
     await runtime.receiver.store.write_checkpoint("watchdog", None)
 
 
 class _Signals:
-    """What the signals have asked for so far."""
+    """The requests of the signals so far."""
 
     def __init__(self, runtime: Runtime, reloader: SettingsReloader | None) -> None:
         self._runtime = runtime

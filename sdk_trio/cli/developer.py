@@ -1,4 +1,4 @@
-"""``dev``: a receiver to try, without any file (contracts 1)."""
+"""``dev``: a receiver to try, without any configuration file."""
 
 import errno
 import shlex
@@ -38,12 +38,12 @@ _log = logs.get_logger("dev")
 _BIND = "Sdk:Server:Bind"
 _ADMIN_BIND = "Sdk:Admin:Bind"
 
-#: What ``dev`` sets before a ``--set`` of the user's.
+#: The settings of ``dev``; a ``--set`` of the user's wins over them.
 _DEFAULTS = {"Sdk:Environment": "Development", "Sdk:Webhooks:RequireHttps": "false"}
 
 
 def dev(arguments: Namespace) -> int:
-    """Run a receiver in the Development environment and say what can be done with it.
+    """Run a receiver in the Development environment and print commands to try with it.
 
     Raises:
         SdkError: it could not start.
@@ -69,7 +69,7 @@ def dev(arguments: Namespace) -> int:
 
 
 def logging_handlers() -> HandlerRegistry:
-    """Return a registry that logs every event: of each type of the catalogue, and of any other."""
+    """Return a registry that logs every event, also of types that are not in the catalogue."""
     handlers = HandlerRegistry()
 
     async def log_event(event: Event[Any]) -> None:
@@ -93,7 +93,7 @@ def guide(
     settings_arguments: list[str],
     token: AdminToken | None = None,
 ) -> str:
-    """Return what to do next: addresses, files and commands to copy; the secret is not in it."""
+    """Return the next steps: addresses, files and commands to copy; it holds no secret."""
     directory = Path(settings.storage.path).absolute()
     address = started.receiver[0]
     program = program_name()
@@ -136,7 +136,7 @@ def _refuse_another_environment(arguments: Namespace) -> None:
 def _for_development(loaded: Loaded) -> Settings:
     """Return the settings with the generated secret first, and with ports that are free.
 
-    Configured secrets stay valid. A port is changed only if nobody chose it.
+    Configured secrets stay valid. A port is changed only if the user has not chosen it.
     """
     settings = loaded.require()
     webhooks = attrs.evolve(
@@ -161,7 +161,7 @@ def _free_address(address: str) -> str:
         try:
             probe.bind((host, int(port)))
         except OSError as error:
-            # Anything else is for the server to report.
+            # The server reports every other error.
             return f"{host}:0" if error.errno == errno.EADDRINUSE else address
     return address
 

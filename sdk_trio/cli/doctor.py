@@ -1,4 +1,8 @@
-"""``doctor``: everything that can be wrong with an installation, in one list (contracts 9)."""
+"""``doctor``: an examination of the whole installation, with one list of findings.
+
+Each check runs within a time of its own, and one that fails or hangs is a finding itself: a
+diagnosis is wanted exactly when parts of the installation do not answer.
+"""
 
 import os
 from argparse import Namespace
@@ -65,7 +69,7 @@ def doctor(arguments: Namespace) -> int:
 
 @attrs.define
 class _Handled:
-    """The application of ``--app``, and which types it handles once it has been imported."""
+    """The application of ``--app``, and the types that it handles once it is imported."""
 
     reference: str | None
     types: tuple[str, ...] | None = None
@@ -90,7 +94,7 @@ class _Handled:
 async def _examine(
     loaded: Loaded, settings: Settings, handled: _Handled, arguments: Namespace
 ) -> list[Finding]:
-    """Run every check; one that fails or takes too long says so, and the others go on."""
+    """Run every check; a check that fails or takes too long is reported, and the others go on."""
     reports: list[Report] = []
     found: list[Examination] = []
 
@@ -109,7 +113,7 @@ async def _examine(
     async def look_at_notifications(report: Report) -> None:
         await check_notifications(settings, found[0] if found else None, os.environ, report)
 
-    # The application is the user's code: it is imported here, before anything runs beside it.
+    # The application is the user's code, so it is imported here, before other checks run beside it.
     await _run("handlers", _plain(partial(handled.check, settings)), reports)
     one_by_one: list[tuple[str, Check]] = [
         ("secrets", _plain(partial(check_secrets, settings))),
@@ -183,7 +187,7 @@ def _plain(check: Callable[[Report], None]) -> Check:
 
 
 def _threaded(check: Callable[[Report], None]) -> Check:
-    """A check that asks the file system, which may hang."""
+    """Run a check in a thread, because it asks the file system, which may hang."""
 
     async def run(report: Report) -> None:
         await trio.to_thread.run_sync(check, report, abandon_on_cancel=True)

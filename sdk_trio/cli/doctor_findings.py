@@ -1,4 +1,4 @@
-"""What ``doctor`` says: findings with a remedy each. Pure (contracts 9)."""
+"""The findings of ``doctor``, each with a remedy. Pure."""
 
 import enum
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ import attrs
 
 
 class Level(enum.StrEnum):
-    """How much a finding matters."""
+    """The levels of findings."""
 
     PROBLEM = "problem"
     """Something does not work, or is not safe."""
@@ -23,10 +23,10 @@ _RANK = {level: rank for rank, level in enumerate(Level)}
 
 @attrs.frozen
 class Finding:
-    """One thing that was found.
+    """One finding.
 
-    ``check`` names what was examined, ``where`` the full key, file or address that it is about,
-    ``what`` is a sentence about it, ``remedy`` what to do; a finding that is fine needs none.
+    ``check`` names the check, ``where`` the full key, file or address that it is about, ``what`` is
+    a sentence about it, ``remedy`` the advice; a finding without a fault needs none.
     """
 
     level: Level
@@ -44,19 +44,19 @@ class Report:
     findings: list[Finding] = attrs.field(factory=list)
 
     def ok(self, where: str, what: str) -> None:
-        """Say that something is as it should be."""
+        """Add a finding without a fault."""
         self.findings.append(Finding(Level.OK, self.check, where, what))
 
     def note(self, where: str, what: str, remedy: str = "") -> None:
-        """Say what is worth to know."""
+        """Add a finding that is useful to know."""
         self.findings.append(Finding(Level.NOTE, self.check, where, what, remedy))
 
     def warning(self, where: str, what: str, remedy: str) -> None:
-        """Say what somebody should look at."""
+        """Add a finding that a person should look at."""
         self.findings.append(Finding(Level.WARNING, self.check, where, what, remedy))
 
     def problem(self, where: str, what: str, remedy: str) -> None:
-        """Say what has to be mended."""
+        """Add a finding that has to be mended."""
         self.findings.append(Finding(Level.PROBLEM, self.check, where, what, remedy))
 
 

@@ -1,4 +1,4 @@
-"""What ``doctor`` asks this machine: files and their modes, disk, descriptors, the clock."""
+"""The checks of ``doctor`` on this machine: files and their modes, disk, descriptors, clock."""
 
 import ctypes
 import os
@@ -26,19 +26,19 @@ from .secret_finder import DEV_SECRET_NAME
 REPLICATION = "Sdk:MultiTenant:FileDb:Replication"
 STORAGE_PATH = "Sdk:Storage:Path"
 
-#: Below that many free bytes, or file nodes, a store cannot do its work for long.
+#: The least free bytes and file nodes with which a store can work for a while.
 LEAST_FREE_BYTES = 100 * 1024 * 1024
 COMFORTABLE_FREE_BYTES = 1024 * 1024 * 1024
 LEAST_FREE_NODES = 1000
 
-#: When a certificate that ends is worth to be said, and when it should have been renewed, in days.
+#: How many days before its end a certificate is mentioned, and should have been renewed.
 NOTABLE_EXPIRY_DAYS = 30
 URGENT_EXPIRY_DAYS = 7
 _DAY_SECONDS = 86_400
 
-#: What adjtimex(2) returns where nothing keeps the clock right.
+#: The result of adjtimex(2) when the clock is not synchronized (TIME_ERROR).
 _CLOCK_ERROR = 5
-#: More than the struct of any Linux.
+#: More bytes than the struct timex of any Linux has.
 _TIMEX_BYTES = 512
 
 #: The binary of a replicator that dies of SIGHUP; Linux cuts process names at 15 characters.
@@ -117,7 +117,7 @@ def _check_data_directory(directory: Path, report: Report) -> None:
         report.warning(where, f"it {what}", remedy)
     else:
         report.ok(where, "this user alone reads and writes it")
-    # What commands have made as another user, such as root, the receiver cannot open.
+    # Files that a command has made as another user, such as root, cannot be opened by the receiver.
     for file in sorted(directory.iterdir()):
         if not os.access(file, os.R_OK | os.W_OK):
             report.problem(
@@ -128,7 +128,7 @@ def _check_data_directory(directory: Path, report: Report) -> None:
 
 
 def _secret_files(loaded: Loaded, settings: Settings) -> list[tuple[str, str]]:
-    """Return the files that hold secrets, each with the key that it is used for."""
+    """Return the files that hold secrets, each with the key that names it."""
     found: dict[str, str] = {}
     secret_keys = tuple(row.key.casefold() for row in table() if row.kind is Secret)
     for key, origin in loaded.origins.items():
@@ -205,7 +205,7 @@ def check_disk(settings: Settings, report: Report, growth_per_day: float | None 
         report.warning(where, f"the disk has {size_text(free)} free", "free some space soon")
     else:
         report.ok(where, f"{size_text(free)} free")
-    # File systems that make nodes as they need them report none at all.
+    # File systems that create nodes on demand report a total of 0.
     if room.f_files and room.f_favail < LEAST_FREE_NODES:
         report.problem(
             where,
@@ -262,7 +262,10 @@ def _descriptors_of(pid: int) -> int:
 
 
 def check_clock(report: Report) -> None:
-    """Say whether the kernel knows that something keeps the clock right."""
+    """Report whether the kernel considers the clock synchronized.
+
+    A wrong clock rejects every delivery: timestamps count within a tolerance only.
+    """
     where = "clock of this machine"
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(
@@ -289,11 +292,12 @@ def check_clock(report: Report) -> None:
 def check_replication(
     settings: Settings, environ: Mapping[str, str], report: Report, *, may_run: bool
 ) -> None:
-    """Say which replicator would run, and whether the process to be signalled survives it.
+    """Report which replicator would run, and whether the process to signal survives SIGHUP.
 
     Args:
-        may_run: the files of the settings were named, so the binary that they name may be asked
-            for its version; a diagnosis executes nothing that a mere directory says.
+        may_run: the user has named the settings' files, so the binary that they name may be asked
+            for its version. A diagnosis never runs a program that the settings of a mere working
+            directory name.
     """
     options = settings.multi_tenant.file_db.replication
     if not options.use_replication:
@@ -307,7 +311,7 @@ def check_replication(
         if options.supervise:
             report.problem(where, f"{what}: nothing is replicated", remedy)
         else:
-            # The process that replicates may be another user's, with a binary of its own.
+            # Another user's process may replicate, with a binary of its own.
             report.warning(where, f"{what}: 'replication verify' and 'restore' need it", remedy)
     elif options.replicator_path and not may_run:
         report.ok(
@@ -326,7 +330,7 @@ def _find_binary(environ: Mapping[str, str]) -> str | None:
     import sys
 
     beside = Path(sys.executable).parent
-    # An empty or relative part of PATH stands for the working directory.
+    # An empty or relative part of PATH means the working directory, whose programs are not run.
     parts = filter(os.path.isabs, environ.get("PATH", "").split(os.pathsep))
     return shutil.which(_DIES_OF_HANGUP, path=os.pathsep.join([str(beside), *parts]))
 

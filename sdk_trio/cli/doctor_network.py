@@ -1,4 +1,4 @@
-"""What ``doctor`` tries over the network: our own receiver, and the upstream."""
+"""The checks of ``doctor`` over the network: the running receiver, and the upstream."""
 
 import socket
 import ssl
@@ -6,7 +6,7 @@ import time
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 import trio
 
 from ..client.client import Client
@@ -27,14 +27,14 @@ from .presence import Presence, find
 from .secret_finder import NoSecretError
 from .trigger import secret_of
 
-#: What the probe delivers: a type that no upstream sends. The bytes are the same each time, so
+#: The body of the probe, with a type that no upstream sends. Its bytes are the same each time, so
 #: that the inbox holds one such event at most.
 PROBE_BODY = b'{"type":"sdk_trio.doctor","data":{"id":"doctor"}}'
 
 #: How long each attempt to reach the upstream may take, in seconds.
 STEP_SECONDS = 5.0
 
-#: A difference to the upstream's clock, in seconds, that is worth to be said.
+#: The smallest difference to the upstream's clock, in seconds, that is reported.
 NOTABLE_SKEW = 5.0
 
 UPSTREAM_KEYS = "Sdk:Mode, Sdk:Upstream"
@@ -45,7 +45,7 @@ async def check_receiver(settings: Settings, report: Report) -> None:
     """Deliver a signed probe to the running receiver, and explain its answer.
 
     Raises:
-        NobodyThereError: none is running.
+        NobodyThereError: no receiver is running.
     """
     await trio.lowlevel.checkpoint()
     presence = find(settings.storage.path)
@@ -77,7 +77,7 @@ def _as_a_proxy(settings: Settings, presence: Presence) -> dict[str, str]:
     unix = presence.url.startswith("unix:")
     trusted = settings.server.trusted_proxies
     host = "" if unix else (urlsplit(presence.url).hostname or "")
-    # The pipeline's own judgement, so that what it believes is what is sent.
+    # The receiver's own code decides which headers it believes, so that exactly these are sent.
     family = settings.server.forwarded_headers
     name, value = "x-forwarded-proto", "https"
     if family is ForwardedHeaders.FORWARDED:
@@ -164,7 +164,7 @@ async def check_upstream(
 async def _is_reached(
     where: str, proxy: Proxy | None, tls: ssl.SSLContext | None, report: Report
 ) -> bool:
-    """Try the name, the connection and TLS apart; report the first that fails."""
+    """Try the name, the connection and TLS one after the other; report the first failure."""
     parts = urlsplit(where)
     host, port = parts.hostname or "", parts.port or (443 if tls else 80)
     asked = (host, port) if proxy is None else (proxy.host, proxy.port)
@@ -261,7 +261,7 @@ def _check_skew(response: httpx.Response, now: float, settings: Settings, report
     """Compare our clock with the upstream's, whose timestamps deliveries have."""
     where = "clock of this machine"
     try:
-        # The header counts whole seconds.
+        # The header has whole seconds, so its middle is compared.
         theirs = parsedate_to_datetime(response.headers["date"]).timestamp() + 0.5
     except (KeyError, ValueError):
         report.note(where, "the upstream tells no time to compare it with")

@@ -1,4 +1,4 @@
-"""What ``doctor`` says of notifications: their settings, credentials, recipients and messages."""
+"""The checks of ``doctor`` on notifications: settings, credentials, recipients and messages."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -19,16 +19,17 @@ from .doctor_findings import Report
 
 CHANNELS_KEY = f"{NOTIFICATIONS}:EnabledChannels"
 
-#: Active tenants whose recipients are looked at.
+#: The most active tenants whose recipients are checked.
 MOST_TENANTS = 1000
 
-#: The domains of documentation and of machines that no mail comes from (RFC 2606, 6761, 6762).
+#: Domains of documentation and of local machines, from which no mail can come (RFC 2606, 6761,
+#: 6762).
 _NO_DOMAINS = (
     *(".example", ".invalid", ".test", ".localhost", ".local"),
     *("example.com", "example.org", "example.net"),
 )
 
-#: What can be done about messages in these states.
+#: The advice for messages in these states.
 _WAITING_FOR_SOMEBODY = {
     NotificationState.FAILED: "remove the causes that 'notify list --state failed' shows, then "
     "'notify retry --state failed'",
@@ -36,15 +37,15 @@ _WAITING_FOR_SOMEBODY = {
     "shows; 'notify retry' sends them again",
 }
 
-#: A message that waits for so long finds nobody who sends it, in seconds: the longest wait between
-#: two attempts is an hour, and what a provider asks for can be more, but seldom is.
+#: The age in seconds from which a waiting message shows that no process sends messages: the longest
+#: wait between two attempts is an hour, and providers seldom ask for a longer one.
 OLD_SECONDS = 2 * 3600.0
 
 
 async def check_notifications(
     settings: Settings, found: Examination | None, environ: Mapping[str, str], report: Report
 ) -> None:
-    """Say what keeps site managers from being told; changes nothing and sends nothing.
+    """Report what prevents messages to site managers; change nothing and send nothing.
 
     Raises:
         StoreUnavailableError: the store cannot be read.
@@ -78,7 +79,7 @@ def _are_used(settings: Settings, options: NotificationsOptions, report: Report)
     if not options.enabled:
         report.note(key, "false: nobody is told of transitions")
         return False
-    # Without tenants it is a problem, and without a channel a warning, of the settings.
+    # The checks of the settings report notifications without tenants or without a channel already.
     return settings.multi_tenant.enabled and bool(enabled_channels(options))
 
 
@@ -97,7 +98,7 @@ def _check_credentials(
         "webhook": {"Webhook:SigningSecretEnvVar": options.webhook.signing_secret_env_var},
     }
     for key, variable in names[channel].items():
-        # What a message would be skipped for, in the same words.
+        # The same check as before sending, so that the finding names the reason in the same words.
         value = credential(environ.get, variable, for_header=channel != "webhook")
         if isinstance(value, Skipped):
             report.problem(
@@ -181,6 +182,6 @@ async def _check_messages(store: NotificationStore, report: Report) -> None:
 
 
 async def _oldest_pending(store: NotificationStore) -> float | None:
-    """Return when the oldest of the newest thousand pending messages was made, None for none."""
+    """Return the time of the oldest of the newest thousand pending messages, None without any."""
     found = await store.find(state=NotificationState.PENDING, limit=1000)
     return min((record.created_at for record in found), default=None)

@@ -1,4 +1,4 @@
-"""What ``doctor`` can say from the settings alone: secrets, HTTPS, proxies, sources. Pure."""
+"""The checks of ``doctor`` on the settings alone: secrets, HTTPS, proxies, sources. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_address, ip_network
@@ -25,7 +25,7 @@ REQUIRE_HTTPS = "Sdk:Webhooks:RequireHttps"
 ALLOWED_SOURCES = "Sdk:Webhooks:AllowedSourceIpRanges"
 BIND = "Sdk:Server:Bind"
 
-#: How the upstream's access tokens begin, whichever kind they are.
+#: The prefixes of the upstream's access tokens, of every kind.
 _TOKEN_PREFIXES = ("polar_oat_", "polar_pat_", "polar_at_")
 
 _SET_ALL_HEADERS = (
@@ -52,7 +52,7 @@ def _place(problem: Problem) -> str:
 
 
 def _said_and_advised(problem: Problem) -> tuple[str, str]:
-    """Split a message into what is wrong and what to do: the last clause behind its first colon."""
+    """Split a message into fault and advice: the advice is its last clause behind a colon."""
     said, colon, rest = problem.message.partition(": ")
     if not colon:
         return problem.message, "change it: 'config schema' describes every key"
@@ -61,7 +61,7 @@ def _said_and_advised(problem: Problem) -> tuple[str, str]:
 
 
 def check_secrets(settings: Settings, report: Report) -> None:
-    """Say what each webhook secret is taken for, and find what was mixed up."""
+    """Report how each webhook secret is read, and find values that were mixed up."""
     token = settings.access_token.reveal() if settings.access_token else ""
     key = "Sdk:AccessToken"
     if token.startswith((HMAC_PREFIX, PUBLIC_KEY_PREFIX, PRIVATE_KEY_PREFIX)):
@@ -112,7 +112,7 @@ def _taken_for(text: str, derivation: KeyDerivation) -> str:
 
 
 def check_https(settings: Settings, report: Report) -> None:
-    """Explain whether any delivery can count as HTTPS, and whose claims are believed."""
+    """Report whether any delivery can count as HTTPS, and whose headers are believed."""
     server = settings.server
     if not settings.webhooks.require_https:
         report.note(
@@ -139,7 +139,7 @@ def check_https(settings: Settings, report: Report) -> None:
 
 
 def _check_reachable(address: str, trusted: tuple[str, ...], report: Report) -> None:
-    """Find an address on which no trusted proxy can ever be the peer."""
+    """Find listening addresses that no trusted proxy can connect to."""
     if address.startswith("fd:"):
         report.note(BIND, f"{address} was opened by the service manager: its kind is not known")
     elif address.startswith("unix:"):
@@ -166,7 +166,7 @@ def _check_reachable(address: str, trusted: tuple[str, ...], report: Report) -> 
 
 
 def _check_trust(trusted: tuple[str, ...], report: Report) -> None:
-    # What holds strangers is told with the settings.
+    # The checks of the settings warn of wide ranges already.
     if not any(map(is_wide, trusted)):
         report.note(
             TRUSTED_PROXIES,
@@ -176,7 +176,7 @@ def _check_trust(trusted: tuple[str, ...], report: Report) -> None:
 
 
 def check_sources(settings: Settings, report: Report) -> None:
-    """Find limits by address that see the proxy's address only."""
+    """Find limits by address that would see only the proxy's address."""
     ranges = settings.webhooks.allowed_source_ip_ranges
     limit = settings.webhooks.rate_limit_per_minute
     trusted = settings.server.trusted_proxies
@@ -222,7 +222,7 @@ def _holds(entry: str, host: str) -> bool:
 def check_handlers(
     missing: tuple[str, ...], total: int, registered: int, *, required: bool, report: Report
 ) -> None:
-    """Report the known event types without a handler (spec 6.1)."""
+    """Report the known event types without a handler."""
     where = "Sdk:Webhooks:FailOnMissingHandlers"
     if not missing:
         report.ok("--app", f"each of the {total} known event types has a handler")
@@ -246,9 +246,9 @@ def check_handlers(
 def check_endpoints(
     ours: Sequence[Mapping[str, Any]], path: str, handled: tuple[str, ...] | None, report: Report
 ) -> None:
-    """Compare the upstream's webhook endpoints that lead to our path with what we handle.
+    """Compare the events of the upstream's endpoints that lead to our path with the handlers.
 
-    ``handled`` are the types with a handler, None where no application was named.
+    ``handled`` are the types with a handler, None if no application was named.
     """
     if not ours:
         report.problem(

@@ -1,4 +1,4 @@
-"""What ``doctor`` says of the store and of the tenants in it; changes nothing."""
+"""The checks of ``doctor`` on the store and its tenants; they change nothing."""
 
 import os
 import time
@@ -24,18 +24,19 @@ PROBE_ID = "msg_sdk_trio_doctor"
 #: How long SQLite may look for damage, in seconds.
 CHECK_SECONDS = 5.0
 
-#: Ten times what the write-ahead log is kept below: something holds it back.
+#: The size in bytes from which the write-ahead log is reported: ten times the size at which it is
+#: usually cleared, so a reader keeps it.
 LARGE_LOG_BYTES = 160 * 1024 * 1024
 
-#: An unfinished event is older than any usual sequence of retries.
+#: The age in seconds from which an unfinished event is reported: older than usual retries last.
 OLD_SECONDS = 86_400.0
 
-#: Tenants whose credentials are read.
+#: The most tenants whose credentials are read.
 MOST_TENANTS = 1000
 
 
 async def examine_store(settings: Settings) -> Examination | None:
-    """Return what is in the store, None if there is nothing that can be examined.
+    """Return the findings' data from the store, None if there is no store to examine.
 
     Raises:
         StoreUnavailableError: it cannot be read.
@@ -51,7 +52,7 @@ async def examine_store(settings: Settings) -> Examination | None:
 
 
 def describe_store(settings: Settings, found: Examination | None, report: Report) -> None:
-    """Say how the store is, and what in it waits for somebody."""
+    """Report the state of the store, and the events in it that a person has to look at."""
     backend = settings.storage.backend
     if backend is StorageBackend.SQLITE:
         _compare_with_receiver(settings, report)
@@ -69,7 +70,7 @@ def describe_store(settings: Settings, found: Examination | None, report: Report
 
 
 def _compare_with_receiver(settings: Settings, report: Report) -> None:
-    """Say when the running receiver writes to another file than the one that a restart opens."""
+    """Report a running receiver that writes to another file than a restart would open."""
     try:
         receiver = find(settings.storage.path)
     except NobodyThereError:
@@ -88,10 +89,10 @@ def _compare_with_receiver(settings: Settings, report: Report) -> None:
 
 
 def _writes_elsewhere(pid: int, file: Path) -> bool:
-    """Return whether a process has a store open, and not ``file``; False where nobody can tell."""
+    """Return whether a process has another store open than ``file``; False if unknown."""
     directory = f"/proc/{pid}/fd"
     try:
-        # A file that was removed keeps its name there, with a remark behind it.
+        # Under /proc a removed file keeps its name, with "(deleted)" behind it.
         opened = [
             os.stat(f"{directory}/{number}")
             for number in os.listdir(directory)
@@ -166,7 +167,7 @@ def _describe_contents(found: Examination, report: Report) -> None:
 
 
 async def check_tenants(settings: Settings, found: Examination | None, report: Report) -> None:
-    """Read every tenant's credentials, and say which cannot be read or used."""
+    """Read every tenant's credentials, and report those that cannot be read or used."""
     key = "Sdk:MultiTenant:Enabled"
     if not settings.multi_tenant.enabled:
         report.note(key, "false: there are no tenants")

@@ -1,9 +1,11 @@
-"""The end of a daemon, within its time whatever handlers do.
+"""The end of a daemon, within a bounded time even if handlers do not end.
 
 A cancelled handler may go on: in a thread, behind a shield, in a loop that swallows ``Cancelled``,
-or in a computation that keeps the event loop from doing anything at all. What it has to do with is
-in the store; so it is named in the log, its event is released, and the process ends without it. A
-thread of its own sees to that, because the event loop may be what does not answer.
+or in a computation that blocks the event loop. Its event is in the store, so nothing is lost: the
+log names the handler, the event is released, and the process ends without it. The bounds come one
+after the other (docs/adr/0031-the-end-of-a-daemon-is-bounded.md): the event loop ends the process
+first; a thread does so if the loop does not answer; ``faulthandler``'s timer does so if a handler
+holds the interpreter's lock.
 """
 
 import faulthandler
@@ -30,8 +32,8 @@ _log = get_logger("runtime")
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
-#: How long after the drain's time, or after a second signal, handlers may still take to end
-#: before the loop gives them up, in seconds: what is cancelled has to clean up.
+#: How long after the drain's time, or after a second signal, cancelled handlers may take to clean
+#: up before the loop gives them up, in seconds.
 GRACE_SECONDS = 2.5
 FORCED_GRACE_SECONDS = 0.4
 
@@ -39,23 +41,24 @@ FORCED_GRACE_SECONDS = 0.4
 LEAVE_SECONDS = 1.5
 FORCED_LEAVE_SECONDS = 0.4
 
-#: How long after that the interpreter ends the process without running any Python, in seconds: for
-#: a handler that keeps the interpreter's lock, as a long match of a regular expression does.
+#: How long after that the process is ended without running any Python, in seconds: for a handler
+#: that holds the interpreter's lock, as a long match of a regular expression does.
 STUCK_SECONDS = 0.5
 
 #: How long the main thread lets others run when a signal comes, at most, in seconds: until the
 #: thread has taken note of it, which it does at once where anything runs at all.
 GIVE_WAY_SECONDS = 1.0
 
-#: How long threads of the application that are no daemons may go on after the end, in seconds.
+#: How long the application's non-daemon threads may go on after the end, in seconds. Python would
+#: wait for them without a bound.
 THREADS_SECONDS = 1.0
 
-#: What wakes the thread apart from signals, none of which has this number.
+#: The byte that wakes the thread without a signal; no signal has the number 0.
 _NUDGE = b"\0"
 
 
 class Ending:
-    """Bounds the end of the process that ``runtime`` is a daemon of: a block around its loop.
+    """Bounds the end of the daemon process of ``runtime``: a context around its event loop.
 
     ``ending`` are the signals that ask for the end.
     """
@@ -63,6 +66,8 @@ class Ending:
     def __init__(self, runtime: Runtime, ending: Collection[int]) -> None:
         self._runtime = runtime
         self._ending = ending
+        # A socket and not a pipe: signal.set_wakeup_fd wants a descriptor that does not block, and
+        # select works on sockets on every system.
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._token: trio.lowlevel.TrioToken | None = None
@@ -72,7 +77,7 @@ class Ending:
         # How many have been handled in the main thread, and have been taken note of in ours.
         self._handled = 0
         self._signals = 0
-        # When the loop gives up, and when the thread does, by time.monotonic.
+        # The times at which the loop and the thread give up, by time.monotonic.
         self._limits: tuple[float, float] | None = None
         self._leave_seconds = LEAVE_SECONDS
         self._asked = False
@@ -88,7 +93,7 @@ class Ending:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Let the process end by itself; not for ever, if threads of the application go on."""
+        """Let the process end by itself, and bound the wait for the application's threads."""
         faulthandler.cancel_dump_traceback_later()
         left = [
             thread.name
@@ -120,10 +125,10 @@ class Ending:
 
     @asynccontextmanager
     async def until_the_end(self) -> AsyncIterator[None]:
-        """Take signals from now on; the block ends when everything has ended."""
+        """Receive signals from now on, until the block is left."""
         self._token = trio.lowlevel.current_trio_token()
-        # The C level writes each signal's number there, whatever the loop does. Trio's own use of
-        # it is to be woken: the thread does that.
+        # Python's C code writes each signal's number to this descriptor, even while the event loop
+        # is blocked. Trio uses it to be woken by signals, which the thread does in its place.
         before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         handlers = {number: signal.getsignal(number) for number in self._ending}
         for number, handler in handlers.items():
@@ -137,9 +142,9 @@ class Ending:
             self._watching.cancel()
 
     def _give_way(self, handler: _Handler, number: int, frame: FrameType | None) -> None:
-        """Handle a signal in the main thread, and let the other one have the interpreter.
+        """Handle a signal in the main thread by sleeping, so that the other thread can run.
 
-        A long match of a regular expression lets signals be handled, and no other thread run.
+        A long match of a regular expression lets signals be handled and no other thread run.
         """
         if callable(handler):
             handler(number, frame)
@@ -150,7 +155,7 @@ class Ending:
             time.sleep(0.001)
 
     async def watch(self) -> None:
-        """Give up what does not end in its time; until everything has ended."""
+        """Give up handlers that do not end in their time; run until all have ended."""
         with self._watching:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._note_drain)
@@ -165,6 +170,7 @@ class Ending:
 
     async def _leave(self) -> None:
         self._log_left()
+        # A part of the time is kept for the exit itself, before the thread takes over.
         with trio.move_on_after(self._leave_seconds * 0.8):
             await self._runtime.leave()
         _exit(self._status)
@@ -187,6 +193,8 @@ class Ending:
 
     def _take(self, numbers: bytes) -> None:
         for number in numbers:
+            # The first signal begins the drain, the second one forces the end; further ones change
+            # nothing.
             if number in self._ending:
                 if self._signals == 0:
                     self._begin()
@@ -196,7 +204,7 @@ class Ending:
         self._call(_nothing)
 
     def _begin(self) -> None:
-        """Note the first signal: should the loop never hear of it, this is when the end comes."""
+        """Note the first signal, from which the bounds count if the loop never receives it."""
         settings = self._runtime.settings
         drain = settings.webhooks.graceful_drain_timeout_seconds
         delay = settings.server.shutdown_delay_seconds
@@ -223,12 +231,13 @@ class Ending:
         self._limits = (give_up, give_up + leave_seconds)
         left = give_up + leave_seconds + STUCK_SECONDS - time.monotonic()
         with suppress(OSError, ValueError, AttributeError):  # standard error is no file
+            # The timer of faulthandler is a C thread, which needs no interpreter lock.
             faulthandler.dump_traceback_later(max(left, 0.1), exit=True)
 
     def _end(self) -> None:
-        """End the process without the loop, which does not answer, or waits for the disk."""
+        """End the process from the thread, because the loop is blocked or waits for the disk."""
         if not self._ended:
-            # The log may be what everything waits for: a pipe that nobody reads.
+            # Logging may block as well, on a pipe that nobody reads, so a daemon thread does it.
             words = threading.Thread(target=self._log_left, daemon=True)
             words.start()
             words.join(0.2)
@@ -265,7 +274,7 @@ class Ending:
 
 
 def _nothing() -> None:
-    """Wake the loop, so that it hears of a signal."""
+    """Do nothing; scheduling this wakes the loop, which then handles the signal."""
 
 
 def _exit(status: int) -> None:

@@ -1,4 +1,4 @@
-"""Records of the inbox as rows of a table, and their bodies for people. Pure (contracts 9)."""
+"""Records of the inbox as rows of a table, and their bodies for people. Pure."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ LIST_COLUMNS = ("received", "webhook_id", "type", "state", "attempts", "subject"
 def table_row(record: DeliveryRecord) -> dict[str, Any]:
     """Return the cells of ``LIST_COLUMNS``; an error is cut to its first line."""
     row = listed(record)
-    row["webhook_id"] = record.key  # what 'events show' takes
+    row["webhook_id"] = record.key  # the argument of 'events show'
     row["received"] = moment_text(record.received_at)
     if record.last_error:
         row["last_error"] = record.last_error.splitlines()[0]

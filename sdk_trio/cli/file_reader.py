@@ -1,4 +1,4 @@
-"""Reads the files that a command names; ``-`` is standard input."""
+"""Reading of files that a command names; ``-`` is standard input."""
 
 import sys
 from pathlib import Path

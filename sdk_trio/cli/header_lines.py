@@ -1,4 +1,4 @@
-"""Reads a request's headers from what people have of them: lines or JSON. Pure."""
+"""Reading of a request's headers as people have copied them: lines or JSON. Pure."""
 
 import json
 import re

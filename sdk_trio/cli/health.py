@@ -1,7 +1,6 @@
-"""``health``: asks a running daemon how it is, for containers without another HTTP client.
+"""``health``: asks a running daemon for its status, for containers without another HTTP client.
 
-Beyond contracts 9, which names no such command: a container's health check has to be some program
-that is in the image, and exit with a status.
+A container's health check has to be a program in the image that exits with a status.
 """
 
 import socket
@@ -35,7 +34,7 @@ def check_health(arguments: Namespace) -> int:
 
     Raises:
         SilentError: there is no answer in time.
-        UsageError: the address cannot be known or used.
+        UsageError: the address is unknown or cannot be used.
     """
     path = READY if arguments.ready else LIVE
     url = arguments.url or _admin_address(read(arguments).require())

@@ -1,4 +1,4 @@
-"""``init``: writes the files of a new application."""
+"""``init``: the files of a new application."""
 
 import shlex
 from argparse import Namespace
@@ -35,7 +35,7 @@ def init(arguments: Namespace) -> int:
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in FILES.items():
             (directory / name).write_text(content, encoding="utf-8")
-            # Settings of the working directory are not read where others can write them.
+            # Settings files of the working directory are not read if other users can write them.
             (directory / name).chmod((directory / name).stat().st_mode & ~0o022)
             print_text(str(directory / name))
         if _complete_gitignore(directory / ".gitignore"):

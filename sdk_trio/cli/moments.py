@@ -12,7 +12,7 @@ _UNIX_SECONDS = re.compile(r"[0-9]{1,12}")
 
 
 def parse_since(text: str, *, now: float, option: str = "--since") -> float:
-    """Return Unix seconds of a time in ISO 8601 or of a time ago: ``15m``, ``2h``, ``3d``.
+    """Return Unix seconds of a time in ISO 8601, or of an age: ``15m``, ``2h``, ``3d``.
 
     A time without an offset from UTC is one of this machine's time zone; a date alone is its
     first moment. ``option`` is for the message.

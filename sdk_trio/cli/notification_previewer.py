@@ -11,7 +11,7 @@ from .printer import cell, print_json, print_text
 from .settings_reader import load
 from .tenants import find_tenant
 
-#: Where a made-up tenant comes from before each transition.
+#: The status of a made-up tenant before each transition.
 _BEFORE = {Transition.REACTIVATED: TenantStatus.SUSPENDED}
 
 

@@ -1,4 +1,4 @@
-"""``notify retry``: sends messages again that were not sent, or of which that is not known."""
+"""``notify retry``: repeats messages that were not sent, or may not have been sent."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from .questioner import confirmed
 from .settings_reader import load
 from .usage import UsageError
 
-#: Messages put back in one transaction.
+#: How many messages are put back in one transaction.
 CHUNK = 200
 
 COLUMNS = ("id", "tenant", "transition", "state", "retried", "reason")
@@ -32,7 +32,7 @@ COLUMNS = ("id", "tenant", "transition", "state", "retried", "reason")
 
 @attrs.frozen
 class Candidate:
-    """A message that was asked for: ``reason`` says why it cannot be sent again, if so."""
+    """A requested message; ``reason`` says why it cannot be sent again, None if it can."""
 
     id: NotificationId
     tenant: str | None = None
@@ -42,7 +42,7 @@ class Candidate:
 
 
 def retry(arguments: Namespace) -> int:
-    """Put the messages that were named or chosen back; 1 if one of those named could not be.
+    """Put the named or chosen messages back; return 1 if a named one could not be put back.
 
     Raises:
         UsageError: neither ids nor ``--state``, or both.
@@ -73,7 +73,7 @@ async def _candidates(
     settings: Settings, arguments: Namespace, ids: Sequence[NotificationId]
 ) -> list[Candidate]:
     options = settings.multi_tenant.notifications
-    # Without notifications here, only the daemon's settings can tell.
+    # If these settings have notifications off, only the daemon's settings say which channels count.
     enabled = enabled_channels(options) if options.enabled else CHANNELS
     async with open_notifications(settings) as store:
         if not arguments.ids:

@@ -1,4 +1,4 @@
-"""Messages to site managers as rows of a table and objects of JSON. Pure (contracts 9).
+"""Messages to site managers as rows of a table and objects of JSON. Pure.
 
 JSON has stable names; a message's id is the sequence of its transition and its channel, ``17-sms``.
 """
@@ -15,7 +15,7 @@ LIST_COLUMNS = ("id", "tenant", "transition", "occurred", "state", "attempts", "
 
 
 def listed(record: NotificationRecord) -> dict[str, Any]:
-    """Return what the store holds of a message, and of its transition what tells it apart."""
+    """Return a message's stored fields, and those of its transition that identify it."""
     outbox = record.outbox
     return {
         "id": str(record.id),
@@ -47,7 +47,7 @@ def table_row(record: NotificationRecord) -> dict[str, Any]:
 
 
 def shown(record: NotificationRecord) -> dict[str, Any]:
-    """Return one message whole, with its transition and who is told."""
+    """Return one whole message with its transition and its recipient."""
     transition = attrs.asdict(record.outbox)
     del transition["sequence"]
     return {**listed(record), "outbox": transition}

@@ -1,4 +1,4 @@
-"""``notify test``: one real message on one channel, and what became of it."""
+"""``notify test``: one real message on one channel, and its outcome."""
 
 from argparse import Namespace
 
@@ -21,7 +21,7 @@ from .usage import UsageError
 _SETTINGS = {"email": "Email", "sms": "Sms", "webhook": "Webhook"}
 _NEEDED = {"email": Form.EMAIL, "sms": Form.PHONE}
 
-#: The word for each outcome, the exit status, and what to do.
+#: The word, the exit status and the advice for each outcome.
 _ENDINGS: dict[type, tuple[str, int, str]] = {
     Sent: ("sent", 0, ""),
     Again: ("again", EXIT_UNAVAILABLE, "test again later; a daemon tries again by itself"),
@@ -32,7 +32,7 @@ _ENDINGS: dict[type, tuple[str, int, str]] = {
 
 
 def test(arguments: Namespace) -> int:
-    """Send a test message through the real sender and say what became of it.
+    """Send a test message through the real sender and print its outcome.
 
     The channel counts as enabled for this one message, and the others as not. Status 0 when it
     was sent, 1 refused or unknown, 69 to be tried again later, 78 not sent for want of a setting.
@@ -77,7 +77,7 @@ def _settings(arguments: Namespace) -> Settings:
     }
     if channel == "webhook" and arguments.to:
         own[f"{NOTIFICATIONS}:Webhook:Url"] = arguments.to
-    # As later --set arguments: what was asked for here counts more than those that were given.
+    # Appended as --set arguments, so that the command's own options win over the given ones.
     arguments.set = [*arguments.set, *(f"{key}={value}" for key, value in own.items())]
     return load(arguments)
 

@@ -1,4 +1,4 @@
-"""``notify list`` and ``notify show``: what became of the messages to site managers."""
+"""``notify list`` and ``notify show``: the messages to site managers and their outcomes."""
 
 import uuid
 from argparse import Namespace
@@ -44,7 +44,7 @@ async def open_notifications(settings: Settings) -> AsyncIterator[Store]:
 
 
 def parse_id(text: str) -> NotificationId:
-    """Return the id of a message that ``text`` stands for.
+    """Return the id of a message from its text, such as ``17-sms``.
 
     Raises:
         UsageError: it is none.

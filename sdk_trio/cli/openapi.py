@@ -1,4 +1,4 @@
-"""``openapi``: the receiver, or the admin address, described for programs."""
+"""``openapi``: the OpenAPI description of the receiver or of the admin address."""
 
 from argparse import Namespace
 

@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         return list(self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of exiting: one place words what people see."""
+        """Raise instead of exiting, so that ``runner`` words all errors in one place."""
         raise UsageError(f"{message}\n{self.format_usage().rstrip()}")
 
 
@@ -82,7 +82,7 @@ def build_parser() -> Parser:
 
 
 def _group(groups: dict[str, Any], words: str) -> Any:
-    """Return what takes the commands of a group, which may be one within another."""
+    """Return the subparsers of a group of commands, which may be nested."""
     if words not in groups:
         outer, _, word = words.rpartition(" ")
         about = GROUPS[words]

@@ -1,7 +1,7 @@
 """``runtime.json`` in the data directory: where the running receiver listens.
 
-``events trigger`` reads it, so that it needs no arguments. It is no lock: a process that was
-killed leaves it behind.
+``events trigger`` reads it, so that it needs no arguments. It is no lock, because a process that
+was killed leaves it behind.
 """
 
 import json
@@ -68,6 +68,8 @@ def find(directory: str | os.PathLike[str]) -> Presence:
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise NobodyThereError(f"{file.absolute()} cannot be read: {error}; use --url") from error
+    # The process number may belong to another program by now. A wrong guess costs a refused
+    # connection, which the command reports.
     if not _is_alive(presence.pid):
         raise NobodyThereError(
             f"{file.absolute()} was left behind by process {presence.pid}, which has ended: start "
@@ -88,7 +90,7 @@ def _presence(document: Any) -> Presence:
 
 def _is_alive(pid: int) -> bool:
     if os.name != "posix" or pid <= 0:
-        # Elsewhere signal 0 is no question, but ends the process.
+        # On Windows os.kill with signal 0 does not ask whether a process exists, but ends it.
         return pid > 0
     try:
         os.kill(pid, 0)

@@ -1,4 +1,4 @@
-"""What commands print: data to standard output, everything else to standard error."""
+"""The output of commands: data to standard output, everything else to standard error."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def print_json_line(document: Any) -> None:
 
 
 def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) -> None:
-    """Print rows as a table of ``columns``, or all that they hold as a JSON array of objects.
+    """Print rows as a table of ``columns``, or whole as a JSON array of objects.
 
     On a terminal that is wide enough the table is drawn, and texts such as errors are shortened
     to fit. Elsewhere every cell is printed whole, in aligned columns.
@@ -54,7 +54,10 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) ->
 
 
 def cell(value: Any) -> str:
-    """Return a value as one line of text, without characters that would steer a terminal."""
+    """Return a value as one line of text, without terminal control characters.
+
+    Senders choose ids and subjects; a control sequence in one could rewrite what an operator sees.
+    """
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -68,7 +71,7 @@ def is_terminal() -> bool:
 
 
 def say(text: str) -> None:
-    """Tell the user something that is no data."""
+    """Print a remark for people, which is no data, to standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
@@ -76,7 +79,7 @@ def say(text: str) -> None:
 def program_name(*, elsewhere: bool = False) -> str:
     """Return how this program is called in a shell, so that printed commands work as they are.
 
-    ``elsewhere``: they are to work in another directory than the present one, too.
+    ``elsewhere``: they must also work in another directory.
     """
     script = sys.argv[0]
     if not script.endswith("__main__.py"):
@@ -93,7 +96,7 @@ def program_name(*, elsewhere: bool = False) -> str:
 
 
 class Progress:
-    """Shows how far long work has come: one line on a terminal's standard error, else nothing.
+    """Shows the progress of long work in one line on a terminal's standard error.
 
     ``total`` is how many steps there will be; below ``quiet_below`` nothing is shown.
     """
@@ -114,7 +117,7 @@ class Progress:
 
 
 class ByteProgress:
-    """Shows what is being done and how many bytes are there, as :class:`Progress` does."""
+    """Shows the present step and the number of bytes, as :class:`Progress` does."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
@@ -135,11 +138,11 @@ class ByteProgress:
             sys.stderr.flush()
 
 
-#: Columns of texts of any length, and how much of each is always shown.
+#: Columns of texts of any length, and the least number of characters of each that is shown.
 _SHORTENED = frozenset({"subject", "last_error", "error", "place", "reason", "value", "origin"})
 _LEAST_WIDTH = 12
 
-#: What the table's style draws between two columns, and at both edges together.
+#: The characters that the table's style draws between two columns, and at both edges together.
 _GAP, _EDGES = 3, 2
 
 
@@ -155,7 +158,7 @@ def _fit(columns: Sequence[str], widths: Sequence[int], available: int) -> list[
 
 
 def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int]) -> None:
-    # Imported here: half of the time of a command that prints no table.
+    # Imported here, because rich takes half of the time of a command that prints no table.
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -169,5 +172,5 @@ def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]], widths: Seque
     Console(file=sys.stdout).print(table)
 
 
-#: States that somebody should look at stand out.
+#: The colours of states; those that a person should look at stand out.
 _STYLES = {"dead": "bold red", "retrying": "yellow", "parked": "yellow", "done": "green"}

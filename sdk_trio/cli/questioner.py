@@ -1,4 +1,4 @@
-"""Asks people before something is done that they may not have meant."""
+"""The question to the user before an action that may have been meant otherwise."""
 
 import sys
 
@@ -6,8 +6,8 @@ import sys
 def confirmed(question: str) -> bool:
     """Ask on standard error and return whether the answer was yes.
 
-    Where nobody can be asked, because standard input is no terminal, the answer is yes: a script
-    meant what it wrote.
+    If standard input is no terminal, the answer is yes: a script cannot be asked, and its author
+    has chosen the command.
     """
     if not sys.stdin.isatty():
         return True

@@ -1,4 +1,4 @@
-"""``events reconcile``: asks the upstream for what the inbox never saw."""
+"""``events reconcile``: asks the upstream for events that the inbox never received."""
 
 import time
 from argparse import Namespace
@@ -22,13 +22,13 @@ COLUMNS = ("webhook_id", "type", "sent", "delivered", "action")
 def reconcile(arguments: Namespace) -> int:
     """Ask for every event since ``--since`` that the inbox has no record of; print them.
 
-    They arrive at the receiver as deliveries do, so it has to run. With ``--dry-run`` nothing is
-    asked for. Returns 1 when one of them cannot be had any more.
+    They arrive at the receiver as deliveries, so it has to run. With ``--dry-run`` none is
+    requested. Returns 1 when the upstream cannot deliver one of them any more.
 
     Raises:
         UsageError: ``--since`` is no time, or further back than the inbox remembers.
         StoreUnavailableError: there is no inbox.
-        CallError: the upstream could not be asked; what was asked for until then arrives.
+        CallError: the upstream could not be asked; events requested until then arrive.
     """
     now = time.time()
     since = parse_since(arguments.since, now=now)
@@ -53,7 +53,7 @@ def reconcile(arguments: Namespace) -> int:
 
 
 def _check_reach(settings: Settings, since: float, now: float) -> None:
-    """Refuse to compare with what the inbox has forgotten: it would be handled twice."""
+    """Refuse a time before the inbox's memory: forgotten events would be handled twice."""
     options = settings.webhooks
     hours = min(options.dedup_retention_hours, options.payload_retention_days * 24)
     if since < now - hours * 3600:

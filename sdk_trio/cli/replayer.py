@@ -22,7 +22,7 @@ COLUMNS = ("webhook_id", "type", "state", "replayed", "reason")
 
 
 def replay(arguments: Namespace) -> int:
-    """Replay the events that were named or chosen; 1 if one of those named could not be.
+    """Replay the named or chosen events; return 1 if a named one could not be replayed.
 
     Raises:
         UsageError: neither ids nor ``--state``, or both.
@@ -53,7 +53,7 @@ def replay(arguments: Namespace) -> int:
 async def _candidates(
     settings: Settings, arguments: Namespace, since: float | None
 ) -> list[Candidate]:
-    """Return every event that was asked for, those that cannot be replayed included."""
+    """Return every requested event, also those that cannot be replayed."""
     tenant_id = await tenant_id_of(settings, arguments.tenant)
     async with open_store(settings) as inbox:
         if arguments.ids:

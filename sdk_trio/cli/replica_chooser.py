@@ -1,4 +1,4 @@
-"""What the commands on replicas share: the section in use, the binary, and whose replica it is."""
+"""The common parts of the commands on replicas: settings, binary, tenant, and signals."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ _SIGNAL_BASE = 128
 
 
 def open_reader(settings: Settings) -> ReplicaReader:
-    """Return what reads the replicas of these settings.
+    """Return a reader of these settings' replicas.
 
     Raises:
         OptionsValidationError: replication is off, so its section means nothing.
@@ -49,7 +49,7 @@ def open_reader(settings: Settings) -> ReplicaReader:
 
 
 def name_unset_variables(settings: Settings) -> None:
-    """Say which variables of the target's keys are not set here; a machine's role may do too."""
+    """Name the unset variables of the target's keys; a machine's role may replace them."""
     for each in unset_variables(settings.multi_tenant.file_db.replication, os.environ):
         say(f"warning: {each}: set it, unless this machine has a role that may use the target")
 
@@ -84,7 +84,7 @@ async def find_tenant(settings: Settings, key: str) -> tuple[str, Tenant | None]
 def run_until_signal(work: Callable[[], Awaitable[T]]) -> tuple[int, T | None]:
     """Run ``work`` and return 0 and its result; a signal cancels it and gives its status.
 
-    So that a command that is told to end cleans up, as it does for an interrupt.
+    So a command that gets TERM cleans up as it does for an interrupt.
     """
 
     async def run() -> tuple[int, T | None]:

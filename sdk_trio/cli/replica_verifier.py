@@ -1,4 +1,4 @@
-"""``replication verify``: proves that replicas can be restored (contracts 7 and 9)."""
+"""``replication verify``: proves that replicas can be restored."""
 
 import uuid
 from argparse import Namespace
@@ -22,7 +22,7 @@ COLUMNS = ("tenant", "result", "content", "as_of", "txid", "bytes", "seconds", "
 
 
 def verify(arguments: Namespace) -> int:
-    """Verify one tenant's replica or those of all active tenants; 1 if one of them is not good.
+    """Verify one tenant's replica or those of all active tenants; return 1 if one is damaged.
 
     Raises:
         TenantsDisabledError: there are no tenants.

@@ -1,4 +1,4 @@
-"""``replication render``: the replicator's configuration for the tenants of now (contracts 9)."""
+"""``replication render``: the replicator's configuration for the present tenants."""
 
 import sys
 import uuid

@@ -1,4 +1,4 @@
-"""``replication run``: a replicator that obeys (contracts 7)."""
+"""``replication run``: the replicator under supervision, controlled by signals."""
 
 import signal
 from argparse import Namespace
@@ -60,8 +60,8 @@ def require_replication(settings: Settings) -> Settings:
 async def _serve(supervisor: Supervisor, pid_file: str) -> int:
     obedience = _Obedience(supervisor)
     watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    # The pid file comes before the first look at the configuration, so whoever writes that
-    # afterwards can tell us.
+    # The pid file is written before the configuration is first read, so that a process that
+    # writes the configuration afterwards can signal this one.
     with trio.open_signal_receiver(*watched) as arriving, hold_pid_file(pid_file):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(obedience.watch, arriving)
@@ -71,7 +71,7 @@ async def _serve(supervisor: Supervisor, pid_file: str) -> int:
 
 
 class _Obedience:
-    """What the signals have asked for so far."""
+    """The requests of the signals so far."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor

@@ -1,4 +1,4 @@
-"""``replication status``: how replication of each tenant stands, worst first (contracts 9)."""
+"""``replication status``: the state of each tenant's replication, the worst first."""
 
 import uuid
 from argparse import Namespace
@@ -28,8 +28,8 @@ COLUMNS = ("identifier", "state", "lag", "last_sync", "reason")
 
 _PAGE = 500
 
-#: How long a replicator without a socket may take to show that it goes on reading, in seconds: it
-#: reads every database once a second.
+#: How long to watch a replicator without a socket for reads of the databases, in seconds; it reads
+#: each of them once a second.
 _READING_SECONDS = 10.0
 
 _LOOK_AGAIN_SECONDS = 0.5
@@ -41,7 +41,7 @@ _NOBODY = (
 
 
 def show_status(arguments: Namespace) -> int:
-    """Print the state of each tenant's database; 0 if all are healthy, 69 if nobody answers.
+    """Print the state of each tenant's database; 0 if all are healthy, 69 without an answer.
 
     Raises:
         SdkError: from the settings, or the store cannot be read.
@@ -52,7 +52,7 @@ def show_status(arguments: Namespace) -> int:
     if not supervised:
         name_unset_variables(settings)
     health, identifiers = trio.run(_look, settings)
-    # Of a supervised replicator the daemon has the keys, and this shell need not.
+    # For a supervised replicator the daemon has the keys; this shell need not have them.
     if supervised and health.state is not HealthState.HEALTHY:
         name_unset_variables(settings)
     as_json = arguments.format == "json"

@@ -1,4 +1,4 @@
-"""``replication restore``: a tenant's database out of its replica, into a file or in its place."""
+"""``replication restore``: a tenant's database from its replica, into a file or in its place."""
 
 import os
 import time
@@ -40,8 +40,8 @@ def restore(arguments: Namespace) -> int:
         UsageError: the arguments do not fit together, or ``--at`` is no time, or in the future.
         UnknownTenantError: there is no such tenant.
         TenantError: in place, and the tenant cannot be suspended.
-        RestoreError: the output exists, somebody has it open, or the replica does not have what is
-            asked for.
+        RestoreError: the output exists, a process has it open, or the replica does not hold the
+            requested time.
         ReplicatorError: there is no binary, or the target cannot be reached.
     """
     _check_arguments(arguments)
@@ -101,6 +101,7 @@ async def _restore_into(
 ) -> Row:
     output = Path(arguments.output)
     tenant_id, tenant = await find_tenant(settings, arguments.tenant)
+    # The replicator has the old file open and would not notice the new one in its place.
     if _is_its_place(settings, tenant_id, tenant, output):
         await _refuse_replicated(settings, tenant_id, output)
     with _shown_progress() as report:
@@ -133,6 +134,7 @@ async def _restore_in_place(settings: Settings, reader: ReplicaReader, key: str,
 def _moment(text: str) -> float:
     now = time.time()
     at = parse_since(text, now=now, option="--at")
+    # A time in the future is mostly one without its offset from UTC.
     if at > now:
         raise UsageError(
             f"--at {text} is in the future; leave it out for the newest state, and give a time "
@@ -161,6 +163,8 @@ def _is_its_place(settings: Settings, tenant_id: str, tenant: Tenant | None, out
             f"{output} would lie among the tenants' databases under a name that is not this "
             f"tenant's: restore to another directory, or to {tenant_id}.db"
         )
+    # While the tenant is active, the daemon may have the database open, and would go on with the
+    # deleted file.
     if tenant is not None and tenant.is_active:
         raise RestoreError(
             f"{output} is the database of {tenant.identifier}, which is in use while the tenant is "

@@ -1,4 +1,7 @@
-"""Runs one command and turns however it ends into an exit status (reference: command line)."""
+"""The run of one command, and the exit status for its result or error.
+
+docs/reference/command-line.md lists the statuses.
+"""
 
 import importlib
 import os
@@ -15,7 +18,7 @@ from .parser import PROGRAM, parse
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
-#: Commands that HUP asks to reload: it never ends them, however early it comes.
+#: Commands for which HUP means reload; it never ends them, however early it comes.
 OBEYING = ("run", "replication run")
 
 
@@ -23,10 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
     Args:
-        arguments: what follows the program's name; None takes ``sys.argv``.
+        arguments: the arguments after the program's name; None takes ``sys.argv``.
 
-    Nothing is raised: errors become one line on standard error, ``sdk-trio: error: ...``. In the
-    Development environment a traceback comes before it.
+    It raises nothing: an error becomes one line on standard error, ``sdk-trio: error: ...``, after
+    a traceback in the Development environment.
     """
     parsed = Namespace()
     try:
@@ -35,7 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = _command(parsed)
         except SystemExit as ended:  # --help, --version
             status = ended.code if isinstance(ended.code, int) else EXIT_FAILURE
+        # Flushed here, so that a closed pipe or a full disk is an error of this command with a
+        # status of its own. The interpreter's own flush at exit would print a traceback.
         sys.stdout.flush()
+    # Trio raises groups, and a Ctrl-C in one is a BaseExceptionGroup.
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         return _status_of(only_member(error), parsed)
     return status
@@ -52,7 +58,7 @@ def _command(parsed: Namespace) -> int:
 
 
 def _release_hangup() -> None:
-    """Let HUP end a command as it ends any program; one that was held back does so now."""
+    """Let HUP end a command as it ends any program, also a HUP that was held back until now."""
     hangup = getattr(signal, "SIGHUP", None)
     called = None if hangup is None else getattr(signal.getsignal(hangup), "called", None)
     if hangup is not None and called is not None:
@@ -62,7 +68,7 @@ def _release_hangup() -> None:
 
 
 def _status_of(error: BaseException, parsed: Namespace) -> int:
-    """Say what went wrong and return the exit status for it."""
+    """Print the error and return its exit status."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
@@ -99,7 +105,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def _show_detail(error: BaseException, parsed: Namespace) -> bool:
-    """Print the traceback where that is wanted: in Development, of starts and of our own faults."""
+    """Print the traceback in Development, for failed starts and for faults of this package."""
     from .settings_reader import is_development
 
     starting = getattr(parsed, "words", "") == "run"
@@ -118,7 +124,7 @@ def _complain(message: str) -> None:
 
 
 def _forget_output() -> None:
-    """Point standard output at nothing: else the interpreter's last flush complains of the pipe."""
+    """Point standard output at /dev/null; else the interpreter's last flush fails on the pipe."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):

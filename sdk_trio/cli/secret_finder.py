@@ -1,4 +1,7 @@
-"""The secrets that commands sign and verify with; none is ever taken from an argument."""
+"""The secrets that commands sign and verify with.
+
+None is taken from an argument: other users of the machine can read those of every process.
+"""
 
 import os
 import re
@@ -32,7 +35,7 @@ def secret_of_variable(name: str) -> Secret:
     """
     text = os.environ.get(name, "")
     if not text.strip():
-        # A secret in place of the name is a likely mistake, so only a usual name is shown.
+        # People may write the secret in place of its name, so only a usual name is shown.
         shown = name if _USUAL_NAME.fullmatch(name) else "that was named"
         raise UsageError(
             f"--secret-env: the environment variable {shown} is not set; it takes the name of a "
@@ -52,7 +55,7 @@ def known_secrets(settings: Settings) -> tuple[Secret, ...]:
     """Return the configured secrets, else the one that ``dev`` has generated.
 
     Raises:
-        NoSecretError: there is neither.
+        NoSecretError: there is no secret.
     """
     configured = settings.webhooks.all_secrets
     if configured:

@@ -18,13 +18,13 @@ def read(
     receiver: bool = False,
     defaults: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """Read the settings; problems and warnings are data.
+    """Read the settings; problems and warnings are part of the result.
 
     Args:
-        arguments: the parsed ones; ``--config`` and ``--set`` are used.
+        arguments: the parsed arguments; ``--config`` and ``--set`` are used.
         standalone: no AccessToken is needed.
         receiver: the receiver runs, so a webhook secret is needed.
-        defaults: keys of the command itself; they win over files, a ``--set`` wins over them.
+        defaults: keys that the command sets; they win over files, a ``--set`` wins over them.
 
     Raises:
         UsageError: a ``--set`` has no ``=``, or holds a secret.
@@ -40,7 +40,7 @@ def read(
 
 
 def load(arguments: Namespace) -> Settings:
-    """Read the settings for a command that runs no receiver, or raise what is wrong with them.
+    """Read the settings for a command that runs no receiver, or raise all their problems.
 
     Raises:
         UsageError: from the arguments.
@@ -80,7 +80,7 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
 
 
 def is_development(arguments: Namespace) -> bool:
-    """Say whether full detail of errors is wanted, as far as it can be known without settings."""
+    """Say whether errors are shown in full, as far as it is known without valid settings."""
     known: bool | None = getattr(arguments, "development", None)
     if known is not None:
         return known
@@ -99,6 +99,6 @@ def _folded(key: str) -> tuple[str, ...]:
 
 
 def _setting(key: str) -> Setting | None:
-    """Return the setting that a key, or the key of one item of its list, stands for."""
+    """Return the setting of a key, or of the key of one item of its list."""
     path = _folded(key)
     return by_folded_path().get(path) or by_folded_path().get(path[:-1])

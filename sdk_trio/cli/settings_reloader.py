@@ -1,4 +1,4 @@
-"""Reads the settings of a running daemon again: at HUP, and when a key file has changed."""
+"""The reload of a running daemon's settings: at HUP, and when a key file has changed."""
 
 import os
 from collections.abc import Callable
@@ -20,13 +20,13 @@ _EMPTIED = "the file holds no settings any more: put them back, or restart witho
 
 
 class SettingsReloader:
-    """One reload at a time; a request during one leads to another one after it.
+    """Makes one reload at a time; a request during a reload leads to another one after it.
 
     Args:
         read: reads all layers again; called in a thread.
-        complete: makes the settings of a start of what was read, or raises
+        complete: makes the settings of a start from the layers, or raises
             OptionsValidationError; called in a thread.
-        environ: where the directory of credentials is named.
+        environ: the environment, which names the directory of credentials.
     """
 
     def __init__(
@@ -42,22 +42,22 @@ class SettingsReloader:
         self._key_files = KeyFileReader()
         self._wanted = trio.Event()
         self._files: tuple[str, ...] = ()
-        # What changes between this look and the first reading of the settings is noticed later.
+        # Taken before the settings are first read, so that a change in between is noticed later.
         self._key_files.look(self._directories)
 
     def began_with(self, loaded: Loaded) -> None:
-        """Remember the files that the settings in force come from: none of them may vanish."""
+        """Remember the files of the settings in force; none of them may vanish."""
         self._files = _with_settings(loaded)
 
     def request(self) -> None:
-        """Ask for a reload, as HUP does; several requests before it begins are one."""
+        """Request a reload, as HUP does; several requests before it begins count as one."""
         self._wanted.set()
 
     async def run(self, runtime: Runtime, notifier: SystemdNotifier, status: str) -> None:
-        """Reload whenever it is asked for, or a key file has changed, until cancelled.
+        """Reload at each request and when a key file has changed, until cancelled.
 
-        Cancelled at any moment, either all of the new settings are in force or none of them.
-        ``status`` is what the service manager shows after each reload.
+        When it is cancelled, either all of the new settings are in force or none of them.
+        ``status`` is the text that the service manager shows after each reload.
         """
         await self._look(runtime)
         while True:
@@ -74,7 +74,7 @@ class SettingsReloader:
                 await notifier.ready(status)
 
     async def _wait(self, seconds: float) -> bool:
-        """Wait for a request, for at most ``seconds``, without end if 0; say whether one came."""
+        """Wait for a request, at most ``seconds`` (0: without a bound); say whether one came."""
         with trio.move_on_after(seconds or float("inf")):
             await self._wanted.wait()
         asked = self._wanted.is_set()
@@ -83,7 +83,8 @@ class SettingsReloader:
 
     async def _look(self, runtime: Runtime) -> tuple[str, ...]:
         places = (*self._directories, *key_files(runtime.settings))
-        # Never two at once: a file system that hangs is waited for, but not by a stop.
+        # Abandoned on cancel, so that a hanging file system cannot hold up a stop. Otherwise it is
+        # awaited, so that there is never more than one such thread.
         return await trio.to_thread.run_sync(self._key_files.look, places, abandon_on_cancel=True)
 
     async def _reload(self, runtime: Runtime, *, cause: str, files: tuple[str, ...]) -> None:
@@ -109,11 +110,13 @@ class SettingsReloader:
     def _read_all(self) -> tuple[Loaded, Settings]:
         loaded = self._read()
         if any(file not in loaded.files and os.path.exists(file) for file in self._files):
-            # It was being replaced at that moment, or belongs to another Environment by now.
+            # A file may have been replaced at that moment, or belong to another Environment now, so
+            # everything is read once more.
             loaded = self._read()
         told = {problem.origin for problem in loaded.problems}
-        # Files that nobody named may be missing, but one that vanishes is an accident: without it,
-        # what it had set would fall back to the defaults, a source list to "everybody" among it.
+        # A file that was not named explicitly may be missing at the start, but one that vanishes is
+        # an accident: its settings would fall back to the defaults, and a list of allowed sources
+        # would become "everybody".
         lost = [file for file in self._files if file not in {*told, *_with_settings(loaded)}]
         gone = tuple(
             Problem(ROOT, _EMPTIED if file in loaded.files else _VANISHED, file)
@@ -126,7 +129,7 @@ class SettingsReloader:
 
 
 def _with_settings(loaded: Loaded) -> tuple[str, ...]:
-    """Return the files that hold settings at all."""
+    """Return the files that hold settings."""
     empty = {warning.origin for warning in loaded.warnings if warning.key == ROOT}
     return tuple(file for file in loaded.files if file not in empty)
 

@@ -1,4 +1,4 @@
-"""``sign`` and ``secrets new``: what a sender does with a body and a secret."""
+"""``sign`` and ``secrets new``: the sender's side, signing a body and making a secret."""
 
 import secrets
 import shlex
@@ -16,7 +16,7 @@ from .secret_finder import chosen_secrets, for_signing
 from .settings_reader import load
 from .usage import UsageError
 
-#: Where a signed body is sent by the curl command, on an address that listens everywhere.
+#: The address in the printed curl command for a receiver that listens on all addresses.
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 

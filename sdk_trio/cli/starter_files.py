@@ -55,7 +55,7 @@ async def grant_access(event: OrderPaidEvent) -> None:
     print(f"order {event.data.id} is paid")
 '''
 
-#: Lines that ``.gitignore`` needs, whatever else it holds.
+#: Lines that ``.gitignore`` must hold: both name secrets and data of customers.
 GITIGNORE_LINES = (".env", "sdk-data/")
 
 #: Each new file and its content; ``.gitignore`` is completed instead.

@@ -1,4 +1,4 @@
-"""Opens the inbox for a command, beside a daemon or without one (contracts 9)."""
+"""The inbox of a command, opened beside a daemon or without one."""
 
 import uuid
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from ..storage.schema import DATABASE_NAME
 
 @asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Inbox]:
-    """Open the inbox that exists; a command that looks creates nothing.
+    """Open the existing inbox; a command that only reads creates nothing.
 
     Raises:
         StoreUnavailableError: there is none yet, it is in another process's memory, or it cannot
@@ -29,7 +29,7 @@ async def open_store(settings: Settings) -> AsyncIterator[Inbox]:
 
 
 def why_unreachable(settings: Settings) -> str | None:
-    """Return why a command cannot reach the inbox, None when nothing speaks against it."""
+    """Return the reason why a command cannot reach the inbox, or None."""
     if settings.storage.backend is StorageBackend.MEMORY:
         return (
             "Sdk:Storage:Backend is Memory: the events are in the running process alone, where "

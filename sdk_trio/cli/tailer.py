@@ -1,4 +1,4 @@
-"""``events tail``: prints every change of the inbox as it is seen."""
+"""``events tail``: prints the changes of the inbox as they are seen."""
 
 import sys
 import time
@@ -15,11 +15,11 @@ from .printer import cell, print_json_line, print_text, say
 from .settings_reader import load
 from .store_opener import open_store
 
-#: How often the store is asked whether it has changed, in seconds; the question costs no disk
-#: access, and people notice nothing of a quarter of a second.
+#: How often the store is asked whether it has changed, in seconds. The question costs no disk
+#: access, and people do not notice a quarter of a second.
 POLL_SECONDS = 0.25
 
-#: New events that are read at once.
+#: How many new events are read at once.
 PAGE = 200
 
 #: The most events of one state that are watched: the newest ones.
@@ -48,9 +48,9 @@ async def _tail(settings: Settings, event_type: str | None, as_json: bool) -> No
 class Tailer:
     """Finds what has changed since the last look.
 
-    New events are found by their sequence. All that are not done are looked at again, because
-    they may still run or be replayed; the end of one is found by its id. Of two changes between
-    two looks the later one is seen.
+    New events are found by their sequence. Events that are not done are read again, because they
+    may still run or be replayed; their end is found by their id. Of two changes of one event
+    between two looks only the later one is seen.
     """
 
     def __init__(self, inbox: Inbox, event_type: str | None = None) -> None:
@@ -60,14 +60,14 @@ class Tailer:
         self._open: dict[str, DeliveryRecord] = {}
 
     async def begin(self) -> None:
-        """Take the present for known: only what changes from now on is reported."""
+        """Read the present state, so that only later changes are reported."""
         await self._inbox.changed_elsewhere()
         newest = await self._inbox.find(limit=1)
         self._last_sequence = newest[0].sequence if newest else 0
         self._open = await self._find_open()
 
     async def changes(self) -> list[DeliveryRecord]:
-        """Return the events that are new or changed, in order of arrival."""
+        """Return new and changed events, in order of arrival."""
         if not await self._inbox.changed_elsewhere():
             return []
         found = await self._find_open()

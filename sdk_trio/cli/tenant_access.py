@@ -1,4 +1,4 @@
-"""Opens the tenants for a command, beside a daemon or without one, and says who asks."""
+"""The tenants of a command, opened beside a daemon or without one, and the command's actor."""
 
 import getpass
 import os
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def actor_of(arguments: Namespace) -> str:
-    """Return who asks: ``--actor``, or ``cli:`` and the user of the machine."""
+    """Return the actor for the audit trail: ``--actor``, or ``cli:`` and the machine's user."""
     if arguments.actor is not None:
         return str(arguments.actor)
     try:
@@ -38,12 +38,12 @@ def run_with_tenants(
     *,
     creates: bool = False,
 ) -> T:
-    """Return what ``use`` makes of the tenants of the configured store.
+    """Call ``use`` with the tenants of the configured store and return its result.
 
     Args:
-        arguments: the parsed ones.
-        use: is called with the tenants.
-        creates: the store is made if there is none yet.
+        arguments: the parsed arguments.
+        use: called with the tenants.
+        creates: the store is created if there is none yet.
 
     Raises:
         OptionsValidationError: the settings are wrong.

@@ -1,4 +1,4 @@
-"""From the options of ``tenant contact`` to a tenant's contact. Pure (contracts 6)."""
+"""The contact data of a tenant after the options of ``tenant contact``. Pure."""
 
 from argparse import Namespace
 from typing import TypedDict
@@ -16,7 +16,7 @@ class Contact(TypedDict):
 
 
 def changes_contact(arguments: Namespace) -> bool:
-    """Return whether any option names something that is to be different."""
+    """Return whether any option changes the contact."""
     return (
         arguments.email is not None
         or arguments.email_verified is not None
@@ -27,12 +27,12 @@ def changes_contact(arguments: Namespace) -> bool:
 
 
 def contact_after(tenant: Tenant, arguments: Namespace) -> Contact:
-    """Return the contact of ``tenant`` with what the options name.
+    """Return the contact of ``tenant`` with the options' values.
 
-    An address that is another one has not been verified, unless that is said with it.
+    A new address counts as not verified, unless the options say otherwise.
 
     Raises:
-        UsageError: an address is verified that there is not.
+        UsageError: an option verifies an address, and there is none.
     """
     email = _after(tenant.site_manager_email, arguments.email, gone=arguments.no_email)
     verified = arguments.email_verified

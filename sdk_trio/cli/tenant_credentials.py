@@ -1,6 +1,6 @@
-"""``tenant credentials set|show|rotate``: where a tenant's own token and secrets are.
+"""``tenant credentials set|show|rotate``: the sources of a tenant's own token and secrets.
 
-Sources are printed, ``env:NAME`` or ``file:PATH``, and never what they hold.
+Sources are printed, ``env:NAME`` or ``file:PATH``, and never their content.
 """
 
 from argparse import Namespace
@@ -30,7 +30,7 @@ _TOKEN, _SECRET = "access_token", "webhook_secret"
 
 
 def show_credentials(arguments: Namespace) -> int:
-    """Print each source of a tenant, and what is found there from here.
+    """Print each source of a tenant, and the number of values that this process finds there.
 
     Raises:
         UnknownTenantError: there is no such tenant.
@@ -44,7 +44,7 @@ def show_credentials(arguments: Namespace) -> int:
 
 
 def set_credentials(arguments: Namespace) -> int:
-    """Replace the token's source, the secrets' sources, or both; what is not named stays.
+    """Replace the token's source, the secrets' sources, or both; other sources stay.
 
     Raises:
         UsageError: nothing is named.
@@ -75,7 +75,7 @@ def rotate_credentials(arguments: Namespace) -> int:
     """Put a new source of webhook secrets before the others, or take old ones away.
 
     Raises:
-        UsageError: nothing is named, what is removed is not there, or it is the last one.
+        UsageError: nothing is named, a removed source is not there, or it is the last one.
         InvalidTenantError: a source cannot be accepted; nothing was changed.
         TenantError: there is no such tenant, or somebody else has changed it at the same time.
     """
@@ -153,7 +153,7 @@ async def _rows(service: TenantService, tenant: Tenant) -> list[dict[str, Any]]:
 async def _found(
     reader: CredentialReader, tenant: Tenant, use: str, source: CredentialSource
 ) -> tuple[int, str | None]:
-    """Return how many tokens or secrets a source has for this process, and why none."""
+    """Return the number of values in a source, or the reason why it has none."""
     try:
         if use == _TOKEN:
             await reader.access_token(tenant)

@@ -1,4 +1,4 @@
-"""Tenants as CSV and JSON files, and what importing one would do, row by row. Pure.
+"""Tenants as CSV and JSON files, and the plan of an import, row by row. Pure.
 
 JSON is what ``tenant list --format json`` prints. CSV has a column for each of the same names, the
 sources of credentials as columns of their own.
@@ -18,7 +18,8 @@ from ..storage.tenant_records import CredentialSource, Tenant, TenantCredentials
 from ..tenants import identity
 from .tenant_rows import listed
 
-#: What an import can set; ``access_token`` and ``webhook_secrets`` are sources, never values.
+#: The fields that an import can set; ``access_token`` and ``webhook_secrets`` are sources, never
+#: values.
 FIELDS = (
     "identifier",
     "name",
@@ -29,13 +30,14 @@ FIELDS = (
     "access_token",
     "webhook_secrets",
 )
-#: What an export has beside it. An import compares the status, and reads nothing of the others.
+#: The further fields of an export. An import compares the status, and ignores the others.
 FOR_READING = ("status", "id", "created_at", "deleted_at", "version")
 
-#: Between the sources of one cell.
+#: The separator between the sources in one cell.
 _SEPARATOR = ";"
 
-#: A spreadsheet takes a cell that begins so for a formula; an apostrophe makes it a text.
+#: A spreadsheet evaluates a cell that begins with one of these; an apostrophe makes it a text.
+#: Phone numbers begin with a plus, so leaving such values out is no alternative.
 _FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20'")
 
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
@@ -46,16 +48,16 @@ class ImportFileError(SdkError):
 
 
 class ExportError(SdkError):
-    """Tenants cannot be written in the form that was asked for."""
+    """Tenants cannot be written in the requested form."""
 
 
 class _RefusedRowError(Exception):
-    """One row cannot be what it is to be; the message says why."""
+    """One row cannot be imported; the message gives the reason."""
 
 
 @attrs.frozen
 class Row:
-    """One row of a file: its line or place, and the fields that it names, or what is wrong."""
+    """One row of a file: its line or place, and its fields or its fault."""
 
     number: int
     fields: Mapping[str, Any] = attrs.field(factory=dict)
@@ -63,17 +65,17 @@ class Row:
 
     @property
     def identifier(self) -> str | None:
-        """What the row says that it is about, if that is a text."""
+        """Return the identifier that the row names, if it is a text."""
         named = self.fields.get("identifier")
         return named if isinstance(named, str) else None
 
 
 @attrs.frozen
 class Step:
-    """What importing a row does: ``create``, ``change``, ``unchanged`` or ``refused``.
+    """The effect of importing a row: ``create``, ``change``, ``unchanged`` or ``refused``.
 
-    ``before`` is the tenant as it is, ``after`` as it is to be; of one that is to be created, and
-    of one that is refused, that is a draft or nothing.
+    ``before`` is the tenant as it is, ``after`` as it will be. For a row that creates a tenant, or
+    is refused, they are a draft or None.
     """
 
     row: Row
@@ -185,7 +187,7 @@ def csv_of(tenants: Iterable[Tenant]) -> str:
 
 
 def _guarded(value: Any) -> Any:
-    """Return a cell that no spreadsheet takes for a formula."""
+    """Return a cell that no spreadsheet evaluates as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
@@ -193,14 +195,14 @@ def _unguarded(cell: str) -> str:
     return cell[1:] if cell[:1] == "'" and cell[1:].startswith(_FORMULA) else cell
 
 
-# -- what an import does -----------------------------------------------------------------------
+# -- the plan of an import ---------------------------------------------------------------------
 
 
 def plan(rows: Iterable[Row], tenants: Iterable[Tenant]) -> list[Step]:
-    """Return what importing each row would do to these tenants, in the order of the rows.
+    """Return the effect of each row on these tenants, in the order of the rows.
 
-    Rows are done one after the other, so an organization that another row gives up is free to the
-    rows after that one.
+    Rows are imported one after the other, so an organization that a row gives up is free for the
+    rows after it.
     """
     known = {tenant.identifier: tenant for tenant in tenants}
     holders = {t.organization_id: t.identifier for t in known.values() if t.organization_id}
@@ -238,7 +240,7 @@ def _step(
 def _wanted(
     row: Row, known: Mapping[str, Tenant], holders: Mapping[str, str], seen: dict[str, int]
 ) -> Tenant:
-    """Return the tenant as a row wants it, if it can be so."""
+    """Return the tenant as a row wants it, if that is possible."""
     if row.problem is not None:
         raise _RefusedRowError(row.problem)
     identifier = identity.check_identifier(_text(row, "identifier") or "")
@@ -253,7 +255,7 @@ def _wanted(
 
 
 def _after(row: Row, identifier: str, before: Tenant | None) -> Tenant:
-    """Return the tenant as a row wants it; what the row does not name stays."""
+    """Return the tenant as a row wants it; fields that the row does not name stay."""
     status = row.fields.get("status")
     present = TenantStatus.ACTIVE if before is None else before.status
     if status not in (None, present):

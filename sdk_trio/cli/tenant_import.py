@@ -1,4 +1,4 @@
-"""``tenant import`` and ``tenant export``: many tenants at once, out of a file and into one."""
+"""``tenant import`` and ``tenant export``: many tenants at once, from a file and into one."""
 
 import sys
 from argparse import Namespace
@@ -37,11 +37,11 @@ def export_tenants(arguments: Namespace) -> int:
 
 
 def import_tenants(arguments: Namespace) -> int:
-    """Add and change the tenants of a file, and print what became of each row.
+    """Add and change the tenants of a file, and print the result of each row.
 
-    All rows are examined first, and one that is refused keeps every other from being done. Then
-    one is done after the other: a run that was cut short is continued by the same file, whose rows
-    that are done are ``unchanged``. 1 if a row was refused, or could not be done.
+    All rows are examined first, and nothing is imported if one is refused. Then the rows are
+    imported one after the other: after an interruption the same file does the rest, because
+    finished rows are ``unchanged`` then. Returns 1 if a row was refused or failed.
 
     Raises:
         UnreadableFileError: the file cannot be read.
@@ -79,7 +79,7 @@ async def _apply(service: TenantService, steps: Sequence[Step], arguments: Names
     for step in steps:
         try:
             await _do(service, step, arguments)
-        except TenantError as error:  # somebody else has changed it since it was examined
+        except TenantError as error:  # another process has changed it since it was examined
             done.append(Step(step.row, "failed", step.changes, str(error)))
         except StorageError:
             say(f"{len(done)} of {len(steps)} rows were done; the same file again continues")
@@ -91,7 +91,7 @@ async def _apply(service: TenantService, steps: Sequence[Step], arguments: Names
 
 
 async def _do(service: TenantService, step: Step, arguments: Namespace) -> None:
-    """Create a tenant, or change what differs; each kind of change has its own audit row."""
+    """Create a tenant, or change its differing fields; each kind of change has an audit row."""
     who: dict[str, Any] = {"reason": arguments.reason, "actor": actor_of(arguments)}
     tenant, after = step.before, step.after
     await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""``tenant purge``: removes deleted tenants, after their retention or one of them on demand."""
+"""``tenant purge``: removal of deleted tenants, after their retention or on demand."""
 
 import time
 import uuid
@@ -39,9 +39,9 @@ _DAY_SECONDS = 86_400
 
 
 def purge_tenants(arguments: Namespace) -> int:
-    """Show what would be removed, ask, and remove it; 1 if anything of it could not be.
+    """Show the data to remove, ask, and remove them; return 1 if any part could not be removed.
 
-    With ``--dry-run`` it ends after the first part. Where nobody can be asked, it does not ask.
+    With ``--dry-run`` it ends after showing them. A script without a terminal is not asked.
 
     Raises:
         UsageError: ``--now`` or ``--orphans`` without or with an identifier.
@@ -88,7 +88,7 @@ async def _candidates(settings: Settings, arguments: Namespace) -> Sequence[Purg
 async def _purge(
     settings: Settings, candidates: Sequence[PurgeCandidate], arguments: Namespace
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a row for each candidate, and in words what could not be reached."""
+    """Return a row for each candidate, and descriptions of the data that could not be reached."""
     actor = actor_of(arguments)
     rows = []
     unreached: list[str] = []
@@ -110,7 +110,7 @@ async def _purge(
                 rows.append(_row(candidate, purged=True, removed=removed))
                 unreached += removed.unreached
             progress.advance()
-        # Without a candidate as well: an earlier purge may have been cut short before it.
+        # Also without a candidate: an earlier purge may have been cut short before its wipe.
         left = await purger.wipe()
     return rows, unreached if left is None else [*unreached, left]
 

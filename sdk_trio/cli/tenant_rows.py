@@ -1,4 +1,4 @@
-"""Tenants and audit rows as rows of a table and objects of JSON. Pure (contracts 9).
+"""Tenants and audit rows as rows of a table and objects of JSON. Pure.
 
 JSON has the names of the records' attributes; it is a stable contract.
 """
@@ -74,7 +74,7 @@ def mentions(tenant: Tenant, text: str | None) -> bool:
 
 
 def audit_mentions(record: AuditRecord, status: str | None, text: str | None) -> bool:
-    """Return whether an audit row led to ``status``, and has ``text`` in what it says."""
+    """Return whether an audit row led to ``status``, and has ``text`` in one of its fields."""
     fields = (
         record.tenant_identifier,
         record.tenant_id,

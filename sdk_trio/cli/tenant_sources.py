@@ -1,4 +1,4 @@
-"""Where a tenant's own credentials are: from options to sources, and who else names them."""
+"""The sources of a tenant's own credentials: from options, and shared with other tenants."""
 
 import os
 from argparse import Namespace
@@ -20,7 +20,7 @@ from .usage import UsageError
 
 
 def named_credentials(arguments: Namespace, before: TenantCredentials) -> TenantCredentials:
-    """Return ``before`` with the token or the secrets replaced that options name."""
+    """Return ``before`` with the token and the secrets that the options replace."""
     token = _token(arguments)
     secrets = named_secrets(arguments)
     return attrs.evolve(
@@ -47,10 +47,10 @@ def _token(arguments: Namespace) -> CredentialSource | None:
 
 
 def parse_source(text: str) -> CredentialSource:
-    """Return the source that a text such as ``env:NAME`` stands for.
+    """Return the source of a text such as ``env:NAME``.
 
     Raises:
-        UsageError: it stands for none; it is not quoted, a secret may have been put there.
+        UsageError: it is no source. It is not quoted, because it may be a secret by mistake.
     """
     try:
         return source_from_text(text)
@@ -61,7 +61,7 @@ def parse_source(text: str) -> CredentialSource:
 def holders_of(
     sources: Iterable[CredentialSource], tenants: Iterable[Tenant], *, but: str
 ) -> Mapping[CredentialSource, list[str]]:
-    """Return the identifiers of the tenants, one with the id ``but`` aside, that name a source."""
+    """Return the identifiers of the tenants that name a source, except the one with id ``but``."""
     holders: dict[CredentialSource, list[str]] = {source: [] for source in sources}
     for tenant in tenants:
         for source in set(tenant.credentials.sources):

@@ -31,7 +31,7 @@ RESULT_COLUMNS = ("identifier", "transition", "previous_status", "new_status", "
 
 
 def list_tenants(arguments: Namespace) -> int:
-    """Print the tenants by identifier: all of them, or those that every option leaves."""
+    """Print the tenants by identifier: all of them, or those that match every option."""
     limit = None if arguments.limit is None else parse_count(arguments.limit, option="--limit")
     tenants = run_with_tenants(arguments, lambda service: _chosen(service, arguments, limit))
     as_json = arguments.format == "json"
@@ -146,7 +146,7 @@ def add(arguments: Namespace) -> int:
 
 
 def change(arguments: Namespace) -> int:
-    """Change a tenant's name or organization; what is not named stays as it is.
+    """Change a tenant's name or organization; fields that are not named stay.
 
     Raises:
         UsageError: nothing is named.
@@ -176,7 +176,7 @@ def change(arguments: Namespace) -> int:
 def change_tenant(
     arguments: Namespace, apply: Callable[[TenantService, Tenant], Awaitable[Tenant]]
 ) -> int:
-    """Let ``apply`` change the tenant that was named, print it, and say if nothing was changed."""
+    """Let ``apply`` change the named tenant, print it, and say if nothing was changed."""
 
     async def work(service: TenantService) -> tuple[Tenant, bool]:
         before = await service.get(arguments.identifier)
@@ -191,7 +191,7 @@ def change_tenant(
 
 
 def change_contact(arguments: Namespace) -> int:
-    """Change what is known of a tenant's site manager; what is not named stays as it is.
+    """Change the contact data of a tenant's site manager; fields that are not named stay.
 
     Raises:
         UsageError: nothing is named, or an address is verified that there is not.
@@ -298,7 +298,7 @@ def audit(arguments: Namespace) -> int:
     """Print the audit trail, oldest first: of one tenant, purged ones included, or of all.
 
     Raises:
-        UnknownTenantError: the trail has never heard of this tenant.
+        UnknownTenantError: the audit trail does not name this tenant.
     """
     limit = None if arguments.limit is None else parse_count(arguments.limit, option="--limit")
     after = 0 if arguments.after is None else parse_count(arguments.after, option="--after")

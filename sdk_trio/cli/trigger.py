@@ -1,4 +1,4 @@
-"""``events trigger``: sends signed samples over the network and says what became of them."""
+"""``events trigger``: sends signed samples over the network and prints their outcomes."""
 
 import json
 import time
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("webhook_id", "type", "status", "state", "attempts", "last_error")
 
-#: How long the ends of all events are waited for together, in seconds.
+#: How long to wait for the ends of all events together, in seconds.
 SETTLE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 
@@ -51,7 +51,7 @@ _HINTS = {
 
 @attrs.frozen
 class Sent:
-    """One event that was posted: the answer's status, and what the inbox says of it."""
+    """One posted event: the answer's status, and its state in the inbox."""
 
     webhook_id: str
     type: str
@@ -77,7 +77,7 @@ class Target:
 
 
 def trigger(arguments: Namespace) -> int:
-    """Send ``--count`` samples one after the other; 1 if one was not answered with success.
+    """Send ``--count`` samples one after the other; return 1 if one got no success.
 
     Raises:
         UnknownEventTypeError: no such type.
@@ -98,7 +98,7 @@ def trigger(arguments: Namespace) -> int:
     try:
         trio.run(_send, settings, target, arguments.type, overrides, count, sent)
     finally:
-        # What was sent before an error or an interruption has been sent.
+        # Also after an error or an interruption, the samples that were sent are printed.
         print_rows([attrs.asdict(s) for s in sent], COLUMNS, as_json=arguments.format == "json")
     return _verdict(sent, target)
 
@@ -225,7 +225,7 @@ async def _send(
     count: int,
     sent: list[Sent],
 ) -> None:
-    """Post the samples and add each to ``sent``; then complete them with what the inbox says."""
+    """Post the samples and add each to ``sent``; then add their states in the inbox."""
     progress = Progress("sent", count)
     await trio.lowlevel.checkpoint()
     for _ in range(count):

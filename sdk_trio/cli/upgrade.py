@@ -1,4 +1,4 @@
-"""``upgrade``: the one-time upgrade from a single tenant, in a maintenance window (spec 2.6)."""
+"""``upgrade``: the one-time upgrade from a single tenant, in a maintenance window."""
 
 import os
 import sys
@@ -36,11 +36,11 @@ COLUMNS = ("step", "rows", "remark")
 
 
 def run_upgrade(arguments: Namespace) -> int:
-    """Run what is left of the upgrade, or with ``--dry-run`` say what that is.
+    """Run the remaining steps of the upgrade, or print them with ``--dry-run``.
 
     Raises:
         TenantsDisabledError: ``MultiTenant:Enabled`` is false.
-        StoreLockedError: a runtime works on the data directory, so nothing is quiet.
+        StoreLockedError: a runtime works on the data directory.
         UpgradeError: it could not be finished; the next run goes on from there.
     """
     keep_files_private()
@@ -49,7 +49,7 @@ def run_upgrade(arguments: Namespace) -> int:
     host = HostUpgrade()
     if arguments.host:
         host = import_part("--host", arguments.host, HostUpgrade, example="app:upgrade")
-    # What stops the upgrade is said once, by the error that ends the command.
+    # The error that ends the command says why the upgrade stopped; the log would repeat it.
     logs.configure(level="Error", format=settings.logging.format)
     as_json = arguments.format == "json"
     if arguments.dry_run:
@@ -63,7 +63,7 @@ def run_upgrade(arguments: Namespace) -> int:
 
 
 def require_tenants(settings: Settings) -> None:
-    """Raise what keeps a command from working on the tenants of these settings.
+    """Raise if a command cannot work on the tenants of these settings.
 
     Raises:
         TenantsDisabledError: there are none.
@@ -88,7 +88,7 @@ def require_tenants(settings: Settings) -> None:
 
 @contextmanager
 def _quiet(settings: Settings, quiescence: Quiescence) -> Iterator[None]:
-    """Hold the lock of the data directory: that nobody else works there is the signal."""
+    """Hold the lock of the data directory, which proves that no other process works there."""
     if not settings.multi_tenant.single_tenant_upgrade.require_graceful_quiescence:
         yield
         return
@@ -114,16 +114,16 @@ async def _run(
         return await upgrader.run()
 
 
-# -- what is printed -----------------------------------------------------------------------------
+# -- output --------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _shown_progress() -> Iterator[Report]:
-    """Draw a bar for each step on a terminal's standard error; elsewhere report to nobody."""
+    """Draw a bar for each step on a terminal's standard error; without a terminal do nothing."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda _progress: None
         return
-    # Imported here: a script's run draws nothing.
+    # Imported here, because a run without a terminal draws nothing.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining

@@ -1,11 +1,11 @@
-"""Words that name a command, rightly or wrongly. Pure (contracts 9)."""
+"""The check of the words that name a command, with suggestions for misspelt ones. Pure."""
 
 import difflib
 from collections.abc import Collection, Sequence
 
 from ..errors import EXIT_USAGE, SdkError
 
-#: Commands that the documentation names and this version does not contain.
+#: Commands that the documentation names and that this version does not contain.
 NOT_IN_THIS_VERSION = frozenset(
     {
         "listen",
@@ -21,14 +21,14 @@ class UsageError(SdkError):
 
 
 def check_words(arguments: Sequence[str], known: Collection[str]) -> None:
-    """Check the words before the first option against the commands that there are.
+    """Check the words before the first option against the known commands.
 
     Args:
         arguments: the command line after the program's name.
         known: the commands in full, such as ``run`` and ``events list``.
 
     Raises:
-        UsageError: the command is not in this version, or is none; with the closest name.
+        UsageError: the command is not in this version, or unknown; with the closest name.
     """
     chosen = ""
     for depth, word in enumerate(arguments, start=1):
@@ -40,9 +40,9 @@ def check_words(arguments: Sequence[str], known: Collection[str]) -> None:
 
 
 def option_meant(given: Sequence[str], known: Collection[str]) -> str:
-    """Return ``; did you mean --config?`` for the first of ``given`` that is like one of ``known``.
+    """Return ``; did you mean --config?`` for the first option that is similar to a known one.
 
-    Empty if none is.
+    The text is empty if none is similar.
     """
     for word in given:
         if word.startswith("--"):

@@ -20,7 +20,7 @@ from .usage import UsageError
 
 
 def verify_file(arguments: Namespace) -> int:
-    """Say whether a delivery is authentic, and if not, which check failed; 0 or 1."""
+    """Print whether a delivery is authentic, and if not, which check failed; return 0 or 1."""
     if arguments.headers == "-" and arguments.file == "-":
         raise UsageError("headers and body cannot both come from standard input: name a FILE")
     settings = load(arguments)
@@ -50,7 +50,7 @@ def verify_file(arguments: Namespace) -> int:
 def _answer(
     verdict: Accepted | Rejected, raw: bytes, hint: str | None
 ) -> dict[str, str | int | bool | None]:
-    """Return what is printed: the verdict, and whether the body is an event at all."""
+    """Return the text to print: the verdict, and whether the body is an event."""
     if isinstance(verdict, Rejected):
         cause, detail, matched = str(verdict.cause), verdict.detail, None
         webhook_id = None
@@ -77,21 +77,21 @@ def _answer(
 
 
 def _hint(verdict: Rejected, delivery: Delivery, keyring: Keyring) -> str | None:
-    """Return what would have been accepted, if a small change is all that is missing."""
+    """Return a hint if a small change of the body would have been accepted."""
     if verdict.cause in (Cause.TOO_OLD, Cause.TOO_NEW):
         return "to check a delivery of another time, give its webhook-timestamp with --at"
     if verdict.cause is not Cause.NO_MATCH:
         return None
     for body, reason in _variants(delivery.raw):
         tried = replace(delivery, raw=body)
-        # The clock has been checked already.
+        # The timestamp has been checked already, so any age passes here.
         if isinstance(judge(tried, keyring, tolerance_seconds=2**40), Accepted):
             return f"it is authentic {reason}; the signature covers the exact bytes that were sent"
     return None
 
 
 def _variants(raw: bytes) -> Iterator[tuple[bytes, str]]:
-    """Yield what a file often turns into between the wire and the disk."""
+    """Yield the forms that a body often takes between the wire and a file."""
     yield raw.rstrip(b"\r\n"), "without the line break at the end, which an editor or echo adds"
     yield raw + b"\n", "with a line break at the end, which was lost on the way"
     yield raw.replace(b"\r\n", b"\n"), "with LF instead of CRLF line ends"

@@ -1,1 +1,1 @@
-"""The client of the upstream API: ``client.Client`` is where to begin (spec 1)."""
+"""The client of the upstream API; begin with ``client.Client``."""

@@ -1,11 +1,15 @@
-"""The limiter's layers: wait for leave to send; and shut the gate when the upstream says so."""
+"""The limiter in the pipeline: calls wait for their turn, and a 429 shuts the gate for its token.
+
+A call waits before its first attempt, outside the retry layer; further attempts and hedges ask the
+same limiter, so that our own rate holds for everything that is sent.
+"""
 
 import math
 from collections.abc import Callable
 from typing import Protocol
 
 import attrs
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 import trio
 
 from ..base.bell import Bell
@@ -15,11 +19,11 @@ from .limiter import LimitPolicy, RateLimiter
 from .request import Call
 from .retry import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, parse_retry_after
 
-#: Longest time that one answer can shut the gate for, in seconds: a day. A mistaken header must
+#: The longest time that one answer can shut the gate for, in seconds: a day. A mistaken header must
 #: not silence a process for good.
 LONGEST_GATE_SECONDS = 86_400.0
 
-#: Idle limiters are forgotten when there are more: tokens may be as many as customers.
+#: Above this number idle limiters are forgotten: there may be as many tokens as customers.
 _KEPT_LIMITERS = 256
 
 
@@ -27,7 +31,7 @@ class CallLayer(Protocol):
     """A layer that sees whole calls."""
 
     async def send(self, call: Call) -> httpx.Response:
-        """Bring the call to its end."""
+        """Make the call's attempts and return its final answer."""
         ...
 
 
@@ -35,13 +39,13 @@ class AttemptLayer(Protocol):
     """A layer that sees single attempts."""
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Bring the attempt to its end."""
+        """Make the attempt and return its answer."""
         ...
 
 
 @attrs.frozen
 class TooLong:
-    """Leave to send comes only after ``seconds``: longer than anybody waits."""
+    """A refusal: the attempt's turn comes after ``seconds``, later than the call may wait."""
 
     seconds: float
 
@@ -62,7 +66,7 @@ class Limiters:
         self.changed = Bell()
 
     def change(self, policy: LimitPolicy) -> None:
-        """Go on at another rate; who waits keeps the place and learns its new time at once."""
+        """Go on at another rate; waiting calls keep their position and learn their new time."""
         if policy == self._policy:
             return
         self._policy = policy
@@ -71,7 +75,7 @@ class Limiters:
         self.changed.ring()
 
     def of(self, call: Call) -> RateLimiter:
-        """Return the limiter that ``call`` comes under."""
+        """Return the limiter of ``call``'s token and origin."""
         key = (call.origin, call.token)
         found = self._by_token.get(key)
         if found is None:
@@ -82,11 +86,10 @@ class Limiters:
 
 
 class Admitter:
-    """Holds each call until its first attempt may leave; the retry layer asks it for later ones.
+    """Holds attempts until the limiter lets them leave.
 
     Args:
-        inner: brings admitted calls to their end.
-        limiters: who may leave when.
+        limiters: decide when each attempt may leave.
         clock: returns the current time in seconds.
         longest_wait: seconds; a call that would wait longer is ended instead.
     """
@@ -106,9 +109,10 @@ class Admitter:
         """Wait until an attempt of ``call`` may leave, and not before ``not_before``.
 
         Returns:
-            None when it may leave now; its place counts as used, unless it is given back.
+            None when it may leave now; its place counts as used, unless it is given back. TooLong
+            when its turn comes too late.
 
-        Returns at once, without a checkpoint, when it need not wait or will not.
+        It returns at once, without a checkpoint, when there is nothing to wait for.
         Cancelling gives the place up.
         """
         limiter = self._limiters.of(call)
@@ -116,8 +120,8 @@ class Admitter:
         admitted = False
         try:
             while True:
-                # Looked at again after each wait: the gate may have been shut meanwhile, and the
-                # rate have changed.
+                # The time is computed again after each wait: the gate may have been shut
+                # meanwhile, or the rate changed by a reload.
                 now = self._clock()
                 leaves_at = max(not_before, place.due, limiter.shut_until)
                 if leaves_at <= now:
@@ -133,7 +137,7 @@ class Admitter:
                 limiter.give_back()
 
     def admit_now(self, call: Call) -> bool:
-        """Take a place for an attempt of ``call`` that leaves this instant, if it may."""
+        """Take a place for an attempt of ``call`` if one may leave at once; say whether it may."""
         return self._clock() >= call.not_before and self._limiters.of(call).book_now()
 
     def give_back(self, call: Call) -> None:
@@ -142,11 +146,11 @@ class Admitter:
 
 
 class AdmissionLayer:
-    """The limiter as a layer: the first attempt of each call waits for leave.
+    """The limiter as a layer: the first attempt of each call waits for its turn.
 
     Args:
-        inner: brings admitted calls to their end.
-        admitter: gives leave.
+        inner: sends admitted calls.
+        admitter: decides when they may leave.
     """
 
     def __init__(self, inner: CallLayer, admitter: Admitter) -> None:
@@ -154,10 +158,10 @@ class AdmissionLayer:
         self._admitter = admitter
 
     async def send(self, call: Call) -> httpx.Response:
-        """Wait for leave, then hand the call on.
+        """Wait for the call's turn, then hand the call on.
 
         Raises:
-            RateLimitedError: leave would come after the deadline or the longest wait; not sent.
+            RateLimitedError: its turn comes after the deadline or the longest wait; not sent.
 
         Cancelling gives the place up.
         """
@@ -180,10 +184,12 @@ class AdmissionLayer:
 
 
 class Gatekeeper:
-    """Takes Retry-After to heart: of every answer for its call, of a 429 for the whole token.
+    """Applies Retry-After: of every answer to its call, of a 429 to all calls of the token.
+
+    Other calls with the same token would be answered 429 as well, and upstreams count these.
 
     Args:
-        limiters: whose gate is shut.
+        limiters: the limiters whose gates it shuts.
         clock: returns the current time in seconds.
         wall_clock: returns Unix time, for dates of answers that have no ``Date``.
     """
@@ -200,7 +206,7 @@ class Gatekeeper:
         self._wall_clock = wall_clock
 
     def note(self, call: Call, response: httpx.Response) -> None:
-        """Remember how long the upstream asks to be left alone, from this moment on."""
+        """Note how long the upstream wants no request, from this moment on."""
         if response.status_code not in RETRYABLE_STATUSES:
             return
         seconds = retry_after_of(response, now=self._wall_clock())
@@ -212,7 +218,7 @@ class Gatekeeper:
 
 
 def retry_after_of(response: httpx.Response, *, now: float) -> float | None:
-    """Return how many seconds ``response`` asks to be left alone for, None when it does not.
+    """Return the wait in seconds that ``response`` asks for, None when it asks for none.
 
     ``now`` is Unix time, for a date in an answer that has no ``Date``.
     """

@@ -1,4 +1,4 @@
-"""From Python values to what goes into a path, a query and a JSON body. Pure.
+"""The encoding of Python values as a path, a query and a JSON body. Pure.
 
 Values that the upstream would silently read as something else are refused: an empty path
 parameter (``GET /orders/{id}`` would become the list), a time without its zone, NaN.
@@ -25,7 +25,8 @@ def path_segment(value: Any, where: str) -> str:
 
     Raises:
         TypeError: no text, integer, UUID or enumeration of these.
-        ValueError: empty, or a segment of dots, which servers and proxies fold away.
+        ValueError: empty, or a segment of dots, which servers and proxies remove, so that the
+            request would reach another route.
     """
     if isinstance(value, enum.Enum):
         value = value.value
@@ -60,7 +61,7 @@ def query_pairs(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def json_value(value: Any, where: str = "body") -> Any:
-    """Return ``value`` as plain JSON values; ``where`` says in messages which value it was.
+    """Return ``value`` as plain JSON values; ``where`` names the value in messages.
 
     None stays (it clears a field of the upstream's record). Records, mappings, lists, sets,
     enumerations, UUIDs, decimals (as text, exactly), dates and times are converted.

@@ -6,7 +6,7 @@ is sent: the upstream is another company's.
 
 from urllib.parse import urlsplit
 
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 from opentelemetry.trace import SpanKind, Tracer
 
 from ..base.http_grammar import DEFAULT_PORTS
@@ -31,9 +31,9 @@ class AttemptTracer:
         self._tracer = tracer
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Make the attempt; see the layer inside.
+        """Make the attempt; answer and errors are those of the layer inside.
 
-        Cancelled, as when a hedge came first, the span says so and is no error.
+        When it is cancelled, as when a hedge came first, the span says so and is no error.
         """
         origin = urlsplit(call.origin)
         method = known_method(call.method)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import attrs
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 import trio
 
 from .attempts import AttemptKind, AttemptObserver, AttemptRecord, AttemptResult
@@ -25,13 +25,13 @@ from .request import Call, parsed_url
 from .retry import FailureKind
 from .transport import ABANDONED, BEFORE_SEND, NotProcessed, TransportClosed
 
-#: How long a connection that is given up may take to say goodbye, in seconds.
+#: How long a connection that is given up may take to close, in seconds.
 CLOSING_SECONDS = 1.0
 
-#: Names under which upstreams send the id of a request.
+#: Names of the header in which upstreams send the id of a request.
 REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 
-#: The extension of a response that is the call which brought it.
+#: The extension of a response that holds its call.
 _CALL = "sdk_trio.call"
 
 _OF_THE_BODY = frozenset({b"content-encoding", b"content-length"})
@@ -48,18 +48,21 @@ _KINDS: MappingProxyType[type[Exception], FailureKind] = MappingProxyType(
     }
 )
 
-#: What an attempt was still without when its time was over.
+#: The words for what an attempt was waiting for when its time was over.
 _WAITED_FOR = {
     FailureKind.NOT_SENT: "no connection",
     FailureKind.NO_CONNECTION_FREE: "none of our connections was free",
 }
 
-#: So much of the body of an answer without success is kept, in bytes: an explanation, no data.
+#: How many bytes of the body of an unsuccessful answer are kept: it holds an explanation, no data.
 MAX_ERROR_BYTES = 1_048_576
 
 
 class _Abandoned:
-    """What is told of an attempt that is given up while it waits, by a transport that tells."""
+    """The transport's account of an attempt that was cancelled while it waited.
+
+    It says whether the request may have reached the upstream, and which incident it waited for.
+    """
 
     __slots__ = ("_call", "incident", "kind")
 
@@ -69,7 +72,7 @@ class _Abandoned:
         self.incident: Incident | None = None
 
     def note(self, incident: Incident | None, was_sent: bool) -> None:
-        """Take what the transport knows (``ABANDONED``)."""
+        """Note the transport's account (the extension ``ABANDONED``)."""
         self.incident = incident
         if not was_sent:
             waits = incident is not None
@@ -83,12 +86,12 @@ class Attempter:
     A transport whose attribute ``tells_before_send`` is true calls the extension ``BEFORE_SEND``
     of a request, without arguments, before anything of it can reach the upstream. So a write that
     never got a connection is known not to have been executed. It calls ``ABANDONED`` when the
-    request is cancelled while it waits for a connection, so that it is known what for.
+    request is cancelled while it waits for a connection, with the incident that it waited for.
 
     Args:
         transport: sends it.
         clock: returns the current time in seconds.
-        observer: is told when an attempt starts and how it has ended.
+        observer: called when an attempt starts and when it has ended.
         on_head: called with each answer before its body is read; must not raise.
     """
 
@@ -109,15 +112,15 @@ class Attempter:
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
         """Make one attempt; return its answer, whatever the status, with the body read.
 
-        The body of a success of a streamed call is left unread. One of another status that breaks
-        or takes too long is empty, one that is too large is cut.
+        The body of a success of a streamed call is left unread. The body of an answer of another
+        status is empty if it breaks or takes too long, and cut if it is too large.
 
         Raises:
             DeadlineExceededError: the call's deadline has come; nothing is sent.
             AttemptTimeoutError: there was no whole answer in time.
             ConnectionFailedError: there will be no whole answer.
             UnexpectedAnswerError: there is a success, and its body is too large; or, after a
-                write, the body broke: what matters of it is known all the same.
+                write, the body broke: the head has said already that the write was executed.
 
         Cancelling abandons the request.
         """
@@ -138,6 +141,8 @@ class Attempter:
             response = await self._exchange(call, request, started_at, abandoned)
         except ConnectionFailedError as error:
             failure = error
+            # The upstream has not acted on this request, so the write's outcome is known: it has
+            # none.
             if error.kind is not FailureKind.UNCONFIRMED:
                 call.is_unconfirmed = False
             raise
@@ -152,7 +157,10 @@ class Attempter:
         return response
 
     def _expect_departure(self, call: Call, request: httpx.Request, abandoned: _Abandoned) -> None:
-        """Note from when on the upstream may execute a write: when it leaves, if we are told."""
+        """Arrange that the call notes the moment from which the upstream may execute a write.
+
+        That is when the request leaves, if the transport reports it, and otherwise now.
+        """
         if self._transport_tells:
             request.extensions[ABANDONED] = abandoned.note
             if not call.idempotent:
@@ -166,12 +174,13 @@ class Attempter:
         response: httpx.Response | None = None
         failure: httpx.RequestError | None = None
         limit = started_at + call.attempt_timeout
-        with trio.CancelScope(deadline=limit):  # noqa: ASYNC912 - the transport's exchange waits
+        with trio.CancelScope(deadline=limit):
             try:
                 response = await self._transport.handle_async_request(request)
                 response.request = request
                 self._on_head(call, response)
-                # The head says what became of a write, whatever becomes of the body.
+                # A success in the head means that a write was executed, whatever happens to the
+                # body: the call is no longer unconfirmed.
                 call.head, call.is_unconfirmed = response, False
                 await _take_body(response, call)
             except httpx.RequestError as error:
@@ -180,16 +189,16 @@ class Attempter:
                 assert response is not None  # noqa: S101 - only a body can be too large
                 if is_acceptable(response, call):
                     raise unread(response, call, str(error)) from None
-                return _with_body(response, error.beginning)  # noqa: ASYNC910 - as above
+                return _with_body(response, error.beginning)
             else:
-                return response  # noqa: ASYNC910 - as above
+                return response
         if response is None:
             if failure is not None:
                 raise failed(failure, call) from failure
             raise _unanswered(call, abandoned)
         if not response.is_success:
-            # The status is answer enough: of a write it tells what became of it.
-            return _with_body(response, b"")  # noqa: ASYNC910 - as above
+            # The status alone tells what happened, also to a write.
+            return _with_body(response, b"")
         ending = broken_off(failure, response, call)
         if failure is None and isinstance(ending, ConnectionFailedError):
             ending.incident = abandoned.incident
@@ -197,7 +206,8 @@ class Attempter:
 
 
 def _request(call: Call) -> httpx.Request:
-    # With a stream, httpx adds no headers of its own: ours are complete, and this costs a tenth.
+    # With a stream, httpx adds no headers of its own. Ours are complete, and this way of making a
+    # request costs a tenth of the usual one.
     request = _Request(
         call.method,
         parsed_url(call.url),
@@ -209,26 +219,26 @@ def _request(call: Call) -> httpx.Request:
 
 
 class _Request(httpx.Request):
-    """A request whose repr has no query: that may hold personal data."""
+    """A request whose repr has no query, which may hold personal data."""
 
     def __repr__(self) -> str:
         return f"<request {self.method}>"
 
 
 def is_acceptable(response: httpx.Response, call: Call) -> bool:
-    """Return whether ``response`` is what the caller is given, and no error made of it."""
+    """Return whether the caller gets ``response`` itself and not an error made of it."""
     return response.is_success or call.accepts_any_status
 
 
-async def _take_body(response: httpx.Response, call: Call) -> None:  # noqa: ASYNC910 - the exchange it is part of waits
-    """Read the body within the call's bound, or see to it that it is read within one."""
+async def _take_body(response: httpx.Response, call: Call) -> None:
+    """Read the body within the call's bound; bound a body that the caller reads itself."""
     acceptable = is_acceptable(response, call)
     limit = call.max_answer_bytes if acceptable else MAX_ERROR_BYTES
     if not response.is_closed:
         bound(response, limit=limit, keeps_beginning=not acceptable)
     if not (call.is_stream and response.is_success):
         await _read(response)
-        # What a transport in memory hands over was read before it could be bound.
+        # A transport in memory hands over a body that was read before it could be bounded.
         if limit is not None and len(response.content) > limit:
             raise TooLargeError(limit, response.content[:limit])
 
@@ -248,7 +258,7 @@ def _unanswered(call: Call, abandoned: _Abandoned) -> AttemptTimeoutError:
 
 
 def unread(response: httpx.Response, call: Call, said: str) -> UnexpectedAnswerError:
-    """Return the error for a success whose body cannot be had; ``said`` is the reason."""
+    """Return the error for a success whose body cannot be read; ``said`` is the reason."""
     message = f"the upstream answered {response.status_code}, and {said}"
     return _of_answer(UnexpectedAnswerError, response, call, message)
 
@@ -258,7 +268,7 @@ def broken_off(
 ) -> CallError:
     """Return the error for a success whose body broke, or came too late without a ``failure``.
 
-    After the head of a success a write has been executed, so it is not one of no answer.
+    After the head of a success a write has been executed, so the error is not OutcomeUnknownError.
     """
     said = f"its body stopped for {call.attempt_timeout:g} s or took that long"
     if failure is not None:
@@ -315,17 +325,18 @@ async def _read(response: httpx.Response) -> None:
     try:
         await response.aread()
     except BaseException:
-        # The stream's own method: a response whose closing was itself cancelled counts as closed.
+        # The stream is closed, not the response: httpx counts a response as closed even if its
+        # closing was cancelled, and would then leave the connection open.
         stream = response.stream
         if isinstance(stream, httpx.AsyncByteStream):
-            with trio.move_on_after(CLOSING_SECONDS, shield=True):  # noqa: ASYNC912 - closing may wait
+            with trio.move_on_after(CLOSING_SECONDS, shield=True):
                 with contextlib.suppress(httpx.HTTPError):
                     await stream.aclose()
         raise
 
 
 def failed(error: httpx.RequestError, call: Call) -> ConnectionFailedError:
-    """Translate what a transport raised; the token cannot show in the message."""
+    """Translate a transport's error; the token is masked in its message."""
     kind = _KINDS.get(type(error), FailureKind.UNCONFIRMED)
     text = mask(str(error), call.secrets) or type(error).__name__
     context: dict[str, Any] = {"kind": kind, "method": call.method, "path": call.path}
@@ -341,7 +352,7 @@ def _incident_of(error: httpx.RequestError) -> Incident | None:
 
 
 def request_id_of(response: httpx.Response, call: Call) -> str | None:
-    """Return the upstream's name of the request, None when it gave none."""
+    """Return the upstream's id of the request, None when it sent none."""
     for name in REQUEST_ID_HEADERS:
         value = response.headers.get(name)
         if value is not None:
@@ -351,19 +362,19 @@ def request_id_of(response: httpx.Response, call: Call) -> str | None:
 
 @attrs.frozen
 class CallFacts:
-    """What a successful answer does not say of its call: how many requests it took, and its id."""
+    """Facts about a call that its answer does not hold: the number of requests, and its id."""
 
     attempts: int = 1
     request_id: str | None = None
 
 
 def note_facts(response: httpx.Response, call: Call) -> None:
-    """Write down on ``response`` what :func:`facts_of` reads there."""
+    """Store the facts on ``response`` for :func:`facts_of`."""
     response.extensions[_CALL] = call
 
 
 def facts_of(response: httpx.Response) -> CallFacts:
-    """Return what is known about the call that brought ``response``."""
+    """Return the facts about the call of ``response``."""
     call = response.extensions.get(_CALL)
     if not isinstance(call, Call):
         return CallFacts()

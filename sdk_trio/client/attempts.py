@@ -1,4 +1,4 @@
-"""What is seen of the client from outside: one record an attempt, and counters. Pure."""
+"""The records and counters that hooks and metrics get: one record for each attempt. Pure."""
 
 import enum
 from collections import Counter
@@ -8,7 +8,7 @@ import attrs
 
 
 class AttemptKind(enum.StrEnum):
-    """Why an attempt was made."""
+    """The reason for an attempt."""
 
     FIRST = "first"
     RETRY = "retry"
@@ -16,7 +16,7 @@ class AttemptKind(enum.StrEnum):
 
 
 class AttemptResult(enum.StrEnum):
-    """How an attempt ended."""
+    """The end of an attempt."""
 
     ANSWERED = "answered"
     """With an answer of any status."""
@@ -51,7 +51,7 @@ class AttemptRecord:
 
 @attrs.define
 class ClientCounters:
-    """Totals since the client was made (contracts 10).
+    """Totals since the client was made.
 
     ``requests`` are finished calls by method and outcome: ``ok``, the name of the error's class
     in words (``not_found``, ``circuit_open``), or ``cancelled``. ``attempts_per_call`` is a
@@ -67,17 +67,17 @@ class ClientCounters:
 
 
 class AttemptObserver(Protocol):
-    """Whom the innermost layer tells about attempts; no method may raise or wait."""
+    """The receiver of the innermost layer's notes about attempts; no method may raise or wait."""
 
     @property
     def wants_records(self) -> bool:
-        """Return whether anybody looks at records; they need not be made otherwise."""
+        """Return whether records are wanted; otherwise none are made."""
         ...
 
     def attempt_started(self, kind: AttemptKind) -> None:
-        """A request is being handed to the transport."""
+        """Note that a request is being handed to the transport."""
         ...
 
     def attempt_ended(self, record: AttemptRecord) -> None:
-        """It has ended, in whichever way."""
+        """Note that an attempt has ended, in whichever way."""
         ...

@@ -1,8 +1,8 @@
 """The client for programs without an event loop: ``with SyncClient(settings) as client: ...``.
 
-A thread of its own runs Trio with a :class:`~sdk_trio.client.client.Client` in it; a call hands its
-work over, waits, and returns or raises what the asynchronous call would have. So both have one
-pipeline: retries, breaker, limits, errors and settings are the same.
+A thread of its own runs Trio with a :class:`~sdk_trio.client.client.Client` in it. A call hands its
+work to that thread, waits, and returns or raises as the asynchronous call would. So both clients
+have one pipeline: retries, breaker, limits, errors and settings are the same.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from contextvars import Context, copy_context
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 import outcome
 import trio
 
@@ -42,10 +42,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
 
-#: How long an interrupted call may take to end, in seconds: it closes its connection meanwhile.
+#: How long an interrupted call may take to end, in seconds; it closes its connection meanwhile.
 INTERRUPT_SECONDS = 5.0
 
-#: How long what is under way may go on once the client is being closed, in seconds.
+#: How long calls under way may go on once the client is being closed, in seconds.
 CLOSING_SECONDS = 5.0
 
 _CLOSED = "the client is closed: make a new one"
@@ -56,12 +56,12 @@ class ClientClosedError(RuntimeError):
 
 
 class _Job:
-    """Something that the thread does while its caller waits."""
+    """One piece of work that the thread does while its caller waits."""
 
     def __init__(self, function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> None:
         self.function = function
         self.arguments = arguments
-        # The caller's context: its trace and the fields of its log hold in the call, too.
+        # The caller's context variables, so that its trace and its log fields hold in the call.
         self.context: Context = copy_context()
         self.scope = trio.CancelScope()
         self.has_begun = False
@@ -69,7 +69,8 @@ class _Job:
         self.error: BaseException | None = RuntimeError(
             "the client was closed while this call was under way; a write may have been executed"
         )
-        # Held until the job has ended: the cheapest thing to wait for that an interrupt ends.
+        # A lock that is held until the job has ended: of all things to wait for that Ctrl-C can
+        # interrupt, it is the cheapest.
         self.ended = threading.Lock()
         self.ended.acquire()
 
@@ -90,18 +91,20 @@ class _Loop:
         self.process: int = os.getpid()
         self.thread: threading.Thread | None = None
 
-    # What other threads call.
+    # -- called by other threads
 
     @property
     def is_open(self) -> bool:
-        """Return whether :meth:`start` has come to its end."""
+        """Return whether :meth:`start` has finished."""
         return self._token is not None
 
     def start(self) -> None:
-        """Start the thread and wait until the client is open; raises why it is not.
+        """Start the thread and wait until the client is open; raise the error if it cannot open.
 
-        Once more after an interrupt, it goes on waiting.
+        Called again after an interrupt, it goes on waiting.
         """
+        # The thread itself takes the lock, so two threads may be started here after an interrupt;
+        # the second one finds the lock taken and ends.
         if not self._begun.locked():
             threading.Thread(target=self._run, name="sdk-trio-client", daemon=True).start()
         self._opened.wait()
@@ -109,7 +112,7 @@ class _Loop:
             raise self._error
 
     def do(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Await ``function(*arguments)`` in the thread, and return or raise what it does."""
+        """Await ``function(*arguments)`` in the thread; return its result or raise its error."""
         job = _Job(function, arguments)
         assert self._token is not None  # noqa: S101 - start() has returned
         try:
@@ -118,6 +121,9 @@ class _Loop:
         except trio.RunFinishedError:
             raise ClientClosedError(_CLOSED) from self._error
         except BaseException:  # an interrupt of the caller's thread
+            # Ctrl-C cancels the call in the thread as well, and waits until its connection is
+            # closed: otherwise a write could still leave after the program believes that it was
+            # stopped.
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._interrupt, job)
                 job.ended.acquire(timeout=INTERRUPT_SECONDS)
@@ -130,15 +136,17 @@ class _Loop:
             del job  # its error's traceback holds this frame
 
     def stop(self) -> None:
-        """Close the client and wait for the thread, unless this is the thread itself."""
+        """Close the client and wait for the thread, unless the caller is that thread."""
         if self._token is None or self.process != os.getpid():
             return
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._stop.set)
+        # Twice the time that calls under way get: the client's own closing comes after it. The
+        # thread is a daemon, so a hang beyond that cannot keep the process alive.
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(2 * CLOSING_SECONDS)
 
-    # What the thread does.
+    # -- runs in the thread
 
     def _run(self) -> None:
         if not self._begun.acquire(blocking=False):
@@ -148,6 +156,7 @@ class _Loop:
         if isinstance(ended, outcome.Error):
             self._error = ended.error
         self._opened.set()
+        # Callers of jobs that never came to their end must not wait for ever.
         for job in self._jobs:
             job.ended.release()
 
@@ -156,13 +165,14 @@ class _Loop:
             await self._serve(nursery)
 
     async def _serve(self, nursery: trio.Nursery) -> None:
-        # Leaving the client gives what is under way its errors, as in a program of Trio's.
+        # Leaving the client ends the calls under way with errors, as in a Trio program.
         try:
             async with self._client:
                 self._nursery, self._token = nursery, trio.lowlevel.current_trio_token()
                 self._opened.set()
                 await self._stop.wait()
                 self._nursery = None
+                # Calls that have begun may finish within this time; no new ones are accepted.
                 nursery.cancel_scope.deadline = trio.current_time() + CLOSING_SECONDS
                 for held in self._held:
                     held.let_go()
@@ -203,7 +213,7 @@ class _Loop:
             job.ended.release()
 
     async def hold(self, context: AbstractAsyncContextManager[T]) -> "_Held[T]":
-        """Enter ``context`` in a task of its own, which is where it has to be left, too."""
+        """Enter ``context`` in a task of its own; Trio's scopes must be left in the same task."""
         if self._nursery is None:
             raise ClientClosedError(_CLOSED)
         held = _Held[T]()
@@ -239,11 +249,11 @@ class _Held(Generic[T]):
             self._left.set()
 
     def let_go(self) -> None:
-        """Have the context left."""
+        """Tell the task to leave the context."""
         self._leave.set()
 
     async def leave(self) -> None:
-        """Leave the context, and raise what leaving it raises."""
+        """Leave the context, and raise the error of leaving it, if any."""
         self._leave.set()
         await self._left.wait()
         if self._error is not None:
@@ -253,7 +263,7 @@ class _Held(Generic[T]):
 class Portal:
     """The way into the client's thread, from any other; the thread starts with the first call.
 
-    It is the sender of the blocking operations, and closes with the last that refers to it.
+    It is the sender of the blocking operations, and closes when nothing refers to it any more.
     """
 
     def __init__(self, client: Client) -> None:
@@ -263,7 +273,7 @@ class Portal:
         self._is_closed = False
 
     def run(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Await ``function(*arguments)`` beside the client, and return or raise what it does.
+        """Await ``function(*arguments)`` beside the client; return its result or raise its error.
 
         Raises:
             RuntimeError: the client is closed, belongs to the process that forked this one, or
@@ -272,7 +282,7 @@ class Portal:
         return self.opened().do(function, *arguments)
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await ``coroutine`` beside the client, and return or raise what it does."""
+        """Await ``coroutine`` beside the client; return its result or raise its error."""
         try:
             value: T = self.run(_awaited, coroutine)
         except ClientClosedError:
@@ -281,7 +291,7 @@ class Portal:
         return value
 
     def run_sync(self, function: Callable[[], T]) -> T:
-        """Call ``function`` in the client's thread, whose clock is what it may ask."""
+        """Call ``function`` in the client's thread, so that it may ask Trio for the time."""
 
         async def call() -> T:
             await trio.lowlevel.checkpoint()
@@ -290,7 +300,7 @@ class Portal:
         return self.run(call)
 
     def enter(self, context: AbstractAsyncContextManager[T]) -> "tuple[T, Callable[[], None]]":
-        """Enter ``context`` beside the client; return its value and what leaves it."""
+        """Enter ``context`` beside the client; return its value and a function that leaves it."""
         loop = self.opened()
         held = loop.do(loop.hold, context)
         return held.value, lambda: loop.do(held.leave)
@@ -310,7 +320,8 @@ class Portal:
         return loop
 
     def _open(self) -> _Loop:
-        # Before the lock: in a forked process it may be held by a thread that is not there.
+        # Checked before the lock is taken: in a forked process, a thread that does not exist there
+        # may hold it.
         self._check_process(self._loop)
         with self._lock:
             if self._is_closed:
@@ -337,7 +348,7 @@ class Portal:
             )
 
     def close(self) -> None:
-        """Close the client and end the thread; a second time does nothing."""
+        """Close the client and end the thread; a second call does nothing."""
         self._is_closed = True
         loop = self._loop
         if loop is None or loop.process != os.getpid():
@@ -346,11 +357,11 @@ class Portal:
             loop.stop()
 
     async def send(self, call: PreparedCall) -> httpx.Response:
-        """Send ``call`` in the client's thread, where blocking operations have it awaited."""
+        """Send ``call``; blocking operations have this awaited in the client's thread."""
         return await self.client.sender.send(call)
 
     def stream(self, call: PreparedCall) -> AbstractAsyncContextManager[httpx.Response]:
-        """As :meth:`send`, with a body that is still to be read."""
+        """Send ``call`` as :meth:`send` does, and leave the body to be read."""
         return self.client.sender.stream(call)
 
 
@@ -358,7 +369,7 @@ class BlockingOperation(OperationMethod[P, Result]):
     """An operation that is ready to be called, and returns when it has ended.
 
     Its arguments are those of the asynchronous one: path parameters by position or name, others by
-    name; ``query={...}`` and ``body={...}`` add what is newer than this client.
+    name; ``query={...}`` and ``body={...}`` add fields that are newer than this client.
     """
 
     __doc__: Any = OfInstance(__doc__, description_of)
@@ -463,7 +474,7 @@ def _read(
     function: Callable[..., Awaitable[T]],
     *arguments: Any,
 ) -> T:
-    """Read on in an answer that is under way, which the end of the client breaks off."""
+    """Read on in an answer that is under way; closing the client breaks it off."""
     try:
         return portal.run(function, *arguments)
     except ClientClosedError as error:
@@ -528,7 +539,8 @@ class SyncRows(Iterator[dict[str, str]]):
 
     def __next__(self) -> dict[str, str]:
         if not self._rows:
-            # All that have arrived: one visit to the thread for each row would cost more than it.
+            # All rows that have arrived are taken at once: a visit to the thread for each row would
+            # cost more than reading the row.
             self._rows.extend(_read(self._portal, self.response, self._source.batch))
         if not self._rows:
             raise StopIteration
@@ -614,10 +626,10 @@ class SyncClient(SyncResources, path=""):
         settings: validated settings.
         transport: sends requests in place of the client's own connections.
         budget: how fast the retry budget fills.
-        sources: where time and chance come from.
+        sources: clock, randomness and keys; tests put their own in.
 
     Raises:
-        OptionsValidationError: the settings lack what a client needs.
+        OptionsValidationError: the settings lack something that a client needs.
         RuntimeError: from calls, once it is closed, or in a process forked after it was opened.
     """
 
@@ -646,7 +658,7 @@ class SyncClient(SyncResources, path=""):
         self.close()
 
     def close(self) -> None:
-        """Close the connections and end the thread; what is under way ends with an error."""
+        """Close the connections and end the thread; calls under way end with an error."""
         self._portal.close()
 
     def request(
@@ -660,7 +672,7 @@ class SyncClient(SyncResources, path=""):
         options: CallOptions = NO_OPTIONS,
         **fields: Unpack[OptionFields],
     ) -> httpx.Response:
-        """Call what has no method of its own, or see an answer as it came.
+        """Call a route that has no method of its own, or get an answer as it came.
 
         Arguments, answer and errors are those of the asynchronous client's ``request``.
         """
@@ -683,7 +695,7 @@ class SyncClient(SyncResources, path=""):
         options: CallOptions = NO_OPTIONS,
         **fields: Unpack[OptionFields],
     ) -> SyncStream:
-        """As :meth:`request`, for bodies that do not fit into memory.
+        """Make a call as :meth:`request` does, for bodies that do not fit into memory.
 
         ``with client.stream("GET", "/orders/export") as answer``, then ``answer.iter_bytes()``.
         """
@@ -698,7 +710,7 @@ class SyncClient(SyncResources, path=""):
     def with_options(
         self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
     ) -> Self:
-        """Return a view of this client whose calls do something otherwise; it shares everything."""
+        """Return a view of this client with other options for its calls; it shares everything."""
         view = copy.copy(self)
         view._options = self._options.merged_with(options).merged_with(CallOptions(**fields))
         return view
@@ -709,12 +721,12 @@ class SyncClient(SyncResources, path=""):
 
     @property
     def plan(self) -> ClientPlan:
-        """Return what is in force; its ``repr`` masks the token."""
+        """Return the plan in force; its ``repr`` masks the token."""
         return self._portal.client.plan
 
     @property
     def counters(self) -> ClientCounters:
-        """Return the totals so far; they count on, so copy what you compare."""
+        """Return the totals so far; they go on counting, so copy the numbers that you compare."""
         return self._portal.client.counters
 
     @property

@@ -1,11 +1,13 @@
-"""The circuit breaker: closed, open, probing with one probe (spec 3.2, contracts 5). Pure.
+"""The circuit breaker: closed, open, probing with one probe. Pure.
 
 Every admitted attempt holds a permit of the breaker's *generation*. Each change of state begins a
-new generation, and what is reported under an older one changes nothing, so an attempt that was
-sent before an outage cannot close or reopen the circuit after it.
+new generation, and a report under an older one changes nothing, so an attempt that was sent before
+an outage cannot close or reopen the circuit after it.
 
-An attempt's failure may name its *incident*: what befell a connection or a dial, with all the
-attempts that rode on it. However many of them report it, it is one failure.
+An attempt's failure may name its *incident*: the failure of a connection or a dial that carried
+several attempts. However many of them report it, it is one failure: twenty calls on one HTTP/2
+connection would else open the circuit at its first reset
+(docs/adr/0028-one-event-one-failure.md).
 """
 
 import enum
@@ -15,13 +17,13 @@ from weakref import WeakSet
 
 import attrs
 
-#: What a refused call is told to wait while a probe is out, in seconds: how long that takes is
-#: not known, and the next state is usually seconds away at most.
+#: The ``retry_after`` of a refusal while a probe is out, in seconds. How long the probe takes is
+#: not known, and it usually decides within seconds.
 PROBE_HINT_SECONDS = 1.0
 
 
 class BreakerState(enum.StrEnum):
-    """What the breaker does with the next attempt."""
+    """The states of a breaker, named by what it does with the next attempt."""
 
     CLOSED = "closed"
     """Attempts pass."""
@@ -34,7 +36,7 @@ class BreakerState(enum.StrEnum):
 
 
 class AttemptOutcome(enum.Enum):
-    """What an attempt says about the health of the server."""
+    """The evidence of an attempt about the health of the server."""
 
     SUCCESS = enum.auto()
     """The server answered as a healthy one does; a 404 or a 429 is such an answer."""
@@ -46,7 +48,7 @@ class AttemptOutcome(enum.Enum):
 
 @attrs.frozen
 class BreakerPolicy:
-    """When a circuit opens and for how long (spec 2.2).
+    """The conditions under which a circuit opens, and for how long.
 
     ``failure_threshold`` consecutive failures (at least 1) within ``sampling_seconds``, measured
     from the first of them to the last, open it for ``break_seconds``.
@@ -59,7 +61,7 @@ class BreakerPolicy:
 
 @attrs.frozen
 class Permit:
-    """Leave to make one attempt; give it back with :meth:`CircuitBreaker.report` exactly once."""
+    """A permit for one attempt; give it back with :meth:`CircuitBreaker.report` exactly once."""
 
     generation: int
     is_probe: bool
@@ -67,7 +69,7 @@ class Permit:
 
 @attrs.frozen
 class Refusal:
-    """No leave: try again in ``retry_after`` seconds; None when only ``close`` can help."""
+    """A refusal: try again in ``retry_after`` seconds; None when only ``close`` can help."""
 
     retry_after: float | None
 
@@ -98,7 +100,8 @@ class CircuitBreaker:
         self._probe_is_out = False
         self._opens_until = 0.0
         self._failures: deque[float] = deque(maxlen=policy.failure_threshold)
-        # Weak: an incident that no error holds any longer cannot be reported again.
+        # Weak references suffice: an incident that no error holds any longer cannot be reported
+        # again, and the set stays as small as the number of errors in flight.
         self._counted: WeakSet[object] = WeakSet()
 
     @property
@@ -114,7 +117,7 @@ class CircuitBreaker:
         return self._probe_is_out
 
     def acquire(self) -> Permit | Refusal:
-        """Ask for leave to make one attempt, now."""
+        """Return a permit to make one attempt now, or a refusal."""
         if self._state is BreakerState.CLOSED:
             return Permit(self._generation, is_probe=False)
         if self._state is BreakerState.ISOLATED:
@@ -125,7 +128,8 @@ class CircuitBreaker:
                 return Refusal(retry_after=wait)
         elif self._probe_is_out:
             return Refusal(retry_after=PROBE_HINT_SECONDS)
-        # A generation of its own for each probe: the report of an abandoned one cannot decide.
+        # Each probe has a generation of its own, so that the late report of an abandoned probe
+        # cannot decide for the present one.
         self._become(BreakerState.PROBING)
         self._probe_is_out = True
         return Permit(self._generation, is_probe=True)
@@ -135,9 +139,11 @@ class CircuitBreaker:
     ) -> None:
         """Say how the attempt of ``permit`` ended; an older generation's report is ignored.
 
-        ``incident`` is what the attempt shares with others, None when it failed by itself. It is
-        known by its identity, and a second failure of it is ``NEUTRAL``.
+        ``incident`` is the cause that the attempt shares with others, None when it failed by
+        itself. It is known by its identity, and a second failure of it is ``NEUTRAL``.
         """
+        # The attempt began before the last change of state, so it says nothing about the server
+        # now.
         if permit.generation != self._generation:
             return
         if outcome is AttemptOutcome.FAILURE and incident is not None:
@@ -146,6 +152,7 @@ class CircuitBreaker:
             self._counted.add(incident)
         if permit.is_probe:
             self._decide_probe(outcome)
+        # Failures count while they are consecutive: a server that answers in between is not down.
         elif outcome is AttemptOutcome.SUCCESS:
             self._failures.clear()
         elif outcome is AttemptOutcome.FAILURE:
@@ -164,6 +171,7 @@ class CircuitBreaker:
             self._become(BreakerState.CLOSED)
         elif outcome is AttemptOutcome.FAILURE:
             self._open()
+        # A probe that was cancelled, or never left, proves nothing: the next attempt is the probe.
         else:
             self._become(BreakerState.PROBING)
 

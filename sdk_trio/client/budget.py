@@ -1,4 +1,4 @@
-"""The retry budget: what a client may send beyond first attempts. Pure.
+"""The retry budget: how many attempts a client may send beyond first ones. Pure.
 
 When an upstream is down, retries multiply its load exactly when it can bear the least. Retries and
 hedges share one budget that first attempts fill, so the extra load stays a fixed share of the
@@ -12,7 +12,7 @@ import attrs
 
 @attrs.frozen
 class BudgetPolicy:
-    """How fast the budget fills.
+    """The rates at which the budget fills.
 
     ``deposit_per_call`` is added by each first attempt; ``floor_per_second`` by time, up to
     ``floor_seconds`` worth of it, which is also the balance at the start. ``maximum`` bounds what
@@ -46,17 +46,19 @@ class RetryBudget:
 
     @property
     def balance(self) -> float:
-        """Return what is there to spend now."""
+        """Return the present balance."""
         self._accrue()
         return self._balance
 
     def deposit(self) -> None:
-        """A first attempt is being sent."""
+        """Fill the budget for one first attempt."""
         self._accrue()
         self._balance = min(self.policy.maximum, self._balance + self.policy.deposit_per_call)
 
     def withdraw(self) -> bool:
-        """Pay for one retry or hedge; False when the budget does not hold that much."""
+        """Pay for one retry or hedge; return False when the balance is below 1."""
+        # No debts: an upstream that is down meets a fixed share of the normal load, not a queue of
+        # retries that were promised earlier.
         self._accrue()
         if self._balance < 1.0:
             return False
@@ -64,12 +66,14 @@ class RetryBudget:
         return True
 
     def refund(self) -> None:
-        """Give back what was paid for an attempt that was never sent."""
+        """Give back the price of an attempt that was never sent."""
         self._accrue()
         self._balance = min(self.policy.maximum, self._balance + 1.0)
 
     def _accrue(self) -> None:
         now = self._clock()
+        # Time fills the budget up to the reserve only. Deposits of calls may go beyond it, up to
+        # the maximum, so a quiet client does not save up a storm.
         if self._balance < self.policy.reserve:
             earned = (now - self._updated_at) * self.policy.floor_per_second
             self._balance = min(self.policy.reserve, self._balance + earned)

@@ -1,4 +1,4 @@
-"""From what is asked for to a call on its way: headers, token, key, deadline."""
+"""The making of calls: method, address, headers, token, idempotency key and options."""
 
 import platform
 import random
@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 import attrs
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 import trio
 
 from .._version import __version__
@@ -44,7 +44,7 @@ FORM_TYPE = "application/x-www-form-urlencoded"
 
 @attrs.frozen(kw_only=True)
 class Sources:
-    """Where a client gets time and chance from; tests put their own in.
+    """The clock, randomness and keys of a client; tests put their own in.
 
     ``clock`` must be the one that Trio's deadlines are on. ``random`` returns 0 to 1, ``new_key``
     a text that was never used before.
@@ -57,12 +57,12 @@ class Sources:
 
 
 class Caller:
-    """Turns what is asked for into a :class:`Call` and sends it; the views of a client share it.
+    """Makes a :class:`Call` of a request's arguments and sends it; a client's views share it.
 
     An async context manager: it is open while its transport is.
 
     Args:
-        plan: what is in force.
+        plan: the settings in the form that the client uses.
         transport: sends requests; entered and left with the client.
         sources: time and chance.
         budget: how fast the retry budget fills.
@@ -89,14 +89,16 @@ class Caller:
         self._secrets: tuple[str, ...] = (plan.access_token,)
 
     def prepare(self, wanted: ClientPlan) -> Callable[[], None]:
-        """Return what puts of ``wanted`` into force what a reload can change.
+        """Check ``wanted`` and return a function that puts its reloadable part into force.
 
-        That is the rate, for whoever waits already too; the token, the timeouts, retries and
-        hedging for every call that is put together from then on.
+        That is the rate, also for calls that wait already; and token, timeouts, retries and
+        hedging for every call that is made from then on.
 
         Raises:
             ValueError: the token cannot be sent.
         """
+        # Addresses and connection settings are left out, because open connections and breakers
+        # belong to them. A changed one takes a restart.
         plan = attrs.evolve(
             self.plan,
             access_token=wanted.access_token,
@@ -117,6 +119,8 @@ class Caller:
         return commit
 
     async def __aenter__(self) -> Self:
+        # The counters, breakers and budget outlive the closing, so that they can be read
+        # afterwards. Opening again would mix them with those of the second life.
         if self._pipeline is not None:
             raise RuntimeError("a client is opened once: make another one")
         await self._transport.__aenter__()
@@ -142,6 +146,7 @@ class Caller:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # The pipeline first: calls that wait between attempts must not find a closed transport.
         self._is_open = False
         if self._pipeline is not None:
             self._pipeline.close()
@@ -149,10 +154,10 @@ class Caller:
 
     @property
     def pipeline(self) -> Pipeline:
-        """Return the pipeline of a client that is open, or was.
+        """Return the pipeline of a client that is open or was open.
 
         Raises:
-            NotRunningError: it never was.
+            NotRunningError: it was never opened.
         """
         if self._pipeline is None:
             raise NotRunningError("the client is not open: use it inside 'async with Client(...)'")
@@ -167,7 +172,7 @@ class Caller:
         return ResponseStream(self._call_of(call, is_stream=True), self.bring)
 
     async def bring(self, call: Call) -> httpx.Response:
-        """Send ``call`` down the pipeline.
+        """Send ``call`` through the pipeline.
 
         Raises:
             NotRunningError: the client is not open.
@@ -206,11 +211,11 @@ class Caller:
     ) -> Call:
         """Put one call together; its deadline is set when it is sent.
 
-        The body of a stream is the caller's to bound: the settings' limit is for what is taken
-        into memory.
+        The caller bounds the body of a stream: the settings' limit is for bodies that are read into
+        memory.
 
         Raises:
-            TypeError, ValueError: ``method`` is none, ``path`` is none below the base path, or
+            TypeError, ValueError: ``method`` is no method, ``path`` is not below the base path, or
                 something cannot be sent.
         """
         plan = self.plan
@@ -228,6 +233,7 @@ class Caller:
             added[plan.organization_header] = options.organization_id
         if content_type is not None:
             added["Content-Type"] = content_type
+        # A request of these methods has a length even without a body (RFC 9110, 8.6).
         if content is not None or method in METHODS_WITH_BODY:
             added["Content-Length"] = str(len(content or b""))
         if options.headers:
@@ -235,6 +241,7 @@ class Caller:
             secrets = (*secrets, *credentials_in(options.headers))
         attempt_timeout = chosen(options.attempt_timeout, plan.attempt_timeout)
         max_retries = chosen(options.max_retries, plan.retry.max_retries)
+        # Computed for each call: its own options for timeout and retries change the time it needs.
         total_timeout = plan.total_timeout or plan.total_timeout_of(
             attempt_timeout=attempt_timeout, max_retries=max_retries
         )

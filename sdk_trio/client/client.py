@@ -1,4 +1,8 @@
-"""The client of the upstream API (spec 1, 5 and 9)."""
+"""The client of the upstream API: the class that programs use.
+
+It holds no logic of calls itself: ``resources`` and ``operation`` know the operations, ``caller``
+makes a call of them, ``pipeline`` retries, limits and hedges it, ``transport`` sends it.
+"""
 
 import copy
 from collections.abc import Callable
@@ -6,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import attrs
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 
 from ..base.logs import get_logger
 from ..config import Settings
@@ -52,19 +56,19 @@ LIVE_KEYS = (
 class Client(Resources, path=""):
     """The client of the upstream API: ``async with Client(settings) as client: ...``.
 
-    Its attributes are the upstream's resources (``client.orders.get(id)``); :meth:`request` is the
-    way to everything else. All tasks of a program can share one client. Every call is retried,
-    hedged, limited and given up as the settings say (spec 2.1, 2.2).
+    Its attributes are the upstream's resources (``client.orders.get(id)``); :meth:`request` reaches
+    every other route. All tasks of a program can share one client. The settings
+    (docs/reference/configuration.md) say how calls are retried, hedged, limited and given up.
 
     Args:
         settings: validated settings.
         transport: sends requests in place of the client's own connections; it is entered and left
             with the client. Its errors must be httpx's.
         budget: how fast the retry budget fills.
-        sources: where time and chance come from.
+        sources: clock, randomness and keys; tests put their own in.
 
     Raises:
-        OptionsValidationError: the settings lack what a client needs.
+        OptionsValidationError: the settings lack something that a client needs.
     """
 
     def __init__(
@@ -105,10 +109,11 @@ class Client(Resources, path=""):
         await self._calls.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - the transport bounds it
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
-        """Return what puts :data:`LIVE_KEYS` of ``settings`` into force, and nothing else of them.
+        """Check ``settings`` and return a function that puts its :data:`LIVE_KEYS` into force.
 
-        Calls that have begun, and their retries, keep the token and the times that they began
-        with. The rate counts at once: who waits for leave to send keeps the place in the order.
+        All other settings stay as they are. Calls that have begun, and their retries, keep the
+        token and the times that they began with. The rate counts at once: queued calls keep their
+        position.
 
         Raises:
             OptionsValidationError: the token is missing or cannot be sent; nothing has changed.
@@ -132,21 +137,21 @@ class Client(Resources, path=""):
         options: CallOptions = NO_OPTIONS,
         **fields: Unpack[OptionFields],
     ) -> httpx.Response:
-        """Call what has no method of its own, or see an answer as it came.
+        """Call a route that has no method of its own, or get an answer as it came.
 
         Args:
             method: the HTTP method.
             path: exact, below the base path, with its slash at the end if it has one.
             params: the query; a list repeats its key, None is left out.
-            json: a body, of anything that has a form in JSON.
-            content: a body as it is; ``headers`` should then say what it is.
-            options: what this call does otherwise; ``fields`` are the same as keywords.
+            json: a body, of any values that have a form in JSON.
+            content: a body as bytes; ``headers`` should then name its media type.
+            options: options of this call; ``fields`` are the same as keywords.
 
         Returns:
             The answer, its body read.
 
         Raises:
-            ApiError: the upstream answered, and not with success (spec 7).
+            ApiError: the upstream answered, and not with success.
             OutcomeUnknownError: a write was sent and may or may not have been executed.
             UnexpectedAnswerError: a success, larger than ``max_answer_bytes`` or, of a write,
                 broken: the write has been executed.
@@ -161,7 +166,8 @@ class Client(Resources, path=""):
         except (TypeError, ValueError) as error:
             raise without_frames(error)  # noqa: B904 - it is the same error
         finally:
-            # Reports of a failure show variables: neither body nor credentials may be among them.
+            # Reports of a failure, such as Sentry's, hold the variables of each frame: neither
+            # body nor credentials may be among them.
             del params, json, content, options, fields
         return await self._calls.bring(call)
 
@@ -176,12 +182,12 @@ class Client(Resources, path=""):
         options: CallOptions = NO_OPTIONS,
         **fields: Unpack[OptionFields],
     ) -> ResponseStream:
-        """As :meth:`request`, for bodies that do not fit into memory.
+        """Make a call as :meth:`request` does, for bodies that do not fit into memory.
 
         ``async with client.stream("GET", "/orders/export") as response``, then
         ``response.aiter_bytes()`` or one of its relatives. The head is retried as any answer is,
-        never hedged; what goes wrong with the body is raised while it is read. Its size is bounded
-        only by the option ``max_answer_bytes``.
+        never hedged; errors of the body are raised while it is read. Its size is bounded only by
+        the option ``max_answer_bytes``.
         """
         try:
             call = self._call(method, path, params, json, content, options, fields, is_stream=True)
@@ -194,7 +200,7 @@ class Client(Resources, path=""):
     def with_options(
         self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
     ) -> Self:
-        """Return a view of this client whose calls do something otherwise.
+        """Return a view of this client with other options for its calls.
 
         ``client.with_options(max_retries=0, total_timeout=2).orders.list()``. It shares
         everything with the client: connections, budget, breakers, limits, counters.
@@ -206,25 +212,25 @@ class Client(Resources, path=""):
     def on_attempt(self, hook: HookType) -> HookType:
         """Call ``hook`` with the :class:`AttemptRecord` of every attempt when it has ended.
 
-        It runs in the task of the call and must not block. What it raises is logged. Also usable
-        as a decorator; returns ``hook``.
+        It runs in the task of the call and must not block. Its exceptions are logged. It returns
+        ``hook``, so that it can be used as a decorator.
         """
         self._calls.hooks.append(hook)
         return hook
 
     @property
     def sender(self) -> Sender:
-        """Return what sends the calls of the operations."""
+        """Return the sender of the operations' calls."""
         return self._calls
 
     @property
     def plan(self) -> ClientPlan:
-        """Return what is in force; its ``repr`` masks the token."""
+        """Return the plan in force; its ``repr`` masks the token."""
         return self._calls.plan
 
     @property
     def counters(self) -> ClientCounters:
-        """Return the totals so far; they count on, so copy what you compare."""
+        """Return the totals so far; they go on counting, so copy the numbers that you compare."""
         return self._calls.pipeline.counters
 
     @property

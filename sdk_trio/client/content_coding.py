@@ -1,19 +1,20 @@
-"""The bodies of answers, decompressed within a bound (RFC 9110, 8.4).
+"""Decompression of answers' bodies within a bound (RFC 9110, 8.4).
 
-httpx's own decoders give all that a piece of the body decompresses to, however much that is: 600
-KiB of gzip can hold 600 MiB. The one here stops at the bound, while it decompresses.
+httpx's own decoders return everything that a piece of the body decompresses to, however much that
+is: 600 KiB of gzip can hold 600 MiB. This one stops at the bound while it decompresses.
 """
 
 import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator
 
-import httpx  # noqa: ASYNC127 - for its errors and streams, nothing is sent here
+import httpx
 import trio
 
-#: So much is decompressed at a time, in bytes.
+#: The most bytes that one step of decompression returns, so that the bound is checked in between.
 _STEP = 65_536
 
-#: More codings on top of each other are no answer but an attack.
+#: The most codings on top of each other. Servers use one; each further one multiplies the size that
+#: a small body can expand to.
 _MOST_CODINGS = 3
 
 _KNOWN = frozenset({"gzip", "x-gzip", "deflate"})
@@ -22,7 +23,7 @@ _ZLIB_HEAD_BYTES = 2
 
 
 class TooLargeError(Exception):
-    """A body is larger than its bound; ``beginning`` is what came before, if it was to be kept."""
+    """A body is larger than its bound; ``beginning`` holds the bytes up to it, if wanted."""
 
     def __init__(self, limit: int, beginning: bytes) -> None:
         self.limit = limit
@@ -35,7 +36,7 @@ class BoundedBody:
 
     Args:
         codings: the values of ``Content-Encoding``, the outermost last. ``gzip`` and ``deflate``
-            are known: nothing else is asked for.
+            are known; requests ask for no other.
         limit: bytes that the body may have, compressed and not; None for no bound.
         keeps_beginning: the bytes up to the bound are in the error.
 
@@ -55,7 +56,7 @@ class BoundedBody:
         self._kept: list[bytes] | None = [] if keeps_beginning else None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what ``data`` decompresses to, in pieces of 64 KiB at most where it does.
+        """Yield the decompressed ``data``, in pieces of 64 KiB at most if it is compressed.
 
         Raises:
             TooLargeError: the body exceeds the bound.
@@ -64,8 +65,9 @@ class BoundedBody:
         if self._refusal:
             raise httpx.DecodingError(self._refusal)
         self._received += len(data)
-        # Data that cannot be compressed are a little longer when they are; an endless row of empty
-        # gzip members is nothing, for ever.
+        # The compressed size is bounded as well, because an endless row of empty gzip members
+        # decompresses to nothing for ever. Incompressible data grow a little when compressed, so
+        # that bound is somewhat wider.
         if self._layers:
             self._check(self._received - self._received // 8 - 1024)
         pieces: Iterator[bytes] = iter((data,))
@@ -93,10 +95,10 @@ class BoundedBody:
         self._check(self._decoded)
 
     def end(self) -> None:
-        """Take note of the body's end.
+        """Check the body's end.
 
         Raises:
-            httpx.DecodingError: it came before the compressed data's own.
+            httpx.DecodingError: the body ended before the compressed data did.
         """
         if self._received and not all(layer.has_ended for layer in self._layers):
             raise httpx.DecodingError("the answer ends before its compressed data do")
@@ -128,10 +130,10 @@ class BoundedStream(httpx.AsyncByteStream):
             return data
         piece = next(self._pieces, None)
         if piece is not None:
-            # One part can be a thousand pieces, which must not hold up everybody else.
+            # One part can decompress to a thousand pieces; the checkpoint lets other tasks run.
             await trio.lowlevel.checkpoint()
             return piece
-        while piece is None:  # noqa: ASYNC913 - the stream waits
+        while piece is None:
             try:
                 data = await anext(self._parts)
             except StopAsyncIteration:
@@ -139,10 +141,10 @@ class BoundedStream(httpx.AsyncByteStream):
                 raise
             self._pieces = self._body.feed(data)
             piece = next(self._pieces, None)
-        return piece  # noqa: ASYNC910 - the loop ran
+        return piece
 
     async def aclose(self) -> None:
-        """Close the stream, and its iterator: a generator would hold the connection."""
+        """Close the stream and its iterator, because a generator would hold the connection."""
         close = getattr(self._parts, "aclose", None)
         if close is not None:
             await close()
@@ -150,10 +152,11 @@ class BoundedStream(httpx.AsyncByteStream):
 
 
 def bound(response: httpx.Response, *, limit: int | None, keeps_beginning: bool = False) -> None:
-    """Let the body of ``response``, which is still to be read, be decompressed within a bound.
+    """Have the unread body of ``response`` decompressed within a bound when it is read.
 
-    The headers that speak of it as compressed are taken away, so that nobody tries again. One that
-    says its length, as whoever receives it sees to, and is within the bound passes as it is.
+    The headers that describe a compressed body are removed, so that httpx does not decompress it
+    again. A body whose announced length is within the bound, and which is not compressed, passes
+    untouched: the connection checks its length.
     """
     codings: list[str] = []
     length: int | None = None
@@ -201,14 +204,14 @@ class _Zlib:
     def _inflate(self, data: bytes) -> Iterator[bytes]:
         while data:
             if self._inflater.eof:
-                # A gzip file may have several members (RFC 1952, 2.2); anything else that follows
+                # A gzip file may have several members (RFC 1952, 2.2); any other data that follow
                 # the end is padding, which every reader ignores.
                 if not (self._is_gzip and data.startswith(_GZIP_MAGIC)):
                     return
                 self._inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
             piece = self._begin(data) if not self._has_begun else self._step(data)
             yield piece
-            # After a full step more may wait inside, though all of the data was taken.
+            # After a full step zlib may hold more output, although it has taken all of the input.
             while not self._inflater.eof and (
                 self._inflater.unconsumed_tail or len(piece) == _STEP
             ):

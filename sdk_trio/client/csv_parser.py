@@ -7,11 +7,12 @@ import codecs
 import re
 from collections import Counter
 
-#: Longest row in characters. A quote that is never closed would otherwise gather the whole file.
+#: The longest row in characters. A quote that is never closed would otherwise have the whole file
+#: kept in memory as one row.
 LONGEST_ROW = 1_048_576
 
-#: One cell, up to the comma after it or the row's end. The csv module of the standard library
-#: would do, but for its limit on a cell's length, which is one for the whole process.
+#: One cell, up to the comma after it or the row's end. The csv module of the standard library is
+#: not used, because its limit on a cell's length is one setting for the whole process.
 _CELL = re.compile(r'(?:"((?:[^"]++|"")*+)"|([^,"][^,]*+)?)(,|\Z)')
 
 
@@ -32,7 +33,7 @@ class CsvParser:
         self._count = 0
 
     def feed(self, data: bytes) -> list[dict[str, str]]:
-        """Return the rows that are complete with ``data``.
+        """Take ``data`` and return the rows that it completes.
 
         Raises:
             ValueError: the data are no UTF-8, or a row has other cells than the columns.

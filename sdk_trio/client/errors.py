@@ -1,4 +1,4 @@
-"""What a call to the upstream API can end with.
+"""The errors that a call to the upstream API can end with.
 
 ::
 
@@ -38,13 +38,13 @@ from .retry import FailureKind
 #: The longest part of an unreadable body that a message quotes, in characters.
 _QUOTED_CHARACTERS = 200
 
-#: Nesting beyond which the body of an error stays a text: nobody reads it, and whoever prints,
-#: compares or pickles it would exhaust the stack.
+#: The nesting beyond which the body of an error stays a text: printing, comparing or pickling a
+#: deeper value would exhaust the stack, and no person reads it.
 _ERROR_DEPTH = 100
 
 
 class CallError(SdkError):
-    """Base of what a call can end with; it can be copied and pickled.
+    """Base of the errors of calls; it can be copied and pickled.
 
     ``method`` and ``path`` (without its query) say which call, ``attempts`` how many requests
     were sent for it. ``status``, ``request_id`` and ``body`` are of the last answer that the call
@@ -76,8 +76,9 @@ class CallError(SdkError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception is made anew from its arguments alone, which lacks all that is required here.
-        # An incident is known by its identity, which no copy has.
+        # Python makes a copy of an exception from its arguments alone, which lack the keyword
+        # arguments that are required here. An incident is known by its identity, which no copy has,
+        # so it is left out.
         kept = {name: value for name, value in vars(self).items() if name != "incident"}
         return _remade, (type(self), self.args), kept
 
@@ -103,7 +104,7 @@ def _remade(kind: type[E], args: tuple[Any, ...]) -> E:
 class ApiError(CallError):
     """The upstream answered with ``status``, which is no success.
 
-    ``body`` is the answer: parsed JSON, or text where it was none; of more than 1 MiB it is the
+    ``body`` is the answer: parsed JSON, or text if it was no JSON; of more than 1 MiB it is the
     beginning. ``error_type`` and ``detail`` are its members of these meanings, None when it has
     none. ``retry_after`` is in seconds.
     """
@@ -122,7 +123,7 @@ class ApiError(CallError):
 
     @property
     def detail(self) -> Any:
-        """Return what the upstream says about it: a text, or a list for status 422."""
+        """Return the upstream's explanation: a text, or a list for status 422."""
         return self.body.get("detail") if isinstance(self.body, dict) else None
 
 
@@ -148,7 +149,7 @@ class ConflictError(ApiError):
 
 @attrs.frozen
 class FieldError:
-    """One thing that is wrong with a request: where (``body.items.0.name``), what, which kind."""
+    """One fault of a request: its place (``body.items.0.name``), a message, and its kind."""
 
     location: str
     message: str
@@ -160,7 +161,7 @@ class UnprocessableEntityError(ApiError):
 
     @property
     def fields(self) -> tuple[FieldError, ...]:
-        """Return what is wrong; empty when the upstream named no fields."""
+        """Return the faults by field; empty when the upstream named none."""
         detail = self.detail
         entries = detail if isinstance(detail, list) else []
         return tuple(_field_error(entry) for entry in entries if isinstance(entry, dict))
@@ -185,7 +186,8 @@ class ServerError(ApiError):
 class ConnectionFailedError(CallError):
     """No whole answer came: no connection, or it broke. ``kind`` says whether to try again."""
 
-    #: What befell the dial or the connection, for whoever counts failures; None: only this call.
+    #: The failure of the dial or connection that this call shared with others, so that the breaker
+    #: counts it once; None when only this call failed.
     incident: object | None = None
 
     def __init__(self, message: str, *, kind: FailureKind, **context: Any) -> None:
@@ -281,9 +283,9 @@ X = TypeVar("X", bound=BaseException)
 def without_frames(error: X) -> X:
     """Return ``error`` without its traceback and those of its causes.
 
-    The frames of connections and parsers hold requests and answers: the token, the bodies. Tools
-    that report a failure with the variables of its frames would send them along. The type and the
-    text of each cause stay.
+    The frames of connections and parsers hold requests and answers, with the token and the bodies.
+    Tools that report a failure with the variables of its frames, as Sentry does by default, would
+    send them along. The type and the text of each cause stay.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -295,8 +297,8 @@ def without_frames(error: X) -> X:
 def mask(text: str, secrets: Iterable[str]) -> str:
     """Replace ``secrets`` in ``text``; an empty one replaces nothing.
 
-    They are found in JSON too, where any character may be written as an escape: what is parsed
-    afterwards does not hold them either.
+    They are found in JSON too, where any character may be written as an escape, so that the parsed
+    body does not hold them either.
     """
     for secret in secrets:
         if not secret:
@@ -310,8 +312,8 @@ def mask(text: str, secrets: Iterable[str]) -> str:
 def _spellings(character: str) -> str:
     """Return a pattern of one character of a secret: as it is, or escaped for JSON or a URL."""
     code = f"{ord(character):02x}"
-    # JSON inside JSON doubles the backslashes. Without a bound, a text of nothing but backslashes
-    # would take time by the square of its length.
+    # JSON inside JSON doubles the backslashes. Without a bound on their number, a text of nothing
+    # but backslashes would take time proportional to the square of its length.
     return rf"(?:\\{{0,4}}{re.escape(character)}|\\{{1,4}}u00(?i:{code})|%(?i:{code}))"
 
 
@@ -323,7 +325,7 @@ def _parse(text: str) -> Any:
 
 
 def _printable(text: str) -> str:
-    """Return ``text`` without lone surrogates, which no log can be written with."""
+    """Return ``text`` without lone surrogates, which no log can encode."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""One HTTP exchange as the connections of this package see it: records and what can go wrong.
+"""One HTTP exchange as the connections of this package see it: records and errors.
 
 The connection files know nothing of httpx; ``transport.py`` translates in both directions, once.
 
@@ -30,19 +30,20 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Incident:
-    """One thing that befell one dial or one connection, with all the requests that rode on it.
+    """One failure of a dial or a connection, shared by all the requests that it carried.
 
-    Known by its identity alone: whoever counts failures counts each incident once.
+    It is known by its identity alone, so that the breaker counts it once
+    (docs/adr/0028-one-event-one-failure.md).
     """
 
     __slots__ = ("__weakref__",)
 
 
 class NetworkError(Exception):
-    """Base of what can go wrong with an exchange.
+    """Base of the errors of an exchange.
 
-    ``incident`` says what befell the whole connection or the dial; None when it was this exchange
-    alone, as with everything that ends an HTTP/1.1 connection.
+    ``incident`` is the failure of the whole connection or the dial; None when only this exchange
+    failed, as always on HTTP/1.1, where a connection carries one exchange at a time.
     """
 
     incident: Incident | None = None
@@ -72,7 +73,7 @@ class PoolTimedOutError(NothingSentError):
 
 
 class ClosedError(NothingSentError):
-    """The transport was closed, by whoever opened it; nothing will be sent any more."""
+    """The program has closed the transport; nothing will be sent any more."""
 
 
 class NotProcessedError(NothingSentError):
@@ -80,7 +81,7 @@ class NotProcessedError(NothingSentError):
 
 
 class RenewedError(NotProcessedError):
-    """The server ended a connection that has served others, as servers do now and then."""
+    """The server ended a connection that has served other requests, as servers do regularly."""
 
 
 class ReadFailedError(NetworkError):
@@ -92,7 +93,7 @@ class ReadTimedOutError(ReadFailedError):
 
 
 class StaleConnectionError(ReadFailedError):
-    """A kept connection ended before any byte of the answer: probably closed before we wrote."""
+    """A kept connection ended before any byte of the answer; the server had probably closed it."""
 
 
 class WriteFailedError(NetworkError):
@@ -108,7 +109,7 @@ class PeerProtocolError(NetworkError):
 
 
 class OurProtocolError(NetworkError):
-    """The request cannot be sent as it is: a header with a line break, a body of another length."""
+    """The request cannot be sent: a header holds a line break, the body has another length, ..."""
 
 
 @attrs.frozen
@@ -125,7 +126,7 @@ NO_TIMEOUTS = Timeouts()
 
 
 class Origin(NamedTuple):
-    """Where requests go: ``http`` or ``https``, a host name or address, a port."""
+    """The destination of requests: ``http`` or ``https``, a host name or address, a port."""
 
     scheme: str
     host: str
@@ -136,8 +137,8 @@ class Origin(NamedTuple):
         return f"{self.scheme}://{host}:{self.port}"
 
 
-#: Told of a request that is given up: the incident that kept it waiting, None when it was none,
-#: and whether the server may have received the request.
+#: The function that is called for a request that is given up, with the incident that kept it
+#: waiting (None when there was none) and whether the server may have received the request.
 Abandoned = Callable[[Incident | None, bool], None]
 
 
@@ -147,7 +148,8 @@ class Outgoing:
 
     method: bytes
     origin: Origin
-    # Not shown: reports of a failure show variables, and the token is among these.
+    # Kept out of the repr, because reports of a failure show variables, and the headers hold the
+    # token.
     target: bytes = attrs.field(repr=False)
     headers: Headers = attrs.field(repr=False)
     body: bytes = attrs.field(repr=False)
@@ -186,11 +188,11 @@ class Answer:
 
 
 class Connection(Protocol):
-    """What the pool and the transport need of a connection, of whichever version of HTTP."""
+    """The part of a connection that pool and transport use, in any version of HTTP."""
 
     async def exchange(self, request: Outgoing) -> Answer:
         """Send ``request`` on this connection, which was acquired for it; return the answer.
 
-        Whatever happens, cancellation included, the connection goes back to its pool or ends
-        by itself: at the end of the body, or when the exchange fails or is abandoned.
+        In every case, cancellation included, the connection goes back to its pool or ends by
+        itself: at the end of the body, or when the exchange fails or is abandoned.
         """

@@ -26,7 +26,7 @@ class CsvExport:
 
     def __init__(self, sender: Sender, call: PreparedCall) -> None:
         self._sender = sender
-        # The rows are read from the stream as it is, so it must not be compressed.
+        # The rows are read from the raw stream, so it must not be compressed.
         plain = CallOptions(headers={"Accept": "text/csv", "Accept-Encoding": "identity"})
         self._call = attrs.evolve(call, options=plain.merged_with(call.options))
         self._opened: AsyncExitStack | None = None
@@ -71,8 +71,8 @@ class CsvRows(AsyncIterator[dict[str, str]]):
             raise unexpected(call, fault, response, content=b"")
         self.response = response
         self._call = call
-        # The stream itself: httpx's own iterators are generators that nothing closes when a loop
-        # ends early, and Trio rightly warns of them.
+        # The raw stream is iterated, because httpx's own iterators are generators that nothing
+        # closes when a loop ends early; Trio warns of these.
         self._chunks = aiter(cast("AsyncIterable[bytes]", response.stream))
         self._parser = CsvParser()
         self._rows: deque[dict[str, str]] = deque()

@@ -1,9 +1,13 @@
-"""The hedge layer: a second GET when the first one is slow or has failed; the first answer wins."""
+"""The hedge layer: a second GET when the first one is slow or has failed; the first answer wins.
+
+Only reads are hedged, because both requests may be executed. A hedge is paid from the retry budget
+and counts for the limiter, so a slow upstream does not get twice the load.
+"""
 
 from collections.abc import Callable
 
 import attrs
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 import trio
 
 from .admitter import Admitter, AttemptLayer
@@ -50,7 +54,7 @@ class _Race:
             self.decided.set()
 
     def admit(self, runner: _Runner) -> None:
-        """Let another runner in; a race that only losers have finished is open again."""
+        """Add a runner; a race in which all runners so far have failed is undecided again."""
         self.runners.append(runner)
         self.decided = trio.Event()
 
@@ -64,7 +68,7 @@ class Hedger:
     Args:
         inner: makes one attempt.
         budget: pays for hedges; empty, there are none.
-        admitter: gives leave; when an attempt would have to wait, there is no hedge.
+        admitter: the limiter; when an attempt would have to wait for it, there is no hedge.
         clock: returns the current time in seconds.
         counters: counts the races that hedges have won.
     """
@@ -108,10 +112,14 @@ class Hedger:
             nursery.cancel_scope.cancel()
         if race.winner not in (None, first):
             self._counters.hedges_won += 1
+        # When both have failed, the first one's error counts: it says what a call without hedge
+        # would have met.
         return (race.winner or first).outcome()
 
     def _may_hedge(self, call: Call, first: _Runner) -> bool:
-        """Decide on a hedge that leaves this instant, and pay for it."""
+        """Decide whether a hedge leaves at once, and pay for it."""
+        # A first attempt that failed early is hedged at once, unless a second one would fail in the
+        # same way (an invalid request, an open circuit).
         if first.error is not None and not (
             isinstance(first.error, ConnectionFailedError)
             and first.error.kind is not FailureKind.REFUSED
@@ -139,6 +147,7 @@ class Hedger:
         try:
             await self._run(call, runner, race)
         finally:
+            # The breaker may have refused it: what was not sent is not paid.
             if call.attempts == sent:
                 self._budget.refund()
                 self._admitter.give_back(call)

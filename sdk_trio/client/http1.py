@@ -1,8 +1,8 @@
 """HTTP/1.1 on one connection: requests written by hand, answers parsed by httptools.
 
 One exchange at a time, no pipelining. A connection is reused only when both the request and the
-answer ended where they said they would; everything else, cancellation included, closes it, which
-needs no waiting.
+answer ended where their heads announced it; every other end, cancellation included, closes it,
+which needs no waiting. So bytes of one answer can never be read as the beginning of the next.
 """
 
 import re
@@ -29,10 +29,10 @@ from sdk_trio.client.uploads import chunks_of, content_length
 from sdk_trio.client.wire import Wire
 
 RECEIVE_BYTES = 64 * 1024
-#: Above this an answer's head is refused; servers commonly stop at 8 to 64 KiB themselves. So is as
-#: much of trailers or of a chunk's extension, of which the parser would keep a copy.
+#: The largest head of an answer; servers commonly stop at 8 to 64 KiB themselves. The same bound
+#: holds for trailers and for a chunk's extension, of which the parser would keep a copy.
 MAX_HEAD_BYTES = 128 * 1024
-#: A body up to this travels with the head in one write.
+#: A body up to this size is sent with the head in one write, which saves a system call.
 JOINED_BODY_BYTES = 16 * 1024
 
 _BAD_TARGET = re.compile(rb"[\x00-\x20\x7f]")
@@ -61,7 +61,7 @@ class Http1Connection:
         self.served = 0
 
     def is_quiet(self) -> bool:
-        """Whether the server has neither closed the idle connection nor sent anything on it."""
+        """Say whether the server has neither closed the idle connection nor sent anything."""
         return self._wire.is_quiet()
 
     def close(self) -> None:
@@ -76,6 +76,8 @@ class Http1Connection:
     async def exchange(self, request: Outgoing) -> Answer:
         """Send ``request`` and return the answer's head; see :class:`exchange.Connection`."""
         try:
+            # Both come before ``before_send``: a request that cannot be sent, or was cancelled
+            # already, is known not to have reached the server.
             head = request_head(request)
             await trio.lowlevel.checkpoint_if_cancelled()
             parse = AnswerParser(is_head=request.method == b"HEAD")
@@ -98,6 +100,8 @@ class Http1Connection:
             except ReadFailedError as error:
                 if parse.received or isinstance(error, ReadTimedOutError):
                     raise
+                # A kept connection that ends without a byte was most likely closed by the server
+                # while it was idle (RFC 9112, 9.3.1 has clients expect that).
                 if self.served:
                     raise StaleConnectionError(str(lost or error)) from error
                 if lost is not None:
@@ -113,7 +117,11 @@ class Http1Connection:
         return Answer(parse.status, parse.reason, parse.headers, parse.version, body)
 
     async def _send(self, request: Outgoing, head: bytes) -> NetworkError | None:
-        """Send head and body; an error is returned, since the server may have answered early."""
+        """Send head and body; return an error of writing instead of raising it.
+
+        A server that refuses a large body answers and closes before it has read all of it: the
+        write fails then, and the answer can still be received.
+        """
         limit = request.timeouts.write
         try:
             if request.stream is not None:
@@ -127,7 +135,7 @@ class Http1Connection:
         except WriteTimedOutError:
             raise
         except WriteFailedError as error:
-            return error  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+            return error
         return None
 
     async def _send_stream(
@@ -162,7 +170,7 @@ class Http1Connection:
                 raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
         parse.feed(data)
 
-    async def receive_body(self, parse: "AnswerParser", limit: float | None) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def receive_body(self, parse: "AnswerParser", limit: float | None) -> None:
         """Receive until ``parse`` holds some of the body, or its end."""
         try:
             while not parse.chunks and not parse.ended:
@@ -174,7 +182,7 @@ class Http1Connection:
             self.finish(parse)
 
     def finish(self, parse: "AnswerParser") -> None:
-        """The answer has ended: be free for the next exchange, or close."""
+        """Note the end of the answer: be free for the next exchange, or close."""
         self.served += 1
         if not parse.keeps_alive:
             self.close()
@@ -194,7 +202,8 @@ class _Body:
     def __init__(
         self, connection: Http1Connection, parse: "AnswerParser", limit: float | None
     ) -> None:
-        # None once the exchange is over: the connection may serve another by then.
+        # None once the exchange is over, because the connection may serve another one by then and
+        # must not be abandoned on behalf of this one.
         self._connection = None if parse.ended else connection
         self._parse = parse
         self._limit = limit
@@ -279,7 +288,7 @@ class AnswerParser:
         self.keeps_alive = True
 
     def feed(self, data: bytes) -> None:
-        """Take what arrived, ``b""`` for the end of the connection; not after ``ended``.
+        """Take received bytes, ``b""`` for the end of the connection; not after ``ended``.
 
         Raises:
             PeerProtocolError: the answer is no HTTP/1.1, too long, or ends too early.
@@ -296,13 +305,13 @@ class AnswerParser:
             raise PeerProtocolError("the server switched protocols without being asked") from None
         except httptools.HttpParserError as error:
             if self.ended:
-                self.keeps_alive = False  # what follows a complete answer does not spoil it
+                self.keeps_alive = False  # garbage behind a complete answer does not spoil it
                 return
             raise PeerProtocolError(f"the server's answer is no HTTP/1.1: {error}") from error
         if self._coding is not None:
             raise PeerProtocolError(f"the answer has the transfer coding {self._coding!r}")
         if self.ended:
-            del self._parser  # it refers to this object: a cycle for each answer otherwise
+            del self._parser  # it refers to this object, which would be a cycle for each answer
             return
         self._head_bytes = self._head_bytes + len(data) if len(self.chunks) == held else 0
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -312,18 +321,20 @@ class AnswerParser:
     def _feed_end(self) -> None:
         if not self.received:
             raise ReadFailedError("the server closed the connection without an answer")
+        # Only a body without a length ends with the connection (RFC 9112, 6.3); any other answer
+        # was cut.
         if not (self.head_ended and self._until_close):
             raise PeerProtocolError("the server closed the connection before the answer's end")
         self.keeps_alive = False
         self.ended = True
 
     def on_message_begin(self) -> None:
-        """Notice what follows the answer."""
+        """Note another message behind the answer: the connection is not reused then."""
         if self.ended:
             self.keeps_alive = False
 
     def on_status(self, status: bytes) -> None:
-        """Keep the reason phrase, not that of something behind the answer."""
+        """Keep the reason phrase, unless it belongs to a message behind the answer."""
         if not self.head_ended:
             self.reason += status
 
@@ -333,10 +344,11 @@ class AnswerParser:
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Decide what the head means, or forget an interim one (1xx)."""
+        """Read from the head how the body ends, or forget an interim head (1xx)."""
         if self.ended:
             return
         status = self._parser.get_status_code()
+        # Any number of interim answers may come before the final one (RFC 9110, 15.2).
         if 100 <= status < 200:
             self.headers = []
             self.reason = b""
@@ -356,7 +368,7 @@ class AnswerParser:
                 elif lower == b"transfer-encoding":
                     self._until_close = False
                     if value.strip().lower() != b"chunked":
-                        self._coding = value  # one that we did not ask for (RFC 9112, 7.4)
+                        self._coding = value  # requests ask for none but chunked (RFC 9112, 7.4)
 
     def on_body(self, body: bytes) -> None:
         """Keep some of the body."""
@@ -366,13 +378,16 @@ class AnswerParser:
             self.chunks.append(body)
 
     def on_message_complete(self) -> None:
-        """Notice the end, unless it is that of an interim answer."""
+        """Note the end of the answer, unless the message was an interim one."""
         if self.head_ended:
             self.ended = True
 
 
 def are_sound(headers: Headers) -> bool:
-    """Whether no name or value holds bytes that would end it early somewhere on its way."""
+    """Say whether no name or value holds bytes that would end it early somewhere on its way.
+
+    A line break in a value would make the next reader see another header, or another message.
+    """
     for name, value in headers:  # noqa: SIM110 - twice as fast as all(), on every request
         if not is_token_bytes(name) or breaks_value(value):
             return False
@@ -380,7 +395,7 @@ def are_sound(headers: Headers) -> bool:
 
 
 def check_request(request: Outgoing) -> None:
-    """Refuse what the server would read as something else than was meant.
+    """Refuse a request that the server would read as another one than was meant.
 
     Raises:
         OurProtocolError: a space in the target, a line break in a header, and the like.

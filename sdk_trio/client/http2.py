@@ -40,17 +40,17 @@ from sdk_trio.client.uploads import chunks_of, content_length
 from sdk_trio.client.wire import MAX_SEND_BYTES, Wire
 
 RECEIVE_BYTES = 256 * 1024
-#: What the server may send ahead of the reader, of one stream and of all: enough for a fast
-#: line (1 MiB at 100 ms is 80 Mbit/s), and a bound of what slow readers can hold in memory.
+#: How many bytes the server may send ahead of the reader, of one stream and of all: enough for a
+#: fast line (1 MiB at 100 ms is 80 Mbit/s), and a bound on the memory that slow readers need.
 STREAM_WINDOW_BYTES = 1024 * 1024
 CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
-#: Uploads wait while more than this is queued for the writer.
+#: Uploads wait while more bytes than this are queued for the writer.
 QUEUED_BYTES = 256 * 1024
 #: A server that takes no bytes for this long is gone; everything on the connection fails.
 WRITE_STALL_SECONDS = 30.0
 #: A connection on which a PING stays unanswered for this long, with nothing else arriving, is gone.
 PING_SECONDS = 5.0
-#: The reader's turn comes well within this.
+#: How long the reader needs at most, in seconds, to read data that have arrived already.
 READER_SECONDS = 0.05
 
 
@@ -92,11 +92,11 @@ class Http2Connection:
         self._unsent: list[Stream] = []
         self._sent_away: type[NotProcessedError] = NotProcessedError
 
-    # What the pool asks
+    # -- used by the pool
 
     @property
     def has_room(self) -> bool:
-        """Whether another exchange may start: the server's own limit counts."""
+        """Say whether another exchange may start; the server's own limit counts."""
         return (
             not self.is_closed
             and not self.is_draining
@@ -106,7 +106,7 @@ class Http2Connection:
 
     @property
     def takes_none(self) -> bool:
-        """Whether the server wants no exchange at all for now (RFC 9113, 5.1.2)."""
+        """Say whether the server wants no exchange at all for now (RFC 9113, 5.1.2)."""
         return self._h2.remote_settings.max_concurrent_streams == 0
 
     def released(self) -> None:
@@ -114,24 +114,25 @@ class Http2Connection:
         self._released(self)
 
     def is_suspect(self, now: float, grace: float = 0.0) -> bool:
-        """Whether a PING has been unanswered, and the connection silent, for over ``grace``."""
+        """Say whether a PING has been unanswered, and the line silent, for over ``grace`` s."""
         return self._pinged_at is not None and now - self._pinged_at > grace
 
     def close(self) -> None:
-        """Close at once, failing what is under way; idempotent."""
+        """Close at once, failing the exchanges under way; idempotent."""
         self._say_goodbye()
         self._fail(ReadFailedError("the connection was closed"))
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Carry the connection until it ends; started once the server's settings have arrived.
+        """Run the connection until it ends; report the start once the server's settings are here.
 
-        Cancelling tells the server goodbye as far as that is possible without waiting.
+        Cancelling sends GOAWAY as far as that is possible without waiting.
         """
         try:
             async with trio.open_nursery() as nursery:
                 self._h2.initiate_connection()
                 self._h2.update_settings(
                     {
+                        # A pushed answer would belong to no request.
                         h2.settings.SettingCodes.ENABLE_PUSH: 0,
                         h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
                     }
@@ -149,9 +150,9 @@ class Http2Connection:
             self._say_goodbye()
             self._fail(self._error or ReadFailedError("the connection was closed"))
 
-    # The two tasks
+    # -- the tasks of the connection
 
-    async def _read(self, scope: trio.CancelScope) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def _read(self, scope: trio.CancelScope) -> None:
         try:
             while True:
                 data = await self._wire.receive(RECEIVE_BYTES)
@@ -166,6 +167,7 @@ class Http2Connection:
                 if self.is_closed:
                     break
                 self._work.set()
+                # The silence is over; the next one will be another incident for the breaker.
                 if was_suspect:
                     self._silence = Incident()
                     self._released(self)
@@ -173,16 +175,21 @@ class Http2Connection:
             self._error = error
         except Exception as error:  # h2's own, or a fault in h2: only this connection ends
             self._error = PeerProtocolError(f"the server broke HTTP/2: {error!r}")
-        self.is_draining = True  # until the end is noticed, somebody could begin here
+        self.is_draining = True  # no request may start here before run() has closed everything
         scope.cancel()
 
     async def _listen(self, scope: trio.CancelScope) -> None:
-        """Ask a server that is silent while it owes answers whether it is there at all."""
+        """Send a PING to a server that is silent while it owes answers, and give it up in time.
+
+        Otherwise each call on a lost route would have to find that out by its own timeout, and all
+        of them would count against the upstream.
+        """
         while True:
             await trio.sleep(PING_SECONDS)
             now = trio.current_time()
             if self.is_suspect(now, PING_SECONDS):
-                # A loop that was blocked for long has yet to read what arrived meanwhile.
+                # After the event loop was blocked for long, the answer to the PING may have arrived
+                # and not been read yet.
                 await trio.sleep(READER_SECONDS)
             if self.is_suspect(now, PING_SECONDS):
                 self._error = ReadFailedError(f"the server has been silent for {PING_SECONDS:g} s")
@@ -214,7 +221,8 @@ class Http2Connection:
                     self._error = error
                     self.is_draining = True
                     self._send_unsent_away()
-                    # The reader goes on a while: the server may have answered before it left.
+                    # The reader goes on for a while, because the server may have sent answers
+                    # before it closed.
                     await trio.sleep(PING_SECONDS)
                     break
                 self._is_writing = False
@@ -222,9 +230,9 @@ class Http2Connection:
         scope.cancel()
 
     def _say_goodbye(self) -> None:
-        """Send what is queued and GOAWAY as far as the socket takes it without waiting."""
+        """Send queued frames and GOAWAY as far as the socket takes them without waiting."""
         if self._is_writing or self.is_closed:
-            return  # half a frame is on its way, anything after it would be garbage
+            return  # half a frame has been sent, so any other bytes would be garbage
         try:
             self._h2.close_connection()
             if self._wire.send_now(self._h2.data_to_send()):
@@ -248,7 +256,7 @@ class Http2Connection:
         self._released(self)
 
     def _send_unsent_away(self) -> None:
-        """Fail the requests of which no byte has left: they may go elsewhere, whatever they are."""
+        """Fail the requests of which no byte has left; any method may be sent again elsewhere."""
         unsent, self._unsent = self._unsent, []
         for stream in unsent:
             if stream.id in self._streams:
@@ -256,7 +264,7 @@ class Http2Connection:
                     stream, NotProcessedError("the connection ended before the request was sent")
                 )
 
-    # One exchange
+    # -- one exchange
 
     async def exchange(self, request: Outgoing) -> Answer:
         """Send ``request`` and return the answer's head; see :class:`exchange.Connection`."""
@@ -318,13 +326,13 @@ class Http2Connection:
         self._end_upload(stream)
 
     async def _send(self, stream: Stream, body: bytes, limit: float | None) -> bool:
-        """Queue ``body`` as far as the server's windows allow; False when it wants no more."""
+        """Queue ``body`` as the server's windows allow; return False when it wants no more."""
         view = memoryview(body)
         while view:
             if stream.ended or stream.error is not None:
                 stream.check()
-                return False  # noqa: ASYNC910 - tries first; the exchange it is part of waits
-            # Never more than one frame; the window counts the connection's as well.
+                return False
+            # One frame at most. h2 counts the connection's window into that of the stream.
             window = min(
                 self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size
             )
@@ -343,7 +351,7 @@ class Http2Connection:
             self._queued += len(chunk)
             view = view[window:]
             self._work.set()
-        return True  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+        return True
 
     def _end_upload(self, stream: Stream) -> None:
         if not stream.ended and stream.error is None:
@@ -381,7 +389,11 @@ class Http2Connection:
         return data
 
     def _acknowledge(self, stream: Stream) -> None:
-        """Open the windows again by what has been taken out of the buffer."""
+        """Open the windows again by the bytes that the reader has taken.
+
+        Windows open when bytes are read, not when they arrive: so a slow reader slows the server
+        down, and does not fill the memory.
+        """
         amount, stream.unacknowledged = stream.unacknowledged, 0
         if amount and not self.is_closed:
             self._h2.acknowledge_received_data(amount, stream.id)
@@ -393,7 +405,8 @@ class Http2Connection:
             return
         self._close_stream(stream)
         self._acknowledge(stream)
-        # Given up with nothing heard since it was sent: is the server still there at all?
+        # Nothing was heard since this request was sent, so a PING checks whether the server is
+        # still there before further requests rely on it.
         if self._received_at < stream.opened:
             self._ping()
 
@@ -423,7 +436,7 @@ class Http2Connection:
         if not self.is_closed:
             self._released(self)
 
-    # What the server's frames do
+    # -- the server's frames
 
     def _on_settings(self, _event: Any) -> None:
         if not self._settings_arrived.is_set():
@@ -469,7 +482,7 @@ class Http2Connection:
             self._fail_stream(stream, NotProcessedError("the server refused the stream"))
         elif code == h2.errors.ErrorCodes.NO_ERROR and stream.ended:
             stream.open_window()
-            stream.upload_ended = True  # it has answered and wants no more of the body
+            stream.upload_ended = True  # answered in full; it wants no more of the body (8.1)
         else:
             name = getattr(code, "name", code)
             self._fail_stream(stream, ReadFailedError(f"the server reset the stream: {name}"))
@@ -484,8 +497,12 @@ class Http2Connection:
             stream.open_window()
 
     def _on_goaway(self, event: Any) -> None:
+        # The server has not processed the streams above the one that it names (RFC 9113, 6.8), so
+        # these may be sent again elsewhere. Those up to it are still answered here.
         self.is_draining = True
         last = event.last_stream_id or 0
+        # A connection that has served requests may say goodbye any number of times; one that never
+        # served any may be a broken server, and such requests are tried three times only.
         if last and self._h2.highest_outbound_stream_id:
             self._sent_away = RenewedError
         for stream in list(self._streams.values()):
@@ -494,7 +511,7 @@ class Http2Connection:
         self._released(self)
 
     def _fail_stream(self, stream: Stream, error: NetworkError) -> None:
-        """End ``stream``, which the server knows of already."""
+        """End ``stream`` with ``error``, without telling the server."""
         stream.fail(error)
         self._close_stream(stream)
         self._acknowledge(stream)

@@ -1,4 +1,4 @@
-"""What HTTP/2 needs beside h2: a correction of it, headers in its form, the state of a stream."""
+"""The parts of HTTP/2 beside h2: corrections of h2, headers in its form, the state of a stream."""
 
 import re
 from typing import Any
@@ -12,14 +12,15 @@ from sdk_trio.base.bell import Bell
 from sdk_trio.client.exchange import Headers, NetworkError, Outgoing, PeerProtocolError
 from sdk_trio.client.http1 import are_sound, check_request
 
-#: Ended streams are forgotten when there are more than this, counting the others.
+#: The number of streams that h2 remembers above which ended ones are removed.
 SWEEP_STREAMS = 512
 
 #: Headers that belong to a connection of HTTP/1.1 and are forbidden here (RFC 9113, 8.2.2).
 _CONNECTION_HEADERS = frozenset(
     [b"host", b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"]
 )
-#: Headers are checked here in both directions, in a fifth of the time that h2 takes for it.
+#: h2's checks of headers are off, because this file checks them in both directions in a fifth of
+#: the time.
 CONFIG = h2.config.H2Configuration(
     client_side=True,
     header_encoding=None,
@@ -34,20 +35,21 @@ _SECRET_HEADERS = frozenset([b"authorization", b"cookie", b"proxy-authorization"
 
 
 class CorrectedProtocol(h2.connection.H2Connection):
-    """h2, corrected in two places; a canary test watches what is overridden.
+    """h2, corrected in two places; a canary test watches the overridden methods.
 
-    GOAWAY ends no stream that the server still answers. h2 treats GOAWAY as the end of
-    everything: it drops what is queued and refuses later frames. But a server that says it
-    gracefully (as nginx does after some 1000 requests) goes on answering every stream up to the
-    one it names (RFC 9113, 6.8).
+    GOAWAY ends no stream that the server still answers. h2 treats GOAWAY as the end of the
+    connection: it drops queued frames and refuses later ones. But a server that sends it gracefully
+    (as nginx does after some 1000 requests) goes on answering every stream up to the one it names
+    (RFC 9113, 6.8).
 
-    Opening a stream counts none of the others. h2 goes through all of them each time; the pool
-    has kept the server's limit by then, so it is left to the sweep of ended ones, now and then.
+    Opening a stream counts none of the others. h2 would go through all of them each time, although
+    the pool has kept the server's limit already. That walk also removes ended streams, so it is
+    still done once there are many.
     """
 
     @property
     def open_outbound_streams(self) -> int:
-        """Whatever is below every limit; sweeps when there is much to sweep."""
+        """Return a number below every limit; with many streams, remove ended ones and count."""
         return super().open_outbound_streams if len(self.streams) > SWEEP_STREAMS else 0
 
     def _receive_goaway_frame(self, frame: Any) -> Any:
@@ -87,7 +89,8 @@ def answer_head(fields: Headers) -> tuple[int, Headers]:
     """Return status and headers of an answer.
 
     Raises:
-        PeerProtocolError: they are none, or would break whatever they are passed on to.
+        PeerProtocolError: they are no valid headers, or hold bytes that would break a message that
+            they are passed on in.
     """
     (name, status), *headers = fields or [(b"", b"")]
     if name == b":status" and _STATUS.fullmatch(status) and are_sound(headers):
@@ -136,6 +139,6 @@ class Stream:
         self.open_window()
 
     def check(self) -> None:
-        """Raise what ended the stream, unless the answer is complete all the same."""
+        """Raise the stream's error, unless the answer is complete all the same."""
         if self.error is not None and not self.ended:
             raise self.error.again()

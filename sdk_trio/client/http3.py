@@ -41,26 +41,29 @@ from sdk_trio.client.exchange import (
 from sdk_trio.client.http2_protocol import answer_head, request_headers
 from sdk_trio.client.uploads import chunks_of, content_length
 
-#: Datagrams taken in one turn, so that a fast server does not keep the other tasks waiting.
+#: How many datagrams are received in one turn, so that a fast server does not starve other tasks.
 DATAGRAMS_PER_TURN = 64
-#: Uploads wait while more than this of a stream is unsent or unacknowledged.
+#: Uploads wait while more bytes than this of a stream are unsent or unacknowledged.
 UNSENT_BYTES = 256 * 1024
-#: A stream with more than this unread gets no larger window, and with this much it is ended:
-#: QUIC's windows grow with what has arrived, so a stalled reader of a long body could hold much.
+#: A stream with more unread bytes than ``UNREAD_BYTES`` gets no larger window, and one with more
+#: than ``MAX_UNREAD_BYTES`` is ended: aioquic's windows grow with the bytes that have arrived, not
+#: with those that were read, so a stalled reader of a long body could take any amount of memory.
 UNREAD_BYTES = 1024 * 1024
 MAX_UNREAD_BYTES = 64 * 1024 * 1024
-#: A request given up after at least this long with nothing heard condemns its connection.
+#: A request that is given up after at least this time in silence, in seconds, marks its connection
+#: as lost: no further request is sent on it.
 SILENCE_SECONDS = 0.5
 
 
 class _Quic(QuicConnection):
-    """aioquic with what it keeps to itself: the peer's limit, and windows that a reader holds."""
+    """aioquic with the peer's limit of streams, and with windows that follow the reader."""
 
     unread: dict[int, int]
 
     @property
     def may_open_stream(self) -> bool:
-        """Whether the peer's limit allows another stream now."""
+        """Say whether the peer's limit allows another stream now."""
+        # A client's bidirectional streams are numbered 0, 4, 8, ... (RFC 9000, 2.1).
         limit: int = self._remote_max_streams_bidi
         return self.get_next_available_stream_id() // 4 < limit
 
@@ -80,11 +83,11 @@ class Http3Connection:
     Args:
         sock: a UDP socket connected to the server, non-blocking, owned from now on.
         host: the name that the server's certificate must have.
-        context: whose authorities and verification mode count.
+        context: the TLS context whose authorities and verification mode are used.
         idle_seconds: after this long without a datagram the connection ends by itself.
         ended: called without waiting once the connection has ended.
 
-    ``in_use`` counts exchanges; whoever assigns one raises it, the connection lowers it.
+    ``in_use`` counts exchanges; ``Http3Origins`` raises it, the connection lowers it.
     """
 
     def __init__(
@@ -115,10 +118,10 @@ class Http3Connection:
         self.is_closed = False
         self.is_draining = False
 
-    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
-        """Carry the connection until it ends; started once the handshake is complete.
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Run the connection until it ends; report the start once the handshake is complete.
 
-        Cancelling tells the server goodbye as far as that is possible without waiting.
+        Cancelling sends CONNECTION_CLOSE as far as that is possible without waiting.
         """
         started = False
         try:
@@ -141,13 +144,13 @@ class Http3Connection:
             raise ConnectFailedError(f"no HTTP/3 from the server: {self._error}")
 
     def close(self) -> None:
-        """Say goodbye and close at once, failing what is under way; idempotent."""
+        """Send CONNECTION_CLOSE and close at once, failing exchanges under way; idempotent."""
         if not self.is_closed:
             self._quic.close(error_code=ErrorCode.H3_NO_ERROR)
             self._transmit()
             self._fail(ReadFailedError("the connection was closed"))
 
-    # The socket
+    # -- the socket
 
     def _receive(self) -> None:
         now = trio.current_time()
@@ -156,7 +159,7 @@ class Http3Connection:
                 datagram = self._sock.recv(65_536)
             except BlockingIOError:
                 break
-            except OSError as error:  # mostly: nobody listens at that port
+            except OSError as error:  # an ICMP error, mostly because nothing listens at that port
                 self._fail(ReadFailedError(f"the server is gone: {error}"))
                 return
             self._received_at = now
@@ -173,7 +176,10 @@ class Http3Connection:
             self._progress.ring()
 
     def _transmit(self) -> None:
-        """Hand over what there is to send; what the socket does not take counts as lost."""
+        """Send pending datagrams; those that the socket does not take count as lost.
+
+        QUIC repeats lost datagrams by itself, so nothing has to wait here.
+        """
         if self.is_closed:
             return
         for datagram, _ in self._quic.datagrams_to_send(now=trio.current_time()):
@@ -182,7 +188,7 @@ class Http3Connection:
             except BlockingIOError:
                 break
             except OSError:
-                break  # the next receive says why
+                break  # the next receive gets the error and its reason
         timer = self._quic.get_timer()
         self._timer.deadline = float("inf") if timer is None else timer
 
@@ -234,6 +240,7 @@ class Http3Connection:
             stream.chunks.append(event.data)
             unread = self._quic.unread.get(stream.id, 0) + len(event.data)
             self._quic.unread[stream.id] = unread
+            # Only this stream ends; the others of the connection go on.
             if unread > MAX_UNREAD_BYTES:
                 stream.fail(ReadFailedError(f"{unread} bytes of the answer wait to be read"))
         stream.ended = stream.ended or event.stream_ended
@@ -245,10 +252,10 @@ class Http3Connection:
         except PeerProtocolError as error:
             stream.fail(error)
             return
-        if status >= 200:  # before it, there may be interim ones
+        if status >= 200:  # interim answers (1xx) may come before it
             stream.headers = status, rest
 
-    # One exchange
+    # -- one exchange
 
     async def exchange(self, request: Outgoing) -> Answer:
         """Send ``request`` and return the answer's head; see :class:`exchange.Connection`."""
@@ -278,7 +285,7 @@ class Http3Connection:
         body = _Body(self, stream, request.timeouts.read)
         return Answer(status, b"", answer_headers, b"HTTP/3", body)
 
-    async def _wait_for_room(self) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def _wait_for_room(self) -> None:
         while not self.is_closed and not self._quic.may_open_stream:
             await self._progress.wait()
         if self.is_closed:
@@ -308,7 +315,7 @@ class Http3Connection:
         self, stream: "_Stream", data: bytes, limit: float | None, *, end: bool
     ) -> None:
         view = memoryview(data)
-        while True:  # noqa: ASYNC913 - tries first, and waits when it must
+        while True:
             while self._quic.unsent(stream.id) > UNSENT_BYTES:
                 stream.check()
                 with trio.move_on_after(float("inf") if limit is None else limit) as scope:
@@ -317,13 +324,13 @@ class Http3Connection:
                     raise WriteTimedOutError(f"the server took no bytes for {limit:g} s")
             if stream.ended or stream.upload_refused or stream.error is not None:
                 stream.check()
-                return  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+                return
             chunk, view = view[:UNSENT_BYTES], view[UNSENT_BYTES:]
             self._h3.send_data(stream.id, chunk.tobytes(), end_stream=end and not view)
             self._transmit()
             if not view:
                 stream.upload_ended = end
-                return  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+                return
 
     async def _wait(self, stream: "_Stream", limit: float | None) -> None:
         stream.check()
@@ -356,7 +363,7 @@ class Http3Connection:
         return data
 
     def abandon(self, stream: "_Stream") -> None:
-        """Give ``stream`` up: tell the server so unless the exchange is over."""
+        """Give ``stream`` up, and reset it unless the exchange is over."""
         if stream.id not in self._streams:
             return
         silent_for = trio.current_time() - max(stream.opened, self._received_at)
@@ -403,7 +410,7 @@ class _Stream:
         self.arrival.set()
 
     def check(self) -> None:
-        """Raise what ended the stream, unless the answer is complete all the same."""
+        """Raise the stream's error, unless the answer is complete all the same."""
         if self.error is not None and not self.ended:
             raise self.error.again()
 

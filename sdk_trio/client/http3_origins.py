@@ -1,7 +1,7 @@
-"""Which origins speak HTTP/3: tried briefly, and a failure is remembered.
+"""HTTP/3 connections by origin: tried briefly, and a failure is remembered.
 
-UDP is often blocked, and a blocked port is silent; so the wait for a first connection is short,
-and the origin is then left to TCP for a while.
+UDP is often blocked, and a blocked port is silent. So the wait for a first connection is short, and
+after a failure the origin is reached over TCP for a while.
 """
 
 import socket
@@ -20,19 +20,21 @@ from sdk_trio.errors import OptionsValidationError, Problem
 if TYPE_CHECKING:
     from sdk_trio.client.http3 import Http3Connection
 
-#: How long a request waits for HTTP/3 before it goes over TCP; a handshake is one round trip.
+#: How long a request waits for HTTP/3, in seconds, before it goes over TCP. A handshake takes one
+#: round trip, so a server that is reachable answers well within this.
 ATTEMPT_SECONDS = 1.0
-#: How long an origin that failed is left to TCP.
+#: How long an origin that failed is reached over TCP only, in seconds.
 FAILURE_SECONDS = 600.0
 
-#: The kernel's buffers of one connection, as far as it grants them: a burst must not be lost.
+#: The size asked for the kernel's buffers of one connection, in bytes, so that a burst is not lost;
+#: the kernel may grant less.
 SOCKET_BUFFER_BYTES = 2 * 1024 * 1024
 
 _log = get_logger("client")
 
 
 def require_http3() -> None:
-    """Import what HTTP/3 needs.
+    """Import the modules of HTTP/3.
 
     Raises:
         OptionsValidationError: the extra ``http3`` is not installed.
@@ -48,7 +50,7 @@ def require_http3() -> None:
 
 
 class _Attempt:
-    """A connection in the making, for all who wait for it; it has failed if there is none then."""
+    """A connection attempt, for all requests that wait for it; it ends without one if it fails."""
 
     def __init__(self) -> None:
         self.ended = trio.Event()
@@ -56,12 +58,12 @@ class _Attempt:
 
 
 class Http3Origins:
-    """At most one connection an origin, and what is known of those that have none.
+    """At most one connection for each origin, and the times of failed attempts.
 
     Args:
-        limits: the settings (spec 2.3): lifetime and idle timeout count here.
-        tls: called for the context whose authorities count.
-        nursery: where connections run.
+        limits: the settings of connections; lifetime and idle timeout apply here.
+        tls: called for the TLS context.
+        nursery: runs the connections.
 
     """
 
@@ -80,7 +82,7 @@ class Http3Origins:
         self._failed_at: dict[Origin, float] = {}
 
     def has_failed(self, origin: Origin) -> bool:
-        """Whether ``origin`` is left to TCP at present."""
+        """Say whether ``origin`` is reached over TCP only at present."""
         failed_at = self._failed_at.get(origin)
         return failed_at is not None and trio.current_time() - failed_at < FAILURE_SECONDS
 
@@ -90,7 +92,7 @@ class Http3Origins:
         Waits at most ``ATTEMPT_SECONDS``. Nothing has been sent when the answer is None.
         """
         if origin.scheme != "https" or self.has_failed(origin):
-            return None  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+            return None
         connection = self._usable(origin)
         while connection is None:
             attempt = self._attempts.get(origin)
@@ -100,11 +102,12 @@ class Http3Origins:
             await attempt.ended.wait()
             if attempt.connection is None:
                 return None
-            # A new one serves those who waited for it, even if its life is over by now.
+            # A new connection serves the requests that waited for it, even if the lifetime setting
+            # is so short that it has passed by now; otherwise they would wait again, without end.
             if not attempt.connection.is_draining and not attempt.connection.is_closed:
                 connection = attempt.connection
         connection.in_use += 1
-        return connection  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+        return connection
 
     def close(self) -> None:
         """Close every connection at once."""
@@ -112,7 +115,7 @@ class Http3Origins:
             connection.close()
 
     async def reap(self) -> None:
-        """Close what is idle or old; runs until cancelled."""
+        """Close idle and old connections; runs until cancelled."""
         while True:
             idle = 60 * self._limits.pooled_connection_idle_timeout_minutes
             lifetime = 60 * self._limits.pooled_connection_lifetime_minutes
@@ -137,13 +140,15 @@ class Http3Origins:
             return None
         return connection
 
-    async def _attempt(self, origin: Origin, attempt: "_Attempt") -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def _attempt(self, origin: Origin, attempt: "_Attempt") -> None:
         try:
             with trio.move_on_after(ATTEMPT_SECONDS):
                 await self._connect(origin)
-        except Exception as error:  # whatever it is, there is TCP
+        except Exception as error:  # TCP remains, whatever the fault is
             _log.debug("client.http3_failed", origin=str(origin), error=str(error))
         finally:
+            # Remembered also when the attempt was cancelled by its time: silence is how a blocked
+            # UDP port looks.
             if origin not in self._connections:
                 self._failed_at[origin] = trio.current_time()
                 _log.info("client.http3_left", origin=str(origin), seconds=FAILURE_SECONDS)

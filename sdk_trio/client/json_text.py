@@ -1,8 +1,8 @@
-"""JSON as upstreams write it: every legal text is read, whatever its depth and its numbers. Pure.
+"""A reader of JSON that takes every legal text, whatever its depth and its numbers. Pure.
 
-msgspec reads nearly all of them, fast. What it refuses although RFC 8259 allows it is read by
-Python's own reader: numbers beyond a float or of thousands of digits, escapes of lone surrogates
-(an emoji that somebody cut in half), a byte order mark at the start. Nesting beyond the
+msgspec reads nearly all texts, fast. Texts that it refuses although RFC 8259 allows them are read
+by Python's own reader: numbers beyond a float or of thousands of digits, escapes of lone surrogates
+(an emoji that was cut in half), a byte order mark at the start. Only nesting beyond the
 interpreter's stack is left to the slow reader below, which takes many times as long.
 """
 
@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
-#: Deepest nesting that is read. RFC 8259 (9) leaves a limit to the reader: this one bounds the
+#: The deepest nesting that is read. RFC 8259 (9) leaves a limit to the reader; this one bounds the
 #: memory that a text of nothing but brackets can take.
 MAX_DEPTH = 100_000
 
-#: Python refuses to read whole numbers of more digits: that would take time by their square.
+#: Whole numbers of more digits are read as decimals. Python refuses to read them as integers,
+#: because that takes time proportional to the square of their length.
 _INT_DIGITS = 4000
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -29,7 +30,7 @@ _WORD = re.compile("|".join(_NAMES))
 
 
 class NotJsonError(ValueError):
-    """A text is no JSON; the message says where it stops being any, and quotes nothing of it."""
+    """A text is no JSON; the message gives the place of the fault and quotes nothing."""
 
 
 def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
@@ -65,13 +66,13 @@ def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
         fault = f"{error.msg}, character {error.pos}"
     if not fault:
         return value
-    # Raised from nothing, out here: the reader's frames hold the text, and whoever reports the
-    # traceback with its variables would send it along.
+    # Raised here and without a cause: the reader's frames hold the text, and a tool that reports
+    # tracebacks with their variables would send it along.
     raise NotJsonError(fault)
 
 
 def _read_otherwise(content: bytes | str, max_depth: int) -> Any:
-    """Read what msgspec refuses, with Python's reader if it can."""
+    """Read a text that msgspec refuses, with Python's reader if it can."""
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     text = text.removeprefix("\ufeff")
     try:
@@ -95,9 +96,9 @@ def _is_deeper(value: Any, depth: int) -> bool:
 
 
 def _read_slowly(text: str, max_depth: int) -> Any:
-    """Read without recursion: ``open_ones`` are the arrays and objects around the place.
+    """Read without recursion; ``open_ones`` holds the arrays and objects around the place.
 
-    An object that waits for the value of a name has that name on ``names``.
+    ``names`` holds the name of each open object's member whose value is still to come.
     """
     open_ones: list[list[Any] | dict[str, Any]] = []
     names: list[str] = []
@@ -117,7 +118,7 @@ def _read_slowly(text: str, max_depth: int) -> Any:
             place += 1
         else:
             value, place = _read_scalar(text, place)
-        # The value may end one array or object after the other.
+        # After a value, any number of arrays and objects may end.
         while open_ones:
             holder = open_ones[-1]
             if isinstance(holder, list):

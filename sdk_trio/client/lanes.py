@@ -1,4 +1,4 @@
-"""What the pool keeps: servers with their slots, the lanes to their origins, who waits in them."""
+"""The records of the pool: servers with their slots, lanes to their origins, waiting requests."""
 
 from collections import OrderedDict
 from typing import Protocol
@@ -12,7 +12,7 @@ from sdk_trio.client.http2 import Http2Connection
 
 
 class ConnectionLimits(Protocol):
-    """The settings that the pool obeys, ``Sdk:Connection`` (spec 2.3)."""
+    """The settings of the pool, ``Sdk:Connection``."""
 
     @property
     def max_connections_per_server(self) -> int:
@@ -28,16 +28,16 @@ class ConnectionLimits(Protocol):
 
     @property
     def enable_http2(self) -> bool:
-        """Whether HTTP/2 is offered."""
+        """Say whether HTTP/2 is offered."""
 
     @property
     def enable_multiple_http2_connections(self) -> bool:
-        """Whether a full HTTP/2 connection may be joined by another."""
+        """Say whether another connection may be opened beside a full HTTP/2 connection."""
 
 
 @attrs.frozen
 class PoolStatistics:
-    """A count of what the pool holds: connections (and of these idle ones), dials, waiters."""
+    """Counts of the pool: connections (and idle ones among them), dials, waiting requests."""
 
     connections: int
     idle: int
@@ -62,9 +62,10 @@ class Waiter:
 class ConnectionAttempt:
     """One dial in progress. It is *overdue* once it has taken longer than ``patience`` seconds.
 
-    An overdue one is no longer counted on: another is begun beside it, and whichever arrives is
-    used. ``is_second`` says that it repeats one that failed, ``since`` when the first of those was
-    begun whose place it took. ``address`` is known once it is connected to one, or tries one alone.
+    Another attempt is begun beside an overdue one, and the first connection is used. ``is_second``
+    says that the attempt repeats a failed one. ``since`` is the time at which the first attempt of
+    a row began in which each took the slot of the one before. ``address`` is known once the attempt
+    is connected, or while it tries a single address.
     """
 
     __slots__ = (
@@ -94,7 +95,7 @@ class ConnectionAttempt:
 
 
 class Lane:
-    """What the pool holds for one origin."""
+    """The connections, attempts and waiting requests of one origin."""
 
     __slots__ = (
         "active",
@@ -119,19 +120,20 @@ class Lane:
         self.active: set[Http1Connection] = set()
         self.multiplexed: list[Http2Connection] = []
         self.attempts: list[ConnectionAttempt] = []
-        self.promising = 0  # how many of the attempts are not overdue
+        self.promising = 0  # the number of attempts that are not overdue
         self.patience = 0.0  # of the next attempt, in seconds
-        self.connect_seconds = 0.0  # what the last connection took
+        self.connect_seconds = 0.0  # the time that the last successful attempt took
         self.dial_after = 0.0
-        self.given_up: ConnectionAttempt | None = None  # whose place the next attempt takes
-        # None until the first connection has told; decides how many to open at a time.
+        self.given_up: ConnectionAttempt | None = None  # the next attempt takes its slot
+        # None until the first connection has negotiated. It decides how many connections are
+        # opened at a time: one for each request with HTTP/1.1, one for all with HTTP/2.
         self.http2: bool | None = None
-        # Ordered, for leaving from the middle (cancellation) in constant time.
+        # An ordered dictionary, so that a cancelled request leaves the middle in constant time.
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
 
 
 class Server:
-    """One host, which the cap applies to: its lanes share the slots."""
+    """One host, to which the limit of connections applies: its lanes share the slots."""
 
     __slots__ = ("lanes", "slots_taken")
 

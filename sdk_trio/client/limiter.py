@@ -1,6 +1,6 @@
-"""How fast attempts may leave: a token bucket, and the gate that a 429 shuts. Pure.
+"""The rate limiter of the client: a token bucket, and a gate that a 429 shuts. Pure.
 
-Both answer with a time to wait; who waits, and for how long at most, is the pipeline's business.
+Both return a time to wait; the pipeline waits, and bounds how long.
 """
 
 import math
@@ -18,7 +18,7 @@ class LimitPolicy:
     """The client's own rate.
 
     ``per_minute`` attempts a minute are let through on average, ``burst`` at once; None: no limit
-    but the gate. The upstream's own limit is the better judge, so none is the default.
+    but the gate. None is the default, because the upstream knows its own limit better.
     """
 
     per_minute: float | None = None
@@ -28,7 +28,7 @@ class LimitPolicy:
 class Place:
     """A place in the order of departure: the attempt leaves at ``due``, or when that has passed.
 
-    ``due`` changes with the rate while the place is waited for.
+    ``due`` changes with the rate while a call waits for the place.
     """
 
     __slots__ = ("due",)
@@ -54,7 +54,7 @@ class RateLimiter:
 
     @property
     def shut_until(self) -> float:
-        """Return the time before which the upstream asked for silence; the past when it did not."""
+        """Return the time until which the gate is shut; a time in the past when it is open."""
         return self._shut_until
 
     @property
@@ -68,14 +68,14 @@ class RateLimiter:
         return self._shut_until <= self._clock() and not self.backlog
 
     def shut(self, seconds: float) -> None:
-        """The upstream answered 429: no attempt leaves for ``seconds``. It never shortens."""
+        """Let no attempt leave for ``seconds``, after a 429; this never shortens a longer wait."""
         self._shut_until = max(self._shut_until, self._clock() + seconds)
 
     def change(self, policy: LimitPolicy) -> None:
         """Go on at another rate.
 
-        Nobody loses a place and none is given twice: the attempts that the bucket has to make good
-        for stay as many, and who waits leaves in the same order, at the new pace from now on.
+        No place is lost and none is given twice: the bucket lacks as many attempts as before, and
+        waiting calls leave in the same order, at the new rate from now on.
         """
         now = self._clock()
         before, bucket = self.policy, self._bucket
@@ -94,7 +94,7 @@ class RateLimiter:
     def book(self) -> Place:
         """Take the next place in the order of departure; :meth:`leave` it when its time has come.
 
-        One that is due at once need not be left.
+        A place that is due at once need not be left.
         """
         now = self._clock()
         place = Place(now if self._bucket is None else self._bucket.book(now))
@@ -103,11 +103,11 @@ class RateLimiter:
         return place
 
     def leave(self, place: Place) -> None:
-        """Wait for ``place`` no longer, whether the attempt departs or not."""
+        """Stop waiting for ``place``, whether the attempt departs or not."""
         self._waited_for.discard(place)
 
     def book_now(self) -> bool:
-        """Take a place if an attempt may leave this instant; return whether it may."""
+        """Take a place if an attempt may leave at once; return whether it may."""
         now = self._clock()
         if self._shut_until > now:
             return False

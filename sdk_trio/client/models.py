@@ -1,9 +1,9 @@
 """The upstream's models, to annotate with: ``from sdk_trio.client.models import Order``.
 
 Type checkers and editors read the stub beside this file, which knows every field. At run time there
-are no such classes: what is received is a :class:`~sdk_trio.client.records.Record` whatever its
-model, what is sent is a dict, and closed lists of texts are texts. So nothing is lost when the
-upstream adds a field, drops one, or answers a text that its list does not have.
+are no such classes: every object of an answer is a :class:`~sdk_trio.client.records.Record`
+whatever its model, requests take dicts, and closed lists of texts are texts. So nothing is lost
+when the upstream adds a field, drops one, or answers a text that its list does not have.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Fields = Record
 
 
 class Unlisted(str):
-    """A text that the upstream has added to a closed list since: compare it as any other."""
+    """A text that the upstream has since added to a closed list; compare it as any other."""
 
     __slots__ = ()
 

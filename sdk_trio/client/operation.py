@@ -1,6 +1,7 @@
-"""One operation of the upstream API: what is sent and what comes back. Pure.
+"""One operation of the upstream API: its route, its arguments and its answer. Pure.
 
-The table of all operations is :mod:`sdk_trio.client.operations`; this file is what a row is.
+The table of all operations is :mod:`sdk_trio.client.operations`; this file defines its rows, and
+how a call's arguments become path, query and body.
 """
 
 import enum
@@ -25,7 +26,7 @@ BODY_METHODS = frozenset({"POST", "PATCH", "PUT"})
 
 
 class Answer(enum.StrEnum):
-    """What an operation's successful answer holds."""
+    """The content of an operation's successful answer."""
 
     RECORD = "record"
     """One JSON object."""
@@ -44,7 +45,7 @@ class Answer(enum.StrEnum):
 
 
 class Body(enum.StrEnum):
-    """What an operation's arguments beside the path become."""
+    """The form in which an operation's arguments beside the path are sent."""
 
     JSON = "json"
     """A JSON object."""
@@ -55,7 +56,7 @@ class Body(enum.StrEnum):
 
 
 class Pagination(enum.StrEnum):
-    """How the rest of a list is asked for."""
+    """The way in which the further pages of a list are requested."""
 
     NONE = "none"
     """It is not: the answer is whole."""
@@ -75,7 +76,7 @@ class Operation:
     ``resource`` is the way from the client to the resource (``customer_portal.orders``), ``name``
     the operation's name there. ``path`` is below ``Sdk:BasePath`` and exact: where it ends in a
     slash, the upstream answers the path without one with a redirect, which is not followed.
-    ``body`` is what the arguments beside the path become. ``idempotent`` says that it may be
+    ``body`` is the form of the arguments beside the path. ``idempotent`` says that it may be
     executed twice without harm, by its method or because this operation is known to be harmless.
     """
 
@@ -99,12 +100,12 @@ class Operation:
 
     @property
     def known(self) -> "Known | None":
-        """Return what is known of its arguments; None for a row that the upstream's table lacks."""
+        """Return the generated table's entry; None for a row that the upstream's table lacks."""
         return _known(self.full_name)
 
     @property
     def pagination(self) -> Pagination:
-        """Return how the rest of a list is asked for."""
+        """Return the way in which the further pages of a list are requested."""
         return _PAGINATION.get(self.answer, Pagination.NONE)
 
     def filled_path(self, values: Mapping[str, Any]) -> str:
@@ -121,11 +122,11 @@ class Operation:
 
 @attrs.frozen
 class Known:
-    """What the generated table says of an operation.
+    """The generated table's entry of an operation.
 
     ``fields`` are the arguments by name, those of the path first: the type, as people read it, and
     whether the upstream requires the field. ``is_open`` says that it takes others, too. ``returns``
-    is the type of what a call gives.
+    is the type of a call's result.
     """
 
     summary: str
@@ -152,7 +153,7 @@ def _known(full_name: str) -> Known | None:
 class UnknownArgumentError(TypeError):
     """An operation was given an argument that it does not take; nothing was sent.
 
-    ``reason`` is what is wrong; the message adds the way past the table in Python.
+    ``reason`` names the argument; the message adds how to pass it in spite of the table in Python.
     """
 
     def __init__(self, reason: str, way: str) -> None:
@@ -171,8 +172,8 @@ def operation(
 ) -> Operation:
     """Make a row from ``"METHOD /path/{parameter}"``.
 
-    ``body`` and ``idempotent`` are what the method says (POST, PATCH and PUT take JSON; GET, PUT
-    and DELETE are idempotent) unless given.
+    ``body`` and ``idempotent`` follow from the method unless given (POST, PATCH and PUT take JSON;
+    GET, PUT and DELETE are idempotent).
 
     Raises:
         ValueError: the text is not of this form.
@@ -194,12 +195,12 @@ def operation(
 
 @attrs.frozen(kw_only=True)
 class PreparedCall:
-    """What an operation's arguments came to: all that a sender needs to know.
+    """A call of an operation, its arguments encoded: all that a sender needs to know.
 
     ``path`` is below the base path. ``query`` is pairs of text, a list's key repeated. ``json`` is
     the body as plain JSON values, UNSET when there is none (None is the JSON null). ``form`` is
-    the fields of a form, None when the body is none. ``options`` already say so when the operation,
-    unlike its method, may be executed twice.
+    the fields of a form, None when the body is no form. ``options`` already say so when the
+    operation, unlike its method, may be executed twice.
     """
 
     operation: Operation
@@ -240,7 +241,7 @@ def prepare(
         body: the body, to which fields add when it is a mapping. Its names are not checked.
         query: a mapping: the query, beside what fields give; its names are not checked. Anything
             else: the value of the upstream's own field of this name, which its lists search by.
-        options: what the call does otherwise than the settings say.
+        options: the options of the call.
         is_checked: whether ``fields`` must be among those that the table knows.
 
     Raises:
@@ -278,7 +279,7 @@ def prepare(
 def _body_parts(
     operation: Operation, body: Any | Unset
 ) -> tuple[Any | Unset, tuple[tuple[str, str], ...] | None]:
-    """Return the body as JSON and as form fields, of which at most one is there."""
+    """Return the body as JSON and as form fields; at most one of both is set."""
     if isinstance(body, Unset):
         return UNSET, None
     if operation.body is not Body.FORM:
@@ -289,7 +290,7 @@ def _body_parts(
 def _path_values(
     operation: Operation, positional: Sequence[Any], fields: dict[str, Any]
 ) -> dict[str, Any]:
-    """Take the path's parameters out of both; ``fields`` keeps the rest."""
+    """Take the path's parameters from ``positional`` and ``fields``, which keeps the rest."""
     names = operation.parameters
     if len(positional) > len(names):
         takes = f"{len(names)} ({', '.join(names)})" if names else "none"
@@ -318,7 +319,7 @@ def _raise_missing(operation: Operation, name: str, fields: Mapping[str, Any]) -
 
 
 def _check_known(operation: Operation, known: Known, given: Mapping[str, Any]) -> None:
-    """Refuse names that the upstream would ignore: a filter that is not one gives everything."""
+    """Refuse names that the upstream would ignore: a misspelt filter would return everything."""
     if known.is_open or given.keys() <= known.fields.keys():
         return
     for name in given:
@@ -353,9 +354,9 @@ def _raise_surplus(operation: Operation, rest: Mapping[str, Any]) -> NoReturn:
     )
 
 
-# --- for people ---------------------------------------------------------------------------------
+# --- help() and signatures ----------------------------------------------------------------------
 
-#: What every operation takes beside the upstream's own parameters.
+#: The arguments of every operation beside the upstream's own parameters.
 _OWN_ARGUMENTS = ("query", "body", "options")
 
 
@@ -372,7 +373,7 @@ def signature_of(operation: Operation) -> inspect.Signature:
 
 
 class _Text(str):
-    """A type as it is read by people: shown without quotes."""
+    """A type as people read it, shown without quotes."""
 
     __slots__ = ()
 
@@ -408,7 +409,7 @@ def _parameters(
 
 
 def description_of(operation: Operation) -> str:
-    """Return what the operation does, needs and takes, in plain text."""
+    """Describe in plain text what the operation does, needs and takes."""
     known = operation.known
     lines = [] if known is None else [known.summary, ""]
     lines.append(f"{operation.method} {operation.path}")

@@ -1,4 +1,4 @@
-"""Pages of a list: what an answer holds and which page comes next. Pure.
+"""Pages of a list: the content of an answer, and the number of the next page. Pure.
 
 Pages are numbered from 1. A list is read to its end when its page's number has reached
 ``max_page``, or a page is empty: a number that is too large, or missing, ends no program and asks
@@ -23,7 +23,7 @@ FIRST_PAGE = 1
 
 
 class NotAPageError(ValueError):
-    """An answer is no page of a list; the text says what it lacks."""
+    """An answer is no page of a list; the text names the part that it lacks."""
 
 
 @attrs.frozen
@@ -42,9 +42,9 @@ class Page(Generic[Item]):
     max_page: int | None = None
 
     def repeats(self, before: "Page[Any]") -> bool:
-        """Return whether the upstream gave the page ``before`` again, though asked for the next.
+        """Return whether the upstream gave the page ``before`` again instead of the next one.
 
-        That is the end of a list that knows no pages, where it does not say how many there are.
+        That is the end of a list whose route ignores page numbers and names no count of pages.
         """
         return self.max_page is None and bool(self.items) and self.items == before.items
 
@@ -53,12 +53,12 @@ def read_page(document: Any, number: int, origin: Origin = None) -> Page[Record]
     """Read the answer to the request for page ``number``; ``origin`` says what its items are.
 
     Raises:
-        NotAPageError: it is none. A list that ended early without a word would be worse.
+        NotAPageError: it is no page. Treating it as the end of the list would hide records.
     """
     if not isinstance(document, Mapping):
         raise NotAPageError(f"a page is a JSON object, and this is {_json_kind(document)}")
     items = document.get("items")
-    # A null among the items is nobody's record, and the others are none the worse for it.
+    # A null among the items is left out; it is no reason to refuse the other records.
     if not isinstance(items, list) or not all(
         item is None or isinstance(item, dict) for item in items
     ):
@@ -68,8 +68,8 @@ def read_page(document: Any, number: int, origin: Origin = None) -> Page[Record]
         raise NotAPageError("the page has no object named 'pagination'")
     records = tuple(Record(item, origin) for item in items if item is not None)
     if "has_next_page" in pagination:
-        # Pages have numbers, so after an empty one there is nothing, whatever the flag says:
-        # believing a stuck flag would ask for ever.
+        # Pages have numbers, so nothing follows an empty one, whatever the flag says. A flag that
+        # is stuck at true would have the client ask for ever.
         has_next = pagination["has_next_page"] is True and bool(records)
         return Page(number, records, has_next)
     total, last = (_count(pagination, name) for name in ("total_count", "max_page"))

@@ -1,8 +1,12 @@
-"""The layers of a call, put together, and the two that need no file of their own.
+"""The pipeline: the layers of a call in their order, and two small layers.
 
 From the outside in: the call's deadline, the limiter with the gate that a 429 shuts, retry, hedge,
-the breaker of the origin, the attempt's timeout, the transport. The breaker lies inside the hedge
-so that every attempt counts, and the limiter's gate is watched before each attempt.
+the breaker of the origin, the attempt's timeout, the transport. The order matters:
+
+- the deadline is outermost, so that it bounds waits and retries as well;
+- the retry layer is outside the attempt's timeout, so that each attempt gets its whole time;
+- the breaker is inside retry and hedge, so that every attempt counts and may be refused;
+- the limiter's gate is asked again before each attempt.
 """
 
 import random
@@ -11,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import attrs
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 import trio
 
 from ..base.logs import get_logger
@@ -50,7 +54,7 @@ AttemptHook = Callable[[AttemptRecord], None]
 REQUEST_TIMEOUT = 408
 INTERNAL_SERVER_ERROR = 500
 
-#: Failures that say nothing about the upstream's health.
+#: Failures that say nothing about the upstream's health, so the breaker does not count them.
 _OUR_FAULTS = frozenset(
     {FailureKind.REFUSED, FailureKind.NO_CONNECTION_FREE, FailureKind.NOT_PROCESSED}
 )
@@ -58,7 +62,7 @@ _OUR_FAULTS = frozenset(
 
 @attrs.frozen(kw_only=True)
 class Policies:
-    """What the layers go by."""
+    """The policies of the layers."""
 
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
     budget: BudgetPolicy = attrs.field(factory=BudgetPolicy)
@@ -67,10 +71,10 @@ class Policies:
 
 
 class DeadlineLayer:
-    """The outermost layer: nothing of a call lasts beyond its deadline, or the client itself.
+    """The outermost layer: ends a call at its deadline, or when the client is closed.
 
     Args:
-        inner: brings the call to its end.
+        inner: makes the call.
         clock: returns the current time in seconds.
     """
 
@@ -81,12 +85,12 @@ class DeadlineLayer:
         self._is_closed = False
 
     async def send(self, call: Call) -> httpx.Response:
-        """Bring the call to its end before its deadline.
+        """Make the call and end it at its deadline.
 
         Raises:
             DeadlineExceededError: the deadline came first.
             ConnectionFailedError: the client was closed first.
-            OutcomeUnknownError: either came while a write was out.
+            OutcomeUnknownError: one of both came while a write had been sent and not answered.
         """
         call.deadline = deadline_of(call.total_timeout, now=self._clock())
         with trio.CancelScope(deadline=call.deadline) as scope:
@@ -104,6 +108,7 @@ class DeadlineLayer:
         else:
             said = f"the total time of {call.total_timeout:g} s is over"
             error = DeadlineExceededError(said, method=call.method, path=call.path)
+        # The head of a success has come: the write was executed, and only its body is missing.
         if call.head is not None and call.head.is_success and not call.idempotent:
             raise unread(call.head, call, f"its body had not come when {said}")
         if call.is_unconfirmed:
@@ -111,18 +116,18 @@ class DeadlineLayer:
         raise error
 
     def close(self) -> None:
-        """End the calls that are under way, waits between attempts included."""
+        """End the calls under way, also those that wait between attempts."""
         self._is_closed = True
         for scope in self._under_way:
             scope.cancel()
 
 
 class BreakerLayer:
-    """Asks the breaker of the call's origin before each attempt, and tells it the outcome.
+    """Asks the breaker of the call's origin before each attempt, and reports the outcome to it.
 
     Args:
         inner: makes the attempt.
-        breakers: one for each origin.
+        breakers: the breakers by origin.
     """
 
     def __init__(self, inner: AttemptLayer, breakers: "Breakers") -> None:
@@ -133,7 +138,7 @@ class BreakerLayer:
         """Make the attempt if the circuit lets it through.
 
         Raises:
-            CircuitOpenError: it does not; nothing is sent.
+            CircuitOpenError: the circuit is open; nothing is sent.
 
         Cancelling counts neither for nor against the upstream, and frees a probe's place.
         """
@@ -146,6 +151,7 @@ class BreakerLayer:
         try:
             response = await self._inner.send(call, kind)
             outcome = outcome_of_status(response.status_code)
+        # Any other exception, Cancelled included, is neutral: it says nothing about the upstream.
         except ConnectionFailedError as error:
             if error.kind not in _OUR_FAULTS:
                 outcome, incident = AttemptOutcome.FAILURE, error.incident
@@ -156,7 +162,7 @@ class BreakerLayer:
 
 
 def outcome_of_status(status: int) -> AttemptOutcome:
-    """Return what an answer says about the upstream: only 408 and 5xx admit a fault."""
+    """Return the evidence of an answer about the upstream: only 408 and 5xx admit a fault."""
     if status == REQUEST_TIMEOUT or status >= INTERNAL_SERVER_ERROR:
         return AttemptOutcome.FAILURE
     return AttemptOutcome.SUCCESS
@@ -190,7 +196,12 @@ def _answered(response: httpx.Response, call: Call, now: float) -> ApiError:
 
 
 def _complete(error: CallError, call: Call, now: float) -> None:
-    """Add to the error that ends ``call`` what the call met on its way; ``now`` is Unix time."""
+    """Add the last answer of ``call`` to the error that ends it; ``now`` is Unix time.
+
+    A refusal of the breaker or the deadline must not stand in place of the 500 that explains the
+    failure: the error carries that answer's status, request id and body, and the refusal becomes
+    its cause and a note.
+    """
     error.attempts = call.attempts
     if call.refusal is not None:
         error.add_note(f"no further attempt was made: {call.refusal.message}")
@@ -210,7 +221,7 @@ class Breakers:
     """The breakers, one for each origin (scheme, host and port).
 
     Args:
-        policy: of each of them.
+        policy: the policy of each breaker.
         clock: returns the current time in seconds.
         on_change: called with the origin and the new state.
     """
@@ -249,13 +260,13 @@ class Pipeline:
 
     Args:
         transport: sends requests.
-        policies: what the layers go by.
+        policies: the policies of the layers.
         clock: returns the time that Trio's deadlines are on, in seconds.
         wall_clock: returns Unix time, to read dates of answers by.
         random: returns a number from 0 to 1.
         hooks: called with the record of every attempt, in the task of the call.
 
-    ``counters``, ``breakers``, ``budget`` and ``limiters`` are there to be read.
+    Others may read ``counters``, ``breakers``, ``budget`` and ``limiters``.
     """
 
     def __init__(
@@ -285,7 +296,7 @@ class Pipeline:
         )
         tracer = find_tracer()
         if tracer is not None:
-            # Imported here: it needs an extra, and nobody may have wanted it.
+            # Imported here, because it needs an optional package that may not be installed.
             from .attempt_tracer import AttemptTracer
 
             attempter = AttemptTracer(attempter, tracer)
@@ -308,12 +319,12 @@ class Pipeline:
         self._outermost = DeadlineLayer(AdmissionLayer(retryer, admitter), clock=clock)
 
     async def send(self, call: Call) -> httpx.Response:
-        """Bring ``call`` to its end; return its answer, a success unless it accepts any.
+        """Make ``call`` and return its answer, a success unless the call accepts any status.
 
         Raises:
-            CallError: there is none; ``attempts`` says how many requests were sent.
+            CallError: there is no such answer; ``attempts`` says how many requests were sent.
 
-        Cancelling abandons what is in flight, counts for nothing, and takes effect at once.
+        Cancelling abandons the requests in flight, counts for nothing, and takes effect at once.
         """
         outcome = "cancelled"
         try:
@@ -335,7 +346,7 @@ class Pipeline:
         return response
 
     def close(self) -> None:
-        """End every call that is under way, with the error of a client that was closed."""
+        """End every call under way with the error that the client was closed."""
         self._outermost.close()
 
     @property

@@ -1,4 +1,4 @@
-"""What the settings come to for the client: addresses, headers, policies, warnings. Pure."""
+"""The plan of a client, derived from the settings: addresses, headers, policies. Pure."""
 
 import re
 from urllib.parse import urlsplit
@@ -15,8 +15,8 @@ from .retry import RetryPolicy
 
 MILLISECONDS = 1000.0
 
-#: A call may take this long in all where nobody has said otherwise. It is the longest time that a
-#: call waits for leave to send, too: a shorter one would end calls that our own rate holds back.
+#: The least total time of a call, in seconds, when none is configured. It equals the longest time
+#: that a call waits for our own rate limit: a shorter one would end calls that wait in order.
 LEAST_TOTAL_SECONDS = 120.0
 
 #: Words inside an access token that name the environment it was issued for.
@@ -26,7 +26,7 @@ _PRODUCTION_WORDS = frozenset({"production", "prod", "live"})
 
 @attrs.frozen(kw_only=True)
 class ClientPlan:
-    """What is in force. Times are in seconds, None for none.
+    """The settings in the form that the client uses. Times are in seconds, None for no limit.
 
     ``base_url`` includes the base path, without a slash at its end; ``origin`` is its scheme, host
     and port. ``upstream_honours_keys`` says that a write with an idempotency key may be repeated.
@@ -55,7 +55,7 @@ class ClientPlan:
         return urlsplit(self.base_url).hostname or ""
 
     def headers(self, *, user_agent: str) -> HeaderList:
-        """Return the headers of every request but the token's, ``Host`` first."""
+        """Return the headers of every request except the token's, ``Host`` first."""
         host = urlsplit(self.base_url).netloc.rpartition("@")[2]
         return HeaderList(
             [
@@ -68,17 +68,17 @@ class ClientPlan:
         )
 
     def total_timeout_of(self, *, attempt_timeout: float, max_retries: int) -> float:
-        """Return the deadline in seconds of a call for which nobody has given one.
+        """Return the total time in seconds of a call for which none is configured.
 
-        It is two minutes, or what the attempts need when each takes its whole time and each wait
-        between them is the longest: so it cuts no attempt short, and what is left of it is for
+        It is two minutes, or the time that the attempts need when each takes its whole timeout and
+        each wait between them is the longest. So it cuts no attempt short, and the remainder is for
         waits that the upstream asks for.
         """
         attempts = attempt_timeout * (max_retries + 1) + self.retry.cap_seconds * max_retries
         return max(LEAST_TOTAL_SECONDS, attempts)
 
     def summary(self) -> dict[str, object]:
-        """Return what the start-up log line says; no secret is in it."""
+        """Return the fields of the start-up log line; no secret is among them."""
         return {
             "mode": self.mode,
             "base_url": self.base_url,
@@ -100,11 +100,11 @@ class ClientPlan:
 
 
 def plan_of(settings: Settings) -> ClientPlan:
-    """Return what ``settings`` come to.
+    """Return the plan that ``settings`` describe.
 
     Raises:
         OptionsValidationError: they hold no usable access token, or no base address. Settings
-            that were validated for the client have both (spec 5).
+            that were validated for the client have both.
     """
     token = "" if settings.access_token is None else settings.access_token.reveal()
     problems = []
@@ -153,7 +153,7 @@ def origin_of(url: str) -> str:
 
 
 def token_problem(token: str) -> str | None:
-    """Return why ``token`` cannot be sent, None when it can; no part of it is quoted."""
+    """Return the reason why ``token`` cannot be sent, None when it can; it is not quoted."""
     if not token:
         return "is missing: the client needs an organization access token"
     if not (token.isascii() and token.isprintable()) or " " in token:
@@ -164,7 +164,7 @@ def token_problem(token: str) -> str | None:
 def token_warning(token: str, mode: Mode) -> str | None:
     """Return a warning when ``token`` looks like the other environment's, else None.
 
-    A guess by the words in its prefix; it quotes no part of the token.
+    The words in its prefix decide, so it is a guess; the warning quotes no part of the token.
     """
     words = set(re.split(r"[_\-.]", token.lower())[:-1])
     if mode is Mode.LIVE and words & _SANDBOX_WORDS:

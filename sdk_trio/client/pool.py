@@ -1,4 +1,4 @@
-"""The connections of a client: who may use which, when they are made and when they end.
+"""The connection pool of a client: assignment, dialling and ageing of connections.
 
 Every decision is synchronous and takes constant time in the number of requests and of HTTP/1.1
 connections. Connecting runs in tasks of the pool, not of the requests: a cancelled request
@@ -6,8 +6,8 @@ leaves the connection to the next one. A slot is taken when connecting starts an
 connection is closed, in one place each.
 
 An attempt to connect that takes long is raced by another one, as "Happy Eyeballs" does over
-addresses (RFC 8305): a lost SYN or a server that accepts and is silent holds nobody up. Why the
-times are what they are says docs/adr/0028-one-event-one-failure.md.
+addresses (RFC 8305), so that a lost SYN or a server that accepts and stays silent holds up no
+request. docs/adr/0028-one-event-one-failure.md has the measurements behind the times.
 """
 
 import contextlib
@@ -42,20 +42,24 @@ from sdk_trio.client.lanes import (
 )
 from sdk_trio.client.wire import Dial, open_wire
 
-#: Of connecting, TLS and the first settings, when the request sets no limit of its own; a
-#: connection that nobody waits for any longer must not hold its slot for a kernel's two minutes.
+#: The limit in seconds of connecting, TLS and the first settings, when the request sets none of its
+#: own. Without it, an attempt that no request waits for any longer would hold its slot for the
+#: kernel's two minutes.
 CONNECT_SECONDS = 10.0
-#: A connection with an unanswered PING gets no new requests after this.
+#: A connection whose PING is unanswered for this time, in seconds, gets no new requests.
 SUSPECT_SECONDS = 1.0
-#: While HTTP/2 connections work, a failed attempt to add another is not repeated before this.
+#: How long a failed attempt to add an HTTP/2 connection is not repeated, in seconds, while others
+#: work.
 REDIAL_SECONDS = 1.0
-#: A first attempt to connect is overdue after this, or after twice the time that the last
-#: connection took (RFC 8305, 5); each further one may take twice as long, up to the second number.
+#: A first attempt to connect is overdue after ``RACE_SECONDS``, the delay that RFC 8305 (5)
+#: recommends, or after twice the time that the last connection took. Each further attempt may take
+#: twice as long as the one before, up to ``LONGEST_RACE_SECONDS``: ten seconds of silence so meet
+#: eight attempts.
 RACE_SECONDS = 0.25
 LONGEST_RACE_SECONDS = 2.0
-#: An overdue attempt this old gives its slot to another when no other slot is free.
+#: An overdue attempt of this age, in seconds, gives its slot to a new one when no other is free.
 GIVE_UP_SECONDS = 1.0
-#: The reaper looks this often at most and at least, in seconds.
+#: The shortest and the longest pause, in seconds, between two rounds of the reaper.
 REAP_SECONDS = (0.02, 15.0)
 
 _log = get_logger("client")
@@ -65,9 +69,9 @@ class ConnectionPool:
     """Connections by origin, bounded by host.
 
     Args:
-        limits: the settings (spec 2.3), read on each use.
+        limits: the settings, read on each use.
         tls: called at the first ``https`` connection for the context of all of them.
-        nursery: where connecting, HTTP/2 connections and the reaper run; cancelling it ends all.
+        nursery: runs dials, HTTP/2 connections and the reaper; cancelling it ends all of them.
         dial: makes TCP connections; None: Trio, and an attempt that races another one takes an
             address of the name that no other tries.
     """
@@ -88,7 +92,7 @@ class ConnectionPool:
         self._closed = False
 
     def statistics(self) -> PoolStatistics:
-        """Count what there is at this moment."""
+        """Count connections, attempts and waiting requests at this moment."""
         lanes = [lane for server in self._servers.values() for lane in server.lanes.values()]
         multiplexed = [connection for lane in lanes for connection in lane.multiplexed]
         idle = sum(len(lane.idle) for lane in lanes)
@@ -106,8 +110,9 @@ class ConnectionPool:
     ) -> Http1Connection | Http2Connection:
         """Return a connection on which one exchange with ``origin`` may start, in FIFO order.
 
-        Does not checkpoint when one is free; the exchange does. Cancelling gives back what may
-        have been assigned in the meantime, and tells ``abandoned`` what was waited for.
+        It does not checkpoint when a connection is free; the exchange does. Cancelling gives back a
+        connection that was assigned in the meantime, and calls ``abandoned`` with the attempt that
+        the request waited for.
 
         Raises:
             ConnectFailedError: the server cannot be reached.
@@ -118,10 +123,11 @@ class ConnectionPool:
             await trio.lowlevel.checkpoint()
             raise ClosedError("the client was closed")
         lane = self._lane(origin)
+        # Requests that wait go first, even if a connection is free at this moment.
         if not lane.waiters:
             connection = self._take(lane)
             if connection is not None:
-                return connection  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+                return connection
         waiter = Waiter(timeouts)
         if not lane.waiters:
             self._begin_race(lane, waiter.began)
@@ -155,7 +161,7 @@ class ConnectionPool:
         lane.idle.clear()
 
     def close(self) -> None:
-        """Close everything at once; who waits gets an error. No further use."""
+        """Close everything at once; waiting requests get an error. The pool is then unusable."""
         self._closed = True
         for server in self._servers.values():
             for lane in server.lanes.values():
@@ -171,9 +177,10 @@ class ConnectionPool:
                 self._fail_waiters(lane, ClosedError("the client was closed"))
 
     async def reap(self) -> None:
-        """Close what is idle or old; runs until cancelled.
+        """Close idle and old connections; runs until cancelled.
 
-        Without it a quiet client would keep its connections for as long as it is quiet.
+        Otherwise they would be noticed only when a request comes, and a quiet client would keep its
+        connections for as long as it is quiet.
         """
         while True:
             shortest = 60 * min(
@@ -190,7 +197,7 @@ class ConnectionPool:
                 ):
                     del self._servers[name]
 
-    # Taking
+    # -- taking a connection
 
     def _lane(self, origin: Origin) -> Lane:
         server = self._servers.get(origin.host)
@@ -207,6 +214,7 @@ class ConnectionPool:
         now = trio.current_time()
         for multiplexed in lane.multiplexed:
             if multiplexed.is_suspect(now, SUSPECT_SECONDS):
+                # Closing may change the list that this loop goes through, so it begins anew.
                 if multiplexed.is_suspect(now, PING_SECONDS):
                     multiplexed.close()
                     return self._take(lane)
@@ -218,6 +226,8 @@ class ConnectionPool:
                 if not multiplexed.in_use:
                     multiplexed.close()
                     return self._take(lane)
+        # The most recently used one first: the others grow idle and are closed, so that a quiet
+        # time after a burst leaves few connections.
         while lane.idle:
             connection = lane.idle.pop()
             if self._is_worn(connection, now):
@@ -241,7 +251,7 @@ class ConnectionPool:
             or not connection.is_quiet()
         )
 
-    # Giving back
+    # -- giving a connection back
 
     def _give_back(self, connection: Http1Connection | Http2Connection) -> None:
         """Undo an assignment that was not used."""
@@ -252,6 +262,8 @@ class ConnectionPool:
     def _http1_released(self, lane: Lane, connection: Http1Connection) -> None:
         lane.active.discard(connection)
         now = trio.current_time()
+        # Checked here as well, because under a constant load a connection goes straight to the next
+        # waiting request and never through ``_take``.
         if connection.is_closed or self._is_old(connection, now) or self._closed:
             self._close(lane, connection)
             self._dial_where_needed(lane.server)
@@ -273,7 +285,7 @@ class ConnectionPool:
             if self._is_old(connection, trio.current_time()):
                 connection.is_draining = True
             if connection.is_draining and not connection.in_use:
-                connection.close()  # which comes here again
+                connection.close()  # which calls this method again
                 return
             while lane.waiters and connection.has_room:
                 connection.in_use += 1
@@ -299,10 +311,13 @@ class ConnectionPool:
         waiter.error = error.again()
         waiter.arrival.set()
 
-    # Connecting
+    # -- connecting
 
     def _begin_race(self, lane: Lane, now: float) -> None:
-        """Let the first request that waits in a lane rely on no attempt that hangs already."""
+        """Mark attempts that hang already as overdue, for the first request that waits.
+
+        It would else wait for their patience to end, although they were slow before it came.
+        """
         usual = 2 * lane.connect_seconds
         lane.patience = min(max(RACE_SECONDS, usual), LONGEST_RACE_SECONDS)
         for attempt in lane.attempts:
@@ -337,8 +352,8 @@ class ConnectionPool:
         if has_live_http2 and not self._limits.enable_multiple_http2_connections:
             return 0
         if has_live_http2 and lane.multiplexed[-1].takes_none:
-            return 0  # another connection would be told the same
-        # One at a time: whether more are needed depends on how many streams it will carry.
+            return 0  # the server would give another connection the same limit
+        # One at a time: the number of streams that it will carry decides whether more are needed.
         return 1
 
     def _has_live_http2(self, lane: Lane) -> bool:
@@ -349,7 +364,7 @@ class ConnectionPool:
         )
 
     def _evict_for(self, lane: Lane) -> bool:
-        """Free a slot that an unused connection to another origin of the host holds, or a dial."""
+        """Free a slot of an unused connection to another origin of the host, or of an old dial."""
         now = trio.current_time()
         for other in lane.server.lanes.values():
             if other is not lane and other.idle:
@@ -375,7 +390,8 @@ class ConnectionPool:
         attempt.is_second = is_second
         predecessor, lane.given_up = lane.given_up, None
         if predecessor is not None and predecessor.since >= first.began:
-            # The request's time to connect has been running since then.
+            # The attempt continues the one whose slot it took: the request's time to connect has
+            # been running since that one began.
             attempt.since = predecessor.since
             attempt.scope.deadline = predecessor.scope.deadline
         lane.attempts.append(attempt)
@@ -385,7 +401,7 @@ class ConnectionPool:
         self._nursery.start_soon(self._watch, lane, attempt)
 
     async def _watch(self, lane: Lane, attempt: ConnectionAttempt) -> None:
-        """Begin another attempt when ``attempt`` takes long, and again when it may be given up."""
+        """Have another attempt begun when ``attempt`` is overdue, and when it may be given up."""
         with attempt.watch:
             await trio.sleep(attempt.patience)
             self._note_overdue(lane, attempt)
@@ -399,20 +415,20 @@ class ConnectionPool:
         self._dial_where_needed(server)
 
     def _end_attempt(self, lane: Lane, attempt: ConnectionAttempt) -> None:
-        """Count ``attempt`` no longer; its slot is the caller's business."""
+        """Remove ``attempt`` from the lane; the caller takes care of its slot."""
         if attempt in lane.attempts:
             lane.attempts.remove(attempt)
             self._note_overdue(lane, attempt)
             attempt.watch.cancel()
 
     def _give_up(self, lane: Lane, attempt: ConnectionAttempt) -> None:
-        """End ``attempt`` at once, its slot with it."""
+        """Cancel ``attempt`` at once and free its slot."""
         attempt.is_given_up = True
         lane.server.slots_taken -= 1
         self._end_attempt(lane, attempt)
         attempt.scope.cancel()
 
-    async def _dial(self, lane: Lane, attempt: ConnectionAttempt, limit: float) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def _dial(self, lane: Lane, attempt: ConnectionAttempt, limit: float) -> None:
         try:
             await self._connect(lane, attempt, limit)
         except NetworkError as error:
@@ -459,7 +475,9 @@ class ConnectionPool:
                 raise ConnectTimedOutError(f"{lane.origin} did not answer within {limit:g} s")
             ended = connection.is_closed
             if isinstance(connection, Http2Connection) and connection.is_draining:
-                ended = True  # else it would be dialled again and again, as long as somebody waits
+                # A server that says goodbye in its first frames takes no requests. Counting this as
+                # a connection would have it dialled again and again while a request waits.
+                ended = True
             if attempt.is_given_up or ended:
                 connection.close()
                 connection = None
@@ -473,7 +491,7 @@ class ConnectionPool:
     async def _open_tcp(
         self, lane: Lane, attempt: ConnectionAttempt, host: str, port: int
     ) -> trio.SocketStream:
-        """Connect to ``host``, if possible at an address where no other attempt of the lane is."""
+        """Connect to ``host``, if possible at an address that no other attempt of the lane uses."""
         taken = {rival.address for rival in lane.attempts if rival is not attempt} - {None}
         if taken:
             for *_, address in await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -500,6 +518,8 @@ class ConnectionPool:
         else:
             lane.http2 = False
             self._http1_released(lane, connection)
+        # With HTTP/2 one connection is enough, so every other attempt is given up; with HTTP/1.1
+        # only those that hang.
         if not lane.waiters:  # the race is over
             for rival in list(lane.attempts):
                 if rival.is_overdue or lane.http2:
@@ -507,10 +527,10 @@ class ConnectionPool:
         self._dial_where_needed(lane.server)
 
     def _dial_failed(self, lane: Lane, attempt: ConnectionAttempt, error: NetworkError) -> None:
-        """Tell whoever waited for this connection, and let the others try again."""
+        """Fail the requests that waited for this attempt, and let the others go on."""
         now = trio.current_time()
         if isinstance(error, ConnectTimedOutError):
-            # Who came later has not waited that long, and goes on.
+            # Only requests that have waited for the whole time fail; later ones go on waiting.
             while lane.waiters and next(iter(lane.waiters)).began <= attempt.since:
                 self._fail_waiter(lane, error)
                 if lane.http2 is False:
@@ -520,20 +540,22 @@ class ConnectionPool:
         elif lane.http2 is not False and self._has_live_http2(lane):
             lane.dial_after = now + REDIAL_SECONDS
         elif not lane.attempts:
-            # One connection would have carried them all: another dial is cheaper than retries.
+            # One connection would have carried all of these requests. A second dial costs one
+            # handshake, their retries would cost each an attempt and the retry budget all of it.
+            # A certificate that is refused will be refused again.
             certified = not isinstance(error.__cause__, SSLCertVerificationError)
             if len(lane.waiters) > 1 and certified and not attempt.is_second:
                 self._begin_dial(lane, is_second=True)
             else:
                 self._fail_waiters(lane, error)
         elif lane.waiters:
-            # Others are still under way, and one of them may arrive.
+            # Other attempts are under way and may succeed, so the next one is begun after a pause.
             lane.dial_after = now + lane.patience
             self._nursery.start_soon(self._dial_later, lane.server, lane.patience)
             lane.patience = min(2 * lane.patience, LONGEST_RACE_SECONDS)
         self._dial_where_needed(lane.server)
 
-    # Ageing
+    # -- ageing
 
     def _reap_lane(self, lane: Lane) -> None:
         now = trio.current_time()
@@ -555,7 +577,10 @@ class ConnectionPool:
 
 
 def _held_up_by(lane: Lane, waiter: Waiter) -> Incident | None:
-    """Return the attempt that ``waiter`` has waited for, None when it was for a free slot."""
+    """Return the incident of the attempt that ``waiter`` waited for, None without an attempt.
+
+    Without one it waited for a free slot, which says nothing about the upstream.
+    """
     if not lane.attempts:
         return None
     seen = (attempt for attempt in lane.attempts if attempt.began >= waiter.began)

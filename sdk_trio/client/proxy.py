@@ -1,8 +1,9 @@
-"""The way through an HTTP proxy: a tunnel that CONNECT opens (RFC 9110, 9.3.6).
+"""An HTTP proxy: a tunnel that CONNECT opens (RFC 9110, 9.3.6).
 
 Every connection of the client goes through it, TLS runs inside, so the proxy sees the upstream's
-name and port and nothing else. Variables such as ``HTTPS_PROXY`` are not followed: whoever may set
-a variable would choose where the access token travels. That one is ignored is said at the start.
+name and port and nothing else. Variables such as ``HTTPS_PROXY`` are not followed, because anybody
+who may set a variable would choose the way of the access token. The log and ``doctor`` say that
+such a variable is ignored.
 """
 
 import base64
@@ -20,23 +21,23 @@ from sdk_trio.errors import OptionsValidationError, Problem
 URL_KEY = "Sdk:Connection:ProxyUrl"
 CREDENTIALS_KEY = "Sdk:Connection:ProxyCredentialsEnvVar"
 
-#: Variables that other programs take their proxy from, the first that is set wins.
+#: Variables from which other programs take their proxy; the first one that is set wins.
 VARIABLES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
-#: A proxy's answer to CONNECT is no longer than this.
+#: The longest answer to CONNECT, in bytes.
 MAX_HEAD_BYTES = 16 * 1024
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: ([^\r\n]*))?\r?\n")
-#: Some proxies answer 401 where 407 is meant.
+#: Statuses that ask for credentials: 407, and 401 from proxies that confuse both.
 _ASKS_FOR_CREDENTIALS = (401, 407)
 
 
 class ProxySettings(Protocol):
-    """The part of ``Sdk:Connection`` that says which proxy."""
+    """The part of ``Sdk:Connection`` that names the proxy."""
 
     @property
     def proxy_url(self) -> str | None:
-        """Address of the proxy; None: there is none in between."""
+        """Address of the proxy; None: connections are direct."""
 
     @property
     def proxy_credentials_env_var(self) -> str:
@@ -134,7 +135,10 @@ def ignored_variable(host: str, environ: Mapping[str, str] = os.environ) -> str 
 
 
 async def _head(stream: trio.SocketStream) -> bytes:
-    """Receive an answer up to its empty line, and whatever came in the same packet."""
+    """Receive an answer up to its empty line, and any bytes behind it in the same packet.
+
+    These are an error (see ``_check``): TLS speaks first from our side, so nothing may follow.
+    """
     head = b""
     while True:
         data = await stream.receive_some(MAX_HEAD_BYTES)

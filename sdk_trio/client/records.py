@@ -1,4 +1,4 @@
-"""What the upstream answers, as records that lose nothing. Pure.
+"""The upstream's JSON objects as records that lose nothing. Pure.
 
 A record is a view of a JSON object: nothing is validated, renamed or dropped, so a field or an
 enumeration value that the upstream adds tomorrow is readable today.
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from .model_fields import MODELS, RESULTS, UNIONS
 
-#: What an object is: an operation's or a model's name, or a field of another; None when unknown.
+#: The kind of an object: an operation's or a model's name, or a field of another object; None when
+#: it is unknown.
 Origin = str | tuple["Origin", str] | None
 
-#: Fields whose values a repr shows. All else may be personal or secret (tokens, keys, addresses),
-#: and which fields are is the upstream's choice, so a list of what to hide would never be whole.
+#: The fields whose values a repr shows. Any other value may be personal or secret (tokens, keys,
+#: addresses). The upstream may add such fields at any time, so a list of fields to hide would never
+#: be complete.
 _SHOWN = ("id", "type", "status", "slug")
 
 #: The longest value that a repr shows, in characters.
@@ -29,9 +31,9 @@ class Record:
     ``raw``, the JSON object itself as a dict, so that fields named ``items`` or ``get`` are read
     as the upstream means them; a field named ``raw`` is ``record["raw"]``.
 
-    A field of the upstream's model that this answer lacks reads as None, as one that is null does:
-    ``"seats" in order`` tells which of both, and ``order["seats"]`` is a ``KeyError``. A name that
-    neither the answer nor the model has raises ``AttributeError``. Type checkers see the model
+    A field of the upstream's model that this answer lacks reads as None, just as a null does;
+    ``"seats" in order`` tells the two apart, and ``order["seats"]`` is a ``KeyError`` then. A name
+    that neither the answer nor the model has raises ``AttributeError``. Type checkers see the model
     (:mod:`sdk_trio.client.models`), whose fields are attributes; brackets read any field.
 
     Records are read-only and equal when their JSON is. ``in``, ``len`` and iteration are about
@@ -54,7 +56,8 @@ class Record:
     if not TYPE_CHECKING:  # they know the fields of each model, and would accept any name by this
 
         def __getattr__(self, name: str) -> Any:
-            # Names with two underscores are questions of the interpreter and of copy and pickle.
+            # The interpreter, copy and pickle look for names with two underscores; a None from the
+            # model's fields would mislead them.
             if name.startswith("__"):
                 raise AttributeError(name)
             try:
@@ -117,7 +120,7 @@ def wrap(value: Any, origin: Origin = None) -> Any:
         return Record(value, origin)
     if not isinstance(value, list):
         return value
-    # Without recursion, as lists in lists may be deeper than the stack.
+    # Without recursion, because lists in lists may be deeper than the stack.
     outermost: list[Any] = []
     waiting = [(value, outermost)]
     while waiting:
@@ -133,12 +136,12 @@ def wrap(value: Any, origin: Origin = None) -> Any:
 
 
 def _known_fields(origin: Origin) -> set[str]:
-    """Return the fields that the upstream's models name for an object from ``origin``."""
+    """Return the fields that the upstream's models have for an object from ``origin``."""
     return {name for model in _models_of(origin) for name in _fields_of(model)}
 
 
 def _models_of(origin: Origin) -> frozenset[str]:
-    """Return the models that an object from ``origin`` may be; it is a union's of several."""
+    """Return the models that an object from ``origin`` may have; a union has several."""
     if origin is None:
         return frozenset()
     if isinstance(origin, str):

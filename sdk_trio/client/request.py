@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar
 from urllib.parse import urlencode
 
 import attrs
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 import msgspec
 
 from ..base.http_grammar import is_token
@@ -24,12 +24,12 @@ from .retry import is_idempotent
 #: Methods whose requests have a length even without a body (RFC 9110, 8.6).
 METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
-#: Methods that read only; nothing else is ever hedged (spec 2.2).
+#: Methods that only read. No other request is hedged, because both attempts may be executed.
 HEDGED_METHODS = frozenset({"GET", "HEAD"})
 
-#: Headers that say where a message ends and what becomes of its connection (RFC 9110, 7.6.1; RFC
-#: 9112, 6), and which host is meant. They are the transport's: one that a caller sets could make
-#: the upstream take a part of one request for the next, on a connection that carries the token.
+#: Headers that say where a message ends and whether its connection stays open (RFC 9110, 7.6.1;
+#: RFC 9112, 6), and which host is meant. Only the transport sets them: one from a caller could make
+#: the upstream read a part of one request as the next one, on a connection that carries the token.
 FRAMING_HEADERS = frozenset(
     {
         "connection",
@@ -51,14 +51,15 @@ _HEADER_VALUE = re.compile(r"(?:[!-~](?:[ -~\t]*[!-~])?)?", re.ASCII)
 
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
-#: Routes with a credential of a customer in their path.
+#: Routes with a customer's credential in their path, which logs and errors must not show.
 _SECRET_SEGMENT = re.compile(r"(/checkouts/client/|/customer-seats/claim/)[^/?]+")
 
 
 class HeaderList:
-    """Headers as they are sent, one of which is the token: the repr shows no value.
+    """The headers of a request, of which one is the token: the repr shows no value.
 
-    It is no list, because what reports the variables of a failure goes through lists item by item.
+    It is no list, because tools that report the variables of a failure go through lists item by
+    item, past the repr.
     """
 
     __slots__ = ("_pairs",)
@@ -97,7 +98,7 @@ UNSET = Unset.UNSET
 
 @attrs.frozen(kw_only=True)
 class CallOptions:
-    """What a call, or a client made by ``with_options``, does otherwise than the settings say.
+    """Options of a call, or of a client made by ``with_options``, that override the settings.
 
     ``attempt_timeout``, ``total_timeout`` and ``hedge_after`` are in seconds, above 0;
     ``total_timeout=None`` means no deadline and ``hedge_after=None`` no hedging. ``max_retries``
@@ -106,8 +107,8 @@ class CallOptions:
     answers of every status instead of raising ``ApiError``. ``max_answer_bytes`` bounds the
     answer's body, decompressed; None means no bound. ``organization_id`` names the organization
     that the call is about, for tokens of several. ``headers`` are added to the settings' ones and
-    win over them; None as a value removes one. Those that frame a message (``Content-Length``,
-    ``Transfer-Encoding``, ``Connection``, ``Host``, ...) are not the caller's to set.
+    win over them; None as a value removes one. Headers that frame a message (``Content-Length``,
+    ``Transfer-Encoding``, ``Connection``, ``Host``, ...) are refused.
 
     Raises:
         TypeError, ValueError: an option is of another type, or cannot be sent.
@@ -142,7 +143,7 @@ class CallOptions:
             _check_headers(self.headers)
 
     def merged_with(self, other: "CallOptions") -> "CallOptions":
-        """Return these options with what ``other`` gives in their place; headers are joined."""
+        """Return these options, replaced by those that ``other`` sets; headers are joined."""
         if other is NO_OPTIONS:
             return self
         given = {
@@ -202,7 +203,7 @@ def _check_headers(headers: object) -> None:
 
 
 def _check_header_value(where: str, value: object) -> None:
-    # The value is not shown: it may be a credential.
+    # The value is not quoted, because it may be a credential.
     if not isinstance(value, str):
         raise TypeError(f"{where} takes a text, not {type(value).__name__}")
     if not _HEADER_VALUE.fullmatch(value):
@@ -216,12 +217,12 @@ _OPTION_NAMES = tuple(field.name for field in attrs.fields(CallOptions))
 NO_OPTIONS = CallOptions()
 
 
-#: Parsing an address costs more than the rest of a request object; calls repeat addresses.
+#: Parsing an address costs more than the rest of a request object, and calls repeat addresses.
 parsed_url = lru_cache(maxsize=512)(httpx.URL)
 
 
 def chosen(given: T | Unset, otherwise: T) -> T:
-    """Return ``given``, or ``otherwise`` when it is unset."""
+    """Return ``given``, or ``otherwise`` when ``given`` is unset."""
     return otherwise if isinstance(given, Unset) else given
 
 
@@ -230,15 +231,15 @@ class Call:
     """The state of one logical call on its way through the pipeline.
 
     The first part does not change; its times are in seconds. ``path`` is for people: it has no
-    query, and a mask in place of a secret; ``url`` is what is sent. ``deadline`` is set when the
-    call is sent, on the pipeline's clock, ``inf`` for none.
+    query, and a mask in place of a secret; ``url`` is the address that is requested. ``deadline``
+    is set when the call is sent, on the pipeline's clock, ``inf`` for none.
     ``max_answer_bytes`` bounds the body of a success, None for no bound; ``secrets`` are the texts
-    that nothing which is shown may hold.
+    that are masked in every message.
     ``attempts`` counts the requests that were handed to the transport. ``is_unconfirmed`` says
     that one of them may have reached the upstream, must not be executed twice, and has no answer.
     ``not_before`` is the earliest time of a further attempt that the upstream has asked for.
-    ``head`` is the last answer whose head has come, its body read or not; ``last`` is how the last
-    attempt that has ended did end, ``refusal`` why the breaker let no further one through.
+    ``head`` is the last answer whose head has come, its body read or not; ``last`` is the answer or
+    error of the last attempt that has ended, ``refusal`` the breaker's refusal of a further one.
     """
 
     method: str
@@ -267,7 +268,7 @@ class Call:
     refusal: CallError | None = None
 
     def note_departure(self) -> None:
-        """From now on the upstream may execute this write."""
+        """Note that from now on the upstream may execute this write."""
         self.is_unconfirmed = True
 
     @property
@@ -282,24 +283,25 @@ class Call:
 
 
 def deadline_of(total_timeout: float | None, *, now: float) -> float:
-    """Return when a call that starts ``now`` has to be over; ``inf`` when it need not be."""
+    """Return the deadline of a call that starts ``now``; ``inf`` when it has none."""
     return math.inf if total_timeout is None else now + total_timeout
 
 
 def may_execute_twice(method: str, options: CallOptions, *, upstream_honours_keys: bool) -> bool:
-    """Return whether a call whose outcome is not known may be sent again.
+    """Return whether a call with an unknown outcome may be sent again.
 
     A key makes a write safe to repeat only when the upstream looks at it, so the settings must
     say so; ``idempotent`` in the options overrules both.
     """
     declared = chosen(options.idempotent, None)
+    # With keys, the upstream itself recognizes the second execution and returns the first result.
     if declared is None and upstream_honours_keys:
         return True
     return is_idempotent(method, declared=declared)
 
 
 def credentials_in(headers: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield what a caller's headers hold in place of the access token, for it to be masked."""
+    """Yield credentials in a caller's own headers, so that they are masked like the token."""
     for name, value in headers.items():
         if value and name.lower() in ("authorization", "proxy-authorization", "cookie"):
             yield value.rpartition(" ")[2]
@@ -316,7 +318,7 @@ def checked_method(method: str) -> str:
     """Return ``method`` in upper case.
 
     Raises:
-        ValueError: it is no name of a method.
+        ValueError: it is not the name of a method.
     """
     if not is_token(method):
         raise ValueError(f"{method!r} is no name of an HTTP method")
@@ -327,9 +329,9 @@ def checked_path(path: str) -> str:
     """Return ``path`` if it is one below the base path, with or without a query.
 
     Raises:
-        ValueError: it is an address of its own, has a fragment or a control character, or climbs
-            out by dots. A path put together from someone else's text must not take the access
-            token elsewhere.
+        ValueError: it is a whole address, has a fragment or a control character, or leaves the base
+            path by dots. A path that a program builds from a stranger's text must not take the
+            access token elsewhere.
     """
     if not path.startswith("/"):
         raise ValueError(f"the path {path!r} does not start with /: give it below the base path")
@@ -338,6 +340,7 @@ def checked_path(path: str) -> str:
         raise ValueError(f"the path {plain!r} holds a control character: quote it")
     if "#" in path or "\\" in plain or plain.startswith("//"):
         raise ValueError(f"the path {plain!r} holds //, \\ or #: quote what is part of a name")
+    # Servers and proxies decode %2e before they resolve dots, so both spellings are checked.
     if "/." in plain.replace("%2e", ".").replace("%2E", "."):
         segments = plain.replace("%2e", ".").replace("%2E", ".").split("/")
         if "." in segments or ".." in segments:
@@ -346,7 +349,7 @@ def checked_path(path: str) -> str:
 
 
 def without_path_secrets(path: str) -> str:
-    """Return a path, or an address, as it may be shown: with a mask for what opens something."""
+    """Return a path or an address with a mask in place of a customer's credential."""
     return _SECRET_SEGMENT.sub(rf"\1{MASK}", path)
 
 
@@ -354,7 +357,7 @@ def join_url(base: str, path: str, query: str) -> str:
     """Return the address of ``path`` (as :func:`checked_path` gave it) below ``base``.
 
     Raises:
-        ValueError: it is too long for one, or holds half a character.
+        ValueError: it is too long for an address, or holds half a surrogate pair.
     """
     url = base + path
     if query:
@@ -376,6 +379,7 @@ def encode_json(value: Any) -> bytes:
     """
     try:
         return msgspec.json.encode(value)
+    # Raised outside of the handler: the frames of a RecursionError in its context hold the body.
     except RecursionError:
         pass
     raise ValueError("the body is nested too deeply, or holds itself")

@@ -1,9 +1,10 @@
-"""What turns a row of the table into a method: ``await client.orders.get(id)``.
+"""Resources: the rows of the table as methods, ``await client.orders.get(id)``.
 
-A resource class is a few rows, each an :class:`Endpoint`; reading one off an instance gives a
-:class:`BoundOperation`, which is called. What it returns depends on the row's answer, and type
-checkers know it: ``record`` rows are awaited for a :class:`~sdk_trio.client.records.Record`,
-``pages`` rows give a :class:`Listing`, ``csv`` rows a :class:`CsvExport`.
+A resource class is a few rows, each an :class:`Endpoint`, which is a descriptor: read from an
+instance it gives a :class:`BoundOperation`, which is called. Its result depends on the row's
+answer, and type checkers know it: ``record`` rows are awaited for a
+:class:`~sdk_trio.client.records.Record`, ``pages`` rows give a :class:`Listing`, ``csv`` rows a
+:class:`CsvExport`.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -37,7 +38,7 @@ Later = Coroutine[Any, Any, Result]
 
 
 class Resource:
-    """Base of the resources: operations that belong together, and a sender to send them by.
+    """Base of the resources: operations that belong together, and the sender of their calls.
 
     Subclasses name their place in the client: ``class Orders(Resource, path="orders")``.
     """
@@ -52,7 +53,7 @@ class Resource:
     ) -> None:
         self._sender = sender
         self._options = options
-        # What an operation becomes: it is awaited (BoundOperation), or it blocks.
+        # The class of the methods: their calls are awaited (BoundOperation), or they block.
         self._method = BoundOperation if method is None else method
 
     def __init_subclass__(cls, *, path: str) -> None:
@@ -65,7 +66,7 @@ class Resource:
     def with_options(
         self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
     ) -> Self:
-        """Return the same resource whose calls do something otherwise.
+        """Return the same resource with other options for its calls.
 
         ``fields`` are those of :class:`CallOptions`; the options of a single call win over these.
         """
@@ -117,7 +118,7 @@ class Endpoint(Generic[Result]):
 
 
 class OfInstance:
-    """An attribute that only instances have, so that the class keeps its own."""
+    """A descriptor that only instances see, so that the class keeps its own attribute."""
 
     def __init__(self, of_class: str | None, of_operation: Callable[[Operation], Any]) -> None:
         self._of_class = of_class
@@ -132,7 +133,7 @@ class OfInstance:
 
 
 class OperationMethod(Generic[P, Result]):
-    """An operation and what it is sent by: what blocking and asynchronous methods have in common.
+    """An operation and its sender: the common part of blocking and asynchronous methods.
 
     ``help()`` and ``inspect.signature`` show the upstream's parameters.
     """
@@ -146,7 +147,7 @@ class OperationMethod(Generic[P, Result]):
         self._options = options
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedCall:
-        """Return what would be sent for these arguments, and send nothing."""
+        """Return the request that these arguments make, and send nothing."""
         return self._prepare(args, kwargs)
 
     def _prepare(
@@ -187,15 +188,15 @@ class BoundOperation(OperationMethod[P, Result]):
     Path parameters are given by position or name. Other keyword arguments go into the query of a
     GET or DELETE (None is left out, a list repeats its key) and into the JSON body of a write
     (None is null, which clears a field). A name that the operation does not take is a
-    ``TypeError`` before anything is sent; ``query={...}`` and ``body={...}`` add what is newer than
-    this client. ``options=`` changes this one call.
+    ``TypeError`` before anything is sent; ``query={...}`` and ``body={...}`` add fields that are
+    newer than this client. ``options=`` changes this one call.
     """
 
     __doc__: Any = OfInstance(__doc__, description_of)
     __signature__: Any = OfInstance(None, signature_of)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
-        """Call the operation; what comes back is the resource method's promise.
+        """Call the operation and return the result that the resource method promises.
 
         Raises:
             TypeError: a path parameter is missing, or an argument is unknown.
@@ -212,7 +213,7 @@ class BoundOperation(OperationMethod[P, Result]):
     def unchecked(self, *args: Any, **kwargs: Any) -> Result:
         """Call the operation with any arguments, also without those that it requires.
 
-        The way past the table, at run time and for type checkers: names are sent as they are.
+        Names are sent as they are: neither the table nor a type checker checks them.
         """
         try:
             call = self._prepare(args, kwargs, is_checked=False)
@@ -281,7 +282,7 @@ async def receive_anything(sender: Sender, call: PreparedCall) -> Any:
 
 
 async def receive_nothing(sender: Sender, call: PreparedCall) -> None:
-    """Send ``call``; its success is all there is to know."""
+    """Send ``call``; its answer holds nothing but its success."""
     await sender.send(call)
 
 
@@ -304,7 +305,7 @@ def anything(specification: str, *, body: Body | None = None) -> Endpoint[Later[
 
 
 def nothing(specification: str, *, body: Body | None = None) -> Endpoint[Later[None]]:
-    """Return a row whose answer says no more than that it worked."""
+    """Return a row whose answer holds nothing but its success."""
     return Endpoint(operation(specification, Answer.NOTHING, body=body), receive_nothing)
 
 
@@ -314,7 +315,7 @@ def pages(specification: str) -> Endpoint[Listing[Any]]:
 
 
 def cursor_pages(specification: str) -> Endpoint[Listing[Any]]:
-    """Return a row that is a list whose pages may say no more than that there is a next one."""
+    """Return a row that is a list whose pages say only whether there is a next one."""
     return Endpoint(operation(specification, Answer.CURSOR_PAGE), Listing)
 
 

@@ -1,4 +1,4 @@
-"""What may be tried again, and when. Pure."""
+"""The retry policy: which attempts may be repeated, and when. Pure."""
 
 import enum
 import math
@@ -10,24 +10,26 @@ import attrs
 
 from ..base.http_grammar import IDEMPOTENT_METHODS
 
-#: Server errors that a second attempt meets again: not implemented, version of HTTP, negotiation
-#: that refers to itself, endless loop, missing extension, the login page of a network.
+#: Server errors that a second attempt would get again: not implemented, HTTP version not supported,
+#: circular negotiation, endless loop, missing extension, and the login page of a network.
 _LASTING = frozenset({501, 505, 506, 508, 510, 511})
 
-#: Answers after which the same request may well succeed. Among the server errors are those that no
-#: registry knows: proxies and networks of delivery answer 520 to 530 when the upstream is away.
+#: Answers after which the same request may well succeed. All other server errors are included, also
+#: those that no registry lists: proxies and content delivery networks answer 520 to 530 when the
+#: upstream is away.
 RETRYABLE_STATUSES = frozenset({408, 429, *range(500, 600)}) - _LASTING
 
 TOO_MANY_REQUESTS = 429
 
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 
-#: Longest wait that is told, in seconds: 31 years stand for all that is longer.
+#: The longest wait that is reported, in seconds: 31 years stand for any longer one, so that a
+#: header of thousands of digits stays a finite number.
 _LONGEST_ASKED = 999_999_999.0
 
 
 class FailureKind(enum.Enum):
-    """How an attempt failed to bring an acceptable answer."""
+    """The kinds of attempts without an acceptable answer, by what the upstream may have done."""
 
     NOT_SENT = enum.auto()
     """No byte of the request left: any method can be tried again."""
@@ -43,11 +45,11 @@ class FailureKind(enum.Enum):
 
 @attrs.frozen
 class RetryPolicy:
-    """How often and how late.
+    """The number of retries and the waits before them.
 
     ``max_retries`` (0 to 10) come after the first attempt. Before the n-th one the wait is drawn
-    from ``U(0, min(cap_seconds, base_seconds * 2**(n-1)))`` (full jitter). An upstream that asks
-    for more than ``longest_wait_seconds`` gets no further attempt.
+    from ``U(0, min(cap_seconds, base_seconds * 2**(n-1)))`` (full jitter). When the upstream asks
+    for a longer wait than ``longest_wait_seconds``, there is no further attempt.
     """
 
     max_retries: int = 3
@@ -64,7 +66,7 @@ def is_idempotent(method: str, *, declared: bool | None) -> bool:
 def may_retry_status(status: int, *, idempotent: bool) -> bool:
     """Return whether an answer of ``status`` may be followed by another attempt.
 
-    429 may for every request: the upstream says that it did not execute it.
+    After a 429 every request may be repeated, because the upstream says that it did not execute it.
     """
     return status in RETRYABLE_STATUSES and (idempotent or status == TOO_MANY_REQUESTS)
 
@@ -81,13 +83,13 @@ def parse_retry_after(value: str | None, *, date: str | None, now: float) -> flo
 
     Args:
         value: the header: seconds, or an HTTP date.
-        date: the same response's ``Date``. A date is taken relative to it, so that a clock of
-            ours that is wrong does not matter.
+        date: the same response's ``Date``. A date is taken relative to it, so that a wrong clock of
+            this machine does not matter.
         now: Unix time, used when there is no readable ``Date``.
 
     Returns:
-        Zero or more seconds; a date in the past is 0. Negative and non-finite numbers are ignored,
-        one of any number of digits is a very long time.
+        Zero or more seconds; a date in the past is 0. Negative and non-finite numbers are ignored;
+        a number of any length is read, as a very long wait.
     """
     if value is None:
         return None

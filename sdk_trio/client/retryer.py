@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 
 from ..base.backoff import jittered_wait
 from ..base.logs import get_logger
@@ -21,9 +21,9 @@ class Retryer:
 
     Args:
         inner: makes one attempt, with its hedge.
-        policy: waits; the number of retries is the call's.
+        policy: the waits; each call has its own number of retries.
         budget: pays for retries.
-        admitter: whom every further attempt asks for leave.
+        admitter: the limiter, asked before each retry.
         clock: returns the current time in seconds.
         random: returns a number from 0 to 1.
         counters: counts refusals of the budget.
@@ -51,20 +51,22 @@ class Retryer:
     async def send(self, call: Call) -> httpx.Response:
         """Return the first final answer, or the last one there was.
 
-        A retry that the breaker refuses changes nothing about that: what the call itself has met
-        says more. The refusal is then in ``call.refusal``.
+        A retry that the breaker refuses changes nothing about that, because the call's own last
+        answer explains more. The refusal is then in ``call.refusal``.
 
         Raises:
             OutcomeUnknownError: a write may have been executed, and may not be repeated.
             ConnectionFailedError: the last attempt brought no answer.
-            CircuitOpenError: not even the first attempt was let through.
+            CircuitOpenError: the breaker refused even the first attempt.
             DeadlineExceededError: the call's deadline has come.
 
-        Cancelling during a wait refunds what the attempt after it would have cost.
+        Cancelling during a wait refunds the price of the attempt after it.
         """
         last = await self._attempt(call, AttemptKind.FIRST)
         failures = 1
         while failures <= call.max_retries and _may_repeat(call, last):
+            # The retry is paid before the wait, so that calls which wait at the same time cannot
+            # spend the same balance.
             if not self._budget.withdraw():
                 self._counters.budget_refusals += 1
                 break
@@ -78,6 +80,8 @@ class Retryer:
             failures += 1
         if isinstance(last, httpx.Response):
             return last
+        # The write may have been executed. "Connection failed" would invite the caller to repeat
+        # it.
         if last.kind is FailureKind.UNCONFIRMED and not call.idempotent:
             raise outcome_unknown(call) from last
         raise last
@@ -94,7 +98,7 @@ class Retryer:
     async def _wait(
         self, call: Call, failures: int, last: httpx.Response | ConnectionFailedError
     ) -> bool:
-        """Wait for the next attempt's time; False, at no cost, when that is too late."""
+        """Wait for the next attempt's time; refund it and return False when that is too late."""
         now = self._clock()
         wait = jittered_wait(
             failures,
@@ -125,6 +129,7 @@ class Retryer:
         try:
             return await self._attempt(call, AttemptKind.RETRY)
         except BaseException:
+            # The breaker has refused it, or it was cancelled before it left: nothing was sent.
             if call.attempts == sent:
                 self._budget.refund()
                 self._admitter.give_back(call)

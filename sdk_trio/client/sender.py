@@ -1,4 +1,4 @@
-"""What resources need of the client, and what they make of an answer that is not as promised."""
+"""The protocol through which resources send calls, and the reading of JSON answers."""
 
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class Sender(Protocol):
-    """What resources need of the client: the pipeline, and nothing of what is inside it."""
+    """The part of the client that resources use: it sends calls."""
 
     async def send(self, call: PreparedCall) -> httpx.Response:
         """Send ``call`` and return its successful answer, whole.
@@ -27,13 +27,13 @@ class Sender(Protocol):
         ...
 
     def stream(self, call: PreparedCall) -> AbstractAsyncContextManager[httpx.Response]:
-        """As :meth:`send`, with a body that is still to be read while the context is open."""
+        """Send ``call`` as :meth:`send` does; the body is read while the context is open."""
         ...
 
 
 @attrs.frozen
 class WithResponse(Generic[Result]):
-    """What an operation gave, and the answer that it was read from, with status and headers."""
+    """An operation's result, and the answer that it was read from, with status and headers."""
 
     result: Result
     response: httpx.Response
@@ -64,7 +64,7 @@ def decode_json(response: httpx.Response, call: PreparedCall) -> Any:
     """Return the answer's JSON.
 
     Raises:
-        UnexpectedAnswerError: it is none.
+        UnexpectedAnswerError: the answer is no JSON.
     """
     try:
         return read_json(response.content)
@@ -76,10 +76,10 @@ def decode_json(response: httpx.Response, call: PreparedCall) -> Any:
 def unexpected(
     call: PreparedCall, message: str, response: httpx.Response, *, content: bytes | None = None
 ) -> UnexpectedAnswerError:
-    """Return the error that says what is wrong with the answer to ``call``.
+    """Return the error for an answer to ``call`` that has not the promised form.
 
-    It carries the answer, which there may be no second one of. ``content`` stands in for a body
-    that was read as a stream.
+    It carries the answer, because a write cannot be repeated to get it again. ``content`` replaces
+    a body that was read as a stream.
     """
     facts = facts_of(response)
     return UnexpectedAnswerError(

@@ -1,4 +1,4 @@
-"""Answers whose body is read by the caller, as it comes: for files of any length."""
+"""Streamed answers, whose body the caller reads as it arrives: for files of any length."""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import cast
 
-import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not used
+import httpx
 import trio
 
 from .attempter import CLOSING_SECONDS, broken_off, unread
@@ -19,8 +19,8 @@ class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
     """``async with client.stream(...) as response``: the head is there, the body is to be read.
 
     Args:
-        call: what is asked for.
-        send: brings it as far as the head of a success.
+        call: the call.
+        send: sends it and returns once the head of a success is there.
 
     Entering raises what a call raises. While the body is read, each part has to come within the
     attempt's timeout: :class:`AttemptTimeoutError`, and a connection that breaks is a
@@ -41,7 +41,7 @@ class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
             response.stream = _TimedBody(stream, response, self._call)
         return response
 
-    async def __aexit__(  # noqa: ASYNC910 - closing may wait
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
@@ -54,7 +54,7 @@ class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
 
 
 class _TimedBody(httpx.AsyncByteStream):
-    """A body each part of which has to come in time; its own iterator."""
+    """A body whose every part has to come within the timeout; it is its own iterator."""
 
     def __init__(self, stream: httpx.AsyncByteStream, response: httpx.Response, call: Call) -> None:
         self._stream = stream
@@ -80,7 +80,8 @@ class _TimedBody(httpx.AsyncByteStream):
         raise broken_off(None, self._response, call)
 
     async def aclose(self) -> None:
-        # A stream's iterator is mostly a generator that holds the connection until it is closed.
+        # The iterator of a stream is usually a generator, which holds the connection until it is
+        # closed.
         close = getattr(self._parts, "aclose", None)
         if close is not None:
             await close()

@@ -1,7 +1,9 @@
 """The client's connections as an httpx transport: the only place that knows both sides.
 
 Requests and answers are httpx's, the connections underneath are this package's own; errors are
-translated here, once. What matters to whoever retries:
+translated here, once. httpcore's pool is not used, because a cancelled request loses its slot there
+(encode/httpcore#1093), and hedges and timeouts cancel all the time
+(docs/adr/0007-own-pool.md). The errors tell a retry layer what may be repeated:
 
 - ``httpx.ConnectError``, ``ConnectTimeout`` and ``PoolTimeout`` mean that the server cannot have
   acted on the request, whatever its method;
@@ -53,15 +55,15 @@ from sdk_trio.errors import NotRunningError, OptionsValidationError, Problem
 #: How often one request may be sent away unprocessed by a connection that served nobody.
 NOT_PROCESSED_TRIES = 3
 
-#: The request's extension that is called before it leaves.
+#: The extension of a request: a function that is called before the request leaves.
 BEFORE_SEND = "sdk_trio.before_send"
-#: The request's extension that is called when it is cancelled before it left, or with no sign of
-#: life from its connection since then.
+#: The extension of a request: a function that is called when the request is cancelled before it
+#: left, or while its connection has been silent since it left.
 ABANDONED = "sdk_trio.abandoned"
 
 
 class NotProcessed(httpx.ConnectError):
-    """The server said that it has not acted on the request; there is nothing wrong with it."""
+    """The server said that it has not acted on the request; the request itself is valid."""
 
 
 class TransportClosed(httpx.ConnectError):
@@ -105,15 +107,15 @@ class ConnectionSettings(ConnectionLimits, ProxySettings, Protocol):
 
     @property
     def enable_http3(self) -> bool:
-        """Whether HTTP/3 is tried first."""
+        """Say whether HTTP/3 is tried first."""
 
     @property
     def ca_file(self) -> str | None:
-        """PEM file with the authorities to believe; None: httpx's."""
+        """PEM file with the authorities to trust; None: httpx's."""
 
     @property
     def client_cert_file(self) -> str | None:
-        """PEM file with the certificate to show; None: none."""
+        """PEM file with the client's certificate; None: it has none."""
 
     @property
     def client_key_file(self) -> str | None:
@@ -129,8 +131,8 @@ class Transport(httpx.AsyncBaseTransport):
     stream reset.
 
     Args:
-        connection: the settings of ``Sdk:Connection`` (spec 2.3); they are read on each use, so
-            an object that changes has effect without a new transport.
+        connection: the settings of ``Sdk:Connection``; they are read on each use, so an object that
+            changes has effect without a new transport.
         http3: overrides ``connection.enable_http3``.
         verify: the context of TLS connections, in place of the files that ``connection`` names;
             its ALPN protocols are set by the transport.
@@ -142,7 +144,7 @@ class Transport(httpx.AsyncBaseTransport):
             HTTP/3 is asked for and its extra is not installed.
     """
 
-    #: The extension ``sdk_trio.before_send`` of a request is called before it leaves.
+    #: Says that the extensions ``BEFORE_SEND`` and ``ABANDONED`` are called.
     tells_before_send = True
 
     def __init__(
@@ -184,7 +186,7 @@ class Transport(httpx.AsyncBaseTransport):
             nursery.start_soon(self._http3.reap)
         return self
 
-    async def __aexit__(  # noqa: ASYNC910 - it ends with what was raised, or after a checkpoint
+    async def __aexit__(
         self,
         exc_type: type[BaseException] | None = None,
         exc_value: BaseException | None = None,
@@ -201,25 +203,25 @@ class Transport(httpx.AsyncBaseTransport):
         if self._http3 is not None:
             self._http3.close()
         self._nursery.cancel_scope.cancel()
-        # Not passed on: what was raised inside must leave as it is, not in a group of one.
+        # The exception is not passed to the nursery: it must leave as it is, not in a group of one.
         try:
             await self._manager.__aexit__(None, None, None)  # noqa: ASYNC102 - the nursery is cancelled, its tasks end at once
         except BaseExceptionGroup as group:
             if group.split(trio.Cancelled)[1] is not None:
-                raise  # a task of the transport failed: that is the cause of what was raised inside
-            # Cancelled from outside: it leaves as itself too, here or at the next checkpoint.
+                raise  # a task of the transport failed, which caused the exception inside
+            # A cancellation from outside leaves as itself too, here or at the next checkpoint.
             if exc_value is None:
                 await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - raises at once
 
     async def aclose(self) -> None:
-        """Close every connection now; what is under way fails. The context may stay open."""
+        """Close every connection now; requests under way fail. The context may stay open."""
         if self._pool is not None:
             self._pool.close()
         await trio.lowlevel.checkpoint()
 
     @property
     def statistics(self) -> PoolStatistics:
-        """A count of connections, of dials and of waiting requests, for metrics and tests."""
+        """Return the numbers of connections, dials and waiting requests, for metrics and tests."""
         if self._pool is None:
             return PoolStatistics(0, 0, 0, 0, 0)
         return self._pool.statistics()
@@ -261,16 +263,19 @@ class Transport(httpx.AsyncBaseTransport):
     async def _exchange(self, pool: ConnectionPool, request: Outgoing) -> Answer:
         tries = 0
         was_stale = False
-        while True:  # noqa: ASYNC913 - acquire waits, or it returns
+        while True:
             connection: Connection | None = None
             if self._http3 is not None:
                 connection = await self._http3.acquire(request.origin)
             if connection is None:
-                # After a first try that may have been executed, nothing is certain any more.
+                # After a first try that may have been executed, a second one that never left proves
+                # nothing, so the caller is not told that the request was not sent.
                 abandoned = None if was_stale else request.abandoned
                 connection = await pool.acquire(request.origin, request.timeouts, abandoned)
             try:
                 return await connection.exchange(request)
+            # Neither of these two was processed, so any method may be sent again, without the retry
+            # layer, its waits and its budget.
             except RenewedError:
                 if not request.is_replayable:
                     raise
@@ -283,7 +288,8 @@ class Transport(httpx.AsyncBaseTransport):
                 if was_stale or not repeatable or not request.is_replayable:
                     raise
                 was_stale = True
-                # The others are probably as dead; what is then acquired was alive a moment ago.
+                # The other idle connections are probably dead as well, so the second try gets a new
+                # one or one that was in use a moment ago.
                 pool.forget_idle(request.origin)
 
     def _tls(self) -> ssl.SSLContext:
@@ -293,7 +299,7 @@ class Transport(httpx.AsyncBaseTransport):
 
 
 def tls_context(connection: ConnectionSettings) -> ssl.SSLContext:
-    """Return a context that believes and shows what ``connection`` names.
+    """Return a TLS context with the authorities and the certificate that ``connection`` names.
 
     Raises:
         OptionsValidationError: a file cannot be used.
@@ -310,7 +316,8 @@ def tls_context(connection: ConnectionSettings) -> ssl.SSLContext:
             ) from error
     if cert_file:
         try:
-            # A key with a passphrase is refused, or OpenSSL would ask for it on the terminal.
+            # The empty passphrase refuses a protected key; without it, OpenSSL would ask for the
+            # passphrase on the terminal.
             context.load_cert_chain(cert_file, connection.client_key_file, password=b"")
         except OSError as error:
             raise _unusable(
@@ -337,7 +344,7 @@ class _ResponseStream(httpx.AsyncByteStream):
         self._request = request
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return self  # no generator, which somebody would have to close
+        return self  # an object and not a generator, which would have to be closed
 
     async def __anext__(self) -> bytes:
         try:
@@ -348,7 +355,7 @@ class _ResponseStream(httpx.AsyncByteStream):
             raise StopAsyncIteration
         return data
 
-    async def aclose(self) -> None:  # noqa: ASYNC910 - nothing to wait for; httpx names it so
+    async def aclose(self) -> None:
         self._body.abandon()
 
 
@@ -362,7 +369,8 @@ def _outgoing(request: httpx.Request) -> Outgoing:
         )
     headers = request.headers.raw
     if "%" in host:
-        # A zone means something on this machine only (RFC 6874, 4; RFC 4007, 11).
+        # The zone of an IPv6 address has a meaning on this machine only, so it is removed from Host
+        # (RFC 6874, 4; RFC 4007, 11).
         headers = [(k, _ZONE.sub(b"]", v) if k.lower() == b"host" else v) for k, v in headers]
         host = host.replace("%25", "%", 1)
     limits = request.extensions.get("timeout")

@@ -1,4 +1,4 @@
-"""The bodies of requests that are streamed: their chunks, counted, and closed whatever happens."""
+"""Streamed bodies of requests: their chunks, counted, and closed in every case."""
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,7 +7,7 @@ import trio
 
 from sdk_trio.client.exchange import Headers, OurProtocolError
 
-#: How long a generator of chunks may take to clean up once it is not needed any more.
+#: How long a generator of chunks may take to clean up, in seconds, once it is not needed any more.
 CLEANUP_SECONDS = 1.0
 
 
@@ -31,7 +31,7 @@ async def chunks_of(
 
     Raises:
         OurProtocolError: from the iteration, before the chunk that exceeds ``length`` or at an
-            end that comes too early: sent on, it would be read as the next request.
+            end that comes too early. The server would read the surplus as the next request.
     """
     source = aiter(stream)
     counted = _counted(source, length)

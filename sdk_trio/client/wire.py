@@ -1,8 +1,8 @@
 """A connected socket, plain or TLS, that tries first and waits only when it must.
 
 Trio's own streams run the scheduler on every send and receive. A request on a kept connection
-needs one wait, for the answer: the send succeeds at once into the socket's buffer. So the socket
-is used directly, non-blocking, and Trio is asked only to wait until it is ready.
+needs one wait, for the answer, because the send succeeds at once into the socket's buffer. So the
+socket is used directly, non-blocking, and Trio only waits until it is ready.
 """
 
 import socket
@@ -19,10 +19,11 @@ from sdk_trio.client.exchange import (
     WriteFailedError,
 )
 
-#: One TLS write takes at most this much: OpenSSL wants a write that had to wait repeated whole.
+#: The most bytes of one TLS write: OpenSSL demands that a write which had to wait is repeated with
+#: the same bytes.
 MAX_SEND_BYTES = 64 * 1024
 
-#: Connects to a host and port; raises ``OSError`` when it cannot.
+#: A function that connects to a host and port, or raises ``OSError``.
 Dial = Callable[[str, int], Awaitable[trio.SocketStream]]
 
 _NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -43,7 +44,7 @@ class Wire:
 
     @property
     def protocol(self) -> str | None:
-        """What TLS negotiated: ``h2``, ``http/1.1``, or None."""
+        """Return the protocol that TLS negotiated: ``h2``, ``http/1.1``, or None."""
         return None if self._tls is None else self._tls.selected_alpn_protocol()
 
     def send_now(self, data: bytes | memoryview) -> int:
@@ -59,7 +60,7 @@ class Wire:
         except OSError as error:
             raise WriteFailedError(_text(error)) from error
 
-    async def send_all(self, data: bytes) -> None:  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+    async def send_all(self, data: bytes) -> None:
         """Send all of ``data``; checkpoints only when it has to wait.
 
         Raises:
@@ -81,10 +82,11 @@ class Wire:
         Raises:
             ReadFailedError: the connection has ended otherwise.
         """
+        # Bytes that OpenSSL has decrypted already do not make the socket readable.
         if self._tls is not None and self._tls.pending():
             await trio.lowlevel.checkpoint()
             return self._tls.recv(max_bytes)
-        while True:  # noqa: ASYNC913 - tries first, and waits when it must
+        while True:
             try:
                 await trio.lowlevel.wait_readable(self._sock)
                 return self._sock.recv(max_bytes)
@@ -96,7 +98,10 @@ class Wire:
                 raise ReadFailedError(_text(error)) from error
 
     def is_quiet(self) -> bool:
-        """Whether the connection is open with nothing to read, as an unused one must be."""
+        """Say whether the connection is open with nothing to read, as an unused one must be.
+
+        Bytes without a request are a farewell (408, a TLS alert) or belong to another exchange.
+        """
         try:
             self._sock.recv(1)
         except _NOT_YET:
@@ -106,7 +111,10 @@ class Wire:
         return False
 
     def close(self) -> None:
-        """Close at once, without TLS's farewell, which HTTP does not need; idempotent."""
+        """Close at once, without TLS's close_notify; idempotent.
+
+        HTTP says itself where a message ends, so the farewell would only need another wait.
+        """
         if self._sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
@@ -123,12 +131,12 @@ async def open_wire(
     """Connect to ``origin`` and, when there is a ``context``, agree on TLS.
 
     Args:
-        origin: where to.
-        context: of TLS; None for a plain connection.
+        origin: the server.
+        context: the TLS context; None for a plain connection.
         protocols: what ALPN offers, most wanted first. Set on ``context`` each time, so one
             context may serve several transports.
         limit: seconds for all of it.
-        dial: connects; another one may choose among the addresses of a name.
+        dial: makes the TCP connection; it may choose among the addresses of a name.
 
     Raises:
         ConnectFailedError: no address answered, or TLS failed; nothing was sent.
@@ -146,7 +154,8 @@ async def open_wire(
                     context.set_alpn_protocols(protocols)
                     sock = context.wrap_socket(
                         sock,
-                        server_hostname=origin.host.partition("%")[0],  # no zone is certified
+                        # certificates hold no zone of an IPv6 address
+                        server_hostname=origin.host.partition("%")[0],
                         do_handshake_on_connect=False,
                     )
                     await _shake_hands(sock)
@@ -161,7 +170,7 @@ async def open_wire(
 
 
 async def _shake_hands(sock: ssl.SSLSocket) -> None:
-    while True:  # noqa: ASYNC913 - tries first, and waits when it must
+    while True:
         try:
             sock.do_handshake()
         except ssl.SSLWantReadError:
@@ -169,7 +178,7 @@ async def _shake_hands(sock: ssl.SSLSocket) -> None:
         except ssl.SSLWantWriteError:
             await trio.lowlevel.wait_writable(sock)
         else:
-            return  # noqa: ASYNC910 - tries first; the exchange it is part of waits
+            return
 
 
 def _text(error: Exception) -> str:

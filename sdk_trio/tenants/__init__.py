@@ -1,4 +1,4 @@
-"""Tenants: their life, their audit trail, their credentials (spec 2.6, 2.8 and 3.1)."""
+"""Tenants: their status, their audit trail, their credentials, their databases and clients."""
 
 from ..storage.tenant_records import (
     AuditRecord,

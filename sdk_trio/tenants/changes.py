@@ -1,4 +1,4 @@
-"""The records that one change of a tenant writes. Pure (contracts 5)."""
+"""The records that one change of a tenant writes: row, audit and outbox. Pure."""
 
 import attrs
 
@@ -31,7 +31,7 @@ def in_status(tenant: Tenant, status: TenantStatus, now: float) -> Tenant:
 def audit_of(
     tenant: Tenant, action: AuditAction, reason: str | None, actor: str, now: float
 ) -> AuditRecord:
-    """Return the audit row of a change, or raise what is wrong with its reason or actor."""
+    """Return the audit row of a change; raise InvalidTenantError for a bad reason or actor."""
     return AuditRecord(
         tenant_id=tenant.id,
         tenant_identifier=tenant.identifier,
@@ -43,7 +43,10 @@ def audit_of(
 
 
 def refused(audit: AuditRecord, transition: Transition, tenant: Tenant, why: str) -> AuditRecord:
-    """Return the audit row of a transition that was asked for and refused."""
+    """Return the audit row of a transition that was requested and refused.
+
+    Somebody who looks for an intruder or a broken script needs the refused requests as well.
+    """
     return attrs.evolve(
         audit,
         action=AuditAction.REFUSED,
@@ -56,7 +59,7 @@ def refused(audit: AuditRecord, transition: Transition, tenant: Tenant, why: str
 def outbox_of(
     tenant: Tenant, transition: Transition, audit: AuditRecord, delivery_id: str
 ) -> OutboxRecord:
-    """Return what others are told of a transition to the tenant's present status."""
+    """Return the outbox row that announces a transition to the tenant's present status."""
     if audit.previous_status is None:
         raise AssertionError("a transition has a previous status")
     return OutboxRecord(

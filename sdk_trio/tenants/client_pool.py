@@ -1,4 +1,4 @@
-"""One client of the upstream for each tenant that has a token of its own, opened when needed."""
+"""The clients of the tenants: one for each tenant with a token of its own, opened when needed."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,14 +15,15 @@ from .credential_reader import CredentialReader
 
 _log = get_logger("tenants")
 
-#: Makes a client out of settings that hold the token to use.
+#: A function that makes a client of settings that hold the token to use.
 ClientFactory = Callable[[Settings], AbstractAsyncContextManager[Any]]
 
-#: How long a client that nobody uses stays open, in seconds: longer than a burst of events of one
-#: tenant, so that their connections are used again.
+#: How long an unused client stays open, in seconds: longer than a burst of events of one tenant, so
+#: that its connections are used again.
 IDLE_SECONDS = 120.0
 
-#: How many clients stay open. Those in use are never closed, so with more users there are more.
+#: How many clients stay open, which bounds their connections. Clients in use are never closed, so
+#: there may be more at times.
 MAX_OPEN = 64
 
 # Tenants without a token of their own share one client with the host's.
@@ -31,7 +32,7 @@ _SHARED = ""
 
 @attrs.define(eq=False)
 class _Entry:
-    """An open client, the task that holds it, who uses it, and as of which reload it is."""
+    """An open client, the task that holds it, the number of its users, and its reload's number."""
 
     key: str
     token: Secret
@@ -47,10 +48,10 @@ class ClientPool:
 
     Args:
         settings: validated settings; a client gets them with its tenant's token in them.
-        credentials: where tenants' tokens are read.
-        factory: makes a client; None: there is none in this version.
+        credentials: reads tenants' tokens.
+        factory: makes a client; None: clients of tenants are not possible.
         idle_seconds: how long an unused client stays open.
-        max_open: how many clients stay open; those in use come on top when there are more.
+        max_open: how many clients stay open; clients in use are kept even above this number.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class ClientPool:
 
     @property
     def open_count(self) -> int:
-        """How many clients are open, replaced ones that are still in use aside."""
+        """Return how many clients are open, except replaced ones that are still in use."""
         return len(self._entries)
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
-        """Return what makes clients go by ``settings``, each with its own token.
+        """Check ``settings`` and return a function that applies them, each client keeps its token.
 
-        Open clients that have a ``prepare_reload`` of their own change in their place; of the
-        others, the next block gets a new one, if anything has changed for clients at all.
+        Open clients with a ``prepare_reload`` of their own are changed in place. The others are
+        replaced when the next block asks for one, if any setting of clients has changed.
 
         Raises:
             OptionsValidationError: a client cannot use them; nothing has changed.
@@ -106,8 +107,8 @@ class ClientPool:
     async def lease(self, tenant: Tenant) -> AsyncIterator[Any]:
         """Lend the tenant's client for the length of the block.
 
-        Its token is looked at anew each time: after a rotation the next block gets a new client,
-        and the old one is closed when the last block that uses it has ended.
+        Its token is read anew each time: after a rotation the next block gets a new client, and the
+        old one is closed when the last block that uses it has ended.
 
         Raises:
             TenantCredentialsError: there is no token.
@@ -137,7 +138,10 @@ class ClientPool:
 
     @asynccontextmanager
     async def _alone(self, key: str) -> AsyncIterator[None]:
-        """Keep others away from one key; a lock exists only while somebody holds or wants it."""
+        """Hold the lock of one key, so that two blocks do not open the same client twice.
+
+        A lock exists only while a task holds it or waits for it.
+        """
         lock, wanted = self._locks.get(key, (trio.Lock(), 0))
         self._locks[key] = (lock, wanted + 1)
         try:
@@ -165,7 +169,11 @@ class ClientPool:
     async def _hold(
         self, entry: _Entry, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Keep a client open until nobody wants it: it is left in the task that entered it."""
+        """Keep a client open until it is retired; a client is left in the task that entered it.
+
+        It has a nursery, and Trio demands that a nursery is closed by the task that opened it. The
+        blocks that use it are other tasks.
+        """
         if self._factory is None:
             await trio.lowlevel.checkpoint()
             raise NotInThisVersionError(
@@ -181,7 +189,7 @@ class ClientPool:
         except Exception as error:
             if not started:
                 raise
-            # One tenant's client must not end the program.
+            # A fault in one tenant's client must not end the program.
             _log.error("tenant.client_failed", tenant_id=entry.key or None, error=str(error))
             await trio.lowlevel.checkpoint()
         finally:
@@ -195,7 +203,7 @@ class ClientPool:
             entry.unused.set()
 
     def _retire(self, entry: _Entry) -> None:
-        """Give the entry to nobody else, and close it when nobody uses it."""
+        """Lend the entry to no further block, and close it when no block uses it."""
         del self._entries[entry.key]
         if not entry.users:
             entry.unused.set()
@@ -228,7 +236,7 @@ class ClientPool:
 
 
 def _of_clients(settings: Settings) -> tuple[object, ...]:
-    """Return what clients go by, the token aside."""
+    """Return the settings that clients depend on, without the token."""
     return (
         settings.timeout_ms,
         settings.total_timeout_ms,

@@ -1,4 +1,7 @@
-"""Reads tenants' own credentials from where they are named (spec 2.7, credentials policy)."""
+"""Reading of tenants' credentials from the sources that they name: variables and key files.
+
+The store holds only names of sources, so that a copy of the store gives nobody a credential.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +15,19 @@ from ..storage.tenant_records import CredentialSource, EnvironmentVariable, KeyF
 
 _log = get_logger("tenants")
 
-#: A key file holds a few lines; what is larger is another file by mistake.
+#: The largest key file, in bytes. It holds a few lines; a larger file was named by mistake.
 MAX_FILE_BYTES = 64 * 1024
 
-#: Files read at a time: one file system that hangs must not take every thread.
+#: How many files are read at a time: a file system that hangs must not take every thread.
 MAX_THREADS = 4
 
 
 class CredentialReader:
-    """Finds the present value of a tenant's credentials; keeps none of them.
+    """Finds the present values of a tenant's credentials; keeps none of them.
 
-    Key files are read at every use, so that what was changed counts from the next delivery or
-    call on. The environment is the one of the start, or of the last :meth:`reload`.
+    Key files are read at every use, so that a rotation counts from the next delivery or call on,
+    also on file systems with coarse times. The environment is that of the start, or of the last
+    :meth:`reload`.
 
     ``environ`` returns the environment to look into.
     """
@@ -34,14 +38,15 @@ class CredentialReader:
         self._threads = trio.CapacityLimiter(MAX_THREADS)
 
     def reload(self) -> None:
-        """Take the environment as it is now."""
+        """Read the environment again."""
         self._variables = dict(self._environ())
 
     async def access_token(self, tenant: Tenant) -> Secret | None:
         """Return the tenant's own access token; None when it names none.
 
         Raises:
-            TenantCredentialsError: it names one that cannot be read; the host's is not used then.
+            TenantCredentialsError: it names one that cannot be read. The host's token is not used
+                instead: calls for a tenant must not run with the rights of the host.
         """
         source = tenant.credentials.access_token
         if source is None:
@@ -55,7 +60,7 @@ class CredentialReader:
     async def webhook_secrets(self, tenant: Tenant) -> tuple[Secret, ...]:
         """Return the tenant's own webhook secrets, one for each line of each source.
 
-        A source that cannot be read is logged and left out.
+        A source that cannot be read is logged and left out, so that the others still verify.
         """
         secrets: list[Secret] = []
         for found in await self._read(tenant, tenant.credentials.webhook_secrets):
@@ -73,7 +78,7 @@ class CredentialReader:
         """Return the secrets of one source, one a line.
 
         Raises:
-            TenantCredentialsError: it cannot be read.
+            TenantCredentialsError: the source cannot be read.
         """
         (found,) = await self._read(tenant, (source,))
         if isinstance(found, TenantCredentialsError):
@@ -83,7 +88,7 @@ class CredentialReader:
     async def _read(
         self, tenant: Tenant, sources: Sequence[CredentialSource]
     ) -> list[str | TenantCredentialsError]:
-        """Return the text of each source, or what is wrong with it."""
+        """Return the text of each source, or the reason why it cannot be read."""
         if any(isinstance(source, KeyFile) for source in sources):
             return await trio.to_thread.run_sync(
                 self._read_all, tenant, sources, abandon_on_cancel=True, limiter=self._threads
@@ -126,7 +131,7 @@ def _decode(content: bytes) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        # The codec's own message would quote the content.
+        # The codec's own message would quote the content, which is a secret.
         raise ValueError("it is no UTF-8 text") from None
 
 

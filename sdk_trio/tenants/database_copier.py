@@ -1,8 +1,8 @@
-"""Copies the single-tenant database for the default tenant; the old files stay as they are.
+"""The copy of the single-tenant database for the default tenant; the old files stay as they are.
 
-SQLite's backup API reads through the database, so what still lies in its ``-wal`` file is in the
-copy. The old database is neither checkpointed nor closed clean: its ``-wal`` stays beside it.
-While it is copied, a write lock keeps everybody from writing to it, and nobody from reading.
+SQLite's backup API reads through the database, so the copy includes the content of its ``-wal``
+file. The old database is neither checkpointed nor closed clean: its ``-wal`` stays beside it.
+While it is copied, a write lock keeps every writer out and lets readers in.
 
 Plain functions for a thread; ``pause`` is called often and may raise to stop.
 """
@@ -18,13 +18,15 @@ import attrs
 from ..errors import SourceDatabaseError, UpgradeError
 from .database_opener import SIDE_FILES
 
-#: Pages copied between two looks at the clock and at cancellation: some milliseconds of work.
+#: How many pages are copied between two checks of the clock and of cancellation: some milliseconds
+#: of work.
 PAGES_PER_TURN = 512
 
-#: Instructions of SQLite's machine between two such looks during the check.
+#: How many instructions of SQLite's virtual machine run between two such checks while the copy is
+#: examined.
 _INSTRUCTIONS_PER_TURN = 100_000
 
-#: How long a lock of another process is waited for, in seconds.
+#: How long to wait for a lock of another process, in seconds.
 _BUSY_SECONDS = 2.0
 
 #: How many findings of the integrity check are shown.
@@ -36,7 +38,7 @@ CopyProgress = Callable[[int, int], None]
 
 @attrs.frozen
 class SourceCounts:
-    """How much is in a database."""
+    """The numbers of tables and rows in a database."""
 
     tables: int
     rows: int
@@ -106,10 +108,10 @@ def install(partial: Path, target: Path) -> None:
 
 
 def refuse_existing(target: Path) -> None:
-    """Raise if ``target`` or one of its side files exists: neither is ever overwritten.
+    """Raise if ``target`` or one of its side files exists, because no file is ever overwritten.
 
     Raises:
-        UpgradeError: naming what exists.
+        UpgradeError: a file exists; the message names it.
     """
     for suffix in ("", *SIDE_FILES):
         found = target.with_name(target.name + suffix)
@@ -164,12 +166,14 @@ def _translated(source: Path) -> Iterator[None]:
 
 @contextmanager
 def _opened(source: Path) -> Iterator[apsw.Connection]:
-    # Read first without SQLite, which has one message for everything that cannot be opened.
+    # Opened without SQLite first, because SQLite has one message for every file that it cannot
+    # open, and the operating system says why.
     with source.open("rb"):
         pass
     log = source.with_name(f"{source.name}-wal")
     keeps_log = log.exists()
-    # Not read-only: a journal that a killed process has left can only be read by rolling it back.
+    # Opened for writing, because the journal of a killed process has to be rolled back before the
+    # database can be read.
     connection = apsw.Connection(os.fspath(source), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_timeout(int(_BUSY_SECONDS * 1000))
@@ -182,12 +186,12 @@ def _opened(source: Path) -> Iterator[apsw.Connection]:
 
 @contextmanager
 def _writers_kept_out(source: Path) -> Iterator[None]:
-    """Hold the write lock, on a connection of its own: the backup refuses to read through it."""
+    """Hold the write lock on a connection of its own, since the backup cannot read through it."""
     with _opened(source) as guard:
         try:
             guard.execute("BEGIN IMMEDIATE")
         except apsw.ReadOnlyError:
-            yield  # nobody on this file system can write to it
+            yield  # no process on this file system can write to it
             return
         try:
             yield
@@ -206,7 +210,8 @@ def _created(partial: Path) -> Iterator[apsw.Connection]:
         ) from error
     connection = apsw.Connection(os.fspath(partial), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
-        # A copy that is cut short is thrown away, and a whole one is synced before it counts.
+        # Without journal and syncs the copy is fast. That is safe, because a copy that was cut
+        # short is thrown away, and a whole one is synced before it counts.
         for statement in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF"):
             connection.execute(statement)
         yield connection
@@ -228,7 +233,8 @@ def _back_up(
                 progress(backup.page_count - backup.remaining, backup.page_count)
                 pause()
             pages = backup.page_count
-        # The header says WAL if the old database's does; the copy must be whole in one file.
+        # The copied header asks for a write-ahead log if the old one did. The copy must be whole in
+        # one file, because it is renamed.
         copy.execute("PRAGMA journal_mode = DELETE")
     except apsw.FullError as error:
         raise UpgradeError(
@@ -251,7 +257,7 @@ def _check(source: Path, copy: apsw.Connection, pause: Pause) -> None:
 
 @contextmanager
 def _interruptible(connection: apsw.Connection, pause: Pause) -> Iterator[None]:
-    """Call ``pause`` while a long statement runs; what it raises ends the statement."""
+    """Call ``pause`` while a long statement runs; its exception ends the statement."""
     raised: list[BaseException] = []
 
     def look() -> bool:

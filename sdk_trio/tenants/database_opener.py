@@ -1,21 +1,22 @@
 """The tenants' database files: one accessor for all of them, bounded and pooled.
 
-Each tenant has one SQLite file, ``{tenant id}.db`` in the FileDb directory. A handler gets at it
-with ``async with databases.open(tenant_id) as database`` and ``await database.run(function)``.
-The function runs in a thread, in a transaction of its own: it is committed or rolled back as a
-whole, and never mixed with a neighbour's.
+Each tenant has one SQLite file, ``{tenant id}.db`` in the FileDb directory. A handler uses it with
+``async with databases.open(tenant_id) as database`` and ``await database.run(function)``. The
+function runs in a thread, in a transaction of its own: it is committed or rolled back as a whole,
+and never mixed with another one.
 
-What is bounded: at most ``max_open`` databases are open (the least recently used one is closed for
-another), each with three files, and at most ``max_threads`` functions run at a time. A block holds
-no connection between its calls, so tasks that use several tenants at once cannot block each other.
+Bounds. At most ``max_open`` databases are open (the least recently used one is closed for another),
+each with three files, and at most ``max_threads`` functions run at a time. A block holds no
+connection between its calls, so tasks that use several tenants at once cannot block each other.
 
-A connection is used only while the files that it has open are those at the tenant's path. That is
-looked at when a transaction begins and around its commit, so a database that was restored, renamed
-over or removed while it was open is opened anew, and no commit to a file that is gone counts.
+Replaced files. A connection is used only while the files that it has open are those at the tenant's
+path. The thread compares them when a transaction begins and around its commit, so a database that
+was restored, renamed over or removed while it was open is opened anew, and no commit to a file that
+is gone counts (docs/adr/0034-a-database-is-replaced-when-nobody-has-it.md).
 
 Cancellation. A function that has begun is never abandoned: it is committed, and its caller sees
-``Cancelled`` only after that. From a disk that hangs, and from a function that goes on, a cancelled
-caller is let go after :data:`STALL_SECONDS`; the connection stays busy until that has ended.
+``Cancelled`` only after that. If the disk hangs or the function goes on, a cancelled caller is
+released after :data:`STALL_SECONDS`; the connection stays busy until the function has ended.
 """
 
 import os
@@ -42,24 +43,25 @@ T = TypeVar("T")
 
 _log = get_logger("tenants")
 
-#: How many tenants' databases are open at most, unless the host says otherwise.
+#: The default of the most tenants' databases that are open at a time.
 MAX_OPEN = 64
 
 #: How many functions run at a time, each in a thread.
 MAX_THREADS = 4
 
 #: How long a cancelled caller waits for its function to end, and a close for all of them, in
-#: seconds: longer than a lock of another process is waited for (``BUSY_SECONDS``), which is no
+#: seconds: longer than the wait for a lock of another process (``BUSY_SECONDS``), which is no
 #: fault, and short enough that a shutdown whose drain has run out ends within five seconds.
 STALL_SECONDS = BUSY_SECONDS + 1.0
 
-#: How often a transaction begins anew because its database was replaced just then.
+#: How often a transaction is begun when its database is replaced at that very moment.
 _BEGINNINGS = 3
 
 #: Open files of one open database: the database, its write-ahead log, and the log's index.
 FILES_PER_DATABASE = 3
 
-#: What SQLite keeps beside a database; a database is moved or removed together with them.
+#: The suffixes of the files that SQLite keeps beside a database; a database is moved or removed
+#: together with them.
 SIDE_FILES = ("-wal", "-shm", "-journal")
 
 _SETTINGS = (
@@ -67,11 +69,12 @@ _SETTINGS = (
     "PRAGMA synchronous = FULL",
     "PRAGMA fullfsync = ON",
     "PRAGMA foreign_keys = ON",
-    # A megabyte at most for each open database, so that memory stays small with all of them.
+    # At most a megabyte for each open database, so that 64 of them take little memory.
     "PRAGMA cache_size = -1000",
 )
 
-# Faults of the file or the machine; every other error is one of the caller's own statements.
+# Errors of the file or the machine. Every other error comes from the caller's own statements and
+# is raised as it is.
 _FAULTS = (
     apsw.FullError,
     apsw.NotADBError,
@@ -109,20 +112,20 @@ def database_path(directory: Path, tenant_id: str) -> Path:
 
 @attrs.define(eq=False)
 class _Turns:
-    """The calls of one tenant, which run one at a time; ``calls`` are those that run or wait."""
+    """The calls of one tenant, which run one at a time; ``calls`` counts those in progress."""
 
     lock: trio.Semaphore = attrs.field(factory=lambda: trio.Semaphore(1))
     calls: int = 0
 
 
-#: Device and number of a database's file and of its log and index; None: it is not there. A number
-#: is not given to another file as long as somebody has this one open.
+#: Device and inode of a database's file, of its log and of its index; None for a missing file. An
+#: inode number is not used again while the file is open, so equal numbers mean the same file.
 _Files = tuple[tuple[int, int] | None, ...]
 
 
 @attrs.define(eq=False)
 class _Opened:
-    """An open database: ``main`` is its file, ``files`` all three; None: no transaction yet."""
+    """An open database: ``main`` is its file, ``files`` all three, None before a transaction."""
 
     connection: apsw.Connection
     main: tuple[int, int]
@@ -131,9 +134,10 @@ class _Opened:
 
 @attrs.define(eq=False)
 class _Call:
-    """One call on its way through a thread: the database it was given, and how it ended.
+    """One call on its way through a thread: its database and its result.
 
-    ``known`` says that this process has had the database before, so it is not created.
+    ``known`` says that this process has opened the database before. If its file is missing, it is
+    being replaced, and must not be created.
     """
 
     tenant_id: str
@@ -144,7 +148,7 @@ class _Call:
     result: outcome.Outcome[Any] | None = None
 
 
-#: Raises if the tenant's database may not be used any more.
+#: A function that raises if the tenant's database may not be used any more.
 Admit = Callable[[], Awaitable[object]]
 
 
@@ -166,13 +170,15 @@ class TenantDatabase:
         connection or a cursor. Functions of one tenant run one at a time, in order of their calls.
 
         Raises:
-            StoreUnavailableError: the file cannot be opened, read or written, is being replaced or
-                was while the function ran (try again), or the block or the databases are closed.
+            StoreUnavailableError: the file cannot be opened, read or written; it is being replaced
+                or was replaced while the function ran (try again); or the block or the databases
+                are closed.
             TenantNotActiveError: the tenant has left Active since the block began.
-            Exception: what ``function`` raised, ``apsw.ConstraintError`` for example; all that it
-                did is rolled back.
+            Exception: any exception of ``function``, such as ``apsw.ConstraintError``; its changes
+                are rolled back.
 
-        Cancelled before it began, nothing happens; cancelled later, it is finished first.
+        Cancelled before the function begins, nothing happens; cancelled later, it is finished
+        first.
         """
         if self._ended:
             await trio.lowlevel.checkpoint()
@@ -187,7 +193,7 @@ class TenantDatabase:
 
 
 class TenantDatabases:
-    """Gives out the tenants' databases; see the module's docstring for what is bounded.
+    """Gives out the tenants' databases; the module's docstring says how they are bounded.
 
     Args:
         directory: the FileDb directory; it is created at the first use, for this user alone.
@@ -213,10 +219,12 @@ class TenantDatabases:
         self._replicated = replicated
         self._threads = trio.Semaphore(max_threads)
         self._turns: dict[str, _Turns] = {}
-        # Open and not in use, the least recently used first. What runs is not in here, so with
-        # max_open >= max_threads there is always one to close when another has to be opened.
+        # Databases that are open and not in use, the least recently used first. Databases in use
+        # are not in here, so with max_open >= max_threads there is always one to close when another
+        # has to be opened.
         self._idle: OrderedDict[str, _Opened] = OrderedDict()
-        # Who was open once: a file of theirs that is missing is being replaced, not a first use.
+        # The tenants whose database was open once. If such a file is missing, it is being replaced;
+        # this is not the first use that creates it.
         self._known: set[str] = set()
         self._running = 0
         self._stalled: set[_Call] = set()
@@ -225,12 +233,12 @@ class TenantDatabases:
 
     @property
     def open_count(self) -> int:
-        """How many databases are open now: never more than ``max_open``."""
+        """Return how many databases are open now, never more than ``max_open``."""
         return len(self._idle) + self._running
 
     @property
     def in_use(self) -> frozenset[str]:
-        """The ids of the tenants whose database is open, or will be for a call that waits."""
+        """Return the ids of the tenants whose database is open or wanted by a waiting call."""
         return frozenset(self._idle) | frozenset(self._turns)
 
     @asynccontextmanager
@@ -240,8 +248,9 @@ class TenantDatabases:
         """Give out the database of a tenant for a block; its first use creates the file.
 
         Args:
-            tenant_id: the tenant's id; whether it is active is not asked here.
-            admit: raises if it is not any more; asked before each function of the block.
+            tenant_id: the tenant's id; its status is not checked here.
+            admit: raises if the tenant is not active any more; called before each function of the
+                block.
 
         Raises:
             InvalidTenantError: the id is no UUID.
@@ -267,14 +276,15 @@ class TenantDatabases:
         return await self._take_turn(tenant_id, work, opens=True, admit=admit)
 
     async def forget(self, tenant_id: str) -> None:
-        """Close the database of a tenant if it is open, after the calls that wait for it."""
+        """Close the database of a tenant if it is open, after the calls that wait already."""
         await self._take_turn(tenant_id, _close, opens=False)
 
     async def close(self) -> None:
         """Refuse further calls, wait for those that run, and close every database.
 
-        Shielded from cancellation for at most :data:`STALL_SECONDS`, of which nothing is left
-        where a caller has waited as long in vain. A second call waits for the first one's end.
+        It is shielded from cancellation for at most :data:`STALL_SECONDS`, and not at all if a
+        cancelled caller has waited that long in vain already. A second call waits for the first
+        one's end.
 
         Raises:
             StoreUnavailableError: a disk did not answer, or a function did not end, in that time.
@@ -294,7 +304,7 @@ class TenantDatabases:
     async def _close_when_idle(self) -> None:
         held = 0
         try:
-            # Whoever holds every permit knows that nothing runs.
+            # Holding every permit means that no function runs.
             for _ in range(self._max_threads):
                 await self._threads.acquire()
                 held += 1
@@ -304,7 +314,7 @@ class TenantDatabases:
             self._idle.clear()
             self._ended.set()
         finally:
-            # For the calls that wait: each finds out that it came too late.
+            # Waiting calls go on, and each finds that the databases are closed.
             for _ in range(held):
                 self._threads.release()
 
@@ -327,8 +337,8 @@ class TenantDatabases:
             for semaphore in (turns.lock, self._threads):
                 await semaphore.acquire()
                 held.append(semaphore)
-            # Asked last: whoever closes the database of a tenant that has left Active comes after
-            # this call, or this call is refused.
+            # Called last, with all permits held: a close of the database because the tenant has
+            # left Active then either waits for this call, or this call is refused here.
             if admit is not None:
                 await admit()
             call = self._begin(tenant_id, job, opens=opens)
@@ -352,7 +362,7 @@ class TenantDatabases:
             try:
                 token.run_sync_soon(self._end, call)
             except trio.RunFinishedError:
-                return  # the event loop has ended without closing us: nobody waits any more
+                return  # the event loop has ended without close(), so no caller waits any more
 
         try:
             trio.lowlevel.start_thread_soon(lambda: job(call), deliver, "sdk_trio-tenant")
@@ -362,7 +372,7 @@ class TenantDatabases:
         return call
 
     def _end(self, call: _Call) -> None:
-        """In Trio's thread, after the job: what was held is free again, whoever waits or not."""
+        """Release the permits in Trio's thread after the job, whether its caller waits or not."""
         self._running -= 1
         self._stalled.discard(call)
         if call.opened is not None:
@@ -414,8 +424,8 @@ def _transact(
         except BaseException:
             _roll_back(call)
             raise
-        # Replaced between that look and the commit: what was committed is gone with the old file,
-        # so nobody may be told that it is kept.
+        # If the file was replaced between the check and the commit, the changes are gone with the
+        # old file, and the caller must not be told that they are kept.
         _require_in_place(file, call)
     except _FAULTS as error:
         raise describe_failure(error, os.fspath(file)) from error
@@ -425,8 +435,8 @@ def _transact(
 def _begin_transaction(file: Path, call: _Call, *, replicated: bool) -> _Opened:
     """Begin a transaction on the database that is at ``file`` now, opening it where necessary.
 
-    A lock may be waited for, and whoever restores the database holds it while it is replaced. So
-    the files are looked at when the lock is ours.
+    Beginning may wait for a lock, and a restore holds that lock while it replaces the file. So the
+    files are compared once the lock is ours.
     """
     for _ in range(_BEGINNINGS):
         opened = call.opened
@@ -453,7 +463,7 @@ def _begin_transaction(file: Path, call: _Call, *, replicated: bool) -> _Opened:
 
 
 def _require_in_place(file: Path, call: _Call) -> None:
-    """Raise if the files that are open are not those at the path any more, and close them."""
+    """Close the database and raise if its open files are not those at the path any more."""
     opened = call.opened
     if opened is not None and opened.files != _files_of(file):
         _roll_back(call)
@@ -503,8 +513,9 @@ def _connect(file: Path, *, create: bool, replicated: bool) -> _Opened:
         for statement in _SETTINGS:
             connection.execute(statement)
         if replicated:
-            # The log is the replicator's alone to copy into the database: a replica of what
-            # others checkpoint under it was seen to be damaged for good (docs/adr/0017).
+            # Only the replicator may copy the log into the database. When another process did that
+            # under it, the replica was seen to be damaged for good
+            # (docs/adr/0017-the-log-is-the-replicators.md).
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     except apsw.Error as error:
@@ -516,10 +527,10 @@ def _connect(file: Path, *, create: bool, replicated: bool) -> _Opened:
 
 
 def _create(file: Path) -> tuple[int, int]:
-    """Make an empty file and return its number.
+    """Create an empty file and return its inode.
 
-    Made here, because SQLite gives a new file the mode of the umask; its logs follow it. One that
-    exists is never opened here: closing it would drop the locks that SQLite holds of it.
+    SQLite would give a new file the mode of the umask; log and index then get the mode of the file.
+    An existing file is never opened here, because closing it would drop SQLite's POSIX locks on it.
     """
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -541,7 +552,7 @@ def _roll_back(call: _Call) -> None:
     if call.opened is None:
         return
     try:
-        # After a full disk or an I/O error SQLite may have rolled back by itself.
+        # After a full disk or an I/O error SQLite may have rolled back already.
         if call.opened.connection.in_transaction:
             call.opened.connection.execute("ROLLBACK")
     except apsw.Error:

@@ -1,4 +1,4 @@
-"""Finds the tenant that takes what a single-tenant host has kept, or adds it (spec 2.6)."""
+"""The default tenant of the upgrade, which takes the data of a single-tenant host."""
 
 from typing import cast
 
@@ -10,22 +10,25 @@ from ..storage.tenant_records import Tenant
 from .service import TenantService
 from .upgrade import HostTenant, NewTenant
 
-#: Who the audit trail names for the tenant that the upgrade adds.
+#: The actor in the audit row of the tenant that the upgrade adds.
 ACTOR = "upgrade"
 
 
 class DefaultTenantFinder:
-    """Looks for the default tenant as it was chosen, first without changing anything."""
+    """Finds or adds the default tenant as the settings choose it.
+
+    Looking comes before adding, so that an upgrade that cannot succeed leaves no trace.
+    """
 
     def __init__(self, store: TenantStore, tenants: TenantService) -> None:
         self._store = store
         self._tenants = tenants
 
     async def known(self, chosen: NewTenant | HostTenant) -> Tenant | None:
-        """Return the tenant if it is there already and the host need not be asked, else None.
+        """Return the tenant if it exists already and the host need not be asked, else None.
 
         Raises:
-            DefaultTenantError: it is there, and not active.
+            DefaultTenantError: it exists and is not active.
         """
         if isinstance(chosen, HostTenant):
             await trio.lowlevel.checkpoint()
@@ -47,7 +50,7 @@ class DefaultTenantFinder:
                 actor=ACTOR,
             )
         try:
-            # A host's code may return anything.
+            # The host's code may return anything, so its type is checked.
             answer = cast("object", await chosen.resolver.resolve(self._tenants))
             if not isinstance(answer, str | Tenant):
                 raise TypeError(f"it returned {answer!r}, which is no tenant")  # noqa: TRY301 - worded below
@@ -95,7 +98,7 @@ class DefaultTenantFinder:
         return f"{tenant_id} (purged)" if found is None else _shown(found)
 
     async def describe(self, chosen: NewTenant | HostTenant) -> str:
-        """Say in words which tenant it will be; nobody is asked, nothing is changed."""
+        """Say in words which tenant it will be, without calling the host or changing anything."""
         known = await self.known(chosen)
         if known is not None:
             return _shown(known)

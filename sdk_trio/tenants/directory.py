@@ -1,4 +1,4 @@
-"""Remembers the tenants of the last deliveries, within a bound. Pure."""
+"""A bounded cache of the tenants of the last deliveries. Pure."""
 
 from typing import Final
 
@@ -14,10 +14,10 @@ Answer = Tenant | str | None
 
 
 class Directory:
-    """The answers to the questions that were asked last, such as whose an organization is.
+    """The store's last answers, such as the tenant of an organization.
 
-    What it remembers is right until :meth:`forget_all`, which has to follow every change. An
-    answer that was on its way meanwhile is not remembered: :meth:`remember` takes the
+    They are right until :meth:`forget_all`, which has to follow every change. An answer that was
+    read before the change and arrives after it is not remembered: :meth:`remember` takes the
     :attr:`generation` at which the store was asked.
     """
 
@@ -50,6 +50,6 @@ class Directory:
         self._known[key] = answer
 
     def forget_all(self) -> None:
-        """Forget everything: a tenant has changed."""
+        """Forget every answer, because a tenant has changed."""
         self._known.clear()
         self.generation += 1

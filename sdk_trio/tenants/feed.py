@@ -1,7 +1,8 @@
-"""Tells other parts of the program that tenants have changed: never blocks, never loses one.
+"""The feed of tenants' transitions to other parts of the program: never blocks, loses none.
 
-What is sent is only "look again", through a channel of one place: a subscriber that has not looked
-yet needs no second word. The transitions themselves are read from the outbox, by sequence.
+A change sends only "look again", through a channel of one place: a subscriber that has not looked
+yet needs no second message, and a full channel cannot block the change. The transitions themselves
+are read from the outbox, by sequence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +17,8 @@ from ..storage.tenant_records import OutboxRecord
 class TransitionFeed:
     """The transitions after a position, for one subscriber, in order and without a gap.
 
-    ``position`` is the sequence of the last one that was returned. Who must not miss any keeps it
-    and subscribes from there after a restart.
+    ``position`` is the sequence of the last one that was returned. A subscriber that must not miss
+    any stores it and subscribes from there after a restart.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class TransitionFeed:
     async def next(self, *, limit: int = 100) -> Sequence[OutboxRecord]:
         """Wait until there are transitions, and return up to ``limit`` of them.
 
-        Cancelled, ``position`` stays where it was.
+        When it is cancelled, ``position`` does not move.
 
         Raises:
             StoreUnavailableError: the store cannot be read at present; ask again.
@@ -48,7 +49,7 @@ class TransitionFeed:
 
 
 class Subscribers:
-    """Everybody who wants to know of changes."""
+    """The subscribers to changes."""
 
     def __init__(self) -> None:
         self._channels: set[trio.MemorySendChannel[None]] = set()
@@ -65,8 +66,8 @@ class Subscribers:
                 self._channels.discard(send)
 
     def wake(self) -> None:
-        """Tell everybody to look again."""
+        """Tell every subscriber to look again."""
         for channel in self._channels:
-            # A full channel has been told already, and its reader has not looked yet.
+            # A full channel holds the message already, and its reader has not looked yet.
             with suppress(trio.WouldBlock):
                 channel.send_nowait(None)

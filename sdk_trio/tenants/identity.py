@@ -1,4 +1,4 @@
-"""What the parts of a tenant must look like. Pure (spec 2.6, contracts 6)."""
+"""The checks of a tenant's fields: identifier, name, contact, organization, credentials. Pure."""
 
 import uuid
 from typing import Any
@@ -12,9 +12,10 @@ MAX_NAME_CHARACTERS = 200
 MAX_EMAIL_CHARACTERS = 254
 MAX_ACTOR_CHARACTERS = 200
 MAX_REASON_CHARACTERS = 1000
-#: The upstream's are UUIDs; longer ones would only be kept for whoever makes them up.
+#: The longest organization id. The upstream's are UUIDs; longer texts come from forged bodies, and
+#: the cache of organizations would have to keep them.
 MAX_ORGANIZATION_CHARACTERS = 128
-#: Sources of webhook secrets: each delivery may be tried with all of them.
+#: The most sources of webhook secrets, because a delivery may be verified with each of them.
 MAX_SECRET_SOURCES = 8
 
 _MAX_PATH_CHARACTERS = 4096
@@ -32,7 +33,7 @@ def check_identifier(identifier: str) -> str:
     """Return a slug, or raise.
 
     Raises:
-        InvalidTenantError: it is none, or has the form of an id, for which it could be taken.
+        InvalidTenantError: it is no slug, or has the form of an id and could be taken for one.
     """
     _check(identifier, "identifier", Form.SLUG)
     if is_tenant_id(identifier):
@@ -73,12 +74,12 @@ def is_organization_id(text: str) -> bool:
 
 
 def check_actor(actor: str) -> str:
-    """Return who asks for a change, or raise InvalidTenantError."""
+    """Return the name of a change's actor, or raise InvalidTenantError."""
     return _line(actor, "actor", MAX_ACTOR_CHARACTERS)
 
 
 def check_reason(reason: str | None) -> str | None:
-    """Return why a change is asked for or None, or raise InvalidTenantError."""
+    """Return the reason of a change or None, or raise InvalidTenantError."""
     return None if reason is None else _line(reason, "reason", MAX_REASON_CHARACTERS)
 
 
@@ -126,5 +127,5 @@ def _line(text: str, what: str, longest: int) -> str:
 
 
 def _invalid(what: str, wrong: str) -> InvalidTenantError:
-    # The value is not quoted: a credential may have been put where its name belongs.
+    # The value is not quoted, because a person may have written a credential in place of its name.
     return InvalidTenantError(f"the {what} {wrong}")

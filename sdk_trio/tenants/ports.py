@@ -1,11 +1,11 @@
-"""What the rest of the program asks of the tenants' life (contracts 6)."""
+"""The interface of tenants' transitions, for the rest of the program."""
 
 from typing import Protocol
 
 from ..storage.tenant_records import Tenant
 from .status import TransitionResult
 
-#: Who is named where a program does not say who asks.
+#: The actor in the audit trail when a program names none.
 APPLICATION = "application"
 
 #: A tenant, its id or its identifier.
@@ -13,15 +13,15 @@ TenantKey = Tenant | str
 
 
 class TenantStatusService(Protocol):
-    """The four transitions of a tenant (spec 2.8: ``ITenantStatusService``).
+    """The four transitions of a tenant.
 
-    Each takes a tenant (the record, its id or its identifier), why (one line, at most 1000
-    characters) and who asks (at most 200). A tenant that is there already is a successful no-op:
-    nothing is written and nobody is told. With ``expected_version`` the tenant must still have the
-    version that the caller has seen.
+    Each takes a tenant (the record, its id or its identifier), a reason (one line, at most 1000
+    characters) and an actor (at most 200). For a tenant in that status already it is a successful
+    no-op: nothing is written and no message is sent. With ``expected_version`` the tenant must
+    still have the version that the caller has seen.
 
-    Each writes the status, its audit row and its outbox row in one transaction. Cancelled, either
-    nothing or all of it is written; the store tells which. Each raises:
+    Each writes the status, its audit row and its outbox row in one transaction. When it is
+    cancelled, either nothing or all of it is written; reading the tenant tells which. Each raises:
 
     - UnknownTenantError: there is no such tenant.
     - IllegalTransitionError: its status does not allow the transition.
@@ -41,9 +41,10 @@ class TenantStatusService(Protocol):
     ) -> TransitionResult:
         """Suspend an active tenant.
 
-        Without a verified email of its site manager it is refused, unless
-        ``RequireVerifiedEmailForSuspension`` is false, or ``bypass_email_verification`` is asked
-        for while ``SuspendUnverifiedTenantsAnyway`` is true; the audit row names the setting.
+        A tenant whose site manager's email is not verified is not suspended, since nobody would
+        learn of it, unless ``RequireVerifiedEmailForSuspension`` is false, or
+        ``bypass_email_verification`` is given while ``SuspendUnverifiedTenantsAnyway`` is true. The
+        audit row names the setting.
 
         Raises:
             SuspensionRefusedError: the email is not verified, and nothing relaxes the rule.

@@ -1,13 +1,14 @@
-"""Removes all that is kept of deleted tenants, after their retention or on demand; never by itself.
+"""The purge of deleted tenants: removal of all their data, after their retention or on demand.
 
-Deliveries go first, in short turns. Then the tenant's row goes with what is left of it in the
-store, in one transaction that fails if the tenant has changed since it was looked at, and that
-writes the audit row. Then its replica and its files go, once nobody has the database open. A
-process that is killed in between leaves things that belong to nobody; the next purge finds them by
-the audit trail and removes them. Last, :meth:`Purger.wipe` overwrites what the store's own files
-still hold, for all tenants at once.
+It never runs by itself. Deliveries go first, in short transactions. Then the tenant's row goes with
+its other rows in the store, in one transaction that fails if the tenant has changed since it was
+read, and that writes the audit row. Then its replica and its files go, once no process has the
+database open. A process that is killed in between leaves rows or files without a tenant; the next
+purge finds them by the audit trail and removes them. Last, :meth:`Purger.wipe` overwrites the
+remnants in the store's own files, for all tenants at once.
 
-What cannot be removed is named: nothing is passed over in silence.
+Everything that cannot be removed is named in the result.
+docs/adr/0037-what-a-purge-reaches.md has the alternatives.
 """
 
 import shutil
@@ -37,14 +38,14 @@ _log = get_logger("tenants")
 
 _PAGE = 200
 
-#: How every SQLite database begins, and how much of a file is read at once to look for an id.
+#: The first bytes of every SQLite database, and how many bytes of a file are searched at a time.
 _MAGIC = b"SQLite format 3\x00"
 _READ_BYTES = 1 << 20
 
 
 @attrs.frozen(kw_only=True)
 class ReplicaHoldings:
-    """Where a replica is; ``files`` and ``bytes`` are None where only the target knows."""
+    """The place of a replica; ``files`` and ``bytes`` are None where only the target knows them."""
 
     where: str
     files: int | None = None
@@ -52,28 +53,31 @@ class ReplicaHoldings:
 
 
 class Replicas(Protocol):
-    """The copies of the tenants' databases, and who has the databases open."""
+    """The replicas of the tenants' databases, and the processes that have the databases open."""
 
     def holdings(self, tenant_id: str) -> ReplicaHoldings | None:
-        """Return where the tenant's replica is, or may be; None: there is none. Blocks."""
+        """Return the place of the tenant's replica, certain or possible, or None. Blocks."""
         ...
 
     def ids(self) -> list[str]:
-        """Return whose replicas there are, as far as that can be listed. Blocks."""
+        """Return the ids of the tenants with replicas, as far as they can be listed. Blocks."""
         ...
 
     def released(self, file: Path) -> AbstractAsyncContextManager[str | None]:
-        """Wait until nobody has the database open and hold it so; yield who has it, or None."""
+        """Wait until no process has the database open and keep it so; yield None.
+
+        If a process keeps it open too long, yield that process in words.
+        """
         ...
 
     async def remove(self, tenant_id: str) -> str | None:
-        """Remove the tenant's replica; return in words what could not be removed, or None."""
+        """Remove the tenant's replica; describe the part that could not be removed, or None."""
         ...
 
 
 @attrs.frozen(kw_only=True)
 class PurgeCandidate:
-    """A tenant that may be removed, and all that is kept of it.
+    """A tenant that may be removed, with a list of its data.
 
     ``tenant`` is None where an earlier purge was cut short after the tenant's row. ``bytes`` is the
     size of ``files``, ``rows`` counts the store's rows by name (see :meth:`.ports.Inbox.holdings`).
@@ -89,9 +93,9 @@ class PurgeCandidate:
 
 @attrs.frozen(kw_only=True)
 class TenantRemoved:
-    """What was removed of one tenant: its files' bytes, and rows beside its own.
+    """The result of one purge: the bytes of removed files, and the numbers of removed rows.
 
-    ``unreached`` says in words what is left, and where.
+    ``unreached`` describes in words the data that are left, and where.
     """
 
     tenant_id: str
@@ -109,7 +113,7 @@ class Purger:
     Args:
         settings: validated settings; ``multi_tenant`` and ``storage.path`` are used.
         store: the open store.
-        replicas: the copies of the tenants' databases; None: there are none.
+        replicas: the replicas of the tenants' databases; None: there are none.
         databases: the tenants' databases of this process, which are closed before they are
             removed; None in a program that has opened none.
         clock: returns Unix seconds.
@@ -136,11 +140,11 @@ class Purger:
         self._clock = clock
 
     async def candidates(self, *, orphans: bool = False) -> Sequence[PurgeCandidate]:
-        """Return what :meth:`purge` may remove now: this is the dry run, nothing is changed.
+        """Return the tenants that :meth:`purge` may remove now; as a dry run, it changes nothing.
 
         Args:
-            orphans: also what names a tenant that this store has never known. It may be another
-                host's, on the same directory of replicas.
+            orphans: include data of tenants that this store has never known. They may belong to
+                another host that uses the same directory of replicas.
 
         Raises:
             StoreUnavailableError: the store or a directory cannot be read.
@@ -156,7 +160,7 @@ class Purger:
         """Return one tenant, by its identifier or id; ``now``: also within its retention.
 
         Raises:
-            UnknownTenantError: there is none, and nothing is left of one.
+            UnknownTenantError: there is no such tenant, and no data of a purged one.
             IllegalTransitionError: it is not deleted, or within its retention without ``now``.
             StoreUnavailableError: as of :meth:`candidates`.
         """
@@ -189,18 +193,18 @@ class Purger:
         Args:
             candidate: one of :meth:`candidates`, or of :meth:`candidate`.
             actor: who asks for it, for the audit trail.
-            reason: why, one line.
-            forget_audit: remove the tenant's earlier audit rows too; the one of the purge stays.
-            now: within the retention, as somebody may demand it. All earlier audit rows go, and
-                the one of the purge names the tenant by its id alone.
+            reason: the reason in one line.
+            forget_audit: remove the tenant's earlier audit rows too; the row of the purge stays.
+            now: purge also within the retention, for example on a person's demand. All earlier
+                audit rows go then, and the row of the purge names the tenant by its id alone.
 
         Raises:
             IllegalTransitionError: the tenant is not deleted, or not for long enough.
-            TenantConflictError: it has changed since it was looked at; its row was not removed.
-            UnknownTenantError: somebody else has removed it.
+            TenantConflictError: it has changed since it was read; its row was not removed.
+            UnknownTenantError: another process has removed it.
             StoreUnavailableError: the store failed, or a file cannot be removed; run it again.
 
-        Cancelled, what has begun is finished.
+        When it is cancelled, the step that has begun is finished; a further purge does the rest.
         """
         tenant = candidate.tenant
         outbox = audit = 0
@@ -233,12 +237,14 @@ class Purger:
         )
 
     async def wipe(self) -> str | None:
-        """Overwrite what the store's files still hold of what was removed.
+        """Overwrite the remnants of removed rows in the store's files.
 
-        After a purge it rewrites the store once, which holds up deliveries meanwhile.
+        After a purge it rewrites the store once; deliveries are answered 503 meanwhile. SQLite's
+        ``secure_delete`` alone is not enough: when a page is split, the old page may keep a copy of
+        rows that were moved.
 
         Returns:
-            in words what is left and why; None: nothing is.
+            a description of the remnants that are left and why, or None.
         """
         await trio.lowlevel.checkpoint()
         try:
@@ -286,7 +292,7 @@ class Purger:
         return files
 
     async def _was_upgraded_to(self, tenant_id: str) -> bool:
-        """Whether the tenant is the one that took the single-tenant database."""
+        """Say whether the tenant took the single-tenant database in the upgrade."""
         marker = await self._upgrade.marker()
         return marker is not None and marker.tenant_id == tenant_id
 
@@ -304,7 +310,7 @@ class Purger:
             replica=replica,
         )
 
-    # -- who -------------------------------------------------------------------------------------
+    # -- tenants ---------------------------------------------------------------------------------
 
     def _record(
         self,
@@ -349,7 +355,7 @@ class Purger:
                 return found
 
     async def _left_behind(self, *, orphans: bool = False) -> list[PurgeCandidate]:
-        """Return what is left of tenants that were purged; with ``orphans`` of unknown ones too."""
+        """Return the remaining data of purged tenants; with ``orphans`` of unknown ones, too."""
         ids = set(await trio.to_thread.run_sync(_tenant_ids, self._directory))
         ids.update(await self._inbox.unowned())
         replicated: set[str] = set()
@@ -374,7 +380,7 @@ class Purger:
 
 
 def _tenant_ids(directory: Path) -> list[str]:
-    """Return the ids whose databases, or parts of them, are in ``directory``."""
+    """Return the ids of tenants with a database, or parts of one, in ``directory``."""
     try:
         names = {entry.name.partition(".db")[0] for entry in directory.iterdir()}
     except FileNotFoundError:
@@ -388,7 +394,7 @@ def _tenant_ids(directory: Path) -> list[str]:
 
 
 def _named_after(directory: Path, tenant_id: str) -> list[Path]:
-    """Return the tenant's database, and all beside it that was made of it, by name."""
+    """Return the tenant's database and the files beside it that carry its name."""
     try:
         return sorted(entry for entry in directory.iterdir() if tenant_id in entry.name)
     except FileNotFoundError:
@@ -436,7 +442,7 @@ def _copies(data: Path, tenant_id: str) -> list[Path]:
             if _is_database_with(path, tenant_id.encode()):
                 found.append(path)
         except OSError:
-            continue  # what this user cannot read, no purge of theirs has to name
+            continue  # a file that this user cannot read is not theirs to purge
     return found
 
 

@@ -1,4 +1,9 @@
-"""Tenants: added, found, and taken through their life (spec 2.8 and 3.1, contracts 5 and 6)."""
+"""The service of tenants: they are added, found, changed, and taken through their transitions.
+
+Every change writes the tenant's row, its audit row and, for a transition, its outbox row in one
+transaction, and only on the version that it has read. Of simultaneous changes of one tenant exactly
+one wins (docs/adr/0009-simultaneous-transitions.md). Subscribers learn of changes through ``feed``.
+"""
 
 import enum
 import time
@@ -41,14 +46,14 @@ _log = get_logger("tenants")
 
 
 class Unchanged(enum.Enum):
-    """Stands for a value that stays as it is, where None means that there is none."""
+    """The type of ``UNCHANGED``: the value stays as it is, where None would remove it."""
 
     UNCHANGED = enum.auto()
 
 
 UNCHANGED = Unchanged.UNCHANGED
 
-#: How often changes of other processes (``tenant suspend`` in a shell) are looked for, in seconds.
+#: How often to look for changes of other processes (``tenant suspend`` in a shell), in seconds.
 POLL_SECONDS = 0.5
 
 #: For how long the same refusal is one row of the audit trail, in seconds.
@@ -59,7 +64,7 @@ PAGE = 500
 
 
 class TenantService:
-    """All that can be done with tenants; it is a :class:`~.ports.TenantStatusService`.
+    """The operations on tenants; it is a :class:`~.ports.TenantStatusService`.
 
     Args:
         settings: validated settings; ``multi_tenant.tenant_status`` is used.
@@ -113,11 +118,11 @@ class TenantService:
             identifier: a slug: 1 to 64 lowercase letters, digits and hyphens, no hyphen at either
                 end; no other tenant has it, deleted ones included.
             name: one line for people, at most 200 characters.
-            site_manager_email: who is told of transitions.
-            site_manager_email_verified: whether that address is known to be theirs.
+            site_manager_email: the address that gets messages about transitions.
+            site_manager_email_verified: whether that address is known to be the manager's.
             site_manager_phone: in E.164 format.
             organization_id: deliveries with this ``data.organization_id`` belong to the tenant.
-            credentials: where the tenant's own access token and webhook secrets are found.
+            credentials: the sources of the tenant's own access token and webhook secrets.
             reason: for the audit trail, one line.
             actor: who asks for it.
 
@@ -159,7 +164,7 @@ class TenantService:
         actor: str = APPLICATION,
         expected_version: int | None = None,
     ) -> Tenant:
-        """Replace what is known of the site manager; the same again changes nothing.
+        """Replace the contact data of the site manager; equal values change nothing.
 
         Raises:
             InvalidTenantError: a value cannot be accepted; nothing was changed.
@@ -186,15 +191,16 @@ class TenantService:
         actor: str = APPLICATION,
         expected_version: int | None = None,
     ) -> Tenant:
-        """Change a tenant's name or organization; the same again changes nothing.
+        """Change a tenant's name or organization; equal values change nothing.
 
         Args:
             tenant: the record, its id or its identifier.
-            name: the new one; None: it stays.
-            organization_id: the new one; None: the tenant has none any more.
+            name: the new name; None: it stays.
+            organization_id: the new organization; None: the tenant has none any more.
             reason: for the audit trail, one line.
             actor: who asks for it.
-            expected_version: the version that the caller has seen, if it must still be that.
+            expected_version: the version that the caller has seen; with it, a tenant that has
+                changed since is a conflict.
 
         Raises:
             InvalidTenantError: a value cannot be accepted; nothing was changed.
@@ -219,9 +225,9 @@ class TenantService:
         actor: str = APPLICATION,
         expected_version: int | None = None,
     ) -> Tenant:
-        """Replace where the tenant's own credentials are found; the same again changes nothing.
+        """Replace the sources of the tenant's own credentials; equal sources change nothing.
 
-        A new content of the same sources needs no call: key files are read anew when they change.
+        New content of the same sources needs no call, because key files are read at every use.
 
         Raises:
             InvalidTenantError: a source cannot be accepted; nothing was changed.
@@ -309,6 +315,8 @@ class TenantService:
                 )
             except (IllegalTransitionError, SuspensionRefusedError) as error:
                 refusal = error
+            # Outside of the except block, so that the await is no await during an exception, and
+            # the refusal is raised without a chain.
             if refusal is not None:
                 await self._note(refused(audit, transition, tenant, str(refusal)))
                 raise refusal
@@ -377,7 +385,8 @@ class TenantService:
             differing = {name: v for name, v in values.items() if getattr(tenant, name) != v}
             if not differing:
                 return tenant
-            # The names alone: an address is not kept longer than its tenant.
+            # Only the names of the fields: the audit trail outlives the tenant, and an address in
+            # it would be kept longer than the tenant.
             audit = attrs.evolve(audit, details=", ".join(differing))
             changed = attrs.evolve(tenant, version=tenant.version + 1, **differing)  # type: ignore[arg-type] # names of fields
             await self._write(attempt, changed, audit, None)
@@ -386,7 +395,7 @@ class TenantService:
     async def _look(
         self, key: TenantKey, attempt: "_Attempt", expected_version: int | None
     ) -> Tenant:
-        """Return the tenant as it is now; a conflict if it has changed since the attempt began."""
+        """Return the tenant as it is now; raise a conflict if it has changed meanwhile."""
         tenant = await self.get(key)
         attempt.tenant_id = tenant.id
         if expected_version is not None and tenant.version != expected_version:
@@ -409,7 +418,8 @@ class TenantService:
         try:
             await self._store.change(tenant, audit, outbox, announced=self._announced)
         finally:
-            # Whatever is raised, Cancelled included, the change may have been written.
+            # Announced also after an exception, Cancelled included: the change may have been
+            # written all the same, and the cache must not keep the old tenant.
             self._announce()
         for other in self._attempts:
             if other is not attempt:
@@ -428,7 +438,7 @@ class TenantService:
         self._directory.forget_all()
         self._subscribers.wake()
 
-    # -- looks -------------------------------------------------------------------------------
+    # -- reads -------------------------------------------------------------------------------
 
     async def get(self, tenant: TenantKey) -> Tenant:
         """Return a tenant as it is now, by its id, its identifier, or an earlier record of it.
@@ -447,7 +457,7 @@ class TenantService:
     async def find_by_organization(self, organization_id: str) -> Tenant | None:
         """Return the tenant of an organization of the upstream, or None.
 
-        Remembered for a bounded number of organizations, so what another process has changed may
+        Answers are cached for a bounded number of organizations, so a change by another process may
         be seen half a second later.
         """
         found = await self._owner_of(organization_id)
@@ -484,6 +494,7 @@ class TenantService:
         await trio.lowlevel.checkpoint()
         if key in self._directory:
             return self._directory.recall(key)
+        # Taken before the store is asked: an answer that a change has overtaken is not remembered.
         generation = self._directory.generation
         answer = await look()
         self._directory.remember(key, answer, generation=generation)
@@ -498,7 +509,7 @@ class TenantService:
     async def list(
         self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
     ) -> Sequence[Tenant]:
-        """List up to ``limit`` tenants by identifier, those that come after ``after``."""
+        """List up to ``limit`` tenants by identifier, beginning behind ``after``."""
         return await self._store.page(status=status, after=after, limit=limit)
 
     async def all(self, *, status: TenantStatus | None = None) -> Sequence[Tenant]:
@@ -526,15 +537,15 @@ class TenantService:
         """Return the tenant as it is now, if it is active.
 
         Raises:
-            TenantNotActiveError: it is not.
-            UnknownTenantError: there is none.
+            TenantNotActiveError: it is not active.
+            UnknownTenantError: there is no such tenant.
         """
         found = await self.get(tenant)
         if not found.is_active:
             raise TenantNotActiveError(found.identifier, found.status)
         return found
 
-    # -- news --------------------------------------------------------------------------------
+    # -- subscriptions -----------------------------------------------------------------------
 
     def subscribe(self, *, after: int = 0) -> AbstractContextManager[TransitionFeed]:
         """Return a block with a feed of the transitions after that sequence, none left out.
@@ -564,8 +575,9 @@ class TenantService:
 class _Attempt:
     """A change of a tenant that is under way.
 
-    Of two that overlap in time one has to win, whichever way their reads and writes interleave: a
-    reader that already sees what the other one wrote would otherwise just follow it.
+    Of two attempts that overlap in time one has to win, however their reads and writes interleave.
+    The version alone does not ensure that: an attempt that reads after the other one has written
+    would simply follow it, in an order that no caller chose.
     """
 
     tenant_id: str | None = None
@@ -573,7 +585,7 @@ class _Attempt:
     changed_meanwhile: set[str] = attrs.Factory(set)
 
     def wrote(self, tenant_id: str, version: int) -> bool:
-        """Whether this attempt has written that version, and not returned yet."""
+        """Say whether this attempt has written that version and has not returned yet."""
         return self.tenant_id == tenant_id and self.version == version
 
 

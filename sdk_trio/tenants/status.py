@@ -1,4 +1,4 @@
-"""Which transitions a tenant's status allows, and when it can be suspended. Pure (spec 2.8)."""
+"""The status of a tenant: which transitions it allows, and when it can be suspended. Pure."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,8 @@ SUSPEND_ANYWAY = f"{_STATUS_KEY}:SuspendUnverifiedTenantsAnyway"
 _ACTIVE, _SUSPENDED = TenantStatus.ACTIVE, TenantStatus.SUSPENDED
 _DEACTIVATED, _DELETED = TenantStatus.DEACTIVATED, TenantStatus.DELETED
 
-#: Where each transition leads, and from which statuses; from there itself it is a no-op.
+#: The status that each transition leads to, and the statuses that it may start from. From the
+#: target status itself it is a no-op, so that a command can be repeated.
 TARGETS: Mapping[Transition, TenantStatus] = {
     Transition.SUSPENDED: _SUSPENDED,
     Transition.DEACTIVATED: _DEACTIVATED,
@@ -47,7 +48,7 @@ _VERBS: Mapping[Transition, str] = {
 
 @attrs.frozen(kw_only=True)
 class StatusPolicy:
-    """What the settings say about transitions (spec 2.8)."""
+    """The settings of transitions."""
 
     require_verified_email: bool = True
     suspend_unverified_anyway: bool = False
@@ -66,7 +67,7 @@ class StatusPolicy:
 
 @attrs.frozen(kw_only=True)
 class Decision:
-    """What a transition that is allowed does: ``no_op`` when the tenant is there already.
+    """The effect of an allowed transition; ``no_op`` when the tenant has that status already.
 
     ``relaxation`` is the full key of the setting without which it would have been refused.
     """
@@ -78,9 +79,9 @@ class Decision:
 
 @attrs.frozen(kw_only=True)
 class TransitionResult:
-    """How a transition ended. ``tenant`` is the tenant as it is now.
+    """The result of a transition. ``tenant`` is the tenant as it is now.
 
-    ``no_op`` says that it was in that status already: nothing was written, nobody is told.
+    ``no_op`` says that it had that status already: nothing was written, no message is sent.
     ``occurred_at`` is in Unix seconds.
     """
 
@@ -104,9 +105,9 @@ def decide(
     """Decide about one transition.
 
     Args:
-        tenant: as it is now.
-        transition: what is asked for.
-        policy: what the settings say.
+        tenant: the tenant as it is now.
+        transition: the requested transition.
+        policy: the settings.
         now: Unix seconds; a deleted tenant can be reactivated until its retention has passed.
         bypass_email_verification: suspend although the site manager's email is not verified;
             counts only while ``SuspendUnverifiedTenantsAnyway`` is true.
@@ -135,7 +136,9 @@ def decide(
 
 
 def is_retained(tenant: Tenant, policy: StatusPolicy, *, now: float) -> bool:
-    """Say whether a deleted tenant is within its retention: kept, and free to come back."""
+    """Say whether a deleted tenant is within its retention and can be reactivated."""
+    # Without a time of deletion the retention begins now: data must not go because a field is
+    # missing.
     deleted_at = now if tenant.deleted_at is None else tenant.deleted_at
     return now - deleted_at <= policy.retention_seconds
 

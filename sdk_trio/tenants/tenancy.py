@@ -1,4 +1,4 @@
-"""All that a running program has of its tenants, and what handlers may use of it."""
+"""The tenants of a running program: service, credentials, databases and clients in one object."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -15,8 +15,8 @@ from .database_opener import STALL_SECONDS, TenantDatabase, TenantDatabases, dat
 from .ports import TenantKey
 from .service import POLL_SECONDS, TenantService
 
-#: How long the databases may take to close, in seconds: longer than they wait for a disk, because
-#: they word the error.
+#: How long the databases may take to close, in seconds: longer than their own wait for a disk, so
+#: that their error is raised, which says what hangs.
 CLOSE_SECONDS = STALL_SECONDS + 1.0
 
 
@@ -52,7 +52,7 @@ class Tenancy:
 
         Raises:
             TenantNotActiveError: the tenant is suspended, deactivated or deleted.
-            UnknownTenantError: there is none.
+            UnknownTenantError: there is no such tenant.
             TenantCredentialsError: its access token cannot be read.
         """
         active = await self.service.require_active(tenant)
@@ -71,6 +71,8 @@ class Tenancy:
         """
         active = await self.service.require_active(tenant)
 
+        # Asked before each function of the block, not only at its beginning: a block may last long,
+        # and a suspended tenant's data must not change any more.
         async def admit() -> None:
             found = await self.service.recall(active.id)
             if found is None:
@@ -96,13 +98,13 @@ class Tenancy:
     async def _close_databases(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Close the database of each tenant that leaves Active, whoever changed it.
 
-        Whoever restores or purges it waits for that, and what it then puts there is opened anew.
+        A restore or a purge waits for that, and the file that it then puts there is opened anew.
         """
         closing: set[str] = set()
 
         async def close(tenant_id: str) -> None:
             await trio.lowlevel.checkpoint()
-            with suppress(StoreUnavailableError):  # they are all being closed
+            with suppress(StoreUnavailableError):  # all databases are being closed
                 await self.databases.forget(tenant_id)
             closing.discard(tenant_id)
 
@@ -111,12 +113,14 @@ class Tenancy:
             async with trio.open_nursery() as nursery:
                 while True:
                     try:
+                        # Only tenants with an open database are looked up, so a quiet program with
+                        # thousands of tenants reads nothing.
                         for tenant_id in self.databases.in_use - closing:
                             tenant = await self.service.recall(tenant_id)
                             if tenant is None or not tenant.is_active:
                                 closing.add(tenant_id)
                                 nursery.start_soon(close, tenant_id)
                     except StoreUnavailableError:
-                        await trio.sleep(POLL_SECONDS)  # the service says so in the log
+                        await trio.sleep(POLL_SECONDS)  # the service logs the error
                     else:
                         await feed.wait()

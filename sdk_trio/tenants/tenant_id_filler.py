@@ -1,4 +1,4 @@
-"""A ready-made upgrade step: fills the empty tenant ids of a table of the host's own."""
+"""A ready-made upgrade step: it fills the empty tenant ids in a table of the host's own."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,8 @@ from ..errors import UpgradeError
 from ..storage.tenant_records import Tenant
 from .upgrade import StepBatch
 
-#: Rows in one transaction: some milliseconds, so that the host's readers never wait for long.
+#: How many rows one transaction looks at: some milliseconds, so that the host's own processes never
+#: wait for long.
 BATCH_ROWS = 5000
 
 _BUSY_SECONDS = 3.0
@@ -57,7 +58,8 @@ class SqliteTenantIds:
 
     def _count(self) -> int:
         # S608: both names are quoted above.
-        # With its table's name: a name in quotes that is no column is a text to SQLite, never NULL.
+        # The column is written with its table's name: SQLite takes a quoted name that is no column
+        # for a text, which is never NULL, and a misspelt column would count as finished.
         column = f"{self._table}.{self._column}"
         query = f"SELECT count(*) FROM {self._table} WHERE {column} IS NULL"  # noqa: S608
         with _Opened(self._file) as connection:
@@ -85,7 +87,7 @@ class SqliteTenantIds:
 
 
 class _Opened:
-    """A connection for one batch; closing it rolls back what was not committed."""
+    """A connection for one batch; closing it rolls back an uncommitted batch."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

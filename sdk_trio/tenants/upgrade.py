@@ -1,4 +1,4 @@
-"""What the upgrade from a single tenant does, in which order, and how it goes on. Pure (spec 2.6).
+"""The upgrade from a single tenant: its steps, their order, and its marker. Pure.
 
 The steps, in order:
 
@@ -14,10 +14,10 @@ The steps, in order:
 ``host:NAME``
     Each step that the host has registered, batch by batch.
 
-The marker names the step, how far it has come, and the steps that are finished. Whatever ends the
-process, the next run begins there: a batch of ``deliveries`` commits with its marker, and a host's
-batch may be run again. A step that is not among the finished ones runs whenever it is seen, also
-long after all others. A host that has nothing to move gets the marker, and no tenant.
+The marker names the present step, its position, and the finished steps. The next run begins there,
+however the process ended: a batch of ``deliveries`` commits with its marker, and a host's batch may
+be run again. A step that is not among the finished ones runs as soon as it is registered, also long
+after all others. A host that has nothing to move gets the marker, and no tenant.
 """
 
 import json
@@ -42,19 +42,19 @@ DELIVERIES = "deliveries"
 ORGANIZATION = "organization"
 HOST_PREFIX = "host:"
 
-#: Where a verified copy waits for its name; not the name of any tenant's database.
+#: The name of the copy until it is complete and verified; no tenant's database has such a name.
 PARTIAL_NAME = "single-tenant.partial"
 
 #: The single-tenant database, unless ``SourceDatabase`` names another file.
 SOURCE_NAME = "default.db"
 
-#: Held by the host that runs the upgrade, in the directory of the tenants' databases.
+#: The lock of the process that runs the upgrade, in the directory of the tenants' databases.
 LOCK_NAME = "upgrade.lock"
 
 KEY = "Sdk:MultiTenant:SingleTenantUpgrade"
 
-#: How many organizations are looked for at most: with two it is clear that none is *the* one, and
-#: the others help to see whose they are.
+#: The most organizations that are collected from deliveries. Two are enough to know that the tenant
+#: cannot get one of them; the others help the operator to see whose deliveries they are.
 MOST_ORGANIZATIONS = 10
 
 _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -62,7 +62,7 @@ _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @attrs.frozen
 class StepBatch:
-    """What one batch of a host's step did.
+    """The result of one batch of a host's step.
 
     ``rows`` were changed; ``position`` is where the next batch begins, in the step's own terms;
     with ``last`` there is no next one.
@@ -74,11 +74,11 @@ class StepBatch:
 
 
 class UpgradeStep(Protocol):
-    """A step that the host registers, for data of its own that has to learn of its tenant."""
+    """A step that the host registers, to assign data of its own to the tenant."""
 
     @property
     def name(self) -> str:
-        """What the marker calls it: letters, digits, ``.``, ``_`` and ``-``; it never changes."""
+        """Return its name in the marker: letters, digits, ``.``, ``_`` and ``-``; never changed."""
         ...
 
     async def count(self) -> int:
@@ -88,14 +88,14 @@ class UpgradeStep(Protocol):
     async def run_batch(self, tenant: Tenant, position: str | None) -> StepBatch:
         """Do the next batch, from ``position`` on; None is the beginning.
 
-        The position is stored after the batch, so a process that is killed in between runs the
-        same batch once more: it must not matter (``WHERE tenant_id IS NULL`` makes it so).
+        The position is stored after the batch, so after a kill in between the same batch runs once
+        more. It must then change nothing, as with ``WHERE tenant_id IS NULL``.
         """
         ...
 
 
 class DefaultTenantResolver(Protocol):
-    """The host's answer to strategy ``HostSupplied``: ``IDefaultTenantResolver`` (spec 2.6)."""
+    """The host's choice of the default tenant under the strategy ``HostSupplied``."""
 
     async def resolve(self, tenants: "TenantService") -> Tenant | str:
         """Return the default tenant, its id or its identifier; it exists and is active.
@@ -107,17 +107,17 @@ class DefaultTenantResolver(Protocol):
 
 @attrs.frozen
 class HostUpgrade:
-    """What the host brings to the upgrade: its resolver and its steps, in the order of running."""
+    """The host's part of the upgrade: its resolver, and its steps in the order of running."""
 
     resolver: DefaultTenantResolver | None = None
     steps: Sequence[UpgradeStep] = ()
 
 
 class Quiescence:
-    """The host's signal that nothing works on the data: requests are refused, queues are empty.
+    """The host's signal that no process works on the data: requests are refused, queues are empty.
 
-    Of the daemon, the exclusive lock of the data directory, taken before anything is served, is
-    this signal.
+    In the daemon, the exclusive lock of the data directory, which is taken before anything is
+    served, is this signal.
     """
 
     def __init__(self) -> None:
@@ -125,15 +125,15 @@ class Quiescence:
 
     @property
     def reason(self) -> str | None:
-        """Why the host is quiet; None while it is not."""
+        """Return why the host is quiet; None while it is not."""
         return self._reason
 
     def signal(self, reason: str) -> None:
-        """The host is quiet from now on; ``reason`` goes into the log."""
+        """Declare that the host is quiet from now on; ``reason`` goes into the log."""
         self._reason = reason
 
     def withdraw(self) -> None:
-        """The host is no longer quiet: an upgrade that runs stops before its next batch."""
+        """Declare that the host is no longer quiet; a running upgrade stops at its next batch."""
         self._reason = None
 
 
@@ -147,7 +147,7 @@ class NewTenant:
 
 @attrs.frozen
 class HostTenant:
-    """The default tenant is what the host's resolver says."""
+    """The default tenant is the one that the host's resolver returns."""
 
     resolver: DefaultTenantResolver
 
@@ -158,7 +158,7 @@ def choose_tenant(
     """Return how the default tenant is resolved.
 
     Raises:
-        NotSupportedError: the strategy is FirstUserOrganization (spec 7).
+        NotSupportedError: the strategy is FirstUserOrganization.
         DefaultTenantError: the slug or name cannot be used, or there is no resolver to ask.
     """
     strategy = options.default_tenant_strategy
@@ -207,9 +207,9 @@ def step_names(host_steps: Sequence[UpgradeStep]) -> tuple[str, ...]:
 def finished_steps(marker: UpgradeMarker) -> tuple[str, ...]:
     """Return the steps that need not run again.
 
-    The marker of an earlier version names the last step alone. What it says for sure is that our
-    own steps of then are done, and the last one if all was; a host's earlier step is run again,
-    which must not matter, rather than never.
+    The marker of an earlier version names the last step only. It proves that the package's own
+    steps of that version are done, and the last step if the upgrade was finished. A host's earlier
+    step is run again, which does no harm; never running it could not be repaired.
     """
     if marker.finished is not None:
         return marker.finished
@@ -289,14 +289,14 @@ def finish(marker: UpgradeMarker, *, now: float) -> UpgradeMarker:
 
 @attrs.frozen
 class Organizations:
-    """The organizations that the deliveries up to ``after`` name, in the order of their coming."""
+    """The organizations that the deliveries up to ``after`` name, in their order of arrival."""
 
     after: int = 0
     seen: tuple[str, ...] = ()
 
     @classmethod
     def at(cls, position: str | None) -> "Organizations":
-        """Return what :attr:`position` was made of."""
+        """Read a :attr:`position`."""
         if position is None:
             return cls()
         after, seen = json.loads(position)
@@ -304,16 +304,16 @@ class Organizations:
 
     @property
     def position(self) -> str:
-        """The text that the marker keeps."""
+        """Return the text that the marker keeps."""
         return json.dumps([self.after, self.seen])
 
     @property
     def only(self) -> str | None:
-        """The organization, if it is one."""
+        """Return the organization if there is exactly one."""
         return self.seen[0] if len(self.seen) == 1 else None
 
     def with_next(self, after: int, organization: str | None) -> "Organizations":
-        """Return it with one more delivery, and the organization that this one names."""
+        """Return the record with one more delivery and the organization that it names."""
         if organization is None or organization in self.seen:
             return Organizations(after, self.seen)
         return Organizations(after, (*self.seen, organization))
@@ -321,7 +321,7 @@ class Organizations:
 
 @attrs.frozen
 class UpgradeProgress:
-    """How far a step has come: ``done`` of ``total`` in ``unit``, counted from this run's start."""
+    """The progress of a step: ``done`` of ``total`` in ``unit``, counted from this run's start."""
 
     step: str
     done: int
@@ -334,7 +334,7 @@ Report = Callable[[UpgradeProgress], None]
 
 @attrs.frozen(kw_only=True)
 class PlannedStep:
-    """What a step would do: so many rows, and a remark for people."""
+    """The work of a step that is still to be done: its rows, and a remark for people."""
 
     step: str
     rows: int
@@ -343,9 +343,9 @@ class PlannedStep:
 
 @attrs.frozen(kw_only=True)
 class UpgradePlan:
-    """What a run would do now; nothing was changed to find out.
+    """The work of a run that would begin now; planning changes nothing.
 
-    ``tenant`` says in words which tenant takes the data, ``state`` where the upgrade stands.
+    ``tenant`` says in words which tenant takes the data, ``state`` how far the upgrade is.
     """
 
     state: UpgradeState
@@ -355,12 +355,12 @@ class UpgradePlan:
 
 @attrs.frozen(kw_only=True)
 class UpgradeResult:
-    """How a run ended.
+    """The result of a run.
 
-    ``done`` is what each step of this run did: the pages of the database that was copied, rows of
-    every other one. ``already_done`` says that the upgrade had finished before, ``seconds`` how
-    long this run took. ``tenant_id`` is None where there was nothing to move. ``organizations``
-    are those that the deliveries name where they are several, so that the tenant got none.
+    ``done`` counts the work of each step in this run: pages of the copied database, rows of every
+    other step. ``already_done`` says that the upgrade had finished before, ``seconds`` how long
+    this run took. ``tenant_id`` is None where there was nothing to move. ``organizations`` are
+    those that the deliveries name, if they are several, so that the tenant got none.
     """
 
     tenant_id: str | None

@@ -1,4 +1,4 @@
-"""Runs the upgrade from a single tenant; what it does and in which order says :mod:`.upgrade`."""
+"""The run of the upgrade from a single tenant; :mod:`.upgrade` describes its steps and order."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -59,22 +59,22 @@ T = TypeVar("T")
 
 _log = get_logger("tenants")
 
-#: Deliveries that get their tenant in one transaction: some milliseconds of the store's writer.
+#: How many deliveries get their tenant in one transaction: some milliseconds of the store's writer.
 BATCH_DELIVERIES = 1000
 
-#: Bodies that are read at once to see which organization they name: 64 of the largest are 64 MiB.
+#: How many bodies are read at once to find their organizations: 64 of the largest are 64 MiB.
 BATCH_BODIES = 64
 
-#: After so many of these batches the position is stored.
+#: The number of these batches after which the position is stored.
 _BATCHES_A_POSITION = 50
 
 
 def _ignore(_progress: UpgradeProgress) -> None:
-    """Report to nobody."""
+    """Ignore the progress."""
 
 
 class Upgrader:
-    """Moves what a single-tenant host has kept into the default tenant, once (spec 2.6).
+    """Moves the data of a single-tenant host to the default tenant, once.
 
     Args:
         settings: validated settings; ``multi_tenant`` and ``storage.path`` are used.
@@ -110,9 +110,10 @@ class Upgrader:
         self._one_thread = trio.CapacityLimiter(1)
 
     async def run_at_start(self) -> UpgradeResult | None:
-        """Run what is left at a multi-tenant boot, unless ``EnableAutomaticUpgrade`` is off.
+        """Run the remaining steps at a multi-tenant start, as :meth:`run` does.
 
-        Then a warning says what is pending, and None is returned. Otherwise as :meth:`run`.
+        If ``EnableAutomaticUpgrade`` is false, only log a warning with the pending steps, and
+        return None.
         """
         if self._options.enable_automatic_upgrade:
             return await self.run()
@@ -128,7 +129,7 @@ class Upgrader:
         return None
 
     async def run(self) -> UpgradeResult:
-        """Run what is left of the upgrade; when it is done already, nothing happens.
+        """Run the remaining steps of the upgrade; do nothing when all of them are done.
 
         Raises:
             NotQuiescentError: the host has not signalled quiescence, or has withdrawn it.
@@ -140,8 +141,8 @@ class Upgrader:
             UpgradeError: a step failed; the position is kept.
             StorageError: the store failed; the position is kept.
 
-        Cancelled, the batch in progress is finished and the position is kept; a copy in progress
-        is thrown away.
+        When it is cancelled, the batch in progress is finished and the position is kept; a copy in
+        progress is thrown away.
         """
         names = upgrade.step_names(self._host.steps)
         marker = await self._store.upgrade.marker()
@@ -158,15 +159,15 @@ class Upgrader:
             except BaseException as error:
                 _log.warning("upgrade.interrupted", **run.place, cause=type(error).__name__)
                 raise
-        # The batch that was cancelled is finished all the same: the store knows where that is.
+        # A cancelled batch is finished all the same, so the position is read from the store.
         run.marker = await self._store.upgrade.marker()
         raise self._timed_out(run)
 
     async def plan(self) -> UpgradePlan:
-        """Return what :meth:`run` would do now, with counts; nothing is changed.
+        """Return the work that :meth:`run` would do now, with counts; change nothing.
 
         Raises:
-            SdkError: what would keep :meth:`run` from beginning, apart from quiescence.
+            SdkError: the error with which :meth:`run` would refuse, apart from quiescence.
         """
         marker = await self._store.upgrade.marker()
         names = upgrade.step_names(self._host.steps)
@@ -186,7 +187,7 @@ class Upgrader:
         return UpgradePlan(state=state, tenant=await self._finder.describe(chosen), steps=steps)
 
     def _choose(self, marker: UpgradeMarker | None) -> NewTenant | HostTenant | None:
-        """Return how the tenant is resolved; None where that has been done for good."""
+        """Return how the tenant is resolved; None where it has been resolved already."""
         if marker is not None and marker.tenant_id and marker.state is UpgradeState.DONE:
             return None
         return upgrade.choose_tenant(self._options, self._host.resolver)
@@ -196,7 +197,7 @@ class Upgrader:
     async def _run(
         self, run: "_Run", chosen: NewTenant | HostTenant | None, names: tuple[str, ...]
     ) -> UpgradeResult:
-        # Asked again, under the lock: another host may have finished since.
+        # Read again under the lock, because another host may have finished the upgrade since.
         marker = await self._store.upgrade.marker()
         run.marker = marker
         left = upgrade.remaining_steps(names, marker)
@@ -231,7 +232,7 @@ class Upgrader:
         )
 
     async def _has_something_to_move(self, left: Sequence[str]) -> bool:
-        """Say whether there is anything of before: else nobody has asked for a tenant."""
+        """Say whether there are data of a single-tenant host; without them no tenant is made."""
         await trio.lowlevel.checkpoint()
         if DATABASE in left and (self._source() is not None or self._partial.exists()):
             return True
@@ -260,7 +261,11 @@ class Upgrader:
         before: UpgradeMarker | None,
         left: Sequence[str],
     ) -> UpgradeMarker:
-        """Copy the database, then resolve the tenant, then write the marker: no trace before."""
+        """Copy the database, then resolve the tenant, then write the marker.
+
+        The copy is complete and verified before anything is stored, so a database that cannot be
+        copied leaves no trace (docs/adr/0010-the-single-tenant-database.md).
+        """
         _log.info("upgrade.started", quiescence=self._quiescence.reason)
         source = self._source() if DATABASE in left else None
         known = await self._finder.known(chosen)
@@ -300,7 +305,8 @@ class Upgrader:
     async def _install(self, tenant: Tenant, run: "_Run") -> None:
         target = database_path(self._directory, tenant.id)
         if not self._partial.exists() and not target.exists():
-            # Somebody has tidied up between two runs: the source is still there.
+            # The copy was removed between two runs. The source is still there, so it is copied
+            # again.
             source = self._source()
             if source is None:
                 raise SourceDatabaseError(
@@ -370,13 +376,14 @@ class Upgrader:
     async def _look_further(
         self, found: Organizations, tenant_id: str | None
     ) -> Organizations | None:
-        """Read the next bodies; None: there are no more, or enough organizations are known."""
+        """Read the next bodies; return None when none are left or enough is known."""
         if len(found.seen) >= MOST_ORGANIZATIONS:
             await trio.lowlevel.checkpoint()
             return None
         bodies = await self._store.upgrade.bodies(tenant_id, after=found.after, limit=BATCH_BODIES)
         for body in bodies:
-            # What a quick look does not understand says nothing: others of its kind are there.
+            # A body that the fast reading refuses is passed over; other deliveries of the same
+            # organization will name it.
             envelope = plain_envelope(body.raw)
             named = None if envelope is None else organization_of(body.type, envelope.data_raw)
             usable = named if named is not None and is_organization_id(named) else None
@@ -384,7 +391,7 @@ class Upgrader:
         return found if bodies else None
 
     def _wants_organization(self, tenant: Tenant | None) -> bool:
-        """Whether it is ours to say: a host's resolver has said what there is to say."""
+        """Say whether the upgrade sets the organization; a host's resolver has set its own."""
         literal = self._options.default_tenant_strategy is DefaultTenantStrategy.LITERAL_DEFAULT
         return literal and (tenant is None or tenant.organization_id is None)
 
@@ -467,7 +474,7 @@ class Upgrader:
         if named is not None:
             return PlannedStep(step=ORGANIZATION, rows=1, remark=self._checked(named))
         found = Organizations()
-        # While deliveries are left to move, those without a tenant are the ones to look at.
+        # While deliveries are still to be moved, those without a tenant are counted.
         moved = marker is not None and DELIVERIES in upgrade.finished_steps(marker)
         while (
             further := await self._look_further(found, tenant_id if moved else None)
@@ -540,7 +547,7 @@ class Upgrader:
 
 @attrs.define
 class _Run:
-    """What one run has done so far."""
+    """The work that one run has done so far."""
 
     started: float
     marker: UpgradeMarker | None = None
@@ -562,7 +569,7 @@ class _Run:
 
 @contextmanager
 def _step_errors(step: UpgradeStep) -> Iterator[None]:
-    """Name the step in what it raises; errors that are worded for people stay as they are."""
+    """Name the step in its exceptions; errors that are worded for people stay as they are."""
     try:
         yield
     except SdkError:

@@ -12,8 +12,8 @@ without an import::
         assert delivered.status == 200
 
 Without pytest, :func:`running_app` does the same. Everything goes over a real connection on the
-loopback address, through the whole verification pipeline. What your code asks the upstream is
-answered by a :class:`MockUpstream`.
+loopback address, through the whole verification pipeline. A :class:`MockUpstream` answers the calls
+of your code to the upstream.
 """
 
 from typing import TYPE_CHECKING
@@ -42,7 +42,8 @@ __all__ = [
     "verify_notification",
 ]
 
-# pytest loads the plugin in here for every project that has this package installed.
+# The names are imported on first use, because pytest loads the plugin of this package in every
+# project that has it installed.
 __getattr__ = importing(
     __name__,
     {

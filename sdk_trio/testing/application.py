@@ -19,7 +19,8 @@ from ..webhooks.sender import SignedDelivery, own_url, post
 from ..webhooks.signature import new_secret
 from .signing import sign_delivery
 
-#: How long :meth:`AppUnderTest.settle` waits, in seconds, before it says what is unfinished.
+#: How long :meth:`AppUnderTest.settle` waits, in seconds, before it raises an error that names the
+#: unfinished events.
 SETTLE_SECONDS = 10.0
 
 _UNSETTLED = (DeliveryState.RECEIVED, DeliveryState.RUNNING)
@@ -27,10 +28,10 @@ _UNSETTLED = (DeliveryState.RECEIVED, DeliveryState.RUNNING)
 
 @attrs.frozen
 class Delivered:
-    """What came of one delivery in a test.
+    """The outcome of one delivery in a test.
 
-    ``status`` and ``body`` are the receiver's answer. ``record`` is what the inbox holds of it
-    after its handler ended, None if nothing was kept; ``error`` is its last failure.
+    ``status`` and ``body`` are the receiver's answer. ``record`` is the inbox's record after the
+    handler has ended, None if nothing was kept; ``error`` is the last failure.
     """
 
     webhook_id: str
@@ -40,12 +41,12 @@ class Delivered:
 
     @property
     def state(self) -> DeliveryState | None:
-        """``done``, ``retrying``, ``dead`` or ``parked``; None if nothing was kept."""
+        """Return ``done``, ``retrying``, ``dead`` or ``parked``; None if nothing was kept."""
         return self.record.state if self.record else None
 
     @property
     def error(self) -> str | None:
-        """Why the handler's last run failed."""
+        """Return the error of the handler's last failed run."""
         return self.record.last_error if self.record else None
 
 
@@ -63,7 +64,7 @@ def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
             "Admin:Enabled": False,
             "Storage:Backend": "Memory",
             "Webhooks:RequireHttps": False,
-            # A handler that hangs is to fail its test soon.
+            # A handler that hangs should fail its test soon.
             "Webhooks:GracefulDrainTimeoutSeconds": 2,
             "Webhooks:Secret": Secret(new_secret(secrets.token_bytes(32)), made_for_tests=True),
             **(overrides or {}),
@@ -73,7 +74,7 @@ def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
 
 
 class AppUnderTest:
-    """A running runtime, and the upstream's side of the conversation with it."""
+    """A running runtime, with methods that deliver events to it as the upstream does."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -146,10 +147,10 @@ class AppUnderTest:
         return Delivered(signed.webhook_id, posted.status, posted.body, record)
 
     async def settle(self) -> None:
-        """Wait until no event is received or running: retries that wait for their time may be left.
+        """Wait until no event is received or running; retries that wait for their time may remain.
 
         Raises:
-            TooSlowError: something still ran after 10 seconds.
+            TooSlowError: an event still ran after 10 seconds.
         """
         with trio.fail_after(SETTLE_SECONDS):
             while True:
@@ -161,7 +162,7 @@ class AppUnderTest:
     async def _settled(self, webhook_id: str) -> DeliveryRecord | None:
         with trio.fail_after(SETTLE_SECONDS):
             while True:
-                # Whoever has signed it: of several, the last one that arrived.
+                # Several signers may have used the id; the delivery that arrived last is taken.
                 found = await self.store.find_by_id(webhook_id)
                 record = max(found, key=lambda one: one.sequence, default=None)
                 if record is None or record.state not in _UNSETTLED:
@@ -187,6 +188,6 @@ async def running_app(
         try:
             yield AppUnderTest(runtime)
         except BaseException:
-            runtime.force()  # a test that has failed is not to wait for its handlers
+            runtime.force()  # a failed test must not wait for its handlers
             raise
         runtime.shut_down("the test ended")

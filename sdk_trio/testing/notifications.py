@@ -1,4 +1,4 @@
-"""What a receiver of notification webhooks checks, for its tests and for itself (spec 5)."""
+"""The verification of notification webhooks, for their receivers and for the receivers' tests."""
 
 import hmac
 import json
@@ -30,7 +30,7 @@ def verify_notification(
     Args:
         headers: of the request; names count without regard to case.
         body: the exact bytes.
-        secret: the one in the sender's variable ``SigningSecretEnvVar``.
+        secret: the secret in the sender's variable ``SigningSecretEnvVar``.
         tolerance_seconds: how far the sender's clock may be off, either way.
         now: Unix seconds; default the present time.
 

@@ -22,7 +22,7 @@ try:
 except ImportError:  # pragma: no cover - without pytest-trio there is nothing to run them in
 
     def trio_fixture(function: Any) -> Any:
-        """Leave the fixture to pytest, which reports that an async test has no runner."""
+        """Return the fixture as it is; pytest then reports that an async test has no runner."""
         return pytest.fixture(function)
 
 

@@ -1,4 +1,4 @@
-"""Signed deliveries for tests of any receiver, ours or another (contracts 9)."""
+"""Signed deliveries for tests of any receiver, this package's or another one."""
 
 import time
 import uuid

@@ -1,6 +1,6 @@
 """An upstream in memory for tests of code that calls a :class:`~sdk_trio.Client`.
 
-Routes are set up by the names of operations, answers are given, calls are looked at::
+A test sets up routes by the names of operations with their answers, and checks the calls::
 
     async def test_refund(sdk_upstream):
         sdk_upstream.on("orders.get", "ord_1").gives({"id": "ord_1", "amount": 500})
@@ -10,7 +10,7 @@ Routes are set up by the names of operations, answers are given, calls are looke
         assert refund.call.json == {"order_id": "ord_1", "amount": 500}
 
 Calls go through the whole client: retries, breaker, masking, parsing. Waits between attempts are
-zero. What has no route fails the test with a list of those that there are.
+zero. A request without a route fails the test with a list of the routes.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import attrs
-import httpx  # noqa: ASYNC127 - its transport and records only, nothing is sent
+import httpx
 import trio
 
 from ..client.caller import Sources
@@ -34,7 +34,7 @@ BASE_PATH = "/v1"
 
 @attrs.frozen
 class MockedCall:
-    """One request as the upstream got it.
+    """One request as the upstream received it.
 
     ``path`` is below the base path, ``query`` has a list for each key, ``json`` is the body's JSON,
     None without one. ``request`` has the rest.
@@ -48,9 +48,9 @@ class MockedCall:
 
 
 class MockedRoute:
-    """What the upstream answers to one kind of request, and who asked.
+    """The upstream's answers to one kind of request, and the requests that got them.
 
-    Answers are given in the order in which they were set up; the last one is given ever after.
+    Answers are given in the order in which they were set up; the last one is repeated.
     """
 
     def __init__(self, row: Operation, values: Mapping[str, str]) -> None:
@@ -66,10 +66,10 @@ class MockedRoute:
 
     @property
     def call(self) -> MockedCall:
-        """Return the only call that there was.
+        """Return the only call of this route.
 
         Raises:
-            AssertionError: there was none, or more than one.
+            AssertionError: there was no call, or more than one.
         """
         if len(self.calls) != 1:
             raise AssertionError(f"{self} was called {len(self.calls)} times, and not once")
@@ -142,11 +142,11 @@ class MockUpstream(httpx.AsyncBaseTransport):
 
         Args:
             what: an operation (``"orders.get"``), or a method and a path below the base path
-                (``"GET /new/{id}"``) for what has none.
-            values: what the path's parameters must be, in order; those left out may be anything.
+                (``"GET /new/{id}"``) for routes without an operation.
+            values: the values of the path's parameters, in order; omitted ones may be any.
 
         Raises:
-            UnknownOperationError: there is no such operation; the message names what is near.
+            UnknownOperationError: there is no such operation; the message names similar ones.
             ValueError: there are more values than parameters.
         """
         row = operation(what, Answer.JSON) if " /" in what else find_operation(what)

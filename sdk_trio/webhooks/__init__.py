@@ -1,4 +1,9 @@
-"""Receiving webhooks: verification, handlers, inbox, queue (spec 4)."""
+"""Receiving webhooks: verification, handlers, inbox, queue.
+
+A delivery passes ``receiver`` (screening, then ``verdict``) and ``app`` (which way it takes), and
+``dispatcher`` runs it: inline before the sender is answered, or from ``queuer`` after it was
+committed to the inbox. ``lifecycle`` decides what a failed run leads to.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +24,8 @@ __all__ = [
     "WebhookReceiver",
 ]
 
-# Signing and verifying alone need neither trio nor a store.
+# The names are imported on first use, because programs that only sign and verify need neither trio
+# nor a store.
 __getattr__ = importing(
     __name__,
     {

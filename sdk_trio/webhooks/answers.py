@@ -1,4 +1,4 @@
-"""The receiver's answers, byte for byte (spec 4.1 and 7, contracts 3)."""
+"""The receiver's answers, byte for byte."""
 
 from math import ceil
 from typing import NamedTuple
@@ -30,7 +30,8 @@ class Answer(NamedTuple):
 
 
 OK = Answer.of(200, b"{}")
-#: One answer for every verification failure, so that it tells an attacker nothing (spec 7).
+#: One answer for every verification failure: a forger who could tell an unknown id from a wrong
+#: signature or a stale timestamp would know what to try next.
 INVALID = Answer.of(400, b'{"error":"invalid webhook"}')
 SOURCE_REFUSED = Answer.of(403, b'{"error":"source address not allowed"}')
 NOT_FOUND = Answer.of(404, b'{"error":"not found"}')
@@ -42,14 +43,16 @@ HANDLER_FAILED = Answer.of(500, b'{"error":"webhook handler failed"}')
 
 
 def _retry_after(seconds: float) -> tuple[bytes, bytes]:
+    # Retry-After holds whole seconds (RFC 9110, 10.2.3). Rounded down, it would have an obedient
+    # sender come too early, and 0 would have it come at once.
     return (b"retry-after", str(max(1, ceil(seconds))).encode())
 
 
 def rate_limited(seconds: float) -> Answer:
-    """429: this source may try again in ``seconds``."""
+    """Build the 429 answer: this source may try again in ``seconds``."""
     return Answer.of(429, b'{"error":"rate limit exceeded"}', _retry_after(seconds))
 
 
 def unavailable(seconds: float) -> Answer:
-    """503: nothing was kept; deliver again in ``seconds``."""
+    """Build the 503 answer: nothing was kept; deliver again in ``seconds``."""
     return Answer.of(503, b'{"error":"temporarily unavailable"}', _retry_after(seconds))

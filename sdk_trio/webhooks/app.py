@@ -1,4 +1,9 @@
-"""The receiver as one ASGI application, with its inbox and workers (spec 1.6, contracts 1)."""
+"""The receiver as one ASGI application, with its inbox and workers.
+
+:class:`WebhookReceiver` opens the store, builds handlers, dispatcher and queue, and starts them in
+one nursery. It answers 200 for an event only once the inbox has it, and closes the store only after
+the last run has recorded how it ended.
+"""
 
 import time
 import uuid
@@ -50,7 +55,7 @@ REPORTED_IDS = 100
 
 @attrs.frozen
 class DrainReport:
-    """What a shutdown left behind.
+    """The deliveries that a shutdown has finished or left behind.
 
     ``drained`` events were finished during the drain. ``persisted`` ones are unfinished and wait
     in the store for the next start; ``lost`` ones were only in memory (``Storage:Backend`` is
@@ -71,13 +76,14 @@ class WebhookReceiver:
         handlers: which handler runs for which event type.
         inbox: an open inbox to use, without tenants; None: it opens ``settings.storage`` itself
             and closes it.
-        client: what handlers find in ``services.client``, open for as long as this runs; None:
-            the receiver is standalone, and handlers get an error there.
+        client: the object that handlers find in ``services.client``, open for as long as this
+            runs; None: the receiver is standalone, and handlers get an error there.
         clock: returns Unix seconds.
         client_factory: makes the client that ``services.client_for`` gives out for a tenant, out
             of settings with the tenant's access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
-        companion: what runs beside the queue on the same store and tenants, where there are any.
+        companion: a part that runs beside the queue on the same store and tenants, such as
+            notifications; started only where there are tenants.
 
     Its queue needs a task of its own: the ASGI lifespan starts and drains it; where a server
     forwards no lifespan, start it with ``await nursery.start(receiver.run)``. Until it runs, and
@@ -134,15 +140,18 @@ class WebhookReceiver:
             raise NotRunningError(f"a webhook receiver serves no {scope['type']} connections")
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
-        """Return what puts new settings into force, as far as they can change while it runs.
+        """Check new settings and return a function that puts them into force.
 
-        Those are the keys of ``webhooks.receiver.LIVE_KEYS``; the others are taken over as given,
-        so pass the running settings with these keys changed. Calling the result cannot fail and
-        changes everything at once; with tenants, their credentials are looked up anew.
+        Only the keys of ``webhooks.receiver.LIVE_KEYS`` can change while it runs; the others are
+        taken over as given, so pass the running settings with these keys changed. Calling the
+        returned function cannot fail and changes everything at once; with tenants, their
+        credentials are looked up anew.
 
         Raises:
-            OptionsValidationError: they cannot be used; nothing has changed.
+            OptionsValidationError: the settings cannot be used; nothing has changed.
         """
+        # Everything that can fail happens here, before the commit: a reload is all or nothing
+        # (docs/adr/0019-a-reload-is-all-or-nothing.md).
         commit_rules = self._receiver.prepare(settings)
         tenancy = None if self._running is None else self._running.tenancy
         commit_clients = None if tenancy is None else tenancy.clients.prepare_reload(settings)
@@ -178,7 +187,11 @@ class WebhookReceiver:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def take(self, arrival: Arrival, expiry: Expiry | None = None) -> Answer:
-        """Take one verified delivery: enqueue it, run it, or park it (contracts 3)."""
+        """Enqueue, run or park one verified delivery, and return the answer for its sender.
+
+        Cancelled in the middle of an inline run, the delivery is released and the attempt does not
+        count; a commit to the inbox is not undone.
+        """
         running = self._running
         if running is None or self._draining:
             self.counters.count("refused")
@@ -205,7 +218,7 @@ class WebhookReceiver:
 
     @property
     def ready(self) -> bool:
-        """Whether deliveries are accepted: it runs, and no drain has begun."""
+        """Say whether deliveries are accepted: the receiver runs, and no drain has begun."""
         return self._running is not None and not self._draining
 
     @property
@@ -226,16 +239,16 @@ class WebhookReceiver:
 
     @property
     def queue_depth(self) -> int:
-        """How many events wait in the memory channel."""
+        """Return how many events wait in the memory channel."""
         return self._running.queue.depth if self._running else 0
 
     def wake(self) -> None:
-        """Look into the store for due events: somebody in this process has put some there."""
+        """Have the feeder look into the store at once, after this process has put events there."""
         if self._running is not None:
             self._running.queue.wake()
 
     def samples(self) -> Iterator[Sample]:
-        """Return the metrics of deliveries, secrets and the queue (contracts 10)."""
+        """Return the metrics of deliveries, secrets and the queue."""
         yield from self.counters.samples()
         for index, matches in enumerate(self._receiver.secret_usage.matches):
             labels = (("index", str(index)),)
@@ -244,7 +257,7 @@ class WebhookReceiver:
         yield Sample("sdk_queue_capacity", (), self.settings.webhooks.queue.capacity)
 
     def source_of(self, host: str | None) -> Hashable:
-        """Return what connections from ``host`` are counted by; None for a trusted proxy."""
+        """Return the key that connections from ``host`` count by; None for a trusted proxy."""
         return self._receiver.source_of(host)
 
     def note_refusal(self, status: int, reason: str, address: str | None) -> None:
@@ -253,19 +266,19 @@ class WebhookReceiver:
 
     @property
     def unfinished(self) -> int:
-        """How many events wait in memory or run in a worker: what a drain waits for."""
+        """Return how many events wait in memory or run in a worker; a drain waits for these."""
         return self._running.queue.unfinished if self._running else 0
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The handlers at work, the oldest first; any thread may ask."""
+        """Return the handlers at work, the oldest first; any thread may ask."""
         return () if self._last is None else self._last.dispatcher.runs
 
     async def leave(self) -> None:
         """Release the events of handlers that no cancellation ends, and write :attr:`report`.
 
-        For a process that ends at once: a run that goes on nevertheless would be repeated beside
-        itself.
+        Call it only when the process ends right afterwards: another process may take a released
+        event, and a run that still goes on here would be repeated beside itself.
         """
         if self._last is None:
             await trio.lowlevel.checkpoint()
@@ -275,23 +288,26 @@ class WebhookReceiver:
 
     @property
     def idle(self) -> bool:
-        """Whether no event waits in memory and no worker runs one."""
+        """Say whether no event waits in memory and no worker runs one."""
         return self._running is None or self._running.queue.idle
 
     async def run(  # noqa: ASYNC128 - _run_queue calls it
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Open the store and run the queue; started once deliveries can be accepted.
+        """Open the store and run the queue; report the start once deliveries can be accepted.
 
         With tenants, the first start runs the upgrade from a single tenant before that, and raises
-        what keeps it from being done.
+        the upgrade's errors.
 
-        Returns after :meth:`drain`. Cancelled, running handlers are cancelled and their events
-        released; :attr:`report` says what is left. Inline runs belong to their requests: the store
-        stays open until they have ended, for 5 s at most once this is cancelled.
+        Returns after :meth:`drain`. Cancelled, it cancels running handlers and releases their
+        events; :attr:`report` lists the unfinished ones. Inline runs belong to their requests: the
+        store stays open until they have ended, for 5 s at most once this is cancelled.
         """
         async with AsyncExitStack() as stack:
             inbox, tenancy, store = await self._open(stack)
+            # Before anything new is accepted: take over the events that an earlier process claimed
+            # and did not finish. ``reschedule`` then corrects due times that lie too far ahead,
+            # because the clock was set back since they were decided.
             recovered = await inbox.recover()
             await inbox.reschedule(now=self._clock())
             if recovered:
@@ -304,6 +320,7 @@ class WebhookReceiver:
                 await running.dispatcher.land()
             finally:
                 self._running = None
+                # Two scopes, so that inline runs which do not end cannot take the report's time.
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await running.dispatcher.land()
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
@@ -319,13 +336,14 @@ class WebhookReceiver:
         store = await stack.enter_async_context(open_store(self.settings, owner=str(uuid.uuid4())))
         if not self.settings.multi_tenant.enabled:
             return store.inbox, None, store
-        # Imported here, so that SQLite is loaded only by those who use it.
+        # Imported here, so that receivers without tenants do not load SQLite for it.
         from ..tenants.tenancy import Tenancy
 
         tenancy = Tenancy(
             self.settings, store.tenants, clock=self._clock, client_factory=self._client_factory
         )
-        # A store in memory has nothing from before there were tenants.
+        # The upgrade concerns stores that were in use before tenants were enabled. A store in
+        # memory begins empty.
         if self.settings.storage.backend is not StorageBackend.MEMORY:
             await self._upgrade(store, tenancy)
         return store.inbox, tenancy, store
@@ -353,6 +371,8 @@ class WebhookReceiver:
             await start("the summary of refusals", self._rejections.run)
             if running.tenancy is not None:
                 await start("the watch over the tenants", running.tenancy.run)
+            # The companion has a nursery of its own inside the outer one, so that it ends by itself
+            # after the drain has closed it, while janitor and tenants' watch are simply cancelled.
             async with trio.open_nursery() as beside:
                 if self._companion and running.store is not None and running.tenancy is not None:
                     companion = partial(self._companion.run, running.store, running.tenancy)
@@ -370,7 +390,7 @@ class WebhookReceiver:
     async def drain(self) -> None:
         """Accept nothing new, finish what is queued in memory, and end :meth:`run`.
 
-        Cancelled, it leaves the drain going on; cancel :meth:`run` to cut it short.
+        Cancelling this call does not stop the drain; cancel :meth:`run` to cut it short.
         """
         self.stop_accepting()
         if self._running is None:
@@ -380,7 +400,7 @@ class WebhookReceiver:
         await self._drained.wait()
 
     def stop_accepting(self) -> None:
-        """Answer every further delivery 503; what is in progress goes on."""
+        """Answer every further delivery 503; runs in progress go on."""
         if not self._draining and self._running is not None:
             self._running.handled_before_drain = self.counters.values.get("handled", 0)
         self._draining = True
@@ -413,11 +433,14 @@ class WebhookReceiver:
         return _Running(inbox, handlers, dispatcher, queue, janitor, tenancy)
 
     def _trace(self) -> Callable[..., Dispatcher] | None:
-        """Take a receiver with spans, and return what makes such a dispatcher, if it is wanted."""
+        """Switch to a receiver with spans and return the factory of a dispatcher with spans.
+
+        Returns None when no tracer is configured, and changes nothing then.
+        """
         tracer = find_tracer()
         if tracer is None:
             return None
-        # Imported here: it needs an extra, and nobody may have wanted it.
+        # Imported here, because it needs an optional package that may not be installed.
         from .delivery_tracer import TracedDispatcher, TracedReceiver
 
         links = Links()
@@ -458,7 +481,7 @@ async def _start(nursery: trio.Nursery, may_end: Callable[[], bool], name: str, 
 
 
 def _tenant_keys(tenancy: "Tenancy", settings: Settings) -> "TenantKeys":
-    from .tenant_keys import TenantKeys  # with all that knows of tenants
+    from .tenant_keys import TenantKeys  # loads all of the tenants' modules
 
     return TenantKeys(tenancy, settings.webhooks.key_derivation)
 
@@ -476,7 +499,7 @@ async def _unfinished(inbox: Inbox) -> tuple[int, tuple[str, ...]]:
 
 @attrs.define
 class _Running:
-    """What exists while a receiver runs."""
+    """The parts that exist while a receiver runs."""
 
     inbox: Inbox
     handlers: BoundHandlers

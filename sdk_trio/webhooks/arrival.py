@@ -16,7 +16,7 @@ LARGE_BYTES: Final = 256 * 1024
 class Arrival(msgspec.Struct, frozen=True, gc=False):
     """A verified, decoded delivery on its way to its handler.
 
-    ``earlier_attempts`` are its runs from before it was replayed.
+    ``earlier_attempts`` counts the runs that it had before it was replayed.
     """
 
     delivery: NewDelivery
@@ -42,7 +42,8 @@ async def arrival_of(record: DeliveryRecord) -> Arrival:
     """Rebuild the arrival of a delivery that the inbox kept.
 
     Raises:
-        DeliveryDecodingError: the body is no event, which cannot be for what a receiver stored.
+        DeliveryDecodingError: the body is no event. A receiver stores none of these, so the store
+            is damaged.
     """
     raw = record.raw or b""
     delivery = NewDelivery(

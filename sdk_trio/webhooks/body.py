@@ -1,4 +1,4 @@
-"""Reads bodies of deliveries that nobody has verified yet, within bounds that strangers share."""
+"""Reading of bodies that are not verified yet, within bounds that all senders share."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -9,7 +9,8 @@ import trio
 from . import answers
 from .answers import Answer
 
-#: How long a sender may take for its body, in seconds: it gives up on us after 10 itself.
+#: How long a sender may take for its body, in seconds. The upstream gives up on a delivery after 10
+#: seconds itself, so waiting longer serves nobody but a client that means to hold a connection.
 BODY_SECONDS: Final = 10.0
 
 #: Pieces below this size are copied together: kept apart, small ones take ten times their size.
@@ -25,7 +26,7 @@ CROWDED_RETRY_SECONDS: Final = 5.0
 
 @attrs.frozen
 class Unread:
-    """Why a body was not read: the cause for the log, the answer, and the bytes that had come."""
+    """A body that was not read: the cause for the log, the answer, and the bytes received."""
 
     cause: str
     answer: Answer
@@ -71,10 +72,11 @@ class _InFlight:
 
 
 class Bodies:
-    """Reads bodies, and counts the bytes of those that have not arrived whole.
+    """Reads bodies, and bounds the memory of those that have not arrived whole.
 
-    When they are too many, the largest body gives way: those who fill the memory with bodies that
-    they do not end are refused, and the small deliveries of others go on.
+    When their bytes exceed ``together``, the largest body gives way, not the one that came last:
+    otherwise 64 connections with unfinished bodies would have every delivery refused that arrives
+    in two parts.
 
     Args:
         largest: the most bytes of one body.
@@ -83,15 +85,16 @@ class Bodies:
 
     def __init__(self, *, largest: int, together: int) -> None:
         self._largest = largest
-        # A body that is allowed on its own has to fit.
+        # A body that MaxPayloadBytes allows has to fit even if MaxBodyBytesInFlight is smaller; it
+        # is alone in flight then.
         self._together = max(largest, together)
         self._bytes = 0
         self._in_flight: set[_InFlight] = set()
 
     async def read(self, receive: Callable[[], Awaitable[Any]]) -> bytes | Unread | None:
-        """Return the body; why it was not read; or None if the sender has left.
+        """Return the body; an :class:`Unread` with the reason; or None if the sender has left.
 
-        Cancelled, what has arrived is forgotten.
+        Cancelled, it forgets the bytes received so far.
         """
         with trio.move_on_after(BODY_SECONDS) as scope:
             body = _InFlight(scope)
@@ -133,6 +136,8 @@ class Bodies:
         largest = max(
             (body for body in self._in_flight if not body.gave_way), key=lambda body: body.size
         )
+        # Its bytes are subtracted now and not when its task has noticed: until then further pieces
+        # would make other bodies give way for the same excess.
         largest.gave_way = True
         largest.pieces = _Pieces()  # now, and not when its task has its turn: others go on reading
         self._bytes -= largest.size

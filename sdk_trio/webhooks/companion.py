@@ -1,4 +1,4 @@
-"""Parts of the runtime that run side by side, and the one that works on the receiver's store."""
+"""Supervision of parts that run side by side, and the protocol of the receiver's companion."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """What runs for as long as the runtime does, and reports its start."""
+    """A task that runs for as long as the runtime does, and reports its start."""
 
     async def __call__(self, *, task_status: "trio.TaskStatus[Any]") -> None:
         """Run until asked to end."""
@@ -27,10 +27,10 @@ async def keep(  # noqa: ASYNC128 - the part calls it
     may_end: Callable[[], bool],
     task_status: "trio.TaskStatus[Any]",
 ) -> None:
-    """Run a part, and make an error of it if it returns before ``may_end`` says that it may.
+    """Run a part, and raise an error if it returns before ``may_end`` says that it may.
 
-    What runs half is worse than what does not run: deliveries would be refused for ever, and no
-    supervisor would see a reason to start it again.
+    A process of which one part has silently ended is worse than one that has crashed: deliveries
+    would be refused for ever, and no service manager would see a reason to restart it.
 
     Raises:
         PartEndedError: it returned too early; the message names it.
@@ -44,17 +44,18 @@ async def keep(  # noqa: ASYNC128 - the part calls it
 
 
 class Companion(Protocol):
-    """What the runtime adds to a receiver that has tenants, such as notifications."""
+    """A part that the runtime adds to a receiver with tenants, such as notifications."""
 
     async def run(
         self, store: "Store", tenancy: "Tenancy", *, task_status: "trio.TaskStatus[None]"
     ) -> None:
-        """Work on the open store; return once :meth:`close` was called and all is finished.
+        """Work on the open store; return once :meth:`close` was called and the work is finished.
 
-        Cancelled when the time of the drain is over. The store stays open until the end.
+        The receiver cancels it when the time of the drain is over, and keeps the store open until
+        it has ended.
         """
         ...
 
     def close(self) -> None:
-        """Begin nothing new: the drain has begun. A second call does nothing."""
+        """Begin nothing new, because the drain has begun. A second call does nothing."""
         ...

@@ -1,4 +1,7 @@
-"""Counts of what happened to deliveries, without locks: only the event loop's thread writes."""
+"""Counters of deliveries, refusals and handlers' time.
+
+They need no locks, because only the event loop's thread writes.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,7 +11,8 @@ from typing import Final
 from ..base.metrics import Histogram, Sample
 from .verdict import Cause
 
-#: Every result that is counted: a closed set that no sender can make grow.
+#: Every result that is counted. The set is closed, because each label value is a time series for
+#: ever, and senders must not be able to make new ones.
 RESULTS: Final = (
     "accepted",
     "handled",
@@ -24,8 +28,9 @@ RESULTS: Final = (
     "drift",
 )
 
-#: Why a request was not answered 200: what a verification says, what the receiver refuses, what
-#: becomes of a verified delivery, and what the server itself refuses. A closed set as well.
+#: Every cause of an answer other than 200, also a closed set. In the order of the lines: failed
+#: verifications; requests that get the same answer as these; the receiver's screening; verified
+#: deliveries that failed or were put off; requests that the HTTP server itself refuses.
 CAUSES: Final = (
     *(str(cause) for cause in Cause),
     *("not_https", "not_an_event", "own_secrets"),
@@ -35,17 +40,17 @@ CAUSES: Final = (
     *("no_answer", "not_implemented", "http_version"),
 )
 
-#: Upper ends of the buckets of a handler's seconds: from a look-up in memory to what only a queue
-#: may take.
+#: Upper ends, in seconds, of the histogram of handlers' time: from a look-up in memory up to work
+#: that only an enqueued handler has the time for.
 HANDLER_SECONDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
-#: The type of every event that is not in the catalogue: senders choose types, and each would be
-#: another time series.
+#: The label of every event type that is not in the catalogue: senders choose types, and each would
+#: be another time series.
 OTHER_TYPE: Final = "other"
 
 
 class Counters:
-    """Deliveries by result (``sdk_webhook_deliveries_total{result}`` of contracts 10).
+    """Counters of deliveries by result (``sdk_webhook_deliveries_total{result}``).
 
     Args:
         types: the event types that are measured by their name; all others count as one.
@@ -75,7 +80,7 @@ class Counters:
 
     @property
     def values(self) -> Mapping[str, int]:
-        """The counts so far; a live, read-only view."""
+        """Return the counts so far as a live, read-only view."""
         return MappingProxyType(self._counts)
 
     def samples(self) -> Iterator[Sample]:

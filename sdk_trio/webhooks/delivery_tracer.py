@@ -1,4 +1,4 @@
-"""The receiver and the dispatcher with a span for each delivery and each run of a handler.
+"""Receiver and dispatcher with a span for each delivery and each run of a handler.
 
 They take the place of the plain ones when :func:`~sdk_trio.base.tracing.find_tracer` finds a
 tracer, so that nothing is paid where it does not. Attributes follow the stable conventions of HTTP
@@ -25,16 +25,17 @@ from .registry import BoundHandler
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-#: Statuses from which on an answer is the server's own fault.
+#: The first status that marks a span as failed: OpenTelemetry's conventions for servers count 5xx
+#: as errors, and 4xx as the client's.
 _SERVER_ERROR = 500
 
 
 class TracedReceiver(Receiver):
-    """A receiver whose every request has a SERVER span.
+    """A receiver that makes a SERVER span for every request.
 
-    The ``traceparent`` of a request is not looked at: anybody can send one, and it would decide
-    what is sampled here. The span has the parent that the host made, if it mounts the receiver
-    inside a traced application, and is the root of its trace otherwise.
+    It ignores the ``traceparent`` of a request: anybody can send one, and it would decide which
+    requests are sampled here. The parent is the host's span, if the host mounts the receiver inside
+    a traced application; otherwise the span is the root of its trace.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class TracedReceiver(Receiver):
         self._tracer = tracer
         self._links = links
         # Tasks of our own server inherit the span in which the host has started us; a delivery is
-        # no part of that.
+        # no part of it, so that span is never taken as a parent.
         self._starting_span = get_current_span()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,7 +90,7 @@ class TracedReceiver(Receiver):
         )
 
     def _shortcut_in(self, scope: Scope) -> None:
-        """Return none: an answer by it would bypass the span."""
+        """Return None: an answer through the shortcut would bypass the span."""
 
     def _arrival(self, delivery: NewDelivery, envelope: Envelope) -> Arrival:
         span = get_current_span()
@@ -105,7 +106,7 @@ class TracedReceiver(Receiver):
 
 
 class TracedDispatcher(Dispatcher):
-    """A dispatcher whose every run of a handler has a span.
+    """A dispatcher that makes a span for every run of a handler.
 
     An inline run is a child of the delivery's span. A run from the queue is the root of a trace of
     its own, with a link to the span that received the event, if this process still knows it.

@@ -1,4 +1,4 @@
-"""Runs handlers: guarded, once for an id at a time, with the outcome kept (contracts 3 and 5)."""
+"""Runs of handlers: one at a time for each key, with the outcome recorded in the inbox."""
 
 import random
 import time
@@ -61,11 +61,11 @@ _log = get_logger("webhooks")
 
 T = TypeVar("T")
 
-#: How long a cancelled task may take to tell the store what became of its delivery, in seconds.
-#: Longer than a slow disk's sync; a store that does not answer by then learns it at the next start.
+#: How long a cancelled task may take to tell the store how its run ended, in seconds: longer than a
+#: slow disk's sync. If the store does not answer by then, the next start takes the delivery over.
 CLEANUP_SECONDS = 5.0
 
-#: What a sender is asked to wait, in seconds, when an identical delivery is still being handled.
+#: The Retry-After, in seconds, while another delivery of the same key is still being handled.
 BUSY_RETRY_SECONDS = 5.0
 
 #: How long the queue waits, in seconds, before it asks a failing store again.
@@ -74,7 +74,8 @@ STORE_RETRY_SECONDS = 1.0
 
 _DONE = Done()
 
-#: The shortest secret, in characters, that is looked for in handlers' messages.
+#: The shortest secret, in characters, that is masked in handlers' messages. A shorter text is no
+#: real secret, and masking it would garble messages.
 LEAST_MASKED = 8
 
 
@@ -83,12 +84,12 @@ class _Flight:
     """An inline run of one key, and the deliveries of the same key that wait for it."""
 
     raw: bytes
-    settled: trio.Event | None = None  # made by the first one that waits: hardly any run has one
+    settled: trio.Event | None = None  # made by the first delivery that waits: hardly any run does
     answer: Answer | None = None
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
-    """A handler at work: its name, its event, and since when (``time.perf_counter``)."""
+    """A handler at work: its name, its event, and when it began (``time.perf_counter``)."""
 
     handler: str
     webhook_id: str
@@ -97,9 +98,11 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 
 
 class Dispatcher:
-    """Takes verified deliveries to their handlers and records what became of each run.
+    """Runs the handlers of verified deliveries and records how each run ended.
 
-    One dispatcher serves one inbox. Its methods may be called by any number of tasks.
+    One dispatcher serves one inbox, because its table of runs in progress is what protects a claim
+    under this process's own lease (docs/adr/0003-own-leftovers-can-be-claimed.md). Any number of
+    tasks may call its methods.
     """
 
     def __init__(
@@ -134,18 +137,19 @@ class Dispatcher:
         self.mask(settings)
         self._in_development = settings.is_development
         self._flights: dict[str, _Flight] = {}
-        # By key; read by other threads as well.
+        # By key. Other threads read it, to name the handlers that keep a daemon from ending.
         self._runs: dict[str, Run] = {}
-        #: Whether a suspect runs alone: inline deliveries are put off meanwhile.
+        #: True while an event that may have ended the process runs alone; inline deliveries are
+        #: answered 503 meanwhile, so that nothing else can end the process.
         self.quarantined = False
         self._drifted: set[str] = set()
 
     def mask(self, settings: Settings) -> None:
-        """Mask the secrets of ``settings``, too, in what handlers' exceptions say."""
+        """Mask the secrets of ``settings``, besides the earlier ones, in handlers' error texts."""
         known = (settings.access_token, *settings.webhooks.all_secrets)
         revealed = {secret.reveal() for secret in known if secret is not None}
-        # A shorter text is no real secret, and masking it would garble messages.
         found = {text for text in revealed if len(text) >= LEAST_MASKED}
+        # The longest first: a secret that contains another one would else keep its other half.
         self._secrets = sorted(found.union(self._secrets), key=len, reverse=True)
 
     # -- inline ------------------------------------------------------------------------------
@@ -156,11 +160,13 @@ class Dispatcher:
         """Run ``handler`` before the sender is answered, and return the answer.
 
         A second delivery of a key whose first is still running waits for that one's outcome.
-        Cancelled in the middle of a run, the claim is released and the attempt does not count.
-        ``expiry`` keeps InlineTimeoutSeconds for us; a run that outlasts it then ends as
-        ``Cancelled``, and the answer is left there.
+        Cancelled in the middle of a run, it releases the claim and the attempt does not count.
+        ``expiry`` is the server's own deadline for InlineTimeoutSeconds: it cancels a run that
+        outlasts it, and the server sends ``expiry.answer``.
         """
         delivery = arrival.delivery
+        # For the host's own deliveries the key is the id. A plain field costs less than the
+        # property, on the path that nearly all deliveries take.
         key = delivery.key if delivery.signer else delivery.webhook_id
         flight = self._flights.get(key)
         if flight is not None:
@@ -176,7 +182,7 @@ class Dispatcher:
                 flight.settled.set()
 
     async def land(self) -> None:
-        """Wait until no inline run is in progress, so that each can record how it ended."""
+        """Wait until no inline run is in progress, so that each has recorded how it ended."""
         while self._flights:
             await self._end_of(next(iter(self._flights.values())))
         await trio.lowlevel.checkpoint()
@@ -199,6 +205,8 @@ class Dispatcher:
         self, arrival: Arrival, handler: BoundHandler, flight: _Flight, expiry: Expiry | None
     ) -> Answer:
         delivery = arrival.delivery
+        # The receiver has judged the tenant already, but time has passed since: the tenant counts
+        # as it is when its event runs.
         tenant = None if delivery.tenant_id is None else await self.tenant_of(delivery)
         # Nearly all deliveries have no tenant: what is asked of each is asked without a call.
         if (delivery.tenant_id is not None and self._is_orphan(delivery, tenant)) or (
@@ -238,8 +246,10 @@ class Dispatcher:
                     failure = await self._run(handler, event)
                 finally:
                     late = expiry.disarm()
-                    if late:  # what is said unless its end can be recorded
+                    if late:  # sent unless the outcome can be recorded below
                         expiry.answer = answers.unavailable(BUSY_RETRY_SECONDS)
+            # A handler that failed because we were cancelled, not because of its time, has not
+            # failed by itself: our own Cancelled is raised here, and the claim released below.
             if failure is not None and failure.cut_short and not late:
                 await trio.lowlevel.checkpoint_if_cancelled()
             ended = True
@@ -279,7 +289,7 @@ class Dispatcher:
             await trio.lowlevel.checkpoint()
 
     def answer_known(self, delivery: NewDelivery, admitted: Admitted) -> Answer:
-        """Answer a delivery that changes nothing, because its key is known to the inbox."""
+        """Answer a delivery whose key the inbox knows: 200, or 503 while the first one runs."""
         if not admitted.same_body:
             self.note_other_body(delivery)
         else:
@@ -290,7 +300,7 @@ class Dispatcher:
         return answers.OK
 
     def note_other_body(self, delivery: NewDelivery) -> None:
-        """Tell that a key which is known came with another body; the inbox has kept that one."""
+        """Count and log a known key that came with another body; the inbox has kept both."""
         self._counters.count("different_body")
         _log.warning(
             "webhook.duplicate",
@@ -309,11 +319,12 @@ class Dispatcher:
     ) -> Outcome:
         """Run an event of the queue as run number ``attempt``; record and return its outcome.
 
-        The start is durable before the handler runs, so that an event which kills the process is
+        The start is durable before the handler runs, so that a run which kills the process is
         counted. Only the first run of a ``fresh`` event, which this process has just accepted,
         does not wait for that: see docs/adr/0011-first-start-is-not-waited-for.md. When the store
-        fails, the outcome is held and written as soon as it can be. Cancelled, an unfinished event
-        is released and the attempt does not count. ``alone`` says that no other run is beside it.
+        fails, the outcome is held in memory and written once the store answers. Cancelled, it
+        releases an unfinished event, and the attempt does not count. ``alone`` says that no other
+        run is in progress.
         """
         delivery = arrival.delivery
         tenant: Tenant | None = None
@@ -356,7 +367,8 @@ class Dispatcher:
         if failure is None:
             return _DONE
         if failure.cut_short:
-            # Ours is the cancellation that it failed of, so this run does not count.
+            # The handler failed because the drain cancelled it, so the run does not count: our own
+            # Cancelled is raised here, and the event released.
             await trio.lowlevel.checkpoint_if_cancelled()
         return after_queued_failure(
             failure,
@@ -369,7 +381,7 @@ class Dispatcher:
     async def _keep(self, write: Callable[[], Awaitable[None]]) -> None:
         """Repeat ``write`` as :meth:`_insist` does, and go on without it when the store is lost.
 
-        No later start would find what this process has in memory, so it is handled here and now.
+        A lost store has no later start that would find this event, so it is handled nevertheless.
         """
         try:
             await self._insist(write)
@@ -378,10 +390,10 @@ class Dispatcher:
             await trio.lowlevel.checkpoint()
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Repeat ``ask`` until the store answers: what has run must not be forgotten.
+        """Repeat ``ask`` until the store answers, so that no run is forgotten.
 
         Raises:
-            StoreLostError: it never will.
+            StoreLostError: the store will never answer again.
         """
         while True:
             try:
@@ -413,13 +425,15 @@ class Dispatcher:
         return None
 
     def _is_orphan(self, delivery: NewDelivery, tenant: "Tenant | None") -> bool:
-        """Whether the delivery names a tenant that is gone: it must not run as nobody's."""
+        """Say whether the delivery's tenant is gone: it must not run as an event without tenant."""
         return self._tenancy is not None and delivery.tenant_id is not None and tenant is None
 
     async def park(self, delivery: NewDelivery, tenant: "Tenant | None" = None) -> Answer:
-        """Keep a delivery that nothing runs, and answer 200 (contracts 3).
+        """Keep a delivery that no handler runs at present, and answer 200.
 
-        ``tenant`` is the one that is not active, None where the type has no handler.
+        The sender has delivered correctly: an error would only make it repeat the delivery and in
+        the end disable the endpoint. ``tenant`` is the tenant that is not active, None where the
+        type has no handler.
         """
         gone = delivery.tenant_id if self._is_orphan(delivery, tenant) else None
         parked = Parked(hint_when_parked(tenant, gone))
@@ -432,7 +446,7 @@ class Dispatcher:
         return answers.OK
 
     def decode(self, arrival: Arrival, attempt: int, tenant: "Tenant | None" = None) -> Event[Any]:
-        """Build the typed event; what does not fit its type is counted and reported once."""
+        """Build the typed event; count values that do not fit, and log the first of each type."""
         delivery = arrival.delivery
         drifts: list[Drift] = []
         event = decode_event(
@@ -464,11 +478,12 @@ class Dispatcher:
             )
 
     async def _finish(self, key: str, outcome: Outcome) -> None:
-        """Tell the store how a run ended, also if it was cancelled and ended all the same."""
+        """Record the outcome of a run, also if the run ended after it was cancelled."""
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
         except trio.Cancelled:  # noqa: ASYNC103 - whatever waits next is cancelled
-            # The store would do nothing for us any more, and the handler would run once again.
+            # Outside a shield the store's call would be cancelled before it writes, and the handler
+            # would run again although it has finished.
             with trio.move_on_after(CLEANUP_SECONDS, shield=True) as patience:
                 await self._inbox.finish(key, outcome, now=self._clock())
             if patience.cancelled_caught:
@@ -477,7 +492,7 @@ class Dispatcher:
             await self._inbox.finish(key, outcome, now=self._clock())
 
     async def _run(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
-        """Run user code; whatever it raises of its own becomes a :class:`Failure`."""
+        """Run user code; every exception of its own becomes a :class:`Failure`."""
         begun = self._stopwatch()
         self._runs[event.key] = Run(handler.name, event.webhook_id, begun, event.key)
         try:
@@ -485,8 +500,10 @@ class Dispatcher:
                 await handler.handler.handle_core(event)
             finally:
                 self._counters.observe(event.type, self._stopwatch() - begun)
-        # Whatever user code raises is its own failure; what is ours goes on from _own_part.
-        except BaseException as error:  # noqa: ASYNC103
+        # SystemExit, KeyboardInterrupt and a leaked Cancelled from user code are failures of this
+        # event too: let through, they would end the whole process or leave the worker's nursery.
+        # _own_part raises what is not the handler's own.
+        except BaseException as error:  # noqa: ASYNC103 - _own_part raises ours
             own = self._own_part(handler, event, error)
             if own is None:
                 raise
@@ -500,7 +517,7 @@ class Dispatcher:
                 cut_short,
             )
             await self._tell(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
-            return failure  # noqa: ASYNC104 - as above
+            return failure  # noqa: ASYNC104 - a Cancelled of ours was raised by _own_part
         finally:
             self._runs.pop(event.key, None)
         return None
@@ -509,7 +526,7 @@ class Dispatcher:
         told = error if isinstance(error, Exception) else _as_exception(error)
         try:
             await handler.handler.on_error(event, told)
-        except BaseException as failure:  # noqa: ASYNC103 - as in _run
+        except BaseException as failure:  # noqa: ASYNC103 - _own_part raises ours
             own = self._own_part(handler, event, failure)
             if own is None:
                 raise
@@ -520,16 +537,16 @@ class Dispatcher:
                 error=self._describe(own),
                 place=place_of(own),
             )
-            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - as in _run
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - no Cancelled of ours is here
 
     def _own_part(
         self, handler: BoundHandler, event: Event[Any], error: BaseException
     ) -> BaseException | None:
-        """Return what user code has raised of its own; None: nothing, let ``error`` go on.
+        """Return the part of ``error`` that user code has raised of its own, None if there is none.
 
-        Not its own are a Ctrl-C, and a cancellation while a scope around us is cancelled. Of a
-        group that holds both, the part that is not its own is raised, and the rest is only logged,
-        because the run will be repeated.
+        A Ctrl-C is not its own, and neither is a cancellation while a scope around us is cancelled.
+        Of a group that holds both, the part that is not its own is raised, and the rest is only
+        logged, because the run will be repeated.
         """
         cancelled = _is_cancelled()
         ours, own = divide(
@@ -557,11 +574,12 @@ class Dispatcher:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The handlers at work, the oldest first; any thread may ask."""
+        """Return the handlers at work, the oldest first; any thread may ask."""
+        # One call into C copies the dictionary, so it cannot change in the middle.
         return tuple(self._runs.copy().values())
 
     async def leave(self) -> None:
-        """Release the events of all handlers at work: the process ends without them."""
+        """Release the events of all handlers at work, because the process ends without them."""
         for run in self.runs:
             await self._release(run.key)
         await trio.lowlevel.checkpoint()
@@ -578,7 +596,7 @@ class Dispatcher:
         )
 
     def isolates(self, record: DeliveryRecord) -> bool:
-        """Decide whether the next run of an event is to have no other beside it."""
+        """Decide whether the next run of an event must be alone in the process."""
         return must_run_alone(
             record.process_ends,
             attempts=record.attempts,
@@ -626,7 +644,10 @@ class Dispatcher:
 
 
 def run_in(frames: Iterable[FrameType]) -> Run | None:
-    """Return the run of a handler that is among the frames of a thread, if one is."""
+    """Return the handler's run among the frames of a thread, None if there is none.
+
+    It serves reports about a stalled event loop, where no task can be asked.
+    """
     for frame in frames:
         if frame.f_code is Dispatcher._run.__code__:
             seen = frame.f_locals
@@ -636,24 +657,25 @@ def run_in(frames: Iterable[FrameType]) -> Run | None:
 
 
 def _names_of(delivery: NewDelivery) -> dict[str, Any]:
-    """Return how logs name a delivery: by its id, and its tenant if it has one."""
+    """Return the log fields that name a delivery: its id, and its tenant if it has one."""
     if delivery.tenant_id is None:
         return {"webhook_id": delivery.webhook_id}
     return {"webhook_id": delivery.webhook_id, "tenant_id": delivery.tenant_id}
 
 
 def _is_cancelled() -> bool:
-    """Whether a scope around the running task is cancelled, so that a Cancelled may be ours."""
+    """Say whether a scope around the running task is cancelled, so that a Cancelled may be ours."""
+    # Trio reports minus infinity as the deadline of a cancelled scope, whoever has cancelled it.
     return trio.current_effective_deadline() <= trio.current_time()
 
 
 def _as_exception(error: BaseException) -> HandlerAbortedError:
-    """Wrap what is no Exception for a hook that takes one."""
+    """Wrap a BaseException for a hook that takes an Exception."""
     told = HandlerAbortedError(f"the handler raised {type(error).__name__}")
     told.__cause__ = error
     return told
 
 
 def _is_held(handler: BoundHandler, tenant: "Tenant | None") -> bool:
-    """Whether the handler does not run for this tenant at present."""
+    """Say whether the handler does not run for this tenant at present."""
     return not handler.run_when_suspended and tenant is not None and not tenant.is_active

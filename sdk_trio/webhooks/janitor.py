@@ -1,4 +1,4 @@
-"""Retention, and a look at which secrets still match (contracts 2)."""
+"""The janitor: retention of finished deliveries, and a warning about secrets that match nothing."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from .secret_usage import SecretUsage
 
 _log = get_logger("webhooks")
 
-#: How often retention is applied, in seconds.
+#: How often retention is applied, in seconds: the settings count in hours.
 INTERVAL_SECONDS = 3600.0
 
 

@@ -1,4 +1,11 @@
-"""What becomes of a delivery after a run failed, or ended the process: pure decisions."""
+"""Outcomes of runs: pure decisions after a run has failed or ended the process.
+
+A queued failure leads to a retry with full jitter or to a dead letter; an inline failure asks the
+sender to deliver again or ends as a dead letter. Events that were running when the process ended
+are run alone until it is clear which of them is the cause
+(docs/adr/0023-an-event-that-ends-the-process.md). The second half describes exceptions of user code
+in texts that can be stored and logged.
+"""
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -16,20 +23,23 @@ from ..storage.records import Dead, Retry
 if TYPE_CHECKING:
     from ..storage.tenant_records import Tenant
 
-#: The longest error text that is kept with a delivery, in characters.
+#: The longest error text that is kept with a delivery, in characters: a handler's exception may
+#: quote a whole payload, and each delivery would store it again.
 MAX_ERROR_LENGTH = 2000
 
 #: The longest traceback that is kept with a failed run in Development, in characters.
 MAX_TRACEBACK_LENGTH = 20_000
 
-#: In how many runs of an event the process ends before the next one is without company, so that a
-#: further end names its cause. One end alone may be anybody's: a restart, or a neighbour's fault.
+#: The number of runs that ended the process after which an event runs alone, so that a further end
+#: names its cause. A single end proves little: it may be a restart, or the fault of another event.
 ENDS_BEFORE_ALONE = 2
 
-#: How many runs more than allowed an event gets at most, for want of one that proves it the cause.
+#: How many runs beyond MaxAttempts an event gets at most while none of its runs was alone, so that
+#: it is not dead for another event's fault.
 RUNS_FOR_PROOF = 2
 
-#: Files that are nobody's own code: this package, the standard library, and what is installed.
+#: Directories whose code is not the user's: this package, the standard library, installed packages.
+#: ``place_of`` passes over them, because a line in a library does not say which handler failed.
 _PACKAGE = str(Path(__file__).parents[1])
 _STANDARD_LIBRARY = str(Path(traceback.__file__).parent)
 _INSTALLED = ("site-packages", "dist-packages")
@@ -37,10 +47,10 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 @attrs.frozen
 class Failure:
-    """Why a run did not finish: ``error`` for people, ``retry_after`` seconds if it asked.
+    """The failure of one run: ``error`` for people, ``retry_after`` seconds if the handler asked.
 
-    ``error_type`` is the name of the exception's class, ``place`` the user's line that it came
-    from. ``cut_short`` says that it came of a cancellation of ours.
+    ``error_type`` is the name of the exception's class, ``place`` the user's line that raised it.
+    ``cut_short`` says that it was caused by a cancellation of ours.
     """
 
     error: str
@@ -61,10 +71,11 @@ def failure_of_time(handler: str, seconds: float) -> Failure:
 
 @attrs.frozen
 class RetryPolicy:
-    """How often and how late an enqueued event is run again.
+    """The number and the delays of an enqueued event's runs.
 
     ``max_attempts`` counts all runs, the first included; ``base_seconds`` and ``cap_seconds``
-    bound the delay: full jitter, ``U(0, min(cap, base * 2**(attempts - 1)))``.
+    bound the delay: full jitter, ``U(0, min(cap, base * 2**(attempts - 1)))``. Events that failed
+    together, because one service was away, so do not come back together.
     """
 
     max_attempts: int
@@ -78,7 +89,8 @@ def after_queued_failure(
     """Decide what follows the failed run number ``attempts`` of an enqueued event.
 
     ``fraction`` in [0, 1) is the caller's randomness, ``now`` Unix seconds. A delay that the
-    handler asked for is a lower bound; the jitter comes on top, so that many do not return at once.
+    handler asked for is a lower bound: the jitter is added to it, so that many events that were
+    told the same delay do not return at once.
     """
     if attempts >= policy.max_attempts:
         return Dead(failure.error, failure.place, failure.traceback)
@@ -92,8 +104,9 @@ def after_queued_failure(
 def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) -> Retry | Dead:
     """Decide what follows the failed run number ``attempts`` of an inline event.
 
-    Up to ``max_attempts`` the sender is asked to deliver again; then the event is a dead letter,
-    and the sender gets 200, because it disables an endpoint that fails too often.
+    Up to ``max_attempts`` the sender is asked to deliver again. Then the event is a dead letter and
+    the sender gets 200, because senders disable an endpoint that fails too often, and one event
+    that no handler can process must not stop all others.
     """
     if attempts >= max_attempts:
         return Dead(failure.error, failure.place, failure.traceback)
@@ -103,11 +116,18 @@ def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) 
 def after_process_ends(
     ends: int, *, ran_alone: bool, attempts: int, max_attempts: int
 ) -> Dead | None:
-    """Decide whether an event in whose runs the process ended ``ends`` times is run again.
+    """Return the dead letter of an event whose runs ended the process, or None to run it again.
 
-    None: it is. Once its ``attempts`` are used up it is dead, if in the last of them no other run
-    was there to end the process; otherwise it gets another one, :func:`must_run_alone`, which says
-    who it is. Where even that proves nothing, it is dead after ``RUNS_FOR_PROOF`` more.
+    Args:
+        ends: in how many of its runs the process ended.
+        ran_alone: whether no other run was in progress when the process ended the last time.
+        attempts: how many runs it has had.
+        max_attempts: how many it may have.
+
+    Once its attempts are used up, the event is dead if its last run was alone, since nothing else
+    can have ended the process then. Otherwise it gets another run, alone (:func:`must_run_alone`).
+    It is dead in any case after ``RUNS_FOR_PROOF`` more runs, for an event that is never alone must
+    not run for ever.
     """
     if not ends or attempts < max_attempts:
         return None
@@ -118,7 +138,9 @@ def after_process_ends(
 
 
 def must_run_alone(ends: int, *, attempts: int, max_attempts: int) -> bool:
-    """Decide whether the next run of an event has no other beside it: see above."""
+    """Decide whether the next run of an event must be alone; see :func:`after_process_ends`."""
+    # The last allowed run is alone as well: without that, an event that is allowed one run only
+    # could die for what another event did.
     return ends >= ENDS_BEFORE_ALONE or (ends > 0 and attempts + 1 >= max_attempts)
 
 
@@ -135,11 +157,10 @@ def retry_after_of(error: BaseException) -> float | None:
 def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
     """Return ``Type: message`` of an exception, groups flattened, cut to a bounded length.
 
-    The message is the handler's own, for operators; a secret of ours that it quotes (``secrets``)
-    has a mask in its place.
+    The message is the handler's own, for operators; each of ``secrets`` that it quotes is masked.
 
-    The text can be stored and logged whatever the exception is: its own ``__str__`` may raise, and
-    may return what UTF-8 has no bytes for (a file name with undecodable bytes).
+    The text can be stored and logged whatever the exception is: its ``__str__`` may raise, or
+    return characters that UTF-8 cannot encode (a file name with undecodable bytes).
     """
     if isinstance(error, BaseExceptionGroup):
         text = "; ".join(describe_error(part, secrets) for part in error.exceptions)
@@ -152,7 +173,7 @@ def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
 
 
 def hint_when_parked(tenant: "Tenant | None", gone: str | None = None) -> str:
-    """Say why an event was parked, and what to do; ``gone`` is the id of a tenant that is."""
+    """Say why an event was parked, and what to do; ``gone`` is the id of a purged tenant."""
     if gone is not None:
         return f"its tenant {gone} was purged, and nobody else may have its events"
     if tenant is None or tenant.is_active:
@@ -169,17 +190,17 @@ def _message_of(error: BaseException) -> str:
     except BaseException as failure:  # noqa: ASYNC103 - whatever it raises is its own
         if is_interrupt(failure):
             raise
-        return f"(no text: its __str__ raised {type(failure).__name__})"  # noqa: ASYNC104
+        return f"(no text: its __str__ raised {type(failure).__name__})"  # noqa: ASYNC104 - the text stands for it
     return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-# -- what of an exception is whose -------------------------------------------------------------
+# -- which part of an exception belongs to the handler ------------------------------------------
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Say whether an exception is somebody's Ctrl-C and no handler's own ``KeyboardInterrupt``.
+    """Say whether an exception is an operator's Ctrl-C and not a handler's own KeyboardInterrupt.
 
-    Trio raises it in its handler of the signal, so that is its innermost frame.
+    Trio raises a real one in its signal handler, so the innermost frame tells the two apart.
     """
     if not isinstance(error, KeyboardInterrupt):
         return False
@@ -190,7 +211,7 @@ def is_interrupt(error: BaseException) -> bool:
 def divide(
     error: BaseException, belongs: Callable[[BaseException], bool]
 ) -> tuple[BaseException | None, BaseException | None]:
-    """Return the part of an exception, or of a group, that belongs to somebody, and the rest."""
+    """Return the part of an exception or group for which ``belongs`` is true, and the rest."""
     if isinstance(error, BaseExceptionGroup):
         return error.split(belongs)
     return (error, None) if belongs(error) else (None, error)
@@ -198,6 +219,7 @@ def divide(
 
 def comes_of(error: BaseException, kind: type[BaseException]) -> bool:
     """Say whether an exception, or a part of it, was raised while a ``kind`` was handled."""
+    # __context__ and __cause__ may form a circle, which user code can build by assignment.
     seen: set[int] = set()
     waiting = [error]
     while waiting:
@@ -214,16 +236,20 @@ def comes_of(error: BaseException, kind: type[BaseException]) -> bool:
 def place_of(error: BaseException) -> str | None:
     """Return the innermost line of the user's code that an exception passed: ``FILE:LINE in NAME``.
 
-    Where all code is installed, such as an application's own package, that is the handler's line.
+    Where all code is installed, as an application's own package may be, it is the outermost line
+    outside this package: the handler's.
     """
-    # Where a member of a group failed says more than the nursery that has put them together.
+    # The place where a member of a group failed says more than that of the nursery around it.
     while isinstance(error, BaseExceptionGroup) and error.exceptions[0].__traceback__ is not None:
         error = error.exceptions[0]
     return place_in(_frames(error.__traceback__))
 
 
 def place_in(frames: Iterable[tuple[FrameType, int]]) -> str | None:
-    """Return the innermost line of the user's code among frames, the outermost first; see above."""
+    """Return the innermost line of the user's code among frames; see :func:`place_of`.
+
+    ``frames`` are pairs of frame and line number, the outermost first.
+    """
     first: str | None = None
     own: str | None = None
     for frame, line in frames:
@@ -238,7 +264,10 @@ def place_in(frames: Iterable[tuple[FrameType, int]]) -> str | None:
 
 
 def traceback_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
-    """Return the whole traceback as text, secrets masked, its beginning cut off if it is long."""
+    """Return the whole traceback as text, secrets masked, its beginning cut off if it is long.
+
+    The end is kept, because that is where the exception and its message stand.
+    """
     text = "".join(traceback.format_exception(error))
     for secret in secrets:
         text = text.replace(secret, MASK)

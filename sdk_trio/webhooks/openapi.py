@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the receiver. Pure (spec 4.1, contracts 3)."""
+"""The OpenAPI 3.1 document of the receiver. Pure."""
 
 from typing import Any, Final
 

@@ -1,12 +1,12 @@
-"""Where a request really comes from, and whether it came by HTTPS. Pure (spec 4.1, contracts 2).
+"""The origin of a request behind proxies: the sender's address, and whether it used HTTPS. Pure.
 
 Forwarding headers are claims that anybody can write. Each proxy adds its claim at the right-hand
 end, so a claim is worth as much as the machine to its right: the walk begins at the socket's peer
 and goes left for as long as the machine just reached is in ``Sdk:Server:TrustedProxies``. A proxy
 that is listed there must set or remove every one of ``X-Forwarded-For``, ``X-Forwarded-Proto`` and
-``Forwarded``; what it lets through untouched counts as its own claim. Many proxies set one of the
-two families and pass the other one on, which a sender may have written: ``ForwardedHeaders`` says
-which one is read, and under ``Auto`` a request with both counts only where they say the same.
+``Forwarded``; a header that it passes on untouched counts as its own claim. Many proxies set one of
+the two families and pass the other one on, which a sender may have written: ``ForwardedHeaders``
+says which one is read, and under ``Auto`` a request with both is believed only if they agree.
 """
 
 import re
@@ -29,13 +29,14 @@ from ..base.http_grammar import TOKEN
 from ..config.choices import ForwardedHeaders
 from ..errors import OptionsValidationError, Problem
 
-#: In TrustedProxies: the peer of a unix socket, which has no address.
+#: The word in TrustedProxies for the peer of a unix socket, which has no address.
 UNIX: Final = "unix"
 
 #: The longest text that is an address: IPv6 with an IPv4 tail, a zone, brackets and a port.
 _MAX_ADDRESS_LENGTH: Final = 80
-#: The longest list that is read, over forty proxies long: a sender may write what it likes before
-#: the first of them, and reading all of a large head would take longer than all the rest.
+#: The longest forwarding list that is read, in characters: room for over forty proxies. A sender
+#: may put anything in front of the first proxy's entry, and reading a whole large head would cost
+#: more than all the rest of a delivery. A longer list proves nothing.
 _MAX_FORWARDING_LENGTH: Final = 2048
 _IPV4_IN_IPV6: Final = IPv6Network("::ffff:0:0/96")
 
@@ -45,11 +46,11 @@ _Network = IPv4Network | IPv6Network
 
 @attrs.frozen
 class Origin:
-    """Who sent a request and how: what rate, source and HTTPS checks go by.
+    """The sender of a request, as the checks of rate, source and HTTPS see it.
 
     ``address`` is the sender's IP address in its usual spelling (IPv4 in IPv6 as IPv4), or None
-    when there is none to know: a unix socket, or a trusted proxy that hides it. ``secure`` says
-    that the sender itself used HTTPS.
+    when it cannot be known: a unix socket, or a trusted proxy that hides it. ``secure`` says that
+    the sender itself used HTTPS.
     """
 
     address: str | None
@@ -67,7 +68,8 @@ def _parse_short_address(text: str) -> _Address | None:
 
 
 def _parse_address(text: str) -> _Address | None:
-    # The length first: what is remembered is bounded in number and in size.
+    # The length is checked before the cache, so that the cache is bounded in size, not only in
+    # number of entries.
     return _parse_short_address(text) if len(text) <= _MAX_ADDRESS_LENGTH else None
 
 
@@ -87,7 +89,10 @@ def _parse_networks(key: str, texts: Iterable[str]) -> tuple[_Network, ...]:
 
 
 def _unmapped(network: _Network) -> _Network:
-    """Return a block of IPv4 addresses written as IPv6 as the IPv4 block that it is."""
+    """Return an IPv4 block that was written as IPv6 (``::ffff:10.0.0.0/104``) as IPv4.
+
+    A socket that serves both families reports IPv4 peers so, and operators copy that into settings.
+    """
     if isinstance(network, IPv6Network) and network.subnet_of(_IPV4_IN_IPV6):
         mapped = network.network_address.ipv4_mapped
         return IPv4Network((int(mapped or 0), network.prefixlen - 96))
@@ -100,7 +105,7 @@ def _contains(networks: tuple[_Network, ...], address: _Address) -> bool:
 
 @lru_cache(maxsize=1024)
 def _direct_origin(peer_host: str | None, scheme: str) -> Origin:
-    """Return the origin where no proxy is trusted: the peer, whatever the headers claim."""
+    """Return the origin without trusted proxies: the peer, whatever the headers claim."""
     peer = _parse_address(peer_host) if peer_host else None
     return Origin(str(peer) if peer is not None else (peer_host or None), _is_encrypted(scheme))
 
@@ -110,7 +115,7 @@ def _is_encrypted(scheme: str) -> bool:
 
 
 class _GarbageError(ValueError):
-    """What a trusted proxy vouches for cannot be read."""
+    """The part that a trusted proxy vouches for cannot be read."""
 
 
 class _ContradictionError(_GarbageError):
@@ -126,7 +131,7 @@ class _Sender:
 
 @attrs.frozen
 class _Reading:
-    """What one family of headers says: ``sender`` and ``protocol`` are None where it is silent."""
+    """The claims of one family of headers: ``sender`` and ``protocol``, None where it is silent."""
 
     sender: _Sender | None
     protocol: str | None
@@ -166,9 +171,9 @@ class TrustedProxies:
 
         ``X-Forwarded-Proto: https, http`` is read at the entry of the outermost trusted proxy,
         which alone saw how the sender came; a single entry was written or passed on by a trusted
-        one and counts for all. Lines of a repeated header are joined. If what is vouched for
-        cannot be read, the origin is the peer, not secure; likewise if ``Forwarded`` and
-        ``X-Forwarded-*`` both came and do not say the same, as one may be the sender's own.
+        proxy and counts for all. Lines of a repeated header are joined. If the trusted part cannot
+        be read, the origin is the peer, not secure; likewise if ``Forwarded`` and
+        ``X-Forwarded-*`` both came and disagree, as one may be the sender's own.
 
         Args:
             peer_host: the address of the socket's peer; None or empty for a unix socket.
@@ -222,6 +227,8 @@ class TrustedProxies:
             readings.append(self._read_x_forwarded(senders, protocols))
         if not readings:
             return _Reading(None, None)
+        # Silence of one family contradicts a claim of the other, too: a proxy that sets only
+        # X-Forwarded-For would else vouch for a ``Forwarded: proto=https`` of the sender's.
         if readings[0] != readings[-1]:
             raise _ContradictionError
         return readings[0]
@@ -247,7 +254,7 @@ class TrustedProxies:
             hops += 1
             if not self._is_proxy(sender):
                 break
-        # Without X-Forwarded-For only the peer's own entry is vouched for.
+        # Without X-Forwarded-For only the entry that the peer itself wrote can be trusted.
         return _Reading(sender, _vouched_protocol(_entries(protocols), max(1, hops)))
 
 
@@ -282,7 +289,8 @@ _FOR: Final = b"x-forwarded-for"
 _PROTO: Final = b"x-forwarded-proto"
 _NAMES: Final = frozenset({_FORWARDED, _FOR, _PROTO})
 
-#: One ``name=value`` of a Forwarded element (RFC 7239, 4), with the unquoted ``:`` that many write.
+#: One ``name=value`` of a Forwarded element (RFC 7239, 4). Unquoted colons are read as well: the
+#: grammar wants quotes around them, and many proxies leave these out.
 _match_pair = re.compile(
     r"[ \t]*(" + TOKEN + r""")=(?:"([^"\\]*)"|([^",; \t]+))[ \t]*(?:;|$)"""
 ).match
@@ -357,11 +365,12 @@ def _parse_protocol(text: str) -> str:
 
 
 def _vouched_protocol(entries: list[str], hops: int) -> str | None:
-    """Return how the sender came to the outermost of ``hops`` trusted proxies."""
+    """Return the protocol between the sender and the outermost of ``hops`` trusted proxies."""
     if not entries:
         return None
     protocols = [_parse_protocol(entry) for entry in entries[-hops:]]
-    # Fewer entries than proxies: one was set for all, or it is unknown which proxy added which.
+    # A single entry was set for all hops. With fewer entries than proxies it is unknown which proxy
+    # added which, so the request is secure only if every one of them says so.
     if len(protocols) in (1, hops):
         return protocols[0]
     return "https" if set(protocols) == {"https"} else "http"

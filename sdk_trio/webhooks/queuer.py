@@ -1,9 +1,14 @@
-"""The bounded queue between the inbox and its workers, and their drain (spec 4.2).
+"""The bounded queue between the inbox and its workers, and their drain.
 
 Committed events go through a memory channel of ``Queue:Capacity`` places to ``Queue:Workers``
-tasks. The place is reserved *before* the commit, so an event that was committed always has one.
-Retries, replayed events, what an earlier process left, and ordered events wait in the store and
-are fetched by the feeder when they are due and a place is free.
+tasks. The place is reserved *before* the commit, so an event that was committed always has one,
+and a sender that finds no place is answered 503 before anything is stored. Retries, replayed
+events, events of an earlier process, and ordered events wait in the store; the feeder fetches them
+when they are due and a place is free.
+
+Invariants: every event in the channel or in a worker has a lease of this process in the store, so
+nothing is lost by a crash; and ``_places_taken`` never exceeds the channel's size, so that
+``send_nowait`` cannot fail.
 """
 
 import time
@@ -29,40 +34,52 @@ from .rejections import LINES, SECONDS
 _log = get_logger("webhooks")
 
 #: How often the feeder looks for changes that other processes made (``events replay``), in
-#: seconds. It asks SQLite for a counter in memory: no disk access.
+#: seconds. It costs no disk access, because SQLite keeps a counter of changes in memory.
 POLL_SECONDS = 0.5
 
-#: The most records the feeder fetches at once: bounds their bodies in memory.
+#: The most records that the feeder fetches at once, which bounds the memory of their bodies.
 FEED_LIMIT = 100
 
-#: What a sender is asked to wait, in seconds, when the queue is full.
+#: The Retry-After, in seconds, when the queue is full.
 FULL_RETRY_SECONDS = 5.0
 
-#: How often leases are renewed, in seconds; storage.LEASE_SECONDS allows for two missed renewals.
+#: How often leases are renewed, in seconds. ``storage.LEASE_SECONDS`` allows for two missed
+#: renewals, so that a short fault of the disk hands no running event to another process.
 RENEW_SECONDS = 20.0
 
-#: How long other runs wait for a suspect that runs alone, in seconds: what ends a process does so
-#: early as a rule, and a handler that never returns must not hold up all others for ever.
+#: How long other runs wait for a suspect that runs alone, in seconds. A handler that ends the
+#: process does so early as a rule, and one that never returns must not hold up all others for ever.
 ALONE_SECONDS = 30.0
 
 #: How long suspects run alone altogether, in seconds: inline deliveries are refused meanwhile, and
 #: senders disable an endpoint that refuses for long.
 QUARANTINE_SECONDS = 60.0
 
-#: How long further suspects keep away from one that has company by then, in seconds: if that ends
-#: the process, they are not blamed for it. It may never return, so not for ever.
+#: How long the remaining suspects wait, in seconds, for a suspect that takes longer than
+#: ``ALONE_SECONDS``: beside it they would be blamed if it ended the process. The wait is bounded,
+#: because that handler may never return.
 APART_SECONDS = 600.0
 
-#: The most suspects that run alone one after the other; further ones run as all others do.
+#: The most suspects that run alone one after the other; further ones run like all other events.
 SUSPECTS_LIMIT = 100
 
-#: By how much the wall clock has to leave the monotonic one to have been set, in seconds; less is
-#: what time services correct all the time.
+#: The smallest step of the wall clock against the monotonic one, in seconds, that counts as a clock
+#: that was set; time services correct smaller ones all the time.
 STEP_SECONDS = 2.0
 
 
 class Queuer:
-    """Accepts events for later, runs them in workers, and drains within a deadline."""
+    """Accepts events for later, runs them in workers, and drains until the channel is empty.
+
+    Args:
+        settings: ``Webhooks:Queue`` gives the number of places and of workers.
+        dispatcher: runs the events.
+        inbox: the open store that keeps them.
+        counters: counts accepted and refused events.
+        clock: returns Unix seconds.
+        after_crash: events of a process that did not end properly were found; those that may have
+            ended it run alone first.
+    """
 
     def __init__(
         self,
@@ -83,12 +100,14 @@ class Queuer:
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._capacity = options.capacity
         self._workers = options.workers
-        # An event, which run of it is next, and whether it has never been out of this process.
+        # An event, the number of its next run, and whether this very process has just accepted it.
         self._send: trio.MemorySendChannel[tuple[Arrival, int, bool]]
         self._receive: trio.MemoryReceiveChannel[tuple[Arrival, int, bool]]
         self._send, self._receive = trio.open_memory_channel(options.capacity)
         self._places_taken = 0
         self._running = 0
+        # True while events that are due may wait on disk. It begins as True, because the store of
+        # an earlier process has not been looked at yet.
         self._behind = True
         self._next_due_at = inf
         self._feed_wanted = trio.Event()
@@ -99,22 +118,22 @@ class Queuer:
 
     @property
     def depth(self) -> int:
-        """How many events wait in the memory channel (``sdk_queue_depth``)."""
+        """Return how many events wait in the memory channel (``sdk_queue_depth``)."""
         return self._places_taken
 
     @property
     def capacity(self) -> int:
-        """The bound of :attr:`depth`."""
+        """Return the bound of :attr:`depth`."""
         return self._capacity
 
     @property
     def unfinished(self) -> int:
-        """How many events wait in memory or run in a worker."""
+        """Return how many events wait in memory or run in a worker."""
         return self._places_taken + self._running
 
     @property
     def idle(self) -> bool:
-        """Whether no event waits in memory and no worker runs one."""
+        """Say whether no event waits in memory and no worker runs one."""
         return self._places_taken == 0 and self._running == 0
 
     # -- accepting ---------------------------------------------------------------------------
@@ -124,13 +143,16 @@ class Queuer:
 
         A refused event is not in the store. Cancellation does not undo a commit.
         """
-        # While the feeder waits for a place, what is older goes first: else a flood of new events
-        # would take every place for the time of a commit, and the store would grow without bound.
+        # While the feeder waits for a place, the older events on disk go first: otherwise a flood
+        # of new events would take each place that becomes free, and the store would grow without
+        # bound.
         if self._closed or self._feeder_blocked or self._places_taken >= self._capacity:
             await trio.lowlevel.checkpoint()
             return self._refuse(arrival)
         self._places_taken += 1
-        # An ordered event, and any event while older ones wait on disk, takes its turn there.
+        # An ordered event takes its turn in the store, which knows the order also after a restart
+        # (docs/adr/0004-ordered-events-go-through-the-store.md). So does any event while older ones
+        # wait on disk: it would overtake them.
         direct = not (arrival.delivery.ordered or self._behind)
         queued = False
         try:
@@ -148,8 +170,9 @@ class Queuer:
                 queued = True
             return answers.OK
         finally:
-            # Cancelled, or not answered in time, it may be committed all the same, and its sender
-            # will be told so: the store gives up our lease then, and the feeder finds it.
+            # A commit that was cancelled, or not confirmed in time, may still succeed; the sender
+            # learns that from its redelivery. The store drops our lease then, so the feeder finds
+            # the event. The place goes back in any case.
             if not queued:
                 self._free_place()
                 self._want_feed()
@@ -170,16 +193,17 @@ class Queuer:
     # -- running -----------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run workers, feeder and lease keeper until :meth:`close` and the channel is empty.
+        """Run workers, feeder and lease renewal until :meth:`close` and the channel is empty.
 
-        After a crash, what may have caused it goes first. Cancelled, the workers release what
-        they run; what is still in the channel stays in the store.
+        After a crash, events that may have caused it run first. Cancelled, the workers release
+        their events; those in the channel stay in the store.
         """
         with self._receive, self._send:
             async with trio.open_nursery() as background:
                 background.start_soon(self._keep_leases)
                 background.start_soon(self._watch_clock)
-                # Before the first inline delivery can come: it would be company of a suspect.
+                # Set before the start is reported, so that no inline delivery can run beside a
+                # suspect.
                 self._dispatcher.quarantined = self._after_crash
                 task_status.started()
                 async with trio.open_nursery() as workers:
@@ -193,23 +217,24 @@ class Queuer:
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
+        """Say whether :meth:`close` was called."""
         return self._closed
 
     def close(self) -> None:
-        """Take nothing new; the workers finish what is in the channel, then :meth:`run` returns."""
+        """Take nothing new; the workers finish the channel's events, then :meth:`run` returns."""
         self._closed = True
         self._send.close()
 
     # -- suspects ----------------------------------------------------------------------------
 
     async def _run_suspects(self, workers: trio.Nursery, background: trio.Nursery) -> None:
-        """Run what may have ended earlier processes, each alone, before anything else runs.
+        """Run events that may have ended earlier processes, each alone, before all others.
 
-        If the process ends now, there is one who can have done it; what merely ran beside it in
-        the earlier runs is finished here, and is nobody's suspect any more. One that gets company
-        because it takes too long gets that of new events only: if it ends the process after all,
-        the further suspects have not run beside it once more.
+        If the process ends now, only one event can have done it. Events that merely ran beside it
+        earlier finish here, and are no suspects any more. If one takes too long, new events run
+        beside it, but the remaining suspects wait (``APART_SECONDS``): if it ends the process after
+        all, they must not have run beside it once more.
+        docs/adr/0023-an-event-that-ends-the-process.md says why one crash alone proves nothing.
         """
         waiting: list[str] = []
         lasting: trio.Event | None = None
@@ -222,7 +247,7 @@ class Queuer:
                     break
                 if not await self._bury(record):
                     if not self._dispatcher.isolates(record):
-                        continue  # it takes its turn with all others
+                        continue  # one crash proves little: it takes its turn with all others
                     lasting = await self._isolate(record, workers)
                 waiting.remove(record.key)
         except StoreUnavailableError as error:
@@ -237,7 +262,7 @@ class Queuer:
             background.start_soon(self._keep_apart, waiting, lasting)
 
     async def _keep_apart(self, waiting: Sequence[str], lasting: trio.Event) -> None:
-        """Release events once the suspect before them has ended, if it does."""
+        """Release ``waiting`` once the suspect before them has ended, or after the bound."""
         try:
             with trio.move_on_after(APART_SECONDS):
                 await lasting.wait()
@@ -247,12 +272,16 @@ class Queuer:
         self._want_feed()
 
     async def _bury(self, record: DeliveryRecord) -> bool:
-        """Make an event dead that is not to run: it ended the process too often, or is damaged."""
+        """Make an event dead that must not run again; say whether it was one.
+
+        It must not run if it ended the process too often, or if its body cannot be decoded.
+        """
         dead = self._dispatcher.condemn(record)
         try:
             delivery = (await arrival_of(record)).delivery
         except DeliveryDecodingError as error:
-            # Only a damaged store has this; a dead letter is seen, an endless loop is not.
+            # Only a damaged store holds such a body. People see a dead letter; nobody sees an
+            # event that is fetched and fails in an endless loop.
             await self._inbox.finish(record.key, Dead(str(error)), now=self._clock())
             return True
         if dead is None:
@@ -263,9 +292,9 @@ class Queuer:
         return True
 
     async def _isolate(self, record: DeliveryRecord, workers: trio.Nursery) -> trio.Event | None:
-        """Run one event with no other beside it, for as long as that is bearable.
+        """Run one event alone, for ``ALONE_SECONDS`` at most.
 
-        Returns None when it has ended, else what will be set then.
+        Returns None when it has ended, else an event that is set when it ends.
         """
         _log.warning(
             "webhook.quarantined",
@@ -281,6 +310,7 @@ class Queuer:
             await ended.wait()
         if ended.is_set():
             return None
+        # From here on other events run beside it; the store no longer marks its run as alone.
         await self._inbox.join(record.key)
         return ended
 
@@ -304,6 +334,8 @@ class Queuer:
                 outcome = await self._dispatcher.run_queued(arrival, attempt=attempt, fresh=fresh)
             finally:
                 self._running -= 1
+            # The next event of an ordered lane may run now, a retry has a due time that the feeder
+            # must know, and a free place is of use only while events wait on disk.
             if arrival.delivery.ordered or self._behind or isinstance(outcome, Retry):
                 self._want_feed()
 
@@ -319,7 +351,7 @@ class Queuer:
                 await self._fetch()
                 await self._wait_for_work()
             except StoreLostError:
-                return  # nothing is in it for this process any more
+                return  # a lost store gives this process no more events
             except StoreUnavailableError as error:
                 _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
                 await trio.sleep(STORE_RETRY_SECONDS)
@@ -379,7 +411,7 @@ class Queuer:
             await trio.lowlevel.checkpoint()
 
     async def _wait_for_work(self) -> None:
-        """Return when there may be something to fetch: asked to, due, or changed elsewhere."""
+        """Wait until the feeder was asked to look, a retry is due, or another process wrote."""
         while True:
             pause = min(POLL_SECONDS, max(0.0, self._next_due_at - self._clock()))
             with trio.move_on_after(pause) as scope:
@@ -390,7 +422,7 @@ class Queuer:
                 return
 
     def wake(self) -> None:
-        """Look into the store for what is due: somebody in this process has changed it."""
+        """Have the feeder look into the store at once, after this process has put events there."""
         self._want_feed()
 
     def _want_feed(self) -> None:
@@ -401,7 +433,11 @@ class Queuer:
         self._place_freed.ring()
 
     async def _watch_clock(self) -> None:
-        """Note when somebody sets the wall clock, and what that makes due."""
+        """Correct leases and due times when the wall clock is set.
+
+        Due times are times of the wall clock. Set back by an hour, it would delay every retry by
+        that hour.
+        """
         offset = self._clock() - trio.current_time()
         while True:
             await trio.sleep(POLL_SECONDS)
@@ -411,7 +447,7 @@ class Queuer:
             offset += step
             _log.warning("runtime.clock_stepped", seconds=round(step, 3))
             try:
-                # Leases first: seen from the new time, ours may look expired, or never to end.
+                # Leases first: by the new time, ours may look expired, or as if they never ended.
                 await self._inbox.renew(now=self._clock())
                 await self._inbox.reschedule(now=self._clock())
             except StoreUnavailableError as error:

@@ -1,9 +1,9 @@
-"""How many deliveries one source may attempt in a minute. Pure (contracts 2 and 3).
+"""The rate limit of each source address: a token bucket for each. Pure.
 
-A token bucket for each source. Memory is bounded, so sources have to be forgotten, and forgetting
-one gives it a full bucket again. Therefore sources that have been refused are kept apart: a flood
-of fresh addresses pushes out other fresh addresses only. To push out an offender, an attacker has
-to get other addresses refused, each at the price of a whole minute's allowance.
+Memory is bounded, so sources have to be forgotten, and forgetting one gives it a full bucket again.
+Therefore sources that have been refused are kept apart: a flood of fresh addresses pushes out other
+fresh addresses only. To push out an offender, an attacker has to get other addresses refused, each
+at the price of a whole minute's allowance.
 """
 
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from ..base.throttle import TokenBucket
 
 #: The most sources that are remembered: about 2.5 MB.
 MAX_SOURCES: Final = 10_000
-#: How many of them are kept for sources that have been refused.
+#: The number of these places that are reserved for sources that have been refused.
 MAX_OFFENDERS: Final = 2_000
 
 #: Added to a wait, so that rounding never refuses a caller that waits exactly as long as told.
@@ -25,10 +25,10 @@ _Buckets = OrderedDict[str | int | None, TokenBucket]
 
 
 class RateLimit:
-    """At most ``per_minute`` deliveries a minute from each source (``RateLimitPerMinute``).
+    """Limits each source to ``per_minute`` deliveries a minute (``RateLimitPerMinute``).
 
-    A source that was quiet for a minute may send ``per_minute`` at once. An IPv6 source is its /64:
-    one subscriber holds that many addresses. IPv4 written as IPv6 is IPv4.
+    A source that was quiet for a minute may send ``per_minute`` at once. An IPv6 source is its /64,
+    because one subscriber holds that many addresses. IPv4 written as IPv6 is IPv4.
 
     Raises:
         ValueError: ``per_minute`` is below 1.
@@ -46,14 +46,14 @@ class RateLimit:
         self._offenders: _Buckets = OrderedDict()
 
     def __len__(self) -> int:
-        """How many sources are remembered: at most ``MAX_SOURCES``."""
+        """Return how many sources are remembered: at most ``MAX_SOURCES``."""
         return len(self._fresh) + len(self._offenders)
 
     def admit(self, address: str | None, now: float) -> float | None:
         """Count one delivery, unless its source has to wait.
 
         Args:
-            address: the source; all of unknown address (None) are one source.
+            address: the source; all senders of unknown address (None) are one source.
             now: seconds of a monotonic clock. If it goes back, no time has passed.
 
         Returns:
@@ -91,7 +91,7 @@ class RateLimit:
 
 
 def source_of(address: str | None) -> str | int | None:
-    """Return what a source is counted by: an IPv4 address, or the /64 of an IPv6 one."""
+    """Return the key that a source counts by: its IPv4 address, or the /64 of its IPv6 address."""
     if address is None or ":" not in address:
         return address
     try:

@@ -1,8 +1,9 @@
 """The endpoint: one POST route that checks, verifies and hands over deliveries.
 
 HTTPS comes first, then path, method, source address, rate, media type, size, verification,
-decoding, dispatch. Nothing is stored, nothing is decoded and no handler runs before the signature
-has been verified.
+decoding, dispatch. Checks that need only the head come before the body is read, so that a stranger
+costs as little as possible. Nothing is stored, nothing is decoded and no handler runs before the
+signature has been verified. docs/explanation/delivery.md follows one delivery through all steps.
 """
 
 import base64
@@ -50,7 +51,7 @@ SHOWN_PATH_CHARACTERS = 200
 SHOWN_METHOD_CHARACTERS = 32
 SHOWN_IDENTIFIER_CHARACTERS = 64
 
-#: What a sender is asked to wait, in seconds, while the receiver starts, stops or has no store.
+#: The Retry-After, in seconds, while the receiver starts, stops or has no store.
 UNAVAILABLE_RETRY_SECONDS = 5.0
 
 
@@ -68,7 +69,7 @@ LIVE_KEYS = (
 
 
 class Intake(Protocol):
-    """Where verified deliveries go."""
+    """The destination of verified deliveries."""
 
     async def take(self, arrival: Arrival, expiry: Expiry | None) -> Answer:
         """Handle or keep one verified delivery and return the answer for its sender."""
@@ -77,7 +78,7 @@ class Intake(Protocol):
 
 @attrs.frozen(eq=False)
 class Rules:
-    """What decides about a request and can change while others are served: replaced as a whole."""
+    """The screening rules of one configuration; a reload replaces all of them at once."""
 
     secrets: tuple[Secret, ...]
     keyring: Keyring
@@ -91,6 +92,8 @@ class Rules:
     def of(cls, settings: Settings, *, previous: "Rules | None" = None) -> "Rules":
         """Return the rules of ``settings``; a rate that has not changed keeps its counts.
 
+        Otherwise every reload would give each source a full allowance again.
+
         Raises:
             OptionsValidationError: a secret, range or rate cannot be used.
         """
@@ -100,7 +103,7 @@ class Rules:
         rate = None if per_minute is None else RateLimit(per_minute)
         return cls(
             secrets=secrets,
-            # With tenants there may be no secret of the host's own: each brings its own then.
+            # With tenants the host may have no secret of its own: each tenant has one then.
             keyring=Keyring(())
             if settings.multi_tenant.enabled and not secrets
             else Keyring.from_secrets(secrets, options.key_derivation),
@@ -116,7 +119,7 @@ class Rules:
         )
 
     def positions_in(self, earlier: "Rules") -> list[int | None]:
-        """Return where each secret stood in ``earlier``; None for one that is new."""
+        """Return the position of each secret in ``earlier``; None for a new one."""
         places = {secret: index for index, secret in reversed([*enumerate(earlier.secrets)])}
         return [places.get(secret) for secret in self.secrets]
 
@@ -124,8 +127,12 @@ class Rules:
 class Receiver:
     """Answers requests; holds no state of a delivery beyond its request.
 
-    ``intake`` is called for each verified delivery; ``rejections`` is told of each request that is
-    not answered 200. ``clock`` returns Unix seconds.
+    Args:
+        settings: validated settings.
+        intake: takes each verified delivery and returns its answer.
+        counters: counts results.
+        rejections: notes each request that is not answered 200.
+        clock: returns Unix seconds.
     """
 
     def __init__(
@@ -144,10 +151,12 @@ class Receiver:
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._clock = clock
         self._path = options.path
-        # The addresses of tenants begin so; None: there are none.
+        # The prefix of tenants' addresses; None without tenants.
         self._tenant_path: str | None = (
             f"{options.path.rstrip('/')}/" if settings.multi_tenant.enabled else None
         )
+        # An unknown tenant's delivery is judged with a key that nobody has. The same work takes the
+        # same time, so the time of the answer does not tell which tenants exist.
         self._nobodys = Keyring(())
         if self._tenant_path is not None:
             self._nobodys = Keyring.from_secrets([_random_secret()], options.key_derivation)
@@ -158,15 +167,16 @@ class Receiver:
             largest=self._limit, together=settings.server.max_body_bytes_in_flight
         )
         self._rules = Rules.of(settings)
-        #: Whose deliveries they are; None: nobody's.
+        #: Finds a delivery's tenant and its keys; None without tenants.
         self.tenant_keys: TenantKeys | None = None
         self.secret_usage: SecretUsage = SecretUsage(len(options.all_secrets), clock())
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
-        """Return what puts the rules of ``settings`` (:data:`LIVE_KEYS`) into force.
+        """Check the rules of ``settings`` and return a function that puts them into force.
 
-        Nothing has changed until it is called, and calling it cannot fail. A delivery that is
-        judged at that moment is judged by the old rules to its end.
+        They are the keys of :data:`LIVE_KEYS`. Nothing changes until the function is called, and
+        calling it cannot fail. A delivery that is being judged at that moment is judged by the old
+        rules to its end.
 
         Raises:
             OptionsValidationError: a secret, range or rate cannot be used.
@@ -183,7 +193,7 @@ class Receiver:
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI ``http`` request.
 
-        Cancelled while the handler runs, the delivery is released and no answer is sent.
+        Cancelled while the handler runs, it releases the delivery and sends no answer.
         """
         shortcut = self._shortcut_in(scope)
         client = scope.get("client")
@@ -196,7 +206,7 @@ class Receiver:
         )
         body: bytes | Answer | Unread | None = self._screen(scope, request)
         if body is None and shortcut is not None:
-            # Nothing to wait for, so no deadline either: it would cost a tenth of a delivery.
+            # A body that has arrived needs no deadline, which would cost a tenth of a delivery.
             body = shortcut.take_body()
         if body is None:
             body = await self._bodies.read(receive)
@@ -217,16 +227,17 @@ class Receiver:
             await send_early(body, receive, send)
 
     def source_of(self, host: str | None) -> Hashable:
-        """Return what connections from ``host`` are counted by; None for a trusted proxy.
+        """Return the key that connections from ``host`` count by; None for no limit.
 
-        A unix socket has no addresses to tell apart.
+        Trusted proxies have no limit, because everybody comes from them; nor has a unix socket,
+        which has no addresses to tell apart.
         """
         if not host or self._rules.proxies.trusts(host):
             return None
         return source_of(host)
 
     def _identifier_in(self, path: str) -> str | None:
-        """Return which tenant's address it is, known or not; None: it is nobody's."""
+        """Return the identifier in a tenant's address, whether known or not, else None."""
         if self._tenant_path is None or not path.startswith(self._tenant_path):
             return None
         identifier = path[len(self._tenant_path) :]
@@ -255,7 +266,8 @@ class Receiver:
             await trio.lowlevel.checkpoint()
             answer = answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
         if answer.status != answers.OK.status:
-            # The event that says why has been logged; who was told to come again, has not.
+            # The cause has been logged where it arose. This line says that the sender was asked to
+            # deliver again.
             cause = "handler" if answer.status == answers.HANDLER_FAILED.status else "later"
             self._note("webhook.refused", cause, answer, request)
         return answer
@@ -290,14 +302,16 @@ class Receiver:
         return None
 
     async def _verify(self, request: "_Request", body: bytes) -> Arrival | Answer:
-        """Verify and decode a delivery.
+        """Verify and decode a delivery; return it, or the answer that rejects it.
 
-        At the address of a tenant its keys alone verify, and the delivery is that tenant's. At the
-        host's address, what the body claims before it is verified decides about one thing: whose
-        keys are tried after the host's own have failed. Verified by the host, the delivery is the
-        tenant's that the body names; verified by a tenant's key, it is that tenant's.
+        At the address of a tenant only its keys verify, and the delivery is that tenant's. At the
+        host's address, the unverified body decides one thing: whose keys are tried after the host's
+        own have failed. A delivery that the host's key verifies belongs to the tenant that its body
+        names; one that a tenant's key verifies belongs to that tenant. Trying every tenant's keys
+        instead would cost ten thousand HMACs, and would let tenant A sign for tenant B
+        (docs/adr/0008-a-claim-chooses-a-key.md).
         """
-        # It waits for nothing, as a rule; taking or refusing the delivery is a checkpoint.
+        # As a rule it waits for nothing; taking or refusing the delivery is a checkpoint.
         now = self._clock()
         delivery = Delivery(request.headers, body, now)
         tolerance = self._rules.tolerance
@@ -323,18 +337,18 @@ class Receiver:
             claimed = {} if tenant is None else {"claimed_tenant": tenant.identifier}
             if request.identifier is not None:
                 claimed = {"tenant": request.identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
-            return self._reject(verdict.cause, verdict.detail, request, **claimed)  # noqa: ASYNC910 - as above
+            return self._reject(verdict.cause, verdict.detail, request, **claimed)  # noqa: ASYNC910 - answering is a checkpoint
         try:
             envelope = plain_envelope(body) or await look_closer(body)
         except DeliveryDecodingError as error:
-            return self._reject("not_an_event", str(error), request)  # noqa: ASYNC910 - as above
+            return self._reject("not_an_event", str(error), request)  # noqa: ASYNC910 - answering is a checkpoint
         if keys is not None and tenant is None:
             organization = organization_of(envelope.type, envelope.data_raw)
             tenant = await keys.tenant_of(organization)
             if tenant is None:
                 erased = await keys.erased(organization)
             if tenant is not None and self._own_secrets_only and tenant.credentials.webhook_secrets:
-                return self._reject(  # noqa: ASYNC910 - as above
+                return self._reject(  # noqa: ASYNC910 - answering is a checkpoint
                     "own_secrets", _NOT_THE_HOSTS, request, claimed_tenant=tenant.identifier
                 )
         arrival = self._arrival(
@@ -359,17 +373,18 @@ class Receiver:
             address=request.origin.address,
             **named,
         )
-        return arrival  # noqa: ASYNC910 - as above
+        return arrival  # noqa: ASYNC910 - answering is a checkpoint
 
     async def _judge_at(
         self, identifier: str, delivery: Delivery, tolerance: int
     ) -> "tuple[Accepted | Rejected, Tenant | None]":
-        """Judge a delivery to a tenant's address; the tenant is given with what it has signed."""
+        """Judge a delivery to a tenant's address; return the verdict and the tenant, if known."""
         if self.tenant_keys is None:
             raise StoreUnavailableError("the tenants are not open: the receiver has not started")
         tenant = await self.tenant_keys.tenant_at(identifier)
         keyring = None if tenant is None else await self.tenant_keys.keyring(tenant)
-        # Who has no keys is judged by some all the same: the time tells no more than the answer.
+        # Without keys, a key that nobody has does the same work, so that neither the answer nor its
+        # time says whether the tenant exists.
         verdict = judge(delivery, keyring or self._nobodys, tolerance_seconds=tolerance)
         if keyring is None and (isinstance(verdict, Accepted) or verdict.cause is Cause.NO_MATCH):
             return _NO_KEYS, None
@@ -403,13 +418,14 @@ class Receiver:
         )
 
 
-# A Struct, because one is made for each request.
+# A msgspec Struct without garbage collection is cheaper to make than an attrs class, and one is
+# made for each request.
 class _Request(msgspec.Struct, frozen=True, gc=False):
-    """What all steps know of a request."""
+    """The properties of a request that all steps share."""
 
     headers: Headers
     origin: Origin
-    #: Whose address it came to, as the request has it; None: the host's.
+    #: The identifier in the tenant's address that it came to; None for the host's address.
     identifier: str | None = None
 
 
@@ -441,8 +457,8 @@ def _report_contradiction(peer: str | None) -> None:
 async def send_early(answer: Answer, receive: Receive, send: Send) -> None:
     """Send the answer to a request whose body was not read to its end.
 
-    What else arrives is thrown away meanwhile: a server that first has to hand it over could
-    neither finish nor close the connection.
+    The rest of the body is received and thrown away meanwhile: a server that has to hand it over
+    first could neither finish nor close the connection.
     """
 
     async def discard() -> None:
@@ -456,11 +472,12 @@ async def send_early(answer: Answer, receive: Receive, send: Send) -> None:
 
 
 def _describe_body(headers: Headers) -> tuple[bool, int]:
-    """Return what the headers say of the body: whether it is plain JSON, and its size in bytes.
+    """Return whether the headers announce plain JSON, and the announced size in bytes.
 
     Plain JSON is a JSON media type, or none, without a content encoding. The size is -1 when none
     is declared that is a number; the first one counts.
     """
+    # Encoded bodies are refused: nothing is decompressed for a sender that is not verified yet.
     plain_json = True
     size: int | None = None
     for name, value in headers:

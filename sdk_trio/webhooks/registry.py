@@ -1,4 +1,8 @@
-"""Which handler runs for which event type (spec 4.2 and 6.1, contracts 4)."""
+"""The registry: one handler for each event type, checked when it is registered.
+
+Mistakes are errors at the line that registers, or at the start, never at the first delivery: a
+handler that cannot run would cost the sender's attempts.
+"""
 
 import inspect
 import sys
@@ -22,7 +26,7 @@ class WebhookHandlerBase(Generic[E]):
 
     One object serves every delivery of its type, several at the same time, so state of one event
     belongs into local variables. Delivery is at-least-once: make ``handle_core`` idempotent, with
-    ``event.webhook_id`` as the key (spec 1.5).
+    ``event.key`` as the key (``event.webhook_id`` is enough where there is one sender).
     """
 
     async def handle_core(self, event: E) -> None:
@@ -30,16 +34,16 @@ class WebhookHandlerBase(Generic[E]):
 
         Any exception counts as a failed attempt, ``SystemExit`` and its like as well;
         :class:`~sdk_trio.RetryLater` also says when to try again. Inline handlers are cancelled
-        after ``InlineTimeoutSeconds``, enqueued ones when a shutdown's drain timeout ends; what
-        they raise because of that costs no attempt.
+        after ``InlineTimeoutSeconds``, which is a failed attempt, and enqueued ones when a
+        shutdown's drain timeout ends; exceptions because of the latter cost no attempt.
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement handle_core")
 
     async def on_error(self, event: E, error: Exception) -> None:
         """Hook: called after ``handle_core`` raised ``error``, before the attempt is recorded.
 
-        What is no Exception, such as ``SystemExit``, comes as the cause of a
-        :class:`~sdk_trio.errors.HandlerAbortedError`. Whatever is raised here is logged and changes
+        A BaseException that is no Exception, such as ``SystemExit``, comes as the cause of a
+        :class:`~sdk_trio.errors.HandlerAbortedError`. Exceptions of this hook are logged and change
         nothing else. The default does nothing.
         """
 
@@ -67,10 +71,10 @@ class _FunctionHandler(WebhookHandlerBase[Any]):
 
 @attrs.frozen
 class Registration:
-    """One registered handler: what was given, and how its events are to be run.
+    """One registered handler: the given object, and the way in which its events are run.
 
-    ``event_class`` is what it was registered for, None of a fallback; ``place`` is the line that
-    did it.
+    ``event_class`` is the class that it was registered for, None for a fallback; ``place`` is the
+    line that registered it.
     """
 
     name: str
@@ -135,7 +139,8 @@ class HandlerRegistry:
                 that takes nothing or the :class:`Services` and returns one; or an ``async``
                 function of the event, or of the event and the services.
             enqueue: commit the event to the inbox, answer 200, and run the handler in a worker
-                with local retries. Advised from about 5 seconds of work (spec 4.2).
+                with local retries. Advised from about 5 seconds of work, because senders give up
+                on a delivery after some 10.
             ordered: with ``enqueue``: the events of one ``data.id`` run one at a time, in the
                 order of arrival.
             run_when_suspended: False keeps the events of a tenant that is not active as parked,
@@ -143,7 +148,7 @@ class HandlerRegistry:
 
         Raises:
             HandlerRegistrationError: the type has a handler already, the class is not in the
-                catalogue, or ``handler`` is none, or one of another event class.
+                catalogue, or ``handler`` is no handler, or one of another event class.
         """
         wire_type = self._wire_type(event_class)
         if wire_type in self._registrations:
@@ -195,7 +200,7 @@ class HandlerRegistry:
         """Register ``handler`` for every event whose type has none, unknown types included.
 
         Without a fallback such events are kept as parked and can be replayed later. The fallback
-        does not satisfy the completeness check, which asks for a handler of each type's own.
+        does not satisfy the completeness check, which asks for each type's own handler.
         """
         if self._fallback is not None:
             raise HandlerRegistrationError(
@@ -214,7 +219,7 @@ class HandlerRegistry:
         return len(self._registrations)
 
     def missing(self) -> tuple[str, ...]:
-        """Return a line for each known type without a handler (spec 6.1), in catalogue order.
+        """Return a line for each known type without a handler, in catalogue order.
 
         Each line has the count ("N of 28"), the type, its class and the suggested registration.
         """
@@ -307,7 +312,7 @@ def _bind(registration: Registration, services: Services[Any]) -> BoundHandler:
 def _require_handle_core(name: str, handler_class: type[WebhookHandlerBase[Any]]) -> None:
     function = handler_class.handle_core
     if function is WebhookHandlerBase.handle_core or not (
-        # A decorator may hide the coroutine function that it wraps.
+        # A decorator with functools.wraps is a plain function around the coroutine function.
         inspect.iscoroutinefunction(function)
         or inspect.iscoroutinefunction(inspect.unwrap(function))
     ):
@@ -317,7 +322,7 @@ def _require_handle_core(name: str, handler_class: type[WebhookHandlerBase[Any]]
 
 
 def _require_event_class(registration: Registration, handler_class: type) -> None:
-    """Refuse a handler whose own event class is another one: it would get what it cannot read."""
+    """Refuse a handler that declares another event class: it could not read its events."""
     declared = _declared_event(handler_class)
     wanted = registration.event_class
     if wanted is None or declared is None or issubclass(wanted, declared):
@@ -330,7 +335,7 @@ def _require_event_class(registration: Registration, handler_class: type) -> Non
 
 
 def _declared_event(handler_class: type) -> type | None:
-    """Return the event class of ``WebhookHandlerBase[...]`` among the bases; None: it is open."""
+    """Return the event class of ``WebhookHandlerBase[...]`` among the bases, None if it is open."""
     for base in handler_class.__mro__:
         for generic in base.__dict__.get("__orig_bases__", ()):
             origin = get_origin(generic)
@@ -343,7 +348,7 @@ def _declared_event(handler_class: type) -> type | None:
 
 
 def _users_line() -> str:
-    """Return the line outside of this package that has called it, as ``FILE:LINE``."""
+    """Return the innermost calling line outside this package, as ``FILE:LINE``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("sdk_trio."):
         frame = frame.f_back
@@ -354,7 +359,7 @@ def _build(name: str, factory: Callable[..., object], services: Services[Any]) -
     arguments = (services,) if _positional_count(factory) else ()
     try:
         return factory(*arguments)
-    except BaseException as error:  # a factory that ends programs is a broken one
+    except BaseException as error:  # SystemExit from a factory is its fault, not a wish to stop
         if is_interrupt(error):
             raise
         raise HandlerRegistrationError(  # noqa: ASYNC104 - no loop cancels a start's factories

@@ -1,8 +1,8 @@
-"""The one place where a request that is not answered 200 is noted: counted, and logged seldom.
+"""Counts and log lines of requests that are not answered 200.
 
-Anybody can have a request refused, as often as they like, so each cause has a few lines in a while;
-how many were left out is told by one line at its end. A delivery that was verified and could not be
-taken is noted here as well, beside the event that says why.
+Anybody can have requests refused, as often as they like, so each cause is logged a few times in a
+while, and one line at the end says how many were left out. A verified delivery that could not be
+taken is noted here as well, beside the log event that gives the reason.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from .verdict import ID_HEADER
 
 _log = get_logger("webhooks")
 
-#: Lines of one cause, in so many seconds.
+#: The most lines of one cause (``LINES``) in a time (``SECONDS``).
 LINES: Final = 3
 SECONDS: Final = 10.0
 
-#: What the server itself refuses, before there is a request to speak of.
+#: Causes of the HTTP server's own refusals by status, before a request reaches the application.
 _SERVER_CAUSES: Final = {
     400: "malformed",
     408: "slow_request",
@@ -40,8 +40,8 @@ class Rejection:
     """One request that was not answered 200.
 
     ``event`` is ``webhook.rejected`` (a verification failed) or ``webhook.refused``. ``address`` is
-    the sender's, None if unknown. ``webhook_id`` is what the sender claims, if it has the form of
-    an id. ``fields`` are further ones for the log; nothing of a body is among them.
+    the sender's, None if unknown. ``webhook_id`` is the sender's claim, if it has the form of an
+    id. ``fields`` are further log fields; nothing of a body is among them.
     """
 
     event: str
@@ -56,7 +56,7 @@ class Rejections:
     """Notes every rejection of one receiver.
 
     Args:
-        counters: where they are counted.
+        counters: counts them by cause.
         clock: returns seconds that never go back; None: the clock of the process.
     """
 
@@ -70,7 +70,7 @@ class Rejections:
         self._left_out = trio.Event()
 
     def note(self, rejection: Rejection) -> None:
-        """Count a rejection, and log it unless its cause has had its lines."""
+        """Count a rejection, and log it unless its cause has been logged often enough."""
         self._counters.count_refusal(rejection.cause)
         suppressed = self._throttle.admit(rejection.cause)
         if suppressed is None:
@@ -98,7 +98,7 @@ class Rejections:
     async def run(  # noqa: ASYNC910 - it never returns
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Tell how many lines were left out, once in a while; until cancelled."""
+        """Log how many lines were left out, every ``SECONDS`` and at the end, until cancelled."""
         task_status.started()
         try:
             while True:

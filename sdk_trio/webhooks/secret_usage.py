@@ -1,4 +1,4 @@
-"""Which configured secrets are in use, to tell when a rotation is over. Pure (spec 5, Rotation)."""
+"""The use of each configured secret, which shows when a rotation is over. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -24,18 +24,18 @@ class SecretUsage:
 
     @property
     def matches(self) -> Sequence[int]:
-        """The matches of each secret so far (``sdk_webhook_secret_matches_total{index}``)."""
+        """Return each secret's matches so far (``sdk_webhook_secret_matches_total{index}``)."""
         return tuple(self._matches)
 
     def record(self, index: int, now: float) -> None:
-        """Count one delivery that the secret at ``index`` made the signature of."""
+        """Count one delivery whose signature the secret at ``index`` made."""
         self._matches[index] += 1
         self._last_match[index] = now
 
     def rearrange(self, positions: Sequence[int | None], now: float) -> None:
-        """Take over a new list of secrets: at ``positions[i]`` the one at ``i`` was until now.
+        """Take over a new list of secrets; ``positions[i]`` is the old index of secret ``i``.
 
-        None is a secret that was not there; its counts begin at 0, and its first day at ``now``.
+        None stands for a new secret: its counts begin at 0, and its first day at ``now``.
         """
         kept = [None if old is None else self._record(old) for old in positions]
         records = [record or (now, 0, None, None) for record in kept]
@@ -56,7 +56,8 @@ class SecretUsage:
         """Return the secrets to report as unused, each at most once a day.
 
         A secret is unused when it has not matched for a day although another one has. Without
-        deliveries nothing is said. The call counts as the report.
+        deliveries no secret is reported, because a quiet day proves nothing. Calling this counts as
+        the report.
         """
         if not any(_within_a_day(last, now) for last in self._last_match):
             return []

@@ -1,4 +1,4 @@
-"""Signs deliveries and posts them: for the simulator, ``events trigger``, and tests (spec 4.3)."""
+"""Signing and posting of deliveries, for the simulator, ``events trigger``, and tests."""
 
 import ssl
 from collections.abc import Mapping
@@ -11,20 +11,20 @@ from ..config import KeyDerivation, Secret
 from ..errors import EXIT_UNAVAILABLE, SdkError
 from .signature import sign
 
-#: How long one delivery may take, in seconds: what the upstream allows (Standard Webhooks advice
-#: is 15 to 30; the upstream that most users have gives up after 10).
+#: How long one delivery may take, in seconds. The upstream gives up after 10, so a test delivery
+#: that takes longer would fail in production, too (Standard Webhooks advises senders 15 to 30).
 DELIVERY_SECONDS = 10.0
 
 
 class DeliveryFailedError(SdkError):
-    """No answer came: the address cannot be reached, or took too long."""
+    """No answer came: the address cannot be reached, or the receiver took too long."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 @attrs.frozen
 class SignedDelivery:
-    """A delivery as it goes over the wire: ``body`` is exactly what was signed."""
+    """A delivery as it goes over the wire; ``body`` holds exactly the signed bytes."""
 
     webhook_id: str
     timestamp: int
@@ -33,7 +33,7 @@ class SignedDelivery:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of the request, lower case, with the content type."""
+        """Return the headers of the request, lower case, with the content type."""
         return {
             "content-type": "application/json",
             "webhook-id": self.webhook_id,
@@ -81,7 +81,7 @@ async def post(
     Raises:
         DeliveryFailedError: no answer within 10 seconds.
     """
-    # Imported here: a receiver that never simulates does not pay 100 ms for it at its start.
+    # Imported here, because it takes 100 ms, which a receiver that never simulates must not pay.
     import httpx
 
     socket_path, target = _split_target(url)
@@ -89,7 +89,8 @@ async def post(
     verify: ssl.SSLContext | bool = url.startswith("https:")
     if ca_file is not None:
         verify = ssl.create_default_context(cafile=ca_file)
-        # The file holds the server's own certificate, and seldom the authority that issued it.
+        # The file holds the server's own certificate, and seldom the authority that issued it, so
+        # the chain may end at the certificate itself.
         verify.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         verify.check_hostname = False
     sent = {**delivery.headers, **(headers or {})}

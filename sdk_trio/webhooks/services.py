@@ -1,4 +1,4 @@
-"""What a handler may use (contracts 4)."""
+"""The services that a handler may use: settings, store, client, tenants."""
 
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -9,7 +9,8 @@ from ..config import Settings
 from ..errors import NotRunningError, TenantsDisabledError
 from ..storage.ports import Inbox
 
-# Without tenants, SQLite is loaded only by those who use it.
+# Imported for type checkers only: the tenants' modules load SQLite, which a receiver without
+# tenants may not need.
 if TYPE_CHECKING:
     from ..tenants.database_opener import TenantDatabase
     from ..tenants.ports import TenantKey
@@ -21,11 +22,13 @@ ClientType = TypeVar("ClientType")
 
 @attrs.frozen
 class Services(Generic[ClientType]):
-    """Given to handler factories and to handler functions of two parameters.
+    """The argument of handler factories, and of handler functions with two parameters.
 
     ``settings`` are the validated settings, ``store`` is the inbox that holds the delivery.
-    ``client`` is the client of the upstream API. This package does not know its class, whoever
-    builds the services does; ``sdk_trio.Services`` is the form that says :class:`sdk_trio.Client`.
+    ``client`` is the client of the upstream API. The class is generic over the client's class,
+    because this package must not import the client
+    (docs/adr/0006-services-generic-over-the-client.md); ``sdk_trio.Services`` is the form whose
+    client is a :class:`sdk_trio.Client`.
     """
 
     settings: Settings
@@ -34,10 +37,10 @@ class Services(Generic[ClientType]):
 
     @property
     def client(self) -> ClientType:
-        """The open client of the upstream API, for as long as handlers run.
+        """Return the client of the upstream API, which is open for as long as handlers run.
 
         Raises:
-            NotRunningError: there is none, because the receiver runs standalone (spec 1.6).
+            NotRunningError: there is none, because the receiver runs without the runtime.
         """
         if self._client is None:
             raise NotRunningError(
@@ -50,7 +53,7 @@ class Services(Generic[ClientType]):
 
     @property
     def tenants(self) -> "TenantService":
-        """The tenants: find them, add them, take them through their life.
+        """Return the service that finds, adds and changes tenants.
 
         Raises:
             TenantsDisabledError: ``Sdk:MultiTenant:Enabled`` is false.
@@ -67,7 +70,7 @@ class Services(Generic[ClientType]):
             TenantNotActiveError: the tenant is suspended, deactivated or deleted.
             TenantError: there is no such tenant, or its token cannot be read.
         """
-        # The runtime makes the tenants' clients as it makes its own, so they are of one type.
+        # The runtime makes the tenants' clients as it makes its own, so all are of one type.
         return cast(
             "AbstractAsyncContextManager[ClientType]", self._require_tenancy().client_for(tenant)
         )

@@ -1,7 +1,9 @@
-"""Signatures of the Standard Webhooks scheme: read, made and checked. Pure (spec 4.1 and 5).
+"""Signatures of the Standard Webhooks scheme: read, made and checked. Pure.
 
-What is signed is ``{webhook-id}.{webhook-timestamp}.{body}``, byte for byte as it was sent.
-``v1`` is HMAC-SHA256, ``v1a`` is ed25519 and needs the extra ``sdk-trio[ed25519]``.
+A signature covers ``{webhook-id}.{webhook-timestamp}.{body}``, byte for byte as it was sent.
+``v1`` is HMAC-SHA256, ``v1a`` is ed25519 and needs the extra ``sdk-trio[ed25519]``. While a secret
+is rotated, a sender signs with both and sends several entries, and a receiver accepts any of its
+configured secrets. The source is https://www.standardwebhooks.com.
 """
 
 import base64
@@ -29,10 +31,11 @@ HMAC_VERSION: Final = b"v1"
 ED25519_VERSION: Final = b"v1a"
 
 #: A sender has one entry for each active secret. Both caps leave room for far more than any
-#: rotation needs, and bound what an unauthenticated caller can make us compute.
+#: rotation needs, and bound the work that an unauthenticated caller can cause.
 MAX_HEADER_BYTES: Final = 8 * 1024
 MAX_ENTRIES: Final = 32
-#: Each of these costs a hash of the whole body for each ed25519 key. A rotation needs two.
+#: Each different ``v1a`` entry costs a hash of the whole body for each ed25519 key, while all HMAC
+#: entries together cost one. A rotation needs two.
 MAX_ED25519_ENTRIES: Final = 4
 MAX_ID_BYTES: Final = 256
 #: Twelve digits last until the year 33658; thirteen are milliseconds sent by mistake.
@@ -50,9 +53,9 @@ _opens_entry = re.compile(rb"v\d+[a-z]?").fullmatch
 _ID_CHARACTERS: Final = bytes(code for code in range(0x21, 0x7F) if code != ord("."))
 
 _SHA256_BLOCK_BYTES: Final = 64
-#: hashlib lets go of the interpreter's lock for 2048 bytes and more. Beside a busy thread, as the
-#: store's is, getting it back takes ten times as long as hashing a few kilobytes: those are hashed
-#: in pieces.
+#: hashlib releases the interpreter's lock for 2048 bytes and more. Beside a busy thread, such as
+#: the store's, getting the lock back takes ten times as long as hashing a few kilobytes. Therefore
+#: contents up to ``_LONGEST_IN_PIECES`` are hashed in pieces below that size.
 _PIECE_BYTES: Final = 2047
 _LONGEST_IN_PIECES: Final = 16 * 1024
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
@@ -88,12 +91,13 @@ class SignatureEntry(msgspec.Struct, frozen=True, gc=False):
 def parse_signature_header(value: bytes) -> tuple[SignatureEntry, ...]:
     """Read the entries of a ``webhook-signature`` header.
 
-    Entries may be separated by spaces, tabs, commas or any run of them. ``v1`` or the like opens
-    an entry, the token after it is its value; a version whose value is missing hides no entry that
-    follows. Values are base64 of the standard alphabet, the padding may be missing. Encodings
-    whose unused last bits are not zero are malformed, so that one signature has one spelling and
-    no bit of it can be changed unnoticed. Entries that are malformed, of another version, or
-    without a version are left out.
+    Entries may be separated by spaces, tabs, commas or any run of them, because proxies join
+    repeated headers with a comma. ``v1`` or the like opens an entry, the token after it is its
+    value; a version whose value is missing hides no entry that follows. Values are base64 of the
+    standard alphabet; the padding may be missing. Encodings whose unused last bits are not zero are
+    malformed, so that one signature has one spelling and no bit of it can be changed unnoticed.
+    Entries that are malformed, of another version, or without a version are left out, so that a
+    sender may add new schemes.
 
     Args:
         value: the header as it was sent; lines of a repeated header joined with a space.
@@ -110,6 +114,8 @@ def parse_signature_header(value: bytes) -> tuple[SignatureEntry, ...]:
         raise VerificationError(
             "bad_signature_header", f"webhook-signature is longer than {MAX_HEADER_BYTES} bytes"
         )
+    # The shape of nearly all deliveries takes a short way. If it does not decode, the general way
+    # below decides, so both give the same result.
     if len(value) == _LONE_ENTRY_LENGTH and value.startswith(b"v1,"):
         lone = _decode_strictly(value[3:])
         if lone is not None and len(lone) == _SIGNATURE_BYTES[HMAC_VERSION]:
@@ -144,20 +150,21 @@ def parse_signature_header(value: bytes) -> tuple[SignatureEntry, ...]:
 
 
 def _decode_strictly(text: bytes) -> bytes | None:
-    """Return the bytes that this is the one correct base64 of, or None."""
+    """Return the bytes whose only correct base64 is ``text``, or None."""
     if len(text) % 4:
         text += b"=" * (-len(text) % 4)
     try:
         decoded = a2b_base64(text)
     except Base64Error:
         return None
-    # Encoding it again finds everything that the decoder lets pass: foreign characters and bits.
+    # The decoder skips foreign characters and ignores unused bits. Encoding the result again and
+    # comparing finds both.
     return decoded if b2a_base64(decoded, newline=False) == text else None
 
 
 @attrs.frozen
 class Match:
-    """Which configured secret made a signature.
+    """The configured secret that made a signature.
 
     ``index`` is its position in the configured order, ``version`` the scheme (``v1``, ``v1a``),
     ``derivation`` how the secret became the key; None for ed25519, where there is one way only.
@@ -170,7 +177,10 @@ class Match:
 
 @attrs.frozen
 class _HmacKey:
-    """HMAC-SHA256 with its two halves hashed in advance: a quarter less work for each delivery."""
+    """An HMAC-SHA256 key with both padded blocks hashed in advance (RFC 2104, 4).
+
+    That saves a quarter of the work for each delivery.
+    """
 
     inner: "HASH"
     outer: "HASH"
@@ -195,7 +205,7 @@ class _HmacKey:
 
 
 def _in_pieces(content: bytes) -> Sequence[bytes]:
-    """Cut what is to be hashed into pieces for which hashlib keeps the interpreter's lock."""
+    """Cut ``content`` into pieces for which hashlib keeps the interpreter's lock."""
     if len(content) > _LONGEST_IN_PIECES:
         return (content,)
     return [content[start : start + _PIECE_BYTES] for start in range(0, len(content), _PIECE_BYTES)]
@@ -203,7 +213,7 @@ def _in_pieces(content: bytes) -> Sequence[bytes]:
 
 @attrs.frozen
 class _Ed25519Key:
-    """A public key; ``check`` raises ``failure`` for a signature that it did not make."""
+    """A public key; ``check`` raises ``failure`` for a signature that its pair did not make."""
 
     check: Callable[[bytes, bytes], None]
     failure: type[Exception]
@@ -255,7 +265,8 @@ class Keyring:
             try:
                 parsed = parse_secret(secret.reveal(), derivation)
                 if parsed.ed25519_public_key is not None:
-                    # Loaded here too, so that a missing package is listed with the other problems.
+                    # Loaded here as well, so that a missing package is listed with the other
+                    # problems.
                     _load_public_key(parsed.ed25519_public_key)
                     match = Match(index, ED25519_VERSION.decode(), None)
                     ed25519_keys.append((match, parsed.ed25519_public_key))
@@ -274,7 +285,7 @@ class Keyring:
 
     @property
     def versions(self) -> frozenset[bytes]:
-        """The versions of signatures that these keys can check: of ``v1`` and ``v1a``."""
+        """Return the versions of signatures that these keys can check, of ``v1`` and ``v1a``."""
         hmac = {HMAC_VERSION} if self._hmac_keys else set()
         ed25519 = {ED25519_VERSION} if self._ed25519_keys else set()
         return frozenset(hmac | ed25519)
@@ -284,7 +295,8 @@ class Keyring:
     ) -> Match | None:
         """Find the secret that made one of ``entries`` over this delivery.
 
-        Every key is compared with every entry, in constant time and without leaving early.
+        Every key is compared with every entry, in constant time and without leaving early, so that
+        the time does not tell a forger which bytes or which secret came close.
 
         Args:
             webhook_id: the header's bytes, already validated: without a dot.
@@ -301,7 +313,8 @@ class Keyring:
         for match, key in self._hmac_keys:
             expected = key.digest(pieces)
             for entry in entries:
-                # The comparison stands first: no earlier match may spare the work of a later one.
+                # The comparison stands first, so that an earlier match cannot skip a later one and
+                # make the time depend on which secret matched.
                 if (
                     compare_digest(expected, entry.value)
                     and entry.version == HMAC_VERSION
@@ -315,7 +328,7 @@ class Keyring:
     def _match_ed25519(
         self, content: bytes, entries: Sequence[SignatureEntry], found: Match | None
     ) -> Match | None:
-        # Equal entries prove the same: each is checked once.
+        # Equal entries prove the same, so each value is checked once.
         values = {entry.value for entry in entries if entry.version == ED25519_VERSION}
         for match, key in self._ed25519_keys:
             for value in values:
@@ -334,7 +347,8 @@ _NEEDS_EXTRA = (
 
 
 def _load_public_key(key: bytes) -> _Ed25519Key:
-    # Imported here: an optional package, and 30 ms that most receivers never need.
+    # Imported here: the package is optional, and loading it takes 30 ms that most receivers never
+    # need to spend.
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -422,7 +436,7 @@ def _encode(signature: bytes) -> str:
 
 
 def new_secret(random_bytes: bytes) -> str:
-    """Write 32 bytes from a cryptographic source of randomness as a ``whsec_`` secret.
+    """Encode 32 bytes from a cryptographic source of randomness as a ``whsec_`` secret.
 
     Raises:
         ValueError: there are not exactly 32 of them.

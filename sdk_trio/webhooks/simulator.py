@@ -1,7 +1,7 @@
-"""The test simulator: posts signed samples to this application's own endpoint (spec 4.3).
+"""The test simulator: posts signed samples to this application's own endpoint.
 
-It signs for whoever asks, so it is for this machine alone, and never signs with a secret that
-another installation verifies with: what it hands out could be sent there.
+It signs for every caller, so it answers this machine alone, and never signs with a secret that
+another installation may verify with: a signature that it returned could be used there.
 """
 
 import json
@@ -28,7 +28,8 @@ _log = get_logger("webhooks")
 
 PREFIX = "/test/webhook/simulate/"
 
-#: Of a request with one of these nobody knows where it came from: a proxy of this machine sent it.
+#: Headers that only a proxy adds. A proxy on this machine makes every request look local, so the
+#: origin of a request with one of them is unknown.
 _PASSED_ON = frozenset(
     {
         b"forwarded",
@@ -47,10 +48,10 @@ _UNABLE = (
 
 
 def refusal(scope: Scope) -> str | None:
-    """Say why a request is not for the simulator to answer, or None. Pure.
+    """Say why the simulator must not answer a request, or None. Pure.
 
-    A page of another site can make a browser of this machine ask, and can point a name of its own
-    at a loopback address (DNS rebinding): its Origin and Host tell it apart.
+    A page of another site can have a browser of this machine send requests, and can point a name of
+    its own at a loopback address (DNS rebinding): Origin and Host reveal both.
     """
     client = scope.get("client")
     if not _is_here(client):
@@ -73,8 +74,8 @@ class Simulator:
     """Answers ``POST /test/webhook/simulate/{eventType}``; mapped in Development only.
 
     An optional JSON object as the request's body is merged into the sample's ``data``. The answer
-    says what was sent and what came back: ``{eventType, webhookId, timestamp, signature,
-    targetUrl, status, body}``. ``address`` is the started address of the receiver.
+    holds the delivery and the receiver's answer to it: ``{eventType, webhookId, timestamp,
+    signature, targetUrl, status, body}``. ``address`` is the started address of the receiver.
 
     Requests of other machines and other sites' pages are refused, and so is signing with a secret
     that was not made for tests.
@@ -86,7 +87,7 @@ class Simulator:
         self.address = ""
 
     def serves(self, path: str) -> bool:
-        """Whether a request for this path is the simulator's."""
+        """Say whether a request for this path is the simulator's."""
         return path.startswith(PREFIX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +113,8 @@ class Simulator:
         if body is None:
             return TOO_LARGE
         try:
-            # Stricter than json: what could not be sent again, such as NaN, is refused here.
+            # msgspec is stricter than json: it refuses values that no JSON can hold, such as NaN,
+            # before they are merged and sent.
             overrides = msgspec.json.decode(body) if body.strip() else {}
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             return _json(400, {"error": f"the body is no JSON: {error}"})
@@ -183,12 +185,13 @@ def _refuse(scope: Scope) -> Answer | None:
         _log.warning(
             "webhook.simulation_refused", reason=reason, address=client[0] if client else None
         )
-        # Another machine does not learn that there is a simulator.
+        # Other machines get the answer of a path that does not exist.
         return _json(403, {"error": f"refused: {reason}"}) if _is_here(client) else NOT_FOUND
     for name, value in scope["headers"]:
         media = value.partition(b";")[0].strip().lower()
         if name == b"content-type" and media and not _is_json(media):
-            # What a form of another site can send is none of this.
+            # The media types of HTML forms are refused, because any site's page may send these
+            # without asking the browser first (CORS).
             return UNSUPPORTED_MEDIA
     return None
 

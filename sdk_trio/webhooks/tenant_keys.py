@@ -1,8 +1,8 @@
 """The keys of a tenant's own webhook secrets.
 
-The address of a delivery chooses its keys: a tenant with secrets of its own has one, where no
-others verify. At the host's address the host's own keys come first; where they fail, what the
-sender claims chooses a tenant's keys, and nothing else.
+The address of a delivery chooses its keys: a tenant with secrets of its own has an address, where
+no other keys verify. At the host's address the host's own keys come first; where they fail, the
+organization in the unverified body chooses a tenant's keys, and nothing else.
 """
 
 from typing import TYPE_CHECKING
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 _log = get_logger("webhooks")
 
-#: How many tenants' keys are kept prepared.
+#: How many tenants' keys are kept prepared. Key files are read at each delivery that needs them, so
+#: that a rotation counts at once; only the derived keys are remembered, under the secrets they were
+#: derived from.
 CAPACITY = 1024
 
 
 class TenantKeys:
-    """Finds the tenant that a delivery claims, and the keys that would prove it."""
+    """Finds the tenant that a delivery claims, and the keys that can prove the claim."""
 
     def __init__(self, tenancy: "Tenancy", derivation: KeyDerivation) -> None:
         self._tenancy = tenancy
@@ -61,7 +63,8 @@ class TenantKeys:
     async def erased(self, organization_id: str | None) -> str | None:
         """Return the id of the purged tenant that an organization had, None if it had none.
 
-        So a delivery that comes after the purge is kept as that tenant's, and not run as nobody's.
+        A delivery that comes after the purge is kept as that tenant's. Without this it would run as
+        an event without tenant.
 
         Raises:
             StoreUnavailableError: the store cannot say.
@@ -88,6 +91,8 @@ class TenantKeys:
         usable = []
         for number, secret in enumerate(secrets, start=1):
             try:
+                # Each secret alone, so that one unusable line of a key file is logged and does not
+                # stop the deliveries that the others verify.
                 Keyring.from_secrets([secret], self._derivation)
             except OptionsValidationError as error:
                 _log.error(

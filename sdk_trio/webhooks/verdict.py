@@ -1,7 +1,7 @@
-"""The verdict on a delivery: authentic or not, and why not. Pure (spec 4.1, steps 2 to 5).
+"""The verdict on a delivery: authentic or not, and why not. Pure.
 
 The cause and the detail of a rejection are for the operator's log and for the ``verify`` command;
-the sender gets the same opaque answer whatever they are (spec 7).
+the sender gets the same opaque answer for all of them.
 """
 
 import enum
@@ -31,7 +31,7 @@ _REQUIRED_LENGTHS: Final = frozenset(map(len, _REQUIRED))
 
 
 class Cause(enum.StrEnum):
-    """Why a delivery was rejected: one word for logs, a closed set."""
+    """The causes of a rejection: one word each for logs and metrics, a closed set."""
 
     MISSING_HEADER = "missing_header"
     REPEATED_HEADER = "repeated_header"
@@ -43,9 +43,9 @@ class Cause(enum.StrEnum):
     NO_MATCH = "no_match"
 
 
-# Structs, because each is made once a delivery.
+# msgspec Structs, because each is made for every delivery and they are cheap to make.
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """What arrived: the request's headers as ASGI gives them, the exact body, and when.
+    """A delivery as it arrived: the headers as ASGI gives them, the exact body, and the time.
 
     ``headers`` are pairs of name and value in the order of arrival, repeated ones as they came.
     ``received_at`` is in Unix seconds, by the same clock as the senders' timestamps.
@@ -63,8 +63,8 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
     """An authentic delivery.
 
     ``timestamp`` is the signed one, in Unix seconds. ``secret_index`` is the position, in the
-    configured order, of the secret that matched; ``derivation`` how it became the key (None for
-    ed25519).
+    configured order, of the secret that matched; ``derivation`` says how it became the key (None
+    for ed25519).
     """
 
     webhook_id: str
@@ -74,9 +74,10 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """A delivery that is not to be trusted.
+    """A delivery that must not be trusted.
 
-    ``detail`` is a sentence for the operator; it quotes nothing of what was sent.
+    ``detail`` is a sentence for the operator; it quotes nothing from the delivery, so that a
+    stranger cannot write into logs.
     """
 
     cause: Cause
@@ -86,10 +87,9 @@ class Rejected(msgspec.Struct, frozen=True, gc=False):
 def judge(delivery: Delivery, keyring: Keyring, *, tolerance_seconds: int) -> Accepted | Rejected:
     """Decide whether a delivery is authentic and recent.
 
-    The order is the specification's (4.1): the headers are read, the timestamp is checked, the
-    signature is compared. Header names count without regard to case; ``svix-id``, ``webhook_id``
-    and the like are other headers and change nothing. Nothing that a sender can put into headers
-    and body raises.
+    The cheap checks come first: the headers are read, the timestamp is checked, then the signature
+    is compared. Header names count without regard to case; ``svix-id``, ``webhook_id`` and the like
+    are other headers and change nothing. No headers and no body make it raise.
 
     Args:
         delivery: what arrived.
@@ -97,7 +97,8 @@ def judge(delivery: Delivery, keyring: Keyring, *, tolerance_seconds: int) -> Ac
         tolerance_seconds: ``Sdk:Webhooks:ToleranceSeconds``; a difference of exactly that many
             whole seconds, either way, still passes.
     """
-    # Servers give names in lower case. Where they have, and none is repeated, three look-ups do.
+    # ASGI servers give names in lower case. If they do, and no name is repeated, three look-ups
+    # suffice; the loop below handles all other requests.
     named = dict(delivery.headers)
     plain = len(named) == len(delivery.headers) and b"".join(named).islower()
     webhook_id = named.get(ID_HEADER) if plain else None
@@ -105,9 +106,11 @@ def judge(delivery: Delivery, keyring: Keyring, *, tolerance_seconds: int) -> Ac
     signature = named.get(SIGNATURE_HEADER) if plain else None
     more_signatures: list[bytes] = []
     for name, value in () if plain else delivery.headers:
-        # By length first: most headers are passed over without a lower-case copy of their name.
+        # The length is compared first, so that most headers need no lower-case copy of their name.
         if len(name) not in _REQUIRED_LENGTHS or (name := name.lower()) not in _REQUIRED:
             continue
+        # A repeated signature header is a longer list of entries. A repeated id or timestamp is
+        # refused: another program on the way might use the other one.
         if name == SIGNATURE_HEADER:
             if signature is None:
                 signature = value
@@ -128,8 +131,8 @@ def judge(delivery: Delivery, keyring: Keyring, *, tolerance_seconds: int) -> Ac
     if not is_valid_timestamp(timestamp):
         return _bad_timestamp(timestamp)
     seconds = int(timestamp)
-    # Whole seconds on both sides, as timestamps have no fraction. Written so that a clock that
-    # says "not a number" rejects.
+    # Both sides are whole seconds, as timestamps have no fraction: a difference of exactly the
+    # tolerance passes. The chained comparison is false for NaN, so such a clock rejects.
     age = delivery.received_at // 1 - seconds
     if not -tolerance_seconds <= age <= tolerance_seconds:
         return _outside_tolerance(age, tolerance_seconds)

@@ -1,4 +1,4 @@
-"""``notify preview`` and ``notify test`` (contracts 9)."""
+"""``notify preview`` and ``notify test``."""
 
 import threading
 from contextlib import contextmanager

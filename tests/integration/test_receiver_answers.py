@@ -1,4 +1,4 @@
-"""Every row of the table of answers (contracts 3), over real connections."""
+"""Every row of the table of answers, over real connections."""
 
 import base64
 import json

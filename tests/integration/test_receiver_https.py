@@ -1,4 +1,4 @@
-"""RequireHttps: who may say that a request came by HTTPS (spec 4.1 step 1, contracts 2)."""
+"""RequireHttps: who may say that a request came by HTTPS."""
 
 import ssl
 import sys

@@ -1,4 +1,4 @@
-"""The receiver alone, mounted in somebody else's application and server (spec 1.6)."""
+"""The receiver alone, mounted in somebody else's application and server."""
 
 import json
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""The simulator: signed samples to our own endpoint, in Development alone (spec 4.3)."""
+"""The simulator: signed samples to our own endpoint, in Development alone."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the settings come to for the client (spec 2.1, 2.2, 5 and 9)."""
+"""The plan of the client: addresses, headers and policies out of the settings."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The catalogue of types, and events that an application adds (spec 6.1)."""
+"""The catalogue of types, and events that an application adds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

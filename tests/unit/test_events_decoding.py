@@ -1,4 +1,4 @@
-"""From bytes to events: hostile bodies, drift, and what is kept (contracts 3 and 4)."""
+"""From bytes to events: hostile bodies, drift, and what is kept."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Samples: realistic, complete, deterministic, and changed by a merge patch (spec 4.3)."""
+"""Samples: realistic, complete, deterministic, and changed by a merge patch."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""What becomes of a delivery after a run failed (contracts 2, 3 and 5)."""
+"""The outcome of a delivery after a run failed."""
 
 import math
 import os

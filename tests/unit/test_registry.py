@@ -1,4 +1,4 @@
-"""Registering handlers: what is accepted, what is refused and how (spec 4.2 and 6.1)."""
+"""Registering handlers: what is accepted, what is refused and how."""
 
 import functools
 import inspect

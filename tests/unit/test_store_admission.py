@@ -1,4 +1,4 @@
-"""What a further delivery of a known id is told (contracts 3)."""
+"""The answer to a further delivery of a known id."""
 
 import pytest
 

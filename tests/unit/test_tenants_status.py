@@ -1,4 +1,4 @@
-"""Which transitions are possible, and what suspends a tenant: pure, all cases (contracts 5)."""
+"""Which transitions are possible, and what suspends a tenant: pure, all cases."""
 
 import itertools
 
@@ -29,7 +29,7 @@ TENANT = Tenant(
     created_at=0.0,
 )
 
-#: Written out once more, from the contracts: what each transition makes of each status.
+#: The table of transitions, written out here so that the code is not compared with itself.
 EXPECTED = {
     (ACTIVE, Transition.SUSPENDED): SUSPENDED,
     (ACTIVE, Transition.DEACTIVATED): DEACTIVATED,

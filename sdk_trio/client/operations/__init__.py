@@ -1,7 +1,7 @@
 """The table of the upstream API's operations, one row each.
 
-The rows are the attributes of the resource classes in this folder's files, by subject. A row is
-what the answer is, then method and exact path below ``Sdk:BasePath``::
+The rows are the attributes of the resource classes in this folder's files, by subject. A row names
+the form of the answer, then method and exact path below ``Sdk:BasePath``::
 
     class Orders(Resource, path="orders"):
         list = pages("GET /orders/")
@@ -54,7 +54,7 @@ __all__ = [
 
 
 class Resources(Resource, path=""):
-    """Every resource, as attributes: the client is one of these."""
+    """Every resource, as attributes; the client is a subclass."""
 
     products: Nested[Products] = Nested(Products)
     benefits: Nested[Benefits] = Nested(Benefits)
@@ -105,7 +105,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class UnknownOperationError(SdkError, LookupError):
-    """No operation has this name; ``near`` are those that may have been meant."""
+    """No operation has this name; ``near`` lists those that may have been meant."""
 
     exit_code = EXIT_USAGE
 
@@ -120,7 +120,7 @@ def find_operation(words: str | Sequence[str]) -> Operation:
     Only letters and digits count, so spaces, dots, hyphens and underscores are all the same.
 
     Raises:
-        UnknownOperationError: there is none; the message names what is near.
+        UnknownOperationError: there is none; the message names similar ones.
     """
     text = (words if isinstance(words, str) else " ".join(words)).strip()
     found = _BY_LETTERS.get(_letters(text))
@@ -130,7 +130,7 @@ def find_operation(words: str | Sequence[str]) -> Operation:
 
 
 def bound(resources: Resource, operation: Operation) -> BoundOperation[..., Any]:
-    """Return ``operation`` as the method of ``resources`` (a client) that it is."""
+    """Return the method of ``resources`` (a client) that calls ``operation``."""
     method = functools.reduce(getattr, operation.full_name.split("."), resources)
     assert isinstance(method, BoundOperation)  # noqa: S101 - OPERATIONS is made of these attributes
     return method
@@ -141,7 +141,7 @@ _SHOWN = 12
 
 
 def _letters(name: str) -> str:
-    """Return what counts of a name: people mix up words, dots, hyphens and underscores."""
+    """Return the letters and digits of a name; people mix up dots, hyphens and underscores."""
     return re.sub(r"[\s./_-]+", "", name.lower())
 
 

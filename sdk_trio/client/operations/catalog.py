@@ -1,4 +1,4 @@
-"""What is sold: products, what they grant, and how they are offered."""
+"""The seller's catalogue: products, the benefits that they grant, and the ways to offer them."""
 
 from ..operation import Body
 from ..resources import Resource, nothing, pages, record
@@ -16,7 +16,7 @@ class Products(Resource, path="products"):
 
 
 class Benefits(Resource, path="benefits"):
-    """What buying a product grants."""
+    """Benefits that buying a product grants."""
 
     list = pages("GET /benefits/")
     create = record("POST /benefits/")

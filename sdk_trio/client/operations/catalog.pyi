@@ -219,7 +219,7 @@ class Products(Resource, path="products"):
         """
 
 class Benefits(Resource, path="benefits"):
-    """What buying a product grants."""
+    """Benefits that buying a product grants."""
 
     @asynchronous
     def list(

@@ -1,4 +1,4 @@
-"""Who buys: customers, their members, seats, meters and sessions."""
+"""Customers, their members, seats, meters and sessions."""
 
 from ..operation import Body
 from ..resources import Nested, Resource, csv, nothing, pages, record
@@ -42,7 +42,7 @@ class Customers(Resource, path="customers"):
 
 
 class CustomerMeters(Resource, path="customer_meters"):
-    """What each customer has used of a meter."""
+    """The usage of each meter by each customer."""
 
     list = pages("GET /customer-meters/")
     get = record("GET /customer-meters/{id}")

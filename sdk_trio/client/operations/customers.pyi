@@ -445,7 +445,7 @@ class Customers(Resource, path="customers"):
         """
 
 class CustomerMeters(Resource, path="customer_meters"):
-    """What each customer has used of a meter."""
+    """The usage of each meter by each customer."""
 
     @asynchronous
     def list(

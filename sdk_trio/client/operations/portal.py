@@ -1,4 +1,4 @@
-"""The customer portal: what a customer may see and do, with a customer session's token."""
+"""The customer portal: a customer's own records and actions, with a customer session's token."""
 
 from ..operation import Body
 from ..resources import Nested, Resource, anything, nothing, pages, record
@@ -27,7 +27,7 @@ class PortalCustomers(Resource, path="customer_portal.customers"):
 
 
 class PortalCustomerMeters(Resource, path="customer_portal.customer_meters"):
-    """What this customer has used of a meter."""
+    """The usage of each meter by this customer."""
 
     list = pages("GET /customer-portal/meters/")
     get = record("GET /customer-portal/meters/{id}")

@@ -248,7 +248,7 @@ class PortalCustomers(Resource, path="customer_portal.customers"):
         """
 
 class PortalCustomerMeters(Resource, path="customer_portal.customer_meters"):
-    """What this customer has used of a meter."""
+    """The usage of each meter by this customer."""
 
     @asynchronous
     def list(
@@ -836,7 +836,7 @@ class CustomerPortal(Resource, path="customer_portal"):
 
     @property
     def customer_meters(self) -> PortalCustomerMeters:
-        """What this customer has used of a meter."""
+        """The usage of each meter by this customer."""
 
     @property
     def seats(self) -> PortalSeats:

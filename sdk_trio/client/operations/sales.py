@@ -1,4 +1,4 @@
-"""What was sold: orders, subscriptions and the money behind them."""
+"""Sales: orders, subscriptions and the money behind them."""
 
 from ..operation import Body
 from ..resources import Resource, anything, csv, pages, record

@@ -1,7 +1,7 @@
 """The synchronous client's resources: at run time the asynchronous one's, with other operations.
 
-What an operation becomes is the client's choice, so there is one table; the stub beside this file
-has their signatures for type checkers.
+The client chooses whether an operation is awaited or blocks, so there is one table for both; the
+stub beside this file has the signatures for type checkers.
 """
 
 from . import Resources as SyncResources

@@ -325,7 +325,7 @@ class SyncProducts(Resource, path="products"):
         """
 
 class SyncBenefits(Resource, path="benefits"):
-    """What buying a product grants."""
+    """Benefits that buying a product grants."""
 
     @blocking
     def list(
@@ -2168,7 +2168,7 @@ class SyncCustomers(Resource, path="customers"):
         """
 
 class SyncCustomerMeters(Resource, path="customer_meters"):
-    """What each customer has used of a meter."""
+    """The usage of each meter by each customer."""
 
     @blocking
     def list(
@@ -2515,7 +2515,7 @@ class SyncPortalCustomers(Resource, path="customer_portal.customers"):
         """
 
 class SyncPortalCustomerMeters(Resource, path="customer_portal.customer_meters"):
-    """What this customer has used of a meter."""
+    """The usage of each meter by this customer."""
 
     @blocking
     def list(
@@ -3103,7 +3103,7 @@ class SyncCustomerPortal(Resource, path="customer_portal"):
 
     @property
     def customer_meters(self) -> SyncPortalCustomerMeters:
-        """What this customer has used of a meter."""
+        """The usage of each meter by this customer."""
 
     @property
     def seats(self) -> SyncPortalSeats:
@@ -3802,7 +3802,7 @@ class SyncOAuth2(Resource, path="oauth2"):
         """
 
 class SyncResources(Resource, path=""):
-    """Every resource, as attributes: the client is one of these."""
+    """Every resource, as attributes; the client is a subclass."""
 
     @property
     def products(self) -> SyncProducts:
@@ -3810,7 +3810,7 @@ class SyncResources(Resource, path=""):
 
     @property
     def benefits(self) -> SyncBenefits:
-        """What buying a product grants."""
+        """Benefits that buying a product grants."""
 
     @property
     def benefit_grants(self) -> SyncBenefitGrants:
@@ -3870,7 +3870,7 @@ class SyncResources(Resource, path=""):
 
     @property
     def customer_meters(self) -> SyncCustomerMeters:
-        """What each customer has used of a meter."""
+        """The usage of each meter by each customer."""
 
     @property
     def customer_seats(self) -> SyncCustomerSeats:
