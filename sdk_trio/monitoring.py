@@ -1,0 +1,5 @@
+"""The public home of :class:`Check`, for applications that add checks to ``/readyz``."""
+
+from .base.metrics import Check
+
+__all__ = ["Check"]
