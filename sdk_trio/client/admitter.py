@@ -11,7 +11,7 @@ import trio
 from .attempts import AttemptKind
 from .errors import RateLimitedError
 from .limiter import LimitPolicy, RateLimiter
-from .request import Call
+from .request import Call, CallCut, CallsUnderWay
 from .retry import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, parse_retry_after
 
 #: Longest time that one answer can shut the gate for, in seconds: a day. A mistaken header must
@@ -91,6 +91,7 @@ class Admitter:
     Args:
         inner: brings admitted calls to their end.
         limiters: who may leave when.
+        under_way: keeps each wait, so that closing the client ends it.
         clock: returns the current time in seconds.
         longest_wait: seconds; a call that would wait longer is ended instead.
     """
@@ -99,10 +100,12 @@ class Admitter:
         self,
         limiters: Limiters,
         *,
+        under_way: CallsUnderWay,
         clock: Callable[[], float],
         longest_wait: float,
     ) -> None:
         self._limiters = limiters
+        self._under_way = under_way
         self._clock = clock
         self._longest_wait = longest_wait
 
@@ -111,6 +114,9 @@ class Admitter:
 
         Returns:
             None when it may leave now; its place counts as used, unless it is given back.
+
+        Raises:
+            CallCut: the client was closed meanwhile.
 
         Returns at once, without a checkpoint, when it need not wait or will not.
         Cancelling gives the place up.
@@ -129,12 +135,22 @@ class Admitter:
                     return None  # noqa: ASYNC910 - the attempt follows at once
                 if leaves_at - now > self._longest_wait or leaves_at >= call.deadline:
                     return TooLong(leaves_at - now)  # noqa: ASYNC910 - callers wait
-                with trio.move_on_at(leaves_at):
-                    await self._limiters.changed.wait()
+                await self._wait(leaves_at)
         finally:
             limiter.leave(place)
             if not admitted:
                 limiter.give_back()
+
+    async def _wait(self, leaves_at: float) -> None:
+        """Wait until then, or until the rate has changed."""
+        scope = self._under_way.begin(leaves_at)
+        try:
+            with scope:
+                await self._limiters.changed.wait()
+        finally:
+            self._under_way.end(scope)
+        if self._under_way.is_closed:
+            raise CallCut
 
     def admit_now(self, call: Call) -> bool:
         """Take a place for an attempt of ``call`` that leaves this instant, if it may."""

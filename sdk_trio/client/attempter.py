@@ -15,13 +15,12 @@ from .errors import (
     AttemptTimeoutError,
     CallError,
     ConnectionFailedError,
-    DeadlineExceededError,
     UnexpectedAnswerError,
     mask,
     without_frames,
 )
 from .exchange import Incident, NetworkError
-from .request import Call, parsed_url
+from .request import Call, CallCut, CallsUnderWay, parsed_url
 from .retry import FailureKind
 from .transport import ABANDONED, BEFORE_SEND, NotProcessed, TransportClosed
 
@@ -87,6 +86,7 @@ class Attempter:
 
     Args:
         transport: sends it.
+        under_way: keeps each attempt, so that closing the client ends it.
         clock: returns the current time in seconds.
         observer: is told when an attempt starts and how it has ended.
         on_head: called with each answer before its body is read; must not raise.
@@ -96,11 +96,13 @@ class Attempter:
         self,
         transport: httpx.AsyncBaseTransport,
         *,
+        under_way: CallsUnderWay,
         clock: Callable[[], float],
         observer: AttemptObserver,
         on_head: Callable[[Call, httpx.Response], None],
     ) -> None:
         self._transport = transport
+        self._under_way = under_way
         self._transport_tells = getattr(transport, "tells_before_send", False)
         self._clock = clock
         self._observer = observer
@@ -113,7 +115,7 @@ class Attempter:
         or takes too long is empty, one that is too large is cut.
 
         Raises:
-            DeadlineExceededError: the call's deadline has come; nothing is sent.
+            CallCut: the call's deadline has come, or the client is closed.
             AttemptTimeoutError: there was no whole answer in time.
             ConnectionFailedError: there will be no whole answer.
             UnexpectedAnswerError: there is a success, and its body is too large; or, after a
@@ -123,9 +125,7 @@ class Attempter:
         """
         started_at = self._clock()
         if started_at >= call.deadline:
-            raise DeadlineExceededError(
-                "the total time is over", method=call.method, path=call.path
-            )
+            raise CallCut
         call.attempts += 1
         number = call.attempts
         self._observer.attempt_started(kind)
@@ -141,6 +141,8 @@ class Attempter:
             if error.kind is not FailureKind.UNCONFIRMED:
                 call.is_unconfirmed = False
             raise
+        except CallCut:
+            raise  # the attempt has not failed, it was given up
         except Exception as error:
             failure = error
             raise
@@ -165,8 +167,8 @@ class Attempter:
     ) -> httpx.Response:
         response: httpx.Response | None = None
         failure: httpx.RequestError | None = None
-        limit = started_at + call.attempt_timeout
-        with trio.CancelScope(deadline=limit):  # noqa: ASYNC912 - the transport's exchange waits
+        scope = self._under_way.begin(min(started_at + call.attempt_timeout, call.deadline))
+        with scope:  # noqa: ASYNC912 - the transport's exchange waits
             try:
                 response = await self._transport.handle_async_request(request)
                 response.request = request
@@ -183,6 +185,11 @@ class Attempter:
                 return _with_body(response, error.beginning)  # noqa: ASYNC910 - as above
             else:
                 return response  # noqa: ASYNC910 - as above
+            finally:
+                self._under_way.end(scope)
+        is_last = scope.deadline == call.deadline or self._under_way.is_closed
+        if scope.cancelled_caught and is_last:
+            raise CallCut
         if response is None:
             if failure is not None:
                 raise failed(failure, call) from failure
@@ -201,7 +208,7 @@ def _request(call: Call) -> httpx.Request:
     request = _Request(
         call.method,
         parsed_url(call.url),
-        headers=list(call.headers),
+        headers=call.headers.parsed,
         stream=httpx.ByteStream(call.content),
     )
     request.read()
