@@ -9,9 +9,10 @@ import httpx  # noqa: ASYNC127 - httpx is the public surface, its pool is not us
 import trio
 
 from .attempts import AttemptKind
+from .deadline import CallCut, CallsUnderWay
 from .errors import RateLimitedError
 from .limiter import LimitPolicy, RateLimiter
-from .request import Call, CallCut, CallsUnderWay
+from .request import Call
 from .retry import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, parse_retry_after
 
 #: Longest time that one answer can shut the gate for, in seconds: a day. A mistaken header must

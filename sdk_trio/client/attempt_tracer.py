@@ -12,7 +12,8 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 from ..tracing import attributes_of, fail, known_method, recorded
 from .admitter import AttemptLayer
 from .attempts import AttemptKind
-from .request import Call, CallCut, without_path_secrets
+from .deadline import CallCut
+from .request import Call, without_path_secrets
 
 _CLIENT_ERROR = 400
 

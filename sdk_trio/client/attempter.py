@@ -11,6 +11,7 @@ import trio
 
 from .attempts import AttemptKind, AttemptObserver, AttemptRecord, AttemptResult
 from .content_coding import TooLargeError, bound
+from .deadline import CallCut, CallsUnderWay
 from .errors import (
     AttemptTimeoutError,
     CallError,
@@ -20,7 +21,7 @@ from .errors import (
     without_frames,
 )
 from .exchange import Incident, NetworkError
-from .request import Call, CallCut, CallsUnderWay, parsed_url
+from .request import Call, parsed_url
 from .retry import FailureKind
 from .transport import ABANDONED, BEFORE_SEND, NotProcessed, TransportClosed
 

@@ -29,6 +29,7 @@ from .attempter import Attempter, is_acceptable, note_facts, request_id_of, unre
 from .attempts import AttemptKind, AttemptRecord, ClientCounters
 from .breaker import AttemptOutcome, BreakerPolicy, BreakerState, CircuitBreaker, Refusal
 from .budget import BudgetPolicy, RetryBudget
+from .deadline import CallCut, CallsUnderWay
 from .errors import (
     ApiError,
     CallError,
@@ -39,7 +40,7 @@ from .errors import (
 )
 from .hedger import Hedger
 from .limiter import LimitPolicy
-from .request import Call, CallCut, CallsUnderWay, deadline_of
+from .request import Call, deadline_of
 from .retry import FailureKind, RetryPolicy
 from .retryer import Retryer, outcome_unknown
 
@@ -328,6 +329,8 @@ class Pipeline:
             if not is_acceptable(response, call):
                 raise _answered(response, call, self._wall_clock())  # noqa: TRY301 - as the layers do
             note_facts(response, call)
+            # Each names the other now: a cycle for each call, which only the collector would end.
+            call.head = call.last = None
             outcome = "ok"
         except CallError as error:
             _complete(error, call, self._wall_clock())
