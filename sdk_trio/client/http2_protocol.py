@@ -8,7 +8,6 @@ import h2.connection
 import trio
 from hpack import Encoder, NeverIndexedHeaderTuple
 from hpack.hpack import encode_integer
-from hpack.table import HeaderTable
 
 from sdk_trio.client.exchange import Headers, NetworkError, Outgoing, PeerProtocolError
 from sdk_trio.client.http1 import are_sound, check_request
@@ -51,11 +50,14 @@ class FieldEncoder(Encoder):
     def __init__(self) -> None:
         super().__init__()
         self._known: dict[tuple[bytes, bytes], bytes] = {}
+        self._names: set[bytes] = set()  # of which a value was put into the table
 
     def encode(self, headers: Any, huffman: bool = True) -> bytes:
         """Return the block of ``headers``, pairs of bytes with the pseudo-headers first."""
-        if self.header_table.resized:
+        if self.table_size_changes:
+            self.header_table.resized = True  # hpack forgets it when a size is set twice
             self._known.clear()
+            self._names.clear()
             return super().encode(headers, huffman)
         known = self._known
         return b"".join([known.get(field) or self._encode(field) for field in headers])
@@ -67,12 +69,13 @@ class FieldEncoder(Encoder):
         if whole is not None and not is_secret:
             self._known[name, value] = encoded = self.add((name, value), sensitive=False)
             return encoded
-        if index and (is_secret or index > HeaderTable.STATIC_TABLE_LENGTH):
+        if index and (is_secret or name in self._names):
             kind = _NEVER_INDEXED if is_secret else _NOT_INDEXED
             length = _integer(len(value), _LENGTH_BITS, 0)
             return b"".join((_integer(index, _NAME_BITS, kind), length, value))
         if not is_secret:
             self._known.clear()  # the new entry moves all others
+            self._names.add(name)
         return self.add((name, value), sensitive=is_secret, huffman=True)
 
 

@@ -362,7 +362,10 @@ class Received(httpx.Response):
 
 
 def _is_coded(response: httpx.Response) -> bool:
-    return any(name.lower() == b"content-encoding" for name, _ in response.headers.raw)
+    for name, _ in response.headers.raw:  # noqa: SIM110 - twice as fast as any(), on every answer
+        if name.lower() == b"content-encoding":
+            return True
+    return False
 
 
 class _Parts(AsyncIterator[bytes]):
