@@ -54,13 +54,21 @@ class FieldEncoder(Encoder):
 
     def encode(self, headers: Any, huffman: bool = True) -> bytes:
         """Return the block of ``headers``, pairs of bytes with the pseudo-headers first."""
-        if self.table_size_changes:
-            self.header_table.resized = True  # hpack forgets it when a size is set twice
-            self._known.clear()
-            self._names.clear()
-            return super().encode(headers, huffman)
+        sizes = b"" if not self.table_size_changes else self._say_size()
         known = self._known
-        return b"".join([known.get(field) or self._encode(field) for field in headers])
+        return sizes + b"".join([known.get(field) or self._encode(field) for field in headers])
+
+    def _say_size(self) -> bytes:
+        """Return what tells of the table's new size, the smallest one in between included.
+
+        hpack tells of every one, which a server may refuse by then (RFC 7541, 4.2), and of none
+        when the same was asked for twice.
+        """
+        self._known.clear()
+        self._names.clear()
+        self.table_size_changes = sorted({min(self.table_size_changes), self.header_table_size})
+        self.header_table.resized = True
+        return super().encode(())
 
     def _encode(self, field: tuple[bytes, bytes]) -> bytes:
         name, value = field
