@@ -9,6 +9,7 @@ import zlib
 import httpx
 import pytest
 import trio
+import trio.lowlevel
 
 from sdk_trio import errors as all_errors
 from sdk_trio.client import errors
@@ -495,3 +496,25 @@ def test_options_are_checked_where_they_are_made():
     with pytest.raises(TypeError, match="max_retries is None"):
         CallOptions(max_retries=None)
     assert json.dumps(str(CallOptions(access_token="s3cret"))).find("s3cret") < 0
+
+
+async def test_an_answer_that_takes_long_to_read_holds_nobody_up():
+    """Nesting beyond the stack takes a second for each MiB: the others' turns come meanwhile."""
+    deep = b"[" * 5000 + b"]" * 5000
+    content = b'{"deep": [' + b",".join([deep] * 100) + b"]}"
+    turns, is_read = 0, False
+
+    async def others():
+        nonlocal turns
+        while not is_read:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    transport = httpx.MockTransport(lambda _request: httpx.Response(200, content=content))
+    async with Client(settings(), transport) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        with trio.fail_after(120):
+            order = await client.orders.get("order_1")
+        is_read = True
+    assert len(order["deep"]) == 100
+    assert turns > 20
