@@ -390,6 +390,13 @@ class _Parts(AsyncIterator[bytes]):
         self._response.note_part(part)
         return part
 
+    async def aclose(self) -> None:
+        """Give up the rest, as closing one of httpx's generators does."""
+        close = getattr(self._parts, "aclose", None)
+        if close is not None:  # httpx's own client puts a generator around the stream
+            await close()
+        await self._response.aclose()
+
 
 class _ResponseStream(httpx.AsyncByteStream):
     """The body of one response."""
