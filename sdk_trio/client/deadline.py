@@ -12,7 +12,7 @@ class CallsUnderWay:
 
     A call waits in one place at a time, or in two when it is hedged: for leave to send, and for an
     answer. Each wait has one scope, which keeps the call's deadline too: a scope around the whole
-    call would cost each of them a tenth more.
+    call would cost each of them a twelfth more.
     """
 
     __slots__ = ("_scopes", "is_closed")

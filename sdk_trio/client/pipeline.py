@@ -71,7 +71,7 @@ class DeadlineLayer:
     """The outermost layer: says when a call has to be over, and what it ends with when it is cut.
 
     Nothing of a call lasts beyond its deadline, or the client itself. Each wait inside keeps to
-    both by itself, since a scope here as well would cost each call a tenth more.
+    both by itself, since a scope here as well would cost each call a twelfth more.
 
     Args:
         inner: brings the call to its end; raises ``CallCut`` when that cannot be waited for.
