@@ -27,29 +27,17 @@ import time
 from pathlib import Path
 
 import aiohttp
-import attrs
 import httpx
 import trio
 import trustme
 
 import sdk_trio
 from sdk_trio.client.transport import Transport
+from sdk_trio.config.client_options import ConnectionOptions
 
 TASKS = (1, 16, 100)
 BASELINE = "httpx"
 WARM_UP_REQUESTS = 2  # a task
-
-
-@attrs.frozen
-class Options:
-    """``Sdk:Connection`` with its defaults."""
-
-    enable_http2: bool
-    max_connections_per_server: int = 100
-    pooled_connection_lifetime_minutes: int = 15
-    pooled_connection_idle_timeout_minutes: int = 2
-    enable_http3: bool = False
-    enable_multiple_http2_connections: bool = True
 
 
 class Timing:
@@ -132,7 +120,7 @@ def stock(context, http2):
 
 
 def ours(context, http2):
-    return Transport(Options(enable_http2=http2), verify=context)
+    return Transport(ConnectionOptions(enable_http2=http2), verify=context)
 
 
 def whole_client(url, context, http2, tasks, timing):

@@ -14,6 +14,7 @@ import trio
 
 from ..base.bell import Bell
 from .attempts import AttemptKind
+from .deadline import CallCut, CallsUnderWay
 from .errors import RateLimitedError
 from .limiter import LimitPolicy, RateLimiter
 from .request import Call
@@ -89,7 +90,9 @@ class Admitter:
     """Holds attempts until the limiter lets them leave.
 
     Args:
-        limiters: decide when each attempt may leave.
+        inner: brings admitted calls to their end.
+        limiters: who may leave when.
+        under_way: keeps each wait, so that closing the client ends it.
         clock: returns the current time in seconds.
         longest_wait: seconds; a call that would wait longer is ended instead.
     """
@@ -98,10 +101,12 @@ class Admitter:
         self,
         limiters: Limiters,
         *,
+        under_way: CallsUnderWay,
         clock: Callable[[], float],
         longest_wait: float,
     ) -> None:
         self._limiters = limiters
+        self._under_way = under_way
         self._clock = clock
         self._longest_wait = longest_wait
 
@@ -112,7 +117,10 @@ class Admitter:
             None when it may leave now; its place counts as used, unless it is given back. TooLong
             when its turn comes too late.
 
-        It returns at once, without a checkpoint, when there is nothing to wait for.
+        Raises:
+            CallCut: the client was closed meanwhile.
+
+        Returns at once, without a checkpoint, when it need not wait or will not.
         Cancelling gives the place up.
         """
         limiter = self._limiters.of(call)
@@ -129,12 +137,22 @@ class Admitter:
                     return None  # noqa: ASYNC910 - the attempt follows at once
                 if leaves_at - now > self._longest_wait or leaves_at >= call.deadline:
                     return TooLong(leaves_at - now)  # noqa: ASYNC910 - callers wait
-                with trio.move_on_at(leaves_at):
-                    await self._limiters.changed.wait()
+                await self._wait(leaves_at)
         finally:
             limiter.leave(place)
             if not admitted:
                 limiter.give_back()
+
+    async def _wait(self, leaves_at: float) -> None:
+        """Wait until then, or until the rate has changed."""
+        scope = self._under_way.begin(leaves_at)
+        try:
+            with scope:
+                await self._limiters.changed.wait()
+        finally:
+            self._under_way.end(scope)
+        if self._under_way.is_closed:
+            raise CallCut
 
     def admit_now(self, call: Call) -> bool:
         """Take a place for an attempt of ``call`` if one may leave at once; say whether it may."""

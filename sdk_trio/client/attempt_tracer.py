@@ -7,12 +7,13 @@ is sent: the upstream is another company's.
 from urllib.parse import urlsplit
 
 import httpx
-from opentelemetry.trace import SpanKind, Tracer
+from opentelemetry.trace import Span, SpanKind, Tracer
 
 from ..base.http_grammar import DEFAULT_PORTS
 from ..base.tracing import attributes_of, fail, known_method, recorded
 from .admitter import AttemptLayer
 from .attempts import AttemptKind
+from .deadline import CallCut
 from .request import Call, without_path_secrets
 
 _CLIENT_ERROR = 400
@@ -33,7 +34,7 @@ class AttemptTracer:
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
         """Make the attempt; answer and errors are those of the layer inside.
 
-        When it is cancelled, as when a hedge came first, the span says so and is no error.
+        Cancelled or cut, as when a hedge came first, the span says so and is no error.
         """
         origin = urlsplit(call.origin)
         method = known_method(call.method)
@@ -50,12 +51,20 @@ class AttemptTracer:
             ),
         )
         with recorded(span, failures=Exception):
-            response = await self._inner.send(call, kind)
-            span.set_attribute("http.response.status_code", response.status_code)
-            if response.http_version.startswith("HTTP/"):
-                span.set_attribute(
-                    "network.protocol.version", response.http_version.removeprefix("HTTP/")
-                )
-            if response.status_code >= _CLIENT_ERROR:
-                fail(span, str(response.status_code))
-            return response
+            try:
+                response = await self._inner.send(call, kind)
+            except CallCut as given_up:
+                cut = given_up
+                span.set_attribute("sdk.cancelled", True)
+            else:
+                _describe(span, response)
+                return response
+        raise cut
+
+
+def _describe(span: Span, response: httpx.Response) -> None:
+    span.set_attribute("http.response.status_code", response.status_code)
+    if response.http_version.startswith("HTTP/"):
+        span.set_attribute("network.protocol.version", response.http_version.removeprefix("HTTP/"))
+    if response.status_code >= _CLIENT_ERROR:
+        fail(span, str(response.status_code))

@@ -11,11 +11,11 @@ import trio
 
 from .attempts import AttemptKind, AttemptObserver, AttemptRecord, AttemptResult
 from .content_coding import TooLargeError, bound
+from .deadline import CallCut, CallsUnderWay
 from .errors import (
     AttemptTimeoutError,
     CallError,
     ConnectionFailedError,
-    DeadlineExceededError,
     UnexpectedAnswerError,
     mask,
     without_frames,
@@ -90,6 +90,7 @@ class Attempter:
 
     Args:
         transport: sends it.
+        under_way: keeps each attempt, so that closing the client ends it.
         clock: returns the current time in seconds.
         observer: called when an attempt starts and when it has ended.
         on_head: called with each answer before its body is read; must not raise.
@@ -99,11 +100,13 @@ class Attempter:
         self,
         transport: httpx.AsyncBaseTransport,
         *,
+        under_way: CallsUnderWay,
         clock: Callable[[], float],
         observer: AttemptObserver,
         on_head: Callable[[Call, httpx.Response], None],
     ) -> None:
         self._transport = transport
+        self._under_way = under_way
         self._transport_tells = getattr(transport, "tells_before_send", False)
         self._clock = clock
         self._observer = observer
@@ -116,7 +119,7 @@ class Attempter:
         status is empty if it breaks or takes too long, and cut if it is too large.
 
         Raises:
-            DeadlineExceededError: the call's deadline has come; nothing is sent.
+            CallCut: the call's deadline has come, or the client is closed.
             AttemptTimeoutError: there was no whole answer in time.
             ConnectionFailedError: there will be no whole answer.
             UnexpectedAnswerError: there is a success, and its body is too large; or, after a
@@ -126,9 +129,7 @@ class Attempter:
         """
         started_at = self._clock()
         if started_at >= call.deadline:
-            raise DeadlineExceededError(
-                "the total time is over", method=call.method, path=call.path
-            )
+            raise CallCut
         call.attempts += 1
         number = call.attempts
         self._observer.attempt_started(kind)
@@ -146,6 +147,8 @@ class Attempter:
             if error.kind is not FailureKind.UNCONFIRMED:
                 call.is_unconfirmed = False
             raise
+        except CallCut:
+            raise  # the attempt has not failed, it was given up
         except Exception as error:
             failure = error
             raise
@@ -173,8 +176,8 @@ class Attempter:
     ) -> httpx.Response:
         response: httpx.Response | None = None
         failure: httpx.RequestError | None = None
-        limit = started_at + call.attempt_timeout
-        with trio.CancelScope(deadline=limit):
+        scope = self._under_way.begin(min(started_at + call.attempt_timeout, call.deadline))
+        with scope:  # noqa: ASYNC912 - the transport's exchange waits
             try:
                 response = await self._transport.handle_async_request(request)
                 response.request = request
@@ -191,7 +194,12 @@ class Attempter:
                     raise unread(response, call, str(error)) from None
                 return _with_body(response, error.beginning)
             else:
-                return response
+                return response  # noqa: ASYNC910 - as above
+            finally:
+                self._under_way.end(scope)
+        is_last = scope.deadline == call.deadline or self._under_way.is_closed
+        if scope.cancelled_caught and is_last:
+            raise CallCut
         if response is None:
             if failure is not None:
                 raise failed(failure, call) from failure
@@ -211,7 +219,7 @@ def _request(call: Call) -> httpx.Request:
     request = _Request(
         call.method,
         parsed_url(call.url),
-        headers=list(call.headers),
+        headers=call.headers.parsed,
         stream=httpx.ByteStream(call.content),
     )
     request.read()

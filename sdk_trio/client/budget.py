@@ -3,6 +3,10 @@
 When an upstream is down, retries multiply its load exactly when it can bear the least. Retries and
 hedges share one budget that first attempts fill, so the extra load stays a fixed share of the
 normal one, plus a floor that lets a quiet client retry at all.
+
+One dropped connection can end a hundred calls at once, and is no sign of an upstream that is down.
+So the retries after one *incident* cost as much as one, but not those after the next incident if
+that follows soon: see docs/adr/0039-an-incident-is-paid-for-once.md.
 """
 
 from collections.abc import Callable
@@ -16,13 +20,15 @@ class BudgetPolicy:
 
     ``deposit_per_call`` is added by each first attempt; ``floor_per_second`` by time, up to
     ``floor_seconds`` worth of it, which is also the balance at the start. ``maximum`` bounds what
-    a busy period can save up. One retry or hedge costs 1.
+    a busy period can save up. One retry or hedge costs 1; all retries after one incident together
+    cost 1 as well, if there was no other such incident within ``incident_seconds``.
     """
 
     deposit_per_call: float = 0.2
     floor_per_second: float = 2.0
     floor_seconds: float = 10.0
     maximum: float = 100.0
+    incident_seconds: float = 10.0
 
     @property
     def reserve(self) -> float:
@@ -43,6 +49,8 @@ class RetryBudget:
         self._clock = clock
         self._balance = policy.reserve
         self._updated_at = clock()
+        self._incident: object | None = None
+        self._next_incident_at = self._updated_at
 
     @property
     def balance(self) -> float:
@@ -55,20 +63,33 @@ class RetryBudget:
         self._accrue()
         self._balance = min(self.policy.maximum, self._balance + self.policy.deposit_per_call)
 
-    def withdraw(self) -> bool:
-        """Pay for one retry or hedge; return False when the balance is below 1."""
-        # No debts: an upstream that is down meets a fixed share of the normal load, not a queue of
-        # retries that were promised earlier.
+    def withdraw(self, incident: object | None = None) -> float | None:
+        """Pay for one retry or hedge.
+
+        Args:
+            incident: what the attempt before shares with others, known by its identity; None when
+                it failed by itself.
+
+        Returns:
+            What was paid, 0 when the incident has been paid for; None when the budget is empty.
+        """
+        if incident is not None and incident is self._incident:
+            return 0.0
         self._accrue()
         if self._balance < 1.0:
-            return False
+            # No debts: an upstream that is down meets a fixed share of the normal load, not a
+            # queue of retries that were promised earlier.
+            return None
         self._balance -= 1.0
-        return True
+        if incident is not None and self._updated_at >= self._next_incident_at:
+            self._incident = incident
+            self._next_incident_at = self._updated_at + self.policy.incident_seconds
+        return 1.0
 
-    def refund(self) -> None:
-        """Give back the price of an attempt that was never sent."""
+    def refund(self, paid: float = 1.0) -> None:
+        """Give back what was paid for an attempt that was never sent."""
         self._accrue()
-        self._balance = min(self.policy.maximum, self._balance + 1.0)
+        self._balance = min(self.policy.maximum, self._balance + paid)
 
     def _accrue(self) -> None:
         now = self._clock()

@@ -127,7 +127,7 @@ class Hedger:
             return False
         if self._clock() >= call.deadline or not self._admitter.admit_now(call):
             return False
-        if self._budget.withdraw():
+        if self._budget.withdraw() is not None:
             return True
         self._counters.budget_refusals += 1
         self._admitter.give_back(call)

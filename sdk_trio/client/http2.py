@@ -1,8 +1,9 @@
 """HTTP/2 on one connection: h2 for the protocol, one task that reads and one that writes.
 
-The tasks of requests never touch the socket. They change h2's state, which is synchronous, and
+The tasks of requests never wait for the socket. They change h2's state, which is synchronous, and
 wake the writer; so a cancelled request can never leave half a frame on the connection, its
-RST_STREAM needs no waiting at all, and frames of many requests leave in one write.
+RST_STREAM needs no waiting at all, and frames of many requests leave in one write. A request that
+is alone on its connection leaves at once, as far as the socket takes it.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,6 @@ from sdk_trio.client.exchange import (
     WriteTimedOutError,
 )
 from sdk_trio.client.http2_protocol import (
-    CONFIG,
     CorrectedProtocol,
     Stream,
     answer_head,
@@ -78,12 +78,13 @@ class Http2Connection:
         self.is_closed = False
         self.is_draining = False
         self._streams: dict[int, Stream] = {}
-        self._h2 = CorrectedProtocol(CONFIG)
+        self._h2 = CorrectedProtocol()
         self._settings_arrived = trio.Event()
         self._work = trio.Event()
         self._drained = Bell()
         self._queued = 0
         self._is_writing = False
+        self._left = b""  # what the socket did not take at once, for the writer
         self._received_at = created
         self._pinged_at: float | None = None
         self._error: NetworkError | None = None
@@ -166,8 +167,7 @@ class Http2Connection:
                         handle(self, event)
                 if self.is_closed:
                     break
-                self._work.set()
-                # The silence is over; the next one will be another incident for the breaker.
+                self._wake_writer()
                 if was_suspect:
                     self._silence = Incident()
                     self._released(self)
@@ -203,7 +203,7 @@ class Http2Connection:
             await self._work.wait()
             self._work = trio.Event()
             self._queued = 0
-            data = self._h2.data_to_send()
+            data, self._left = self._left + self._h2.data_to_send(), b""
             if data:
                 self._is_writing = True
                 try:
@@ -229,10 +229,29 @@ class Http2Connection:
             self._drained.ring()
         scope.cancel()
 
+    def _wake_writer(self) -> None:
+        if self._h2.has_data_to_send:
+            self._work.set()
+
+    def _send_at_once(self) -> None:
+        """Send what is queued without the writer, who sends what the socket does not take."""
+        if self._is_writing or self._left:
+            self._work.set()
+            return
+        data, sent = self._h2.data_to_send(), 0
+        try:
+            sent = self._wire.send_now(data[:MAX_SEND_BYTES])
+            self._unsent.clear()
+        except NetworkError:
+            pass  # the writer meets it again, and knows what follows
+        self._left = data[sent:]
+        if self._left:
+            self._work.set()
+
     def _say_goodbye(self) -> None:
-        """Send queued frames and GOAWAY as far as the socket takes them without waiting."""
-        if self._is_writing or self.is_closed:
-            return  # half a frame has been sent, so any other bytes would be garbage
+        """Send what is queued and GOAWAY as far as the socket takes it without waiting."""
+        if self._is_writing or self._left or self.is_closed:
+            return  # half a frame is on its way, anything after it would be garbage
         try:
             self._h2.close_connection()
             if self._wire.send_now(self._h2.data_to_send()):
@@ -309,7 +328,10 @@ class Http2Connection:
         stream = Stream(stream_id, opened=trio.current_time(), upload_ended=not has_body)
         self._streams[stream_id] = stream
         self._unsent.append(stream)
-        self._work.set()
+        if has_body or len(self._streams) > 1:
+            self._work.set()
+        else:
+            self._send_at_once()
         return stream
 
     async def _upload(self, stream: Stream, request: Outgoing) -> None:
@@ -397,7 +419,7 @@ class Http2Connection:
         amount, stream.unacknowledged = stream.unacknowledged, 0
         if amount and not self.is_closed:
             self._h2.acknowledge_received_data(amount, stream.id)
-            self._work.set()
+            self._wake_writer()
 
     def abandon(self, stream: Stream) -> None:
         """Give ``stream`` up: tell the server so unless the exchange is over."""

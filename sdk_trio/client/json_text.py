@@ -29,8 +29,21 @@ _read_text = JSONDecoder().raw_decode  # of a text, when a quote is at the place
 _WORD = re.compile("|".join(_NAMES))
 
 
+#: Beyond this many bytes, what msgspec refuses is not to be read where others wait: it can take a
+#: second for each MiB.
+PATIENT_BYTES = 65_536
+
+
 class NotJsonError(ValueError):
     """A text is no JSON; the message gives the place of the fault and quotes nothing."""
+
+
+def read_fast(content: bytes) -> tuple[Any, bool]:
+    """Return the value of a JSON text and True, or that it takes :func:`read_json` to tell."""
+    try:
+        return msgspec.json.decode(content), True
+    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
+        return None, False
 
 
 def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:

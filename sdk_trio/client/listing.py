@@ -102,7 +102,7 @@ class RecordIterator(AsyncIterator[Item]):
 async def _fetch_page(sender: Sender, call: PreparedCall, number: int) -> Page[Any]:
     response = await sender.send(attrs.evolve(call, query=with_page(call.query, number)))
     try:
-        return read_page(decode_json(response, call), number, call.operation.full_name)
+        return read_page(await decode_json(response, call), number, call.operation.full_name)
     except NotAPageError as error:
         fault = str(error)
     raise unexpected(call, fault, response)

@@ -33,6 +33,7 @@ from .attempter import Attempter, is_acceptable, note_facts, request_id_of, unre
 from .attempts import AttemptKind, AttemptRecord, ClientCounters
 from .breaker import AttemptOutcome, BreakerPolicy, BreakerState, CircuitBreaker, Refusal
 from .budget import BudgetPolicy, RetryBudget
+from .deadline import CallCut, CallsUnderWay
 from .errors import (
     ApiError,
     CallError,
@@ -71,18 +72,23 @@ class Policies:
 
 
 class DeadlineLayer:
-    """The outermost layer: ends a call at its deadline, or when the client is closed.
+    """The outermost layer: says when a call has to be over, and what it ends with when it is cut.
+
+    Nothing of a call lasts beyond its deadline, or the client itself. Each wait inside keeps to
+    both by itself, since a scope here as well would cost each call a twelfth more.
 
     Args:
-        inner: makes the call.
+        inner: brings the call to its end; raises ``CallCut`` when that cannot be waited for.
+        under_way: knows whether the client is closed.
         clock: returns the current time in seconds.
     """
 
-    def __init__(self, inner: CallLayer, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, inner: CallLayer, *, under_way: CallsUnderWay, clock: Callable[[], float]
+    ) -> None:
         self._inner = inner
+        self._under_way = under_way
         self._clock = clock
-        self._under_way: set[trio.CancelScope] = set()
-        self._is_closed = False
 
     async def send(self, call: Call) -> httpx.Response:
         """Make the call and end it at its deadline.
@@ -93,14 +99,12 @@ class DeadlineLayer:
             OutcomeUnknownError: one of both came while a write had been sent and not answered.
         """
         call.deadline = deadline_of(call.total_timeout, now=self._clock())
-        with trio.CancelScope(deadline=call.deadline) as scope:
-            self._under_way.add(scope)
-            try:
-                return await self._inner.send(call)
-            finally:
-                self._under_way.discard(scope)
+        try:
+            return await self._inner.send(call)
+        except CallCut:
+            pass
         error: CallError
-        if self._is_closed:
+        if self._under_way.is_closed:
             said = "the client was closed"
             error = ConnectionFailedError(
                 said, kind=FailureKind.REFUSED, method=call.method, path=call.path
@@ -114,12 +118,6 @@ class DeadlineLayer:
         if call.is_unconfirmed:
             raise outcome_unknown(call) from error
         raise error
-
-    def close(self) -> None:
-        """End the calls under way, also those that wait between attempts."""
-        self._is_closed = True
-        for scope in self._under_way:
-            scope.cancel()
 
 
 class BreakerLayer:
@@ -287,12 +285,20 @@ class Pipeline:
             policies.breaker, clock=clock, on_change=self._circuit_changed
         )
         self.limiters: Limiters = Limiters(policies.limit, clock=clock)
+        self._under_way = CallsUnderWay()
         admitter = Admitter(
-            self.limiters, clock=clock, longest_wait=policies.retry.longest_wait_seconds
+            self.limiters,
+            under_way=self._under_way,
+            clock=clock,
+            longest_wait=policies.retry.longest_wait_seconds,
         )
         gatekeeper = Gatekeeper(self.limiters, clock=clock, wall_clock=wall_clock)
         attempter: AttemptLayer = Attempter(
-            transport, clock=clock, observer=self, on_head=gatekeeper.note
+            transport,
+            under_way=self._under_way,
+            clock=clock,
+            observer=self,
+            on_head=gatekeeper.note,
         )
         tracer = find_tracer()
         if tracer is not None:
@@ -316,7 +322,9 @@ class Pipeline:
             random=random,
             counters=self.counters,
         )
-        self._outermost = DeadlineLayer(AdmissionLayer(retryer, admitter), clock=clock)
+        self._outermost = DeadlineLayer(
+            AdmissionLayer(retryer, admitter), under_way=self._under_way, clock=clock
+        )
 
     async def send(self, call: Call) -> httpx.Response:
         """Make ``call`` and return its answer, a success unless the call accepts any status.
@@ -332,6 +340,8 @@ class Pipeline:
             if not is_acceptable(response, call):
                 raise _answered(response, call, self._wall_clock())  # noqa: TRY301 - as the layers do
             note_facts(response, call)
+            # Each names the other now: a cycle for each call, which only the collector would end.
+            call.head = call.last = None
             outcome = "ok"
         except CallError as error:
             _complete(error, call, self._wall_clock())
@@ -346,8 +356,8 @@ class Pipeline:
         return response
 
     def close(self) -> None:
-        """End every call under way with the error that the client was closed."""
-        self._outermost.close()
+        """End every call that is under way, with the error of a client that was closed."""
+        self._under_way.close()
 
     @property
     def wants_records(self) -> bool:

@@ -62,10 +62,18 @@ class HeaderList:
     item, past the repr.
     """
 
-    __slots__ = ("_pairs",)
+    __slots__ = ("_pairs", "_parsed")
 
     def __init__(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         self._pairs = tuple(pairs)
+        self._parsed: httpx.Headers | None = None
+
+    @property
+    def parsed(self) -> httpx.Headers:
+        """Return them for httpx, which copies what it has parsed and parses what it has not."""
+        if self._parsed is None:
+            self._parsed = httpx.Headers(self._pairs)
+        return self._parsed
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
         return iter(self._pairs)

@@ -258,7 +258,7 @@ class BoundOperation(OperationMethod[P, Result]):
 async def receive_record(sender: Sender, call: PreparedCall) -> Record:
     """Send ``call`` and return its answer's JSON object."""
     response = await sender.send(call)
-    document = decode_json(response, call)
+    document = await decode_json(response, call)
     if not isinstance(document, dict):
         del document  # reports of a failure show variables
         raise unexpected(call, "the answer is no JSON object", response)
@@ -268,7 +268,7 @@ async def receive_record(sender: Sender, call: PreparedCall) -> Record:
 async def receive_records(sender: Sender, call: PreparedCall) -> list[Record]:
     """Send ``call`` and return its answer's JSON array of objects."""
     response = await sender.send(call)
-    document = decode_json(response, call)
+    document = await decode_json(response, call)
     if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):
         del document  # reports of a failure show variables
         raise unexpected(call, "the answer is no JSON array of objects", response)
@@ -278,7 +278,7 @@ async def receive_records(sender: Sender, call: PreparedCall) -> list[Record]:
 async def receive_anything(sender: Sender, call: PreparedCall) -> Any:
     """Send ``call`` and return its answer's JSON with objects as records; None without a body."""
     response = await sender.send(call)
-    return wrap(decode_json(response, call)) if response.content else None
+    return wrap(await decode_json(response, call)) if response.content else None
 
 
 async def receive_nothing(sender: Sender, call: PreparedCall) -> None:

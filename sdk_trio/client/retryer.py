@@ -65,15 +65,14 @@ class Retryer:
         last = await self._attempt(call, AttemptKind.FIRST)
         failures = 1
         while failures <= call.max_retries and _may_repeat(call, last):
-            # The retry is paid before the wait, so that calls which wait at the same time cannot
-            # spend the same balance.
-            if not self._budget.withdraw():
+            paid = self._budget.withdraw(_incident_of(last))
+            if paid is None:
                 self._counters.budget_refusals += 1
                 break
-            if not await self._wait(call, failures, last):
+            if not await self._wait(call, failures, last, paid):
                 break
             try:
-                last = await self._paid_attempt(call)
+                last = await self._paid_attempt(call, paid)
             except CircuitOpenError as refusal:
                 call.refusal = refusal
                 break
@@ -96,7 +95,11 @@ class Retryer:
         return call.last  # noqa: ASYNC910 - an attempt was made
 
     async def _wait(
-        self, call: Call, failures: int, last: httpx.Response | ConnectionFailedError
+        self,
+        call: Call,
+        failures: int,
+        last: httpx.Response | ConnectionFailedError,
+        paid: float,
     ) -> bool:
         """Wait for the next attempt's time; refund it and return False when that is too late."""
         now = self._clock()
@@ -121,17 +124,19 @@ class Retryer:
             admitted = not isinstance(leave, TooLong)
         finally:
             if not admitted:
-                self._budget.refund()
+                self._budget.refund(paid)
         return admitted
 
-    async def _paid_attempt(self, call: Call) -> httpx.Response | ConnectionFailedError:
+    async def _paid_attempt(
+        self, call: Call, paid: float
+    ) -> httpx.Response | ConnectionFailedError:
         sent = call.attempts
         try:
             return await self._attempt(call, AttemptKind.RETRY)
         except BaseException:
             # The breaker has refused it, or it was cancelled before it left: nothing was sent.
             if call.attempts == sent:
-                self._budget.refund()
+                self._budget.refund(paid)
                 self._admitter.give_back(call)
             raise
 
@@ -140,6 +145,10 @@ def _may_repeat(call: Call, last: httpx.Response | ConnectionFailedError) -> boo
     if isinstance(last, httpx.Response):
         return may_retry_status(last.status_code, idempotent=call.idempotent)
     return may_retry_failure(last.kind, idempotent=call.idempotent)
+
+
+def _incident_of(last: httpx.Response | ConnectionFailedError) -> object | None:
+    return None if isinstance(last, httpx.Response) else last.incident
 
 
 def _reason(last: httpx.Response | ConnectionFailedError) -> str:

@@ -4,11 +4,12 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
-import httpx
+import httpx  # noqa: ASYNC127 - httpx is the public surface, nothing is sent here
+import trio
 
 from .attempter import facts_of
 from .errors import UnexpectedAnswerError
-from .json_text import NotJsonError, read_json
+from .json_text import PATIENT_BYTES, NotJsonError, read_fast, read_json
 from .operation import PreparedCall
 from .request import without_path_secrets
 
@@ -60,16 +61,27 @@ class Recording:
         return self._sender.stream(call)
 
 
-def decode_json(response: httpx.Response, call: PreparedCall) -> Any:
+async def decode_json(response: httpx.Response, call: PreparedCall) -> Any:  # noqa: ASYNC910 - the call before it waited
     """Return the answer's JSON.
+
+    A large text that only the tolerant reader can tell of is read in a thread, so that nobody else
+    waits for it; cancelling leaves that thread to its end.
 
     Raises:
         UnexpectedAnswerError: the answer is no JSON.
     """
+    content = response.content
+    value, is_read = read_fast(content)
+    if is_read:
+        return value  # noqa: ASYNC910 - as above
     try:
-        return read_json(response.content)
+        if len(content) <= PATIENT_BYTES:
+            return read_json(content)  # noqa: ASYNC910 - as above
+        return await trio.to_thread.run_sync(read_json, content, abandon_on_cancel=True)
     except NotJsonError as error:
         fault = str(error)
+    finally:
+        del content  # reports of a failure show variables
     raise unexpected(call, f"the answer ({response.status_code}) is no JSON: {fault}", response)
 
 

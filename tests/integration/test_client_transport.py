@@ -1,6 +1,7 @@
 """The transport on real sockets, HTTP/1.1: bounds, ages, cancellation, errors."""
 
 import asyncio
+import pickle
 import random
 from contextlib import asynccontextmanager
 
@@ -508,3 +509,30 @@ async def test_under_asyncio_it_says_what_it_needs():
 
     with pytest.raises(NotRunningError, match=r"trio\.run"):
         await trio.to_thread.run_sync(asyncio.run, main())
+
+
+async def test_a_body_is_read_in_each_of_the_ways_that_httpx_has():
+    """The transport's own reading of a body is told from httpx's by nothing but its time."""
+    upstream = Upstream()
+    async with client_of(upstream) as client:
+        async with client.stream("GET", "/") as response:
+            parts = response.aiter_bytes()
+            first = await anext(parts)
+            await parts.aclose()
+            assert response.is_closed
+        async with client.stream("GET", "/") as response:
+            body = b"".join([part async for part in response.aiter_bytes()])
+            assert response.is_closed
+            assert response.is_stream_consumed
+            assert response.num_bytes_downloaded == len(body)
+            with pytest.raises(httpx.StreamConsumed):
+                await response.aread()
+        assert body.startswith(first)
+        async with client.stream("GET", "/") as response:
+            assert b"".join([part async for part in response.aiter_bytes(chunk_size=1)]) == body
+        async with client.stream("GET", "/") as response:
+            assert await response.aread() == body
+            assert [part async for part in response.aiter_bytes()] == [body]
+        whole = await client.get("/")
+        assert (whole.content, whole.num_bytes_downloaded) == (body, len(body))
+        assert pickle.loads(pickle.dumps(whole)).content == body

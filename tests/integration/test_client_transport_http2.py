@@ -1,11 +1,14 @@
 """The transport on real sockets, HTTP/2 over TLS: streams, cancellation, limits, goodbyes."""
 
 import random
+import socket
 from contextlib import asynccontextmanager
 
 import h2.config
 import h2.connection
 import h2.errors
+import h2.events
+import hpack
 import httpx
 import pytest
 import trio
@@ -22,7 +25,10 @@ from support.upstreams import (
 )
 
 from sdk_trio.client import pool
+from sdk_trio.client.exchange import NO_TIMEOUTS, Origin, Outgoing
+from sdk_trio.client.http2 import Http2Connection
 from sdk_trio.client.transport import Transport
+from sdk_trio.client.wire import Wire
 
 CANCEL = int(h2.errors.ErrorCodes.CANCEL)
 AUTHORITY = Authority()
@@ -403,6 +409,9 @@ def test_canary_of_what_is_overridden_in_h2():
     assert isinstance(connection.open_outbound_streams, property)
     assert connection()._data_to_send == bytearray()
     assert connection().state_machine.state is h2.connection.ConnectionState.IDLE
+    assert isinstance(connection().encoder, hpack.Encoder)
+    assert hpack.Encoder().table_size_changes == []
+    assert hpack.Encoder().header_table.search(b":path", b"/own") == (4, b":path", None)
 
 
 async def test_of_te_only_trailers_is_sent():
@@ -413,3 +422,43 @@ async def test_of_te_only_trailers_is_sent():
             response = await client.get("/", headers={"te": value})
             assert response.status_code == 200
     assert upstream.connections == 1
+
+
+async def test_a_request_that_the_socket_does_not_take_at_once_arrives_whole():
+    """What is left of a request that is alone goes to the writer, with what is queued behind it."""
+    ours, theirs = trio.socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4608)
+    wire = Wire(socket.socket(fileno=ours.detach()))
+    headers = [(b"x-%d" % number, b"\xff%d" % number * 400) for number in range(30)]
+    server = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+    server.initiate_connection()
+    await theirs.send(server.data_to_send())
+    arrived = []
+
+    async def serve():
+        while data := await theirs.recv(4096):
+            for event in server.receive_data(data):
+                if isinstance(event, h2.events.RequestReceived):
+                    arrived.append(event.headers)
+                    server.send_headers(event.stream_id, [(b":status", b"204")], end_stream=True)
+            if answer := server.data_to_send():
+                await theirs.send(answer)
+
+    origin = Origin("https", "localhost", 443)
+    request = Outgoing(b"GET", origin, b"/", headers, b"", None, NO_TIMEOUTS)
+    connection = Http2Connection(wire, released=lambda _: None, created=trio.current_time())
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve)
+            await nursery.start(connection.run)
+            for number in (1, 2):
+                connection.in_use += 1
+                answer = await connection.exchange(request)
+                assert await answer.body.receive() == b""
+                assert answer.status == 204
+                assert [tuple(each) for each in arrived[-1]][4:] == headers
+                assert len(arrived) == number
+            connection.close()
+            nursery.cancel_scope.cancel()
+    theirs.close()

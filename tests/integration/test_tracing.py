@@ -14,6 +14,7 @@ from support.serving import asgi_headers, ask, delivery_request, exchange, regis
 
 from sdk_trio.base.tracing import REMEMBERED_SPANS, Links, find_tracer
 from sdk_trio.client.client import Client
+from sdk_trio.client.errors import DeadlineExceededError
 from sdk_trio.events import OrderCreatedEvent
 from sdk_trio.webhooks import WebhookReceiver
 
@@ -283,6 +284,21 @@ async def test_an_attempt_without_an_answer(spans):
     assert "http.response.status_code" not in span.attributes
     assert span.events == ()
     assert "planted" not in span.to_json()
+
+
+async def test_an_attempt_that_the_total_time_cuts_is_no_error(spans):
+    async def hang(_request):
+        await trio.sleep_forever()
+
+    async with (
+        scripted_upstream() as upstream,
+        Client(full_stack(upstream), transport=httpx.MockTransport(hang)) as client,
+    ):
+        with pytest.raises(DeadlineExceededError):
+            await client.with_options(total_timeout=0.05).orders.get("ord_1")
+    (span,) = spans.of(SpanKind.CLIENT)
+    assert span.attributes["sdk.cancelled"] is True
+    assert span.status.status_code is StatusCode.UNSET
 
 
 async def test_the_attempt_that_a_hedge_has_beaten_is_no_error(spans):

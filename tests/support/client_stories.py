@@ -18,7 +18,7 @@ from sdk_trio.client.breaker import BreakerPolicy, BreakerState
 from sdk_trio.client.budget import BudgetPolicy
 from sdk_trio.client.errors import CallError
 from sdk_trio.client.pipeline import Pipeline, Policies
-from sdk_trio.client.request import Call
+from sdk_trio.client.request import Call, HeaderList
 
 ORIGIN = "https://api.example:443"
 
@@ -167,7 +167,7 @@ def call_of(number, asked):
         path="/things/",
         url="https://api.example/v1/things/",
         origin=ORIGIN,
-        headers=[(b"Host", b"api.example"), (b"x-call", b"%d" % number)],
+        headers=HeaderList([(b"Host", b"api.example"), (b"x-call", b"%d" % number)]),
         token="token",
         idempotent=asked.may_be_executed_twice,
         total_timeout=asked.total_timeout,

@@ -80,7 +80,8 @@ class Front:
     """Forwards connections to ``target``; ``first`` is what the first one meets.
 
     ``reset``: it is reset after 20 ms. ``silence``: it is accepted and never answered.
-    ``drop``: it works, and is reset when the event ``drop`` is set. ``mute``: from then on it
+    ``drop``: it works, and is reset when the event ``drop`` is set. ``die``: so is each one, after
+    half the time that an answer takes. ``mute``: from then on it
     swallows what arrives.
     """
 
@@ -95,12 +96,15 @@ class Front:
     async def serve(self, stream):
         self.connections += 1
         number = next(self.numbers)
-        event = self.first if number == 1 else "nothing"
-        with _reset_at_end(stream) if event in ("reset", "drop") else stream.socket:
+        event = self.first if number == 1 or self.first == "die" else "nothing"
+        with _reset_at_end(stream) if event in ("reset", "drop", "die") else stream.socket:
             if event == "reset":
                 await trio.sleep(0.02)
             elif event == "silence":
                 await trio.sleep_forever()
+            elif event == "die":
+                with trio.move_on_after(ANSWER_SECONDS / 2):
+                    await self._forward(stream, until=None)
             elif event == "mute":
                 await self._forward(stream, until=self.drop)
                 await trio.sleep_forever()
@@ -227,6 +231,7 @@ class Scenario:
     calls_per_task: int = 1
     path: str = f"/after/{ANSWER_SECONDS}"
     method: str = "GET"
+    tasks: int = TASKS
 
 
 @attrs.define
@@ -276,7 +281,7 @@ def settings_of(port: int, protocol: str, **fields) -> Settings:
 
 
 async def run(scenario: Scenario, kind: str, protocol: str, **fields) -> Outcome:
-    """Let the event happen to ``TASKS`` tasks that call a server of ``kind``."""
+    """Let the event happen to the scenario's tasks, which call a server of ``kind``."""
     authority = Authority()
     outcome = Outcome()
     async with (
@@ -297,10 +302,10 @@ async def run(scenario: Scenario, kind: str, protocol: str, **fields) -> Outcome
                         outcome.ok += 1
 
             async with trio.open_nursery() as nursery:
-                for _ in range(TASKS):
+                for _ in range(scenario.tasks):
                     nursery.start_soon(task)
                 if scenario.first == "drop":
-                    while transport.statistics.exchanges < TASKS:
+                    while transport.statistics.exchanges < scenario.tasks:
                         await trio.sleep(0.005)
                     await trio.sleep(0.05)  # they are at the server by then, or on their way
                     front.drop.set()

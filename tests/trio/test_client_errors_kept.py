@@ -9,6 +9,7 @@ import zlib
 import httpx
 import pytest
 import trio
+import trio.lowlevel
 
 from sdk_trio import errors as all_errors
 from sdk_trio.client import errors
@@ -495,3 +496,75 @@ def test_options_are_checked_where_they_are_made():
     with pytest.raises(TypeError, match="max_retries is None"):
         CallOptions(max_retries=None)
     assert json.dumps(str(CallOptions(access_token="s3cret"))).find("s3cret") < 0
+
+
+async def test_an_answer_that_takes_long_to_read_holds_nobody_up():
+    """Nesting beyond the stack takes a second for each MiB: the others' turns come meanwhile."""
+    deep = b"[" * 5000 + b"]" * 5000
+    content = b'{"deep": [' + b",".join([deep] * 100) + b"]}"
+    turns, is_read = 0, False
+
+    async def others():
+        nonlocal turns
+        while not is_read:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    transport = httpx.MockTransport(lambda _request: httpx.Response(200, content=content))
+    async with Client(settings(), transport) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        with trio.fail_after(120):
+            order = await client.orders.get("order_1")
+        is_read = True
+    assert len(order["deep"]) == 100
+    assert turns > 20
+
+
+class Endless(httpx.AsyncByteStream):
+    """A body that goes on for ever."""
+
+    async def __aiter__(self):
+        while True:
+            yield b"x"
+            await trio.sleep(0.5)
+
+
+async def hang(_request):
+    await trio.sleep_forever()
+
+
+async def endless(_request):
+    return httpx.Response(200, stream=Endless())
+
+
+@pytest.mark.parametrize("answer", [hang, endless])
+@pytest.mark.parametrize("hedge_after", [None, 1.0])
+async def test_the_total_time_ends_whatever_is_waited_for(answer, hedge_after, autojump_clock):
+    async with Client(settings(), httpx.MockTransport(answer)) as client:
+        began = trio.current_time()
+        with pytest.raises(DeadlineExceededError, match="the total time of 5 s is over"):
+            await client.request("GET", "/a", total_timeout=5.0, hedge_after=hedge_after)
+        assert trio.current_time() - began == pytest.approx(5)
+        # The caller's own scope is the caller's: nothing is made of it.
+        with trio.move_on_after(3) as scope:
+            await client.request("GET", "/a", total_timeout=5.0, hedge_after=hedge_after)
+        assert scope.cancelled_caught
+        assert client.counters.requests["GET", "cancelled"] == 1
+
+
+async def test_closing_the_client_ends_the_wait_between_two_attempts(autojump_clock):
+    upstream = Upstream(lambda _number: httpx.Response(503, headers={"Retry-After": "60"}))
+    errors_met = []
+
+    async def call(client):
+        with pytest.raises(ConnectionFailedError, match="the client was closed") as caught:
+            await client.request("GET", "/a")
+        errors_met.append(caught.value)
+
+    async with trio.open_nursery() as nursery:
+        async with Client(settings(), upstream) as client:
+            nursery.start_soon(call, client)
+            await trio.sleep(30)
+        began = trio.current_time()
+    assert trio.current_time() == began
+    assert (errors_met[0].status, errors_met[0].attempts) == (503, 1)

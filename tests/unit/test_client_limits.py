@@ -36,7 +36,7 @@ def test_spending_never_exceeds_the_start_the_deposits_and_the_floor(events):
         elif event == "deposit":
             budget.deposit()
             deposits += 1
-        elif budget.withdraw():
+        elif budget.withdraw() is not None:
             spent += 1
         floor = policy.floor_per_second * (clock.now - 50.0)
         assert spent <= policy.reserve + policy.deposit_per_call * deposits + floor + 1e-6
@@ -46,12 +46,12 @@ def test_spending_never_exceeds_the_start_the_deposits_and_the_floor(events):
 def test_an_empty_budget_fills_by_time_up_to_its_reserve():
     clock = Clock()
     budget = RetryBudget(BudgetPolicy(), clock=clock)
-    while budget.withdraw():
+    while budget.withdraw() is not None:
         pass
     assert budget.balance < 1
     clock.now += 0.5
-    assert budget.withdraw()
-    assert not budget.withdraw()
+    assert budget.withdraw() == 1
+    assert budget.withdraw() is None
     clock.now += 1e6
     assert budget.balance == BudgetPolicy().reserve
 
@@ -68,7 +68,7 @@ def test_first_attempts_save_up_beyond_the_reserve_and_time_does_not_take_it_awa
 def test_a_refund_restores_what_a_withdrawal_took():
     budget = RetryBudget(BudgetPolicy(), clock=Clock())
     before = budget.balance
-    assert budget.withdraw()
+    assert budget.withdraw() == 1
     budget.refund()
     assert budget.balance == before
 
@@ -203,3 +203,17 @@ def test_a_place_that_is_waited_for_comes_nearer_or_goes_further_with_the_rate()
     assert limiter.book().due == pytest.approx(53), "the one that was given back is free"
     limiter.change(LimitPolicy(None))
     assert [place.due for place in places[2:]] == [50.5, 50.5]
+
+
+def test_an_incident_is_paid_for_once_and_the_next_one_only_later():
+    clock = Clock()
+    policy = BudgetPolicy()
+    budget = RetryBudget(policy, clock=clock)
+    first, second, third = object(), object(), object()
+    assert [budget.withdraw(first) for _ in range(50)] == [1.0] + [0.0] * 49
+    budget.refund(0.0)
+    assert budget.balance == policy.reserve - 1
+    # What follows at once is an outage, and each retry costs.
+    assert [budget.withdraw(second) for _ in range(50)] == [1.0] * 19 + [None] * 31
+    clock.now += policy.incident_seconds
+    assert [budget.withdraw(third) for _ in range(3)] == [1.0, 0.0, 0.0]

@@ -12,6 +12,7 @@ from sdk_trio.client.request import (
     NO_OPTIONS,
     Call,
     CallOptions,
+    HeaderList,
     checked_path,
     deadline_of,
     encode_query,
@@ -39,7 +40,9 @@ def test_times_are_above_zero(name, bad):
 def test_a_token_and_header_values_do_not_show():
     shown = repr(CallOptions(access_token="polar_oat_secret", headers={"X": "secret"}))
     assert "secret" not in shown
-    call = Call(method="GET", path="/", url="https://a", origin="a", headers=[], token="secret")
+    call = Call(
+        method="GET", path="/", url="https://a", origin="a", headers=HeaderList([]), token="secret"
+    )
     assert "secret" not in repr(call)
 
 
@@ -127,7 +130,7 @@ def test_headers_replace_those_of_the_same_name_in_any_case():
     [("GET", True), ("HEAD", True), ("DELETE", False), ("PUT", False), ("POST", False)],
 )
 def test_only_reads_are_hedged(method, hedged):
-    call = Call(method=method, path="/", url="", origin="", headers=[], hedge_after=1.0)
+    call = Call(method=method, path="/", url="", origin="", headers=HeaderList([]), hedge_after=1.0)
     assert call.may_be_hedged is hedged
     call.idempotent = False
     assert not call.may_be_hedged
