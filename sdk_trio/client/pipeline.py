@@ -319,7 +319,7 @@ class Pipeline:
         try:
             response = await self._outermost.send(call)
             if not is_acceptable(response, call):
-                raise _answered(response, call, self._wall_clock())  # noqa: TRY301 - as the layers do
+                raise _answered(response, call, self._wall_clock())
             note_facts(response, call)
             outcome = "ok"
         except CallError as error:

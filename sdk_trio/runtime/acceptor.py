@@ -123,7 +123,7 @@ class Acceptor:
         self._changed = trio.Event()
         self._sweeping = trio.CancelScope()
 
-    async def accept(  # noqa: ASYNC910 - it never returns
+    async def accept(
         self, listener: socket.socket, connections: trio.Nursery, refusals: trio.Nursery
     ) -> None:
         """Accept until cancelled; each connection is a task in the nursery ``connections``.
@@ -182,18 +182,14 @@ class Acceptor:
                 return True
         return False
 
-    async def _serve(  # noqa: ASYNC910 - a connection that fails at once is at its end
-        self, sock: socket.socket, source: Hashable
-    ) -> None:
+    async def _serve(self, sock: socket.socket, source: Hashable) -> None:
         """Serve one connection; whatever its client sends ends this connection at worst."""
         try:
             await self._serve_connection(sock)
         finally:
             self._places.leave(source)
 
-    async def _serve_connection(  # noqa: ASYNC910 - as above
-        self, sock: socket.socket
-    ) -> None:
+    async def _serve_connection(self, sock: socket.socket) -> None:
         try:
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -202,7 +198,7 @@ class Acceptor:
             stream = sock if context is None else TlsSocket(sock, context)
         except OSError:
             sock.close()  # it has gone before it was served
-            return  # noqa: ASYNC910 - its task is at its end
+            return
         connection = Connection(self, stream, client, server)
         self._connections[connection] = None
         try:
@@ -231,7 +227,7 @@ class Acceptor:
             self._refusals -= 1
             sock.close()
 
-    async def sweep(self) -> None:  # noqa: ASYNC910 - it returns when its scope is cancelled
+    async def sweep(self) -> None:
         """Wake the connections whose time is over, until :meth:`drain` has ended."""
         with self._sweeping:
             while True:

@@ -97,11 +97,11 @@ class Exchange:
         self._left = 0
         return self._connection.take(left) if left else b""
 
-    async def receive(self) -> Mapping[str, Any]:  # noqa: ASYNC910 - the loop of requests has one
+    async def receive(self) -> Mapping[str, Any]:
         """Return the next part of the body; then wait for the client's end, or the answer's."""
         body = self.take_body()
         if body is not None:
-            return {"type": "http.request", "body": body, "more_body": False}  # noqa: ASYNC910 - the next wait for a request is one
+            return {"type": "http.request", "body": body, "more_body": False}
         if self._gone:
             await trio.lowlevel.checkpoint()
             return _DISCONNECT
@@ -128,7 +128,7 @@ class Exchange:
         while True:
             part = self._decode()
             if part or self._body_ended:
-                return {"type": "http.request", "body": part, "more_body": not self._body_ended}  # noqa: ASYNC910 - the next wait for a request is one
+                return {"type": "http.request", "body": part, "more_body": not self._body_ended}
             more = await self._read_more()
             if self.answered:
                 return _DISCONNECT
@@ -144,7 +144,7 @@ class Exchange:
             return await connection.read_ahead()
         except Expired:
             if self.answered:
-                return False  # noqa: ASYNC910 - the next wait for a request is one
+                return False
             raise RequestError(408, "the body took too long") from None
         finally:
             connection.read_deadline = inf
@@ -154,7 +154,7 @@ class Exchange:
         """Take the part of the body that is in the buffer."""
         connection = self._connection
         if self._chunked is None:
-            assert self._left is not None  # noqa: S101 - one of the two says where the body ends
+            assert self._left is not None
             part = connection.take(self._left)
             self._left -= len(part)
             self._body_ended = not self._left
@@ -180,11 +180,11 @@ class Exchange:
                 continue
             except OSError:
                 connection.ended = True
-        return _DISCONNECT  # noqa: ASYNC910 - the next wait for a request is one
+        return _DISCONNECT
 
     # -- the answer --------------------------------------------------------------------------
 
-    async def send(self, message: Mapping[str, Any]) -> None:  # noqa: ASYNC910 - as receive
+    async def send(self, message: Mapping[str, Any]) -> None:
         """Send one message; the head waits for the first part of the body, to go with it.
 
         Raises:
@@ -197,7 +197,7 @@ class Exchange:
             if 100 <= status < 200 and status != 101:
                 if self._head.version == "1.1":
                     await self._connection.send(informational(status, headers))
-                return  # noqa: ASYNC910 - the next wait for a request is one
+                return
             self._waiting_for_continue = False
             self._answer = answer_head(self._head, status, headers, close=self._must_close())
             self._to_send = self._answer.length
@@ -210,9 +210,7 @@ class Exchange:
         elif not self.answered:
             raise AnswerError(f"{kind} does not fit here")
 
-    async def answer(  # noqa: ASYNC910 - as receive
-        self, answer: tuple[int, Sequence[tuple[bytes, bytes]], bytes]
-    ) -> None:
+    async def answer(self, answer: tuple[int, Sequence[tuple[bytes, bytes]], bytes]) -> None:
         """Send status, headers and body: what two messages would do, in a third of the time.
 
         Raises:

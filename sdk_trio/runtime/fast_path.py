@@ -108,7 +108,7 @@ class Connection:
 
     # -- for the acceptor --------------------------------------------------------------------
 
-    async def run(self) -> None:  # noqa: ASYNC910 - a wait for the socket is a checkpoint
+    async def run(self) -> None:
         """Serve requests until the client or the server is done with the connection.
 
         Over TLS its first bytes are the handshake.
@@ -184,7 +184,7 @@ class Connection:
             if self.expiry.spent or not await self._conclude(exchange):
                 return
 
-    async def _conclude(self, exchange: Exchange) -> bool:  # noqa: ASYNC910 - the next wait for a request is one
+    async def _conclude(self, exchange: Exchange) -> bool:
         """Bring the connection to its next request; False when there is none."""
         if self.expiry.spent and self.expiry.answer and not exchange.begun:
             await exchange.answer(self.expiry.answer)
@@ -192,15 +192,15 @@ class Connection:
             await self.interrupt_readers()
         exchange.finish()
         if self.ended:
-            return False  # noqa: ASYNC910 - it is the connection's end
+            return False
         if exchange.error is not None:
             await self._refuse(exchange.error)
             return False
         if not exchange.closes:
-            return True  # noqa: ASYNC910 - as above
+            return True
         if exchange.unread:
             await self._linger()
-        return False  # noqa: ASYNC910 - as above
+        return False
 
     @property
     def is_last(self) -> bool:
@@ -251,7 +251,7 @@ class Connection:
             raise RequestError(431, "the headers are too large")
         head = parse_head(bytes(buffer[:end]), limits, self._known_lines)
         self._buffer = bytes(buffer[end:])
-        return head  # noqa: ASYNC910 - the next wait for a request is one
+        return head
 
     async def _read_for_head(self) -> bytes | None:
         """Return what arrives; None when the connection ends before another request."""
@@ -260,7 +260,7 @@ class Connection:
         except Expired:
             if self._buffer and not self._around.draining:
                 raise RequestError(408, "the headers took too long") from None
-            return None  # noqa: ASYNC910 - the next wait for a request is one
+            return None
         if not chunk:
             if self._buffer:
                 raise RequestError(400, "the headers are not complete")
@@ -308,7 +308,7 @@ class Connection:
                 answer has ended.
             OSError: the connection is broken.
         """
-        while True:  # noqa: ASYNC913 - the next wait for a request is one
+        while True:
             self._idle = idle
             self.waiting = True
             try:
@@ -325,16 +325,16 @@ class Connection:
                 self.waiting = False
                 self._idle = False
             try:
-                return self._socket.recv(self.limits.read_bytes)  # noqa: ASYNC910 - the next wait for a request is one
+                return self._socket.recv(self.limits.read_bytes)
             except BlockingIOError:
                 # Bytes that had arrived before the server's end are served, others are not.
                 if idle and self._around.draining:
                     raise Expired from None
 
-    async def send(self, data: bytes) -> None:  # noqa: ASYNC910 - the loop of requests has one
+    async def send(self, data: bytes) -> None:
         """Send all of ``data``; a client that is gone or takes too long ends the connection."""
         if self.ended:
-            return  # noqa: ASYNC910 - the next wait for a request is one
+            return
         try:
             try:
                 sent = self._socket.send(data)
@@ -345,7 +345,7 @@ class Connection:
         except (OSError, Expired):
             self.ended = True
 
-    async def _send_rest(self, data: memoryview) -> None:  # noqa: ASYNC910 - the next wait for a request is one
+    async def _send_rest(self, data: memoryview) -> None:
         self.write_deadline = self._around.now + self.limits.write_seconds
         try:
             while data:
@@ -364,7 +364,7 @@ class Connection:
         finally:
             self.write_deadline = inf
 
-    async def interrupt_readers(self) -> None:  # noqa: ASYNC910 - there is none, as a rule
+    async def interrupt_readers(self) -> None:
         """End the wait of a task that the application has left behind."""
         self._interrupted = True
         while self.waiting:
@@ -378,7 +378,7 @@ class Connection:
         await self.send(refusal(error.status))
         await self._linger()
 
-    async def _linger(self) -> None:  # noqa: ASYNC910 - the next wait for a request is one
+    async def _linger(self) -> None:
         """Say that nothing more is coming, and let the client read it before the end."""
         if self.ended:
             await trio.lowlevel.checkpoint()

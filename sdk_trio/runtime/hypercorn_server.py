@@ -64,9 +64,7 @@ class HypercornServer:
         """Close connections as they become idle."""
         await self._context.terminated.set()
 
-    async def serve(  # noqa: ASYNC910 - a connection that fails at once is at its end
-        self, stream: Any
-    ) -> None:
+    async def serve(self, stream: Any) -> None:
         """Serve one connection; whatever its client sends ends this connection at worst."""
         sock = (stream.transport_stream if isinstance(stream, trio.SSLStream) else stream).socket
         try:
@@ -96,7 +94,7 @@ class HypercornServer:
 def _without_complaints(app: App) -> App:
     """Keep from the application that its client has left: hypercorn would log a traceback."""
 
-    async def serve(scope: Any, receive: Any, send: Any) -> None:  # noqa: ASYNC910 - as app
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
         async def send_if_possible(message: Any) -> None:
             try:
                 await send(message)
@@ -139,7 +137,7 @@ class _Connection(TCPServer):
         self._note_refusal = note_refusal
         self._reading_scope = trio.CancelScope()
 
-    async def run(self) -> None:  # noqa: ASYNC910 - reading is a checkpoint, or it has raised
+    async def run(self) -> None:
         stream = self.stream
         secure = isinstance(stream, trio.SSLStream)
         try:
@@ -171,12 +169,12 @@ class _Connection(TCPServer):
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await self._close()
 
-    async def protocol_send(self, event: Event) -> None:  # noqa: ASYNC910 - as hypercorn's own
+    async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Closed):
             self._reading_scope.cancel()
             if self.protocol.connection.our_state is SEND_BODY:  # type: ignore[attr-defined]
                 # The end of the answer that has begun closes it.
-                return  # noqa: ASYNC910 - as hypercorn's own
+                return
             with trio.move_on_after(CLOSE_SECONDS):
                 async with self.send_lock:  # what another task is sending goes first
                     pass
@@ -185,7 +183,7 @@ class _Connection(TCPServer):
             self._head_begun = False
             self._reading_scope.deadline = inf
             if not self._reading:
-                return  # noqa: ASYNC910 - as above
+                return
         try:
             await super().protocol_send(event)
         except trio.BusyResourceError:  # it is being closed
@@ -221,7 +219,7 @@ class _Http1(H11Protocol):
 
     note_refusal: NoteRefusal
 
-    async def _check_protocol(self, event: Request) -> None:  # noqa: ASYNC910 - nothing to do
+    async def _check_protocol(self, event: Request) -> None:
         pass
 
     async def _send_error_response(self, status_code: int) -> None:

@@ -9,7 +9,7 @@ import attrs
 NoteRefusal = Callable[[int, str, "str | None"], None]
 
 
-class Expired(Exception):  # noqa: N818 - an event, not an error
+class Expired(Exception):
     """The time that a client had is over."""
 
 

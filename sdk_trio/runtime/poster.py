@@ -4,7 +4,7 @@ import ssl
 from collections.abc import Callable, Mapping
 
 import attrs
-import httpx  # noqa: ASYNC127 - httpx is the form of requests, its pool is not used
+import httpx
 import trio
 
 from ..client.retry import parse_retry_after
@@ -79,10 +79,10 @@ class HttpPoster:
             failure = error
             text = str(error) or type(error).__name__
         else:
-            return self._answer(exchange)  # noqa: ASYNC910 - the exchange waited
+            return self._answer(exchange)
         if exchange.response is not None and not exchange.response.is_success:
             # The status is answer enough: it tells what became of the message.
-            return self._answer(exchange)  # noqa: ASYNC910 - the exchange waited
+            return self._answer(exchange)
         if exchange.has_begun:
             raise AnswerLostError(text) from failure
         if _has_cause(failure, NoPublicAddressError):

@@ -279,7 +279,7 @@ class Runtime:
     async def wait_draining(self) -> float:
         """Wait until the drain has begun; return when it ends (``time.monotonic``)."""
         await self._drain_begun.wait()
-        assert self._drain_ends_at is not None  # noqa: S101 - set before the event is
+        assert self._drain_ends_at is not None
         return self._drain_ends_at
 
     async def leave(self) -> None:

@@ -183,7 +183,7 @@ class _SecureListener(trio.abc.Listener["trio.SSLStream[trio.SocketStream]"]):
     async def accept(self) -> "trio.SSLStream[trio.SocketStream]":
         stream = await self._plain.accept()
         context = self._context()
-        assert context is not None  # noqa: S101 - TLS is on or off for as long as it listens
+        assert context is not None
         return trio.SSLStream(stream, context, server_side=True, https_compatible=True)
 
     async def aclose(self) -> None:

@@ -43,7 +43,7 @@ class TlsSocket:
         """
         with trio.fail_after(HANDSHAKE_SECONDS):
             await trio.lowlevel.checkpoint()
-            while True:  # noqa: ASYNC913 - the checkpoint before it
+            while True:
                 try:
                     self._tls.do_handshake()
                 except ssl.SSLWantReadError:

@@ -55,7 +55,7 @@ class DefaultTenantFinder:
             # A host's code may return anything.
             answer = cast("object", await chosen.resolver.resolve(self._tenants))
             if not isinstance(answer, str | Tenant):
-                raise TypeError(f"it returned {answer!r}, which is no tenant")  # noqa: TRY301 - worded below
+                raise TypeError(f"it returned {answer!r}, which is no tenant")
             return _require_active(await self._tenants.get(answer))
         except DefaultTenantError:
             raise
