@@ -1,4 +1,4 @@
-"""One request and its answer, as ASGI messages."""
+"""One request and its answer on an HTTP/1.1 connection, as ASGI messages."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -16,19 +16,20 @@ from .request_head import RequestError, RequestHead
 if TYPE_CHECKING:
     from .fast_path import Connection
 
-#: In ``scope["extensions"]``: the :class:`Exchange` itself, whose ``take_body``, ``answer`` and
-#: ``expiry`` are for applications that know of them.
+#: Key in ``scope["extensions"]`` of the :class:`Exchange` itself. An application that knows it
+#: calls ``take_body``, ``answer`` and ``expiry`` instead of exchanging ASGI messages, which saves
+#: 8 us of CPU a delivery. The receiver works without it on any ASGI server.
 SHORTCUT: Final = "sdk_trio.shortcut"
 
 _DISCONNECT = {"type": "http.disconnect"}
 
 
 class Exchange:
-    """Gives the application its request and sends what it answers.
+    """Gives the application its request and sends its answer.
 
     ``begun``: the head of the answer has been sent; ``answered``: all of it.
     After :meth:`finish`: ``closes`` says that the connection ends, ``unread`` that parts of the
-    body may still arrive, ``error`` what the client is to be told if nothing was answered.
+    body may still arrive, ``error`` is the refusal to send if the application has not answered.
     """
 
     __slots__ = (
@@ -53,7 +54,7 @@ class Exchange:
         self._chunked = ChunkedBody() if head.length is None else None
         self._waiting_for_continue = head.expects_continue
         self._patience = connection.limits.body_seconds
-        self._body_ended = False  # the application has been given all of it
+        self._body_ended = False  # the application has received all of it
         self._answer: AnswerHead | None = None
         self.begun = False
         self.answered = False
@@ -98,7 +99,11 @@ class Exchange:
         return self._connection.take(left) if left else b""
 
     async def receive(self) -> Mapping[str, Any]:
-        """Return the next part of the body; then wait for the client's end, or the answer's."""
+        """Return the next part of the body, as ASGI's ``receive``.
+
+        After the body it waits until the client has left or the answer has been sent, and returns
+        ``http.disconnect``.
+        """
         body = self.take_body()
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
@@ -122,6 +127,8 @@ class Exchange:
 
     async def _receive_part(self) -> Mapping[str, Any]:
         connection = self._connection
+        # 100 Continue is sent when the application asks for the body, and not before: a refusal on
+        # the headers alone then saves the client from sending it (RFC 9110, 10.1.1).
         if self._waiting_for_continue and self._answer is None and not connection.buffer:
             await connection.send(informational(100))
         self._waiting_for_continue = False
@@ -136,7 +143,10 @@ class Exchange:
                 raise RequestError(400, "the body is not complete")
 
     async def _read_more(self) -> bool:
-        """Wait for more of the body; only the waits count, not what the application does."""
+        """Wait for more of the body, within the time that all waits for it may take together.
+
+        The time that the application takes between two waits does not count against the client.
+        """
         connection = self._connection
         begun = connection.now
         connection.read_deadline = begun + self._patience
@@ -154,7 +164,7 @@ class Exchange:
         """Take the part of the body that is in the buffer."""
         connection = self._connection
         if self._chunked is None:
-            assert self._left is not None
+            assert self._left is not None  # without chunks the head has said the length
             part = connection.take(self._left)
             self._left -= len(part)
             self._body_ended = not self._left
@@ -170,7 +180,8 @@ class Exchange:
         connection = self._connection
         while not self._gone:
             if len(connection.buffer) >= connection.limits.read_bytes:
-                # Requests that were sent ahead fill the buffer: its end cannot be seen.
+                # Pipelined requests fill the buffer. Reading on would let one client take memory
+                # without bound, so its end cannot be seen; look again after the next sweep.
                 await trio.sleep(connection.limits.sweep_seconds)
                 continue
             try:
@@ -185,7 +196,9 @@ class Exchange:
     # -- the answer --------------------------------------------------------------------------
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Send one message; the head waits for the first part of the body, to go with it.
+        """Send one message, as ASGI's ``send``.
+
+        The head is kept until the first part of the body, so that both are one system call.
 
         Raises:
             AnswerError: the message does not fit here, or cannot be sent.
@@ -211,7 +224,7 @@ class Exchange:
             raise AnswerError(f"{kind} does not fit here")
 
     async def answer(self, answer: tuple[int, Sequence[tuple[bytes, bytes]], bytes]) -> None:
-        """Send status, headers and body: what two messages would do, in a third of the time.
+        """Send a whole answer (status, headers, body), in a third of the time of two messages.
 
         Raises:
             AnswerError: it cannot be sent, or an answer has begun.
@@ -226,7 +239,11 @@ class Exchange:
         await self._connection.send(data)
 
     def _must_close(self) -> bool:
-        """Whether the connection cannot be used again; a body that is cut short is not skipped."""
+        """Whether the connection ends after this answer.
+
+        It does if parts of the request's body have not arrived: skipping them would mean to wait
+        for as much as the client likes to send.
+        """
         return self._connection.is_last or not self._head.keep_alive or self.unread
 
     @property
@@ -235,7 +252,7 @@ class Exchange:
         return self._left is None or len(self._connection.buffer) < self._left
 
     def _frame(self, answer: AnswerHead, body: bytes, more: bool) -> bytes:
-        """Return what goes on the wire for a part of the body, the first one with the head."""
+        """Return the bytes on the wire for a part of the body; the first part has the head."""
         framing = answer.framing
         if framing is Framing.NO_BODY:
             body = b""
@@ -261,7 +278,7 @@ class Exchange:
         return self._answer is None or self._answer.closes
 
     def finish(self) -> None:
-        """Bring the connection to where the next request begins, or see that there is none."""
+        """Prepare for the next request, or mark the connection as finished."""
         connection = self._connection
         if self.answered:
             self.error = None
@@ -269,7 +286,8 @@ class Exchange:
                 connection.take(self._left)
                 self._left = 0
         elif self.begun:
-            # The client has to see that the answer is not complete.
+            # The head is out, so no error can be answered: only the end of the connection shows the
+            # client that the answer is not complete.
             connection.ended = True
         elif self.error is None:
             self.error = RequestError(500, "the application gave no answer")

@@ -1,4 +1,9 @@
-"""The only place that knows hypercorn, which serves where ``Server:FastPath`` is false."""
+"""Hypercorn as the server, where ``Server:FastPath`` is false. No other module imports it.
+
+It is the way back if the project's own connections misbehave. The overrides below close holes that
+were found by sending the same bytes to both servers; every private part of hypercorn that they use
+has a test in ``tests/unit/test_hypercorn_seams.py``, and its minor version is pinned.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -27,10 +32,10 @@ _log = get_logger("server")
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
-#: What Trio says of a connection that has ended, or ends.
+#: Trio's errors for a connection that has ended or is being closed.
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError)
 
-#: How long the farewell of a TLS connection may take, in seconds; after that it is cut off.
+#: Time for the TLS closing alert and for a refusal, in seconds; then the connection is cut off.
 CLOSE_SECONDS = 1.0
 
 
@@ -39,9 +44,10 @@ class HypercornServer:
 
     Args:
         app: the ASGI application.
-        limits: bounds of the connections; hypercorn keeps those that it has.
+        limits: bounds of the connections; hypercorn has settings for some, :class:`_Connection`
+            enforces others.
         places: counts the connections.
-        note_refusal: is told of every request that hypercorn itself refuses.
+        note_refusal: is called for every request that hypercorn itself refuses.
     """
 
     def __init__(self, app: App, limits: Limits, places: Places, note_refusal: NoteRefusal) -> None:
@@ -52,7 +58,7 @@ class HypercornServer:
         config = Config()
         config.keep_alive_timeout = limits.keep_alive_seconds
         config.keep_alive_max_requests = limits.keep_alive_requests
-        # Neither helps a sender, and both would make equal answers differ.
+        # Neither header helps a sender, and the fast path sends none: both answer alike.
         config.include_date_header = False
         config.include_server_header = False
         config.accesslog = None
@@ -69,7 +75,7 @@ class HypercornServer:
         sock = (stream.transport_stream if isinstance(stream, trio.SSLStream) else stream).socket
         try:
             peer = parse_socket_addr(sock.family, sock.getpeername())
-        except OSError:  # it has gone already
+        except OSError:  # the client has left already
             await trio.aclose_forcefully(stream)
             return
         source = self._places.source_of(peer)
@@ -92,7 +98,7 @@ class HypercornServer:
 
 
 def _without_complaints(app: App) -> App:
-    """Keep from the application that its client has left: hypercorn would log a traceback."""
+    """Hide from the application that its client has left: hypercorn would log a traceback."""
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         async def send_if_possible(message: Any) -> None:
@@ -109,14 +115,14 @@ def _without_complaints(app: App) -> App:
 
 
 class _Connection(TCPServer):
-    """Hypercorn's connection, for HTTP/1.1 alone, which ends as soon as nothing more can arrive.
+    """Hypercorn's connection, for HTTP/1.1 alone, with three differences.
 
-    Without that, the task that waits for the next request keeps a closed connection, and its file
-    descriptor, until the keep-alive time is over. A request that has been read behind the last
-    answer of a drain would even be waited for until the drain's deadline.
+    It ends as soon as nothing more can arrive. Hypercorn's own task that waits for the next request
+    keeps a closed connection, and its descriptor, until the keep-alive time is over; and a request
+    that was read behind the last answer of a drain would hold the drain up to its deadline.
 
-    It also bounds how long a head may take, which hypercorn does not, and lets an answer that has
-    begun come to its end when what the client sends meanwhile is malformed.
+    It bounds the time for a head, which hypercorn does not. And an answer that has begun is sent to
+    its end even if the client sends malformed bytes meanwhile.
     """
 
     _reading = True
@@ -173,10 +179,10 @@ class _Connection(TCPServer):
         if isinstance(event, Closed):
             self._reading_scope.cancel()
             if self.protocol.connection.our_state is SEND_BODY:  # type: ignore[attr-defined]
-                # The end of the answer that has begun closes it.
+                # An answer is being sent; its end closes the connection.
                 return
             with trio.move_on_after(CLOSE_SECONDS):
-                async with self.send_lock:  # what another task is sending goes first
+                async with self.send_lock:  # let another task finish sending first
                     pass
         elif isinstance(event, Updated):
             self._idle = event.idle
@@ -212,9 +218,9 @@ class _Connection(TCPServer):
 class _Http1(H11Protocol):
     """HTTP/1.1 and nothing else.
 
-    Requests to change to another protocol are passed over (RFC 9110, 7.8): no sender of webhooks
-    makes any, and hypercorn's HTTP/2 keeps the tasks of a connection that ends at a bad moment.
-    Versions and targets are read as on the fast path.
+    A request to change to another protocol is answered as if it had not asked (RFC 9110, 7.8): no
+    sender of webhooks asks, and hypercorn's HTTP/2 keeps the tasks of a connection that ends at a
+    bad moment. Versions and targets are read as on the fast path.
     """
 
     note_refusal: NoteRefusal
@@ -239,7 +245,7 @@ class _Http1(H11Protocol):
 
 
 def _as_on_the_fast_path(request: Request) -> Request:
-    """Return the request as :func:`~.request_head.parse_head` would give it, or raise as it."""
+    """Return the request as :func:`~.request_head.parse_head` would, or raise its RequestError."""
     headers = list(request.headers)
     names = [name for name, _ in headers]
     if b"transfer-encoding" in names and b"content-length" in names:
@@ -260,7 +266,7 @@ def _as_on_the_fast_path(request: Request) -> Request:
 
 
 async def _refuse(stream: trio.abc.Stream) -> None:
-    """Say that there is no room, where it can be said before a handshake, and close."""
+    """Close a connection for which there is no room; without TLS it gets a 503 first."""
     if isinstance(stream, trio.SocketStream):
         try:
             await stream.send_all(BUSY)

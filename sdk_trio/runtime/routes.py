@@ -1,4 +1,4 @@
-"""Which ASGI application answers which path on the receiver's address."""
+"""Routing on the receiver's address: the receiver and, in Development, the simulator."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class Routes:
-    """The receiver at its path and, in Development, the simulator beside it (spec 4.3)."""
+    """The receiver at its path and, in Development, the simulator beside it.
+
+    Nowhere else is the simulator mapped: it signs deliveries for whoever asks.
+    """
 
     def __init__(self, settings: Settings, receiver: WebhookReceiver) -> None:
         self._receiver = receiver
@@ -20,7 +23,7 @@ class Routes:
 
     @property
     def application(self) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-        """What serves requests: the receiver itself where nothing stands beside it."""
+        """The ASGI application: the receiver itself where there is no simulator."""
         return self._receiver if self._simulator is None else self
 
     def started(self, address: str) -> None:
