@@ -302,7 +302,7 @@ class NotRunningError(SdkError):
     """A part was used before its start or after its end, or is no part of this run."""
 
 
-class RetryLater(SdkError):  # noqa: N818 - reads as an instruction where a handler raises it
+class RetryLater(SdkError):
     """Raised by a handler: run me again, no earlier than in ``seconds`` (contracts 3).
 
     An inline delivery is answered 503 with ``Retry-After``; an enqueued one waits in the store.

@@ -337,7 +337,7 @@ def _find_binary(environ: Mapping[str, str]) -> str | None:
 
 def _version_of(binary: str) -> str:
     try:
-        ran = subprocess.run(  # noqa: S603 - the binary that the settings name
+        ran = subprocess.run(
             [binary, "version"], capture_output=True, text=True, timeout=5, check=False
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -38,7 +38,7 @@ STEP_SECONDS = 5.0
 NOTABLE_SKEW = 5.0
 
 UPSTREAM_KEYS = "Sdk:Mode, Sdk:Upstream"
-TOKEN = "Sdk:AccessToken"  # noqa: S105 - the name of a setting
+TOKEN = "Sdk:AccessToken"
 
 
 async def check_receiver(settings: Settings, report: Report) -> None:

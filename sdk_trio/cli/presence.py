@@ -19,8 +19,8 @@ from ..storage.data_directory import read_private, write_private
 FILE_NAME = "runtime.json"
 
 #: Who signs what ``events trigger`` sends: the file of the ``dev`` command, or the settings.
-DEV_SECRET = "dev-secret"  # noqa: S105 - the name of a file
-SETTINGS_SECRET = "settings"  # noqa: S105 - the name of a place
+DEV_SECRET = "dev-secret"
+SETTINGS_SECRET = "settings"
 
 
 class NobodyThereError(SdkError):
@@ -80,7 +80,7 @@ def find(directory: str | os.PathLike[str]) -> Presence:
 
 def _presence(document: Any) -> Presence:
     if not isinstance(document, dict) or not isinstance(document.get("pid"), int):
-        raise ValueError("it is no record of a receiver")  # noqa: TRY004 - the file's content
+        raise ValueError("it is no record of a receiver")
     names = ("address", "url", "secret")
     texts = {name: text for name in names if isinstance(text := document.get(name), str)}
     if len(texts) < len(names):

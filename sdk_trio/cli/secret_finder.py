@@ -15,7 +15,7 @@ from ..errors import EXIT_CONFIGURATION, SdkError
 from ..webhooks.signature import NEW_SECRET_BYTES, new_secret
 from .usage import UsageError
 
-DEV_SECRET_NAME = "dev-secret"  # noqa: S105 - the name of a file
+DEV_SECRET_NAME = "dev-secret"
 
 
 _USUAL_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")

@@ -189,7 +189,7 @@ class Attempter:
             except httpx.RequestError as error:
                 failure = without_frames(error)
             except TooLargeError as error:
-                assert response is not None  # noqa: S101 - only a body can be too large
+                assert response is not None
                 if is_acceptable(response, call):
                     raise unread(response, call, str(error)) from None
                 return _with_body(response, error.beginning)

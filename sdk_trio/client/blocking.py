@@ -114,7 +114,7 @@ class _Loop:
     def do(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         """Await ``function(*arguments)`` in the thread; return its result or raise its error."""
         job = _Job(function, arguments)
-        assert self._token is not None  # noqa: S101 - start() has returned
+        assert self._token is not None
         try:
             self._token.run_sync_soon(self._begin, job)
             job.ended.acquire()
@@ -200,7 +200,7 @@ class _Loop:
     async def _work(self, job: _Job) -> None:  # noqa: ASYNC910 - the job may have no checkpoint
         try:
             if self._nursery is None:
-                raise ClientClosedError(_CLOSED)  # noqa: TRY301 - it was closed since _begin
+                raise ClientClosedError(_CLOSED)
             with job.scope:
                 job.value = await job.function(*job.arguments)
                 job.error = None
@@ -500,7 +500,7 @@ class _SyncContext(Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._leave is not None  # noqa: S101 - the language enters before it exits
+        assert self._leave is not None
         leave, self._leave = self._leave, None
         with contextlib.suppress(ClientClosedError):  # the client has left it
             leave()

@@ -164,7 +164,7 @@ class Client(Resources, path=""):
         try:
             call = self._call(method, path, params, json, content, options, fields)
         except (TypeError, ValueError) as error:
-            raise without_frames(error)  # noqa: B904 - it is the same error
+            raise without_frames(error)
         finally:
             # Reports of a failure, such as Sentry's, hold the variables of each frame: neither
             # body nor credentials may be among them.
@@ -192,7 +192,7 @@ class Client(Resources, path=""):
         try:
             call = self._call(method, path, params, json, content, options, fields, is_stream=True)
         except (TypeError, ValueError) as error:
-            raise without_frames(error)  # noqa: B904 - it is the same error
+            raise without_frames(error)
         finally:
             del params, json, content, options, fields  # as above
         return ResponseStream(call, self._calls.bring)

@@ -48,7 +48,7 @@ class CsvExport:
         traceback: TracebackType | None,
     ) -> Awaitable[bool | None]:
         """Close the answer, read or not; how long that may take is the stream's own matter."""
-        assert self._opened is not None  # noqa: S101 - the language enters before it exits
+        assert self._opened is not None
         opened, self._opened = self._opened, None
         return opened.__aexit__(kind, error, traceback)
 

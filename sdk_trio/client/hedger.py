@@ -34,7 +34,7 @@ class _Runner:
     def outcome(self) -> httpx.Response:
         if self.response is not None:
             return self.response
-        assert self.error is not None  # noqa: S101 - a runner that has ended has one of the two
+        assert self.error is not None
         raise self.error
 
 

@@ -158,7 +158,7 @@ class Http2Connection:
             while True:
                 data = await self._wire.receive(RECEIVE_BYTES)
                 if not data:
-                    raise ReadFailedError("the server closed the connection")  # noqa: TRY301 - one place fails all streams
+                    raise ReadFailedError("the server closed the connection")
                 self._received_at = trio.current_time()
                 was_suspect, self._pinged_at = self._pinged_at is not None, None
                 for event in self._h2.receive_data(data):

@@ -338,7 +338,7 @@ class Pipeline:
         try:
             response = await self._outermost.send(call)
             if not is_acceptable(response, call):
-                raise _answered(response, call, self._wall_clock())  # noqa: TRY301 - as the layers do
+                raise _answered(response, call, self._wall_clock())
             note_facts(response, call)
             # Each names the other now: a cycle for each call, which only the collector would end.
             call.head = call.last = None

@@ -164,7 +164,7 @@ class OperationMethod(Generic[P, Result]):
                 is_checked=is_checked,
             )
         except (TypeError, ValueError) as error:
-            raise without_frames(error)  # noqa: B904 - it is the same error
+            raise without_frames(error)
         finally:
             del path, named  # reports of a failure show variables
 
@@ -174,7 +174,7 @@ class OperationMethod(Generic[P, Result]):
         if isinstance(result, CsvExport):
             raise TypeError(f"{self.operation.full_name}() is an export: its rows have .response")
         result = await (result.first_page() if isinstance(result, Listing) else result)
-        assert recording.response is not None  # noqa: S101 - there was a success
+        assert recording.response is not None
         return WithResponse(result, recording.response)
 
     def __repr__(self) -> str:

@@ -47,7 +47,7 @@ class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._response is not None  # noqa: S101 - it was entered
+        assert self._response is not None
         with trio.move_on_after(CLOSING_SECONDS, shield=True):  # noqa: ASYNC912 - closing may wait
             with contextlib.suppress(httpx.HTTPError):
                 await self._response.aclose()

@@ -70,7 +70,7 @@ def split_list(setting: Setting, value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return list(value)
     if not isinstance(value, str):
-        raise ValueError(f"must be a list of text, not {shown(value)}")  # noqa: TRY004 - one type for every misfit
+        raise ValueError(f"must be a list of text, not {shown(value)}")
     if not value:
         return []
     array = _json_array(value)

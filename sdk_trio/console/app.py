@@ -116,7 +116,7 @@ class AdminApp:
         """Change who may do what, from the next request on."""
         self._access = attrs.evolve(self._access, allowed_hosts=allowed_hosts, read_only=read_only)
 
-    async def run(self) -> None:  # noqa: ASYNC910 - it never returns
+    async def run(self) -> None:
         """Look at the store for whoever asks, until cancelled."""
         await self._store.run()
 

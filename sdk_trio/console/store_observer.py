@@ -131,7 +131,7 @@ class StoreObserver:
 
     # -- looking -----------------------------------------------------------------------------
 
-    async def run(self) -> None:  # noqa: ASYNC910 - it never returns
+    async def run(self) -> None:
         """Look whenever somebody asks for what is not fresh; runs until cancelled."""
         while True:
             await self._wanted.wait()

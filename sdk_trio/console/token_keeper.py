@@ -16,7 +16,7 @@ from ..storage.data_directory import create_data_directory, open_private
 _log = get_logger("admin")
 
 #: The file in the data directory.
-TOKEN_NAME = "admin-token"  # noqa: S105 - the name of a file
+TOKEN_NAME = "admin-token"
 
 _TOKEN_BYTES = 32
 

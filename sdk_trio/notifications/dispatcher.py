@@ -125,9 +125,7 @@ class Dispatcher:
         if recovered.resumed:
             _log.info("notification.recovered", messages=recovered.resumed)
 
-    async def run(  # noqa: ASYNC910 - the first look is a checkpoint
-        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Send until :meth:`close`, then finish what was begun.
 
         Cancelled, an attempt that was being sent is recorded as ``unknown`` (a repeatable one is

@@ -143,7 +143,7 @@ async def _start_and_wait(
 
     def in_thread() -> None:
         try:
-            launch.process = subprocess.Popen(  # noqa: S603 - the program that the operator named
+            launch.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -87,7 +87,7 @@ def _has_hup(fields: dict[str, str], mask: str) -> bool:
 
 def _name_by_ps(pid: int) -> str:
     try:
-        found = subprocess.run(  # noqa: S603 - a number is the only thing that is passed in
+        found = subprocess.run(
             ["/bin/ps", "-o", "comm=", "-p", str(pid)],
             capture_output=True,
             timeout=_PS_SECONDS,

@@ -57,7 +57,7 @@ def parse_files(text: str) -> tuple[ReplicaFile, ...]:
     rows = json.loads(text or "[]")
     # A replica without files is no list at all.
     if not isinstance(rows, list | type(None)):
-        raise ValueError("no listing")  # noqa: TRY004 - as for other malformed answers
+        raise ValueError("no listing")
     return tuple(_file(row) for row in rows or ())
 
 

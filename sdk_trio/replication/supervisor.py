@@ -315,7 +315,7 @@ class Supervisor:
     ) -> ReplicationError | None:
         """Obey until the child has to end, and end it; return what went wrong with it."""
         failure: ReplicationError | None = None
-        with self._until_stopped():  # noqa: ASYNC912 - it waits for the child
+        with self._until_stopped():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_after, child.ended, self._interruptible)
                 try:

@@ -267,7 +267,7 @@ class Verifier:
             )
 
 
-class _Unproven(Exception):  # noqa: N818 - a finding on its way to the result
+class _Unproven(Exception):
     """The replica was not shown to be good, for this reason."""
 
 

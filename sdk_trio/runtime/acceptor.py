@@ -1,4 +1,10 @@
-"""Accepts connections for the fast path, sweeps those whose time is over, and ends them."""
+"""The accepting side of the HTTP/1.1 server: connection limits, the deadline sweep, the drain.
+
+One task for each listening socket accepts, one task for each connection serves it, and one sweeper
+for all connections enforces their deadlines. A timeout scope for each wait would cost every request
+more than the check of its signature does; the price of the sweep is that a deadline may be late by
+one ``sweep_seconds``.
+"""
 
 import errno
 import socket
@@ -20,30 +26,35 @@ from .tls_socket import TlsSocket
 if TYPE_CHECKING:
     import ssl
 
-#: Returns what connections from a peer's host are counted by; None: they are not counted.
+#: Maps a peer's host to the key that its connections are counted under (IPv6: the /64). None: they
+#: are not counted, because the peer is a trusted proxy and everybody is behind it.
 SourceOf = Callable[["str | None"], Hashable]
 
 _log = get_logger("server")
 
-#: What accept() says while descriptors or memory are short; trying again at once would spin.
+#: Errors of accept() while descriptors or memory are short. The connection stays in the kernel's
+#: queue, so the listener stays readable: trying again at once would spin.
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
-#: How long nothing is accepted after that, in seconds.
+#: Pause in accepting after such an error, in seconds.
 _SHORTAGE_PAUSE = 0.1
 
-#: Connections over a limit that are told so at one time; more are closed without a word. Their
-#: descriptors are among those that ``listener.RESERVED_DESCRIPTORS`` keeps.
+#: Connections over a limit that get a 503 at the same time; further ones are closed unanswered.
+#: Their descriptors are among those that ``listener.RESERVED_DESCRIPTORS`` keeps.
 REFUSALS = 32
 
 BUSY = refusal(503, (b"retry-after", b"1"))
 
 
 class Places:
-    """How many connections are open, in all and of each source, and whether there is room.
+    """Counts of open connections, in all and of each source, and whether there is room for more.
+
+    Without the count of each source, 470 idle connections of one address were enough to take all
+    places.
 
     Args:
-        limits: of which ``connections`` and ``connections_per_source`` count.
-        source_of: tells sources apart, and which are not counted.
+        limits: of these, ``connections`` and ``connections_per_source`` count.
+        source_of: tells sources apart, and says which are not counted.
     """
 
     def __init__(self, limits: Limits, source_of: SourceOf) -> None:
@@ -59,7 +70,7 @@ class Places:
         return self._taken >= self._limits.connections
 
     def source_of(self, peer: Address) -> Hashable:
-        """Return what :meth:`take` and :meth:`leave` count a connection by."""
+        """Return the key under which :meth:`take` and :meth:`leave` count a connection."""
         return self._source_of(peer[0] if peer else None)
 
     def has_room_for(self, source: Hashable) -> bool:
@@ -73,7 +84,7 @@ class Places:
             self._by_source[source] += 1
 
     def leave(self, source: Hashable) -> None:
-        """Count it no more."""
+        """Stop counting one connection."""
         self._taken -= 1
         if source is not None:
             self._by_source[source] -= 1
@@ -81,7 +92,7 @@ class Places:
                 del self._by_source[source]
 
     def note_refusal(self, peer: Address) -> None:
-        """Log that a connection has found no room, seldom."""
+        """Log that a connection found no room, once in ten seconds at most for each limit."""
         event = "server.connections_full" if self.full else "server.source_full"
         limit = self._limits.connections if self.full else self._limits.connections_per_source
         suppressed = self._throttle.admit(event)
@@ -91,14 +102,14 @@ class Places:
 
 
 class Acceptor:
-    """The connections of one server, and what they share.
+    """The connections of one server, and the state that they share.
 
     Args:
         app: the ASGI application.
         limits: bounds of the connections.
         places: counts the connections.
         note_refusal: is told of every request that the server itself refuses.
-        certificate: returns what connections from now on speak TLS with, None for plain ones.
+        certificate: returns the TLS context for new connections; None for plain HTTP.
     """
 
     def __init__(
@@ -116,21 +127,22 @@ class Acceptor:
         self.draining = False
         self._places = places
         self._certificate = certificate
-        #: In the order in which they were accepted.
+        #: A dict for its order: connections in the order in which they were accepted.
         self._connections: dict[Connection, None] = {}
-        #: Connections that idled at one moment, the longest first, and that moment.
+        #: Connections that idled at the time ``_idle_as_of``, the longest first.
         self._idle: deque[Connection] = deque()
         self._idle_as_of = -inf
         self._refusals = 0
         self._changed = Bell()
         self._sweeping = trio.CancelScope()
 
-    async def accept(  # noqa: ASYNC910 - it never returns
+    async def accept(
         self, listener: socket.socket, connections: trio.Nursery, refusals: trio.Nursery
     ) -> None:
         """Accept until cancelled; each connection is a task in the nursery ``connections``.
 
-        Those that are refused are tasks in ``refusals``, so that they end with accepting.
+        Refused connections are tasks in ``refusals``, so that they end when accepting ends and do
+        not lengthen the drain.
         """
         while True:
             try:
@@ -141,10 +153,12 @@ class Acceptor:
                 if error.errno in _SHORTAGES:
                     _log.error("server.accept_failed", error=str(error))
                     await trio.sleep(_SHORTAGE_PAUSE)
-                else:  # that one connection has gone already
+                else:  # this one client left before it was accepted (ECONNABORTED)
                     await trio.lowlevel.checkpoint()
             else:
                 self._admit(sock, _address(peer), connections, refusals)
+                # accept() succeeds without waiting while a burst lasts: the connections that were
+                # admitted before get their turn here.
                 await trio.lowlevel.checkpoint()
 
     def _admit(
@@ -162,16 +176,18 @@ class Acceptor:
             connections.start_soon(self._serve, sock, source)
             return
         places.note_refusal(peer)
+        # Over TLS the answer would need a handshake first, which costs more than a request.
         if self._refusals < REFUSALS and self._certificate() is None:
             refusals.start_soon(self._refuse, sock)
         else:
             sock.close()
 
     def _make_room(self) -> bool:
-        """End the connection that has idled the longest; False if none does.
+        """End the connection that has idled the longest; return False if none is idle.
 
-        They are looked through once a sweep at most, or a flood of connections would have all of
-        them looked through for each of its own.
+        A sender whose kept connection ends opens another one, so it loses nothing. The list of idle
+        connections is made once in a sweep at most: otherwise each connection of a flood would cost
+        a walk over all of them.
         """
         if not self._idle and self._idle_as_of < self.now:
             self._idle_as_of = self.now
@@ -184,18 +200,14 @@ class Acceptor:
                 return True
         return False
 
-    async def _serve(  # noqa: ASYNC910 - a connection that fails at once is at its end
-        self, sock: socket.socket, source: Hashable
-    ) -> None:
+    async def _serve(self, sock: socket.socket, source: Hashable) -> None:
         """Serve one connection; whatever its client sends ends this connection at worst."""
         try:
             await self._serve_connection(sock)
         finally:
             self._places.leave(source)
 
-    async def _serve_connection(  # noqa: ASYNC910 - as above
-        self, sock: socket.socket
-    ) -> None:
+    async def _serve_connection(self, sock: socket.socket) -> None:
         try:
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -203,8 +215,8 @@ class Acceptor:
             context = self._certificate()
             stream = sock if context is None else TlsSocket(sock, context)
         except OSError:
-            sock.close()  # it has gone before it was served
-            return  # noqa: ASYNC910 - its task is at its end
+            sock.close()  # the client left before it was served
+            return
         connection = Connection(self, stream, client, server)
         self._connections[connection] = None
         try:
@@ -217,7 +229,11 @@ class Acceptor:
             self._changed.ring()
 
     async def _refuse(self, sock: socket.socket) -> None:
-        """Tell a client that there is no room, and wait a moment for it to read that."""
+        """Answer 503 and wait a moment for the client to read it.
+
+        Closing a socket that holds unread bytes resets the connection, and the client might never
+        see the answer; so its request is read and thrown away.
+        """
         self._refusals += 1
         try:
             sock.send(BUSY)
@@ -233,8 +249,8 @@ class Acceptor:
             self._refusals -= 1
             sock.close()
 
-    async def sweep(self) -> None:  # noqa: ASYNC910 - it returns when its scope is cancelled
-        """Wake the connections whose time is over, until :meth:`drain` has ended."""
+    async def sweep(self) -> None:
+        """Enforce the deadlines of all connections, until :meth:`drain` has ended."""
         with self._sweeping:
             while True:
                 await trio.sleep(self.limits.sweep_seconds)
@@ -242,9 +258,10 @@ class Acceptor:
                 self._sweep_once()
 
     async def drain(self) -> None:
-        """Begin no request any more; return when every connection has ended.
+        """Begin no further request; return when every connection has ended.
 
-        Idle ones end now, others after their answer. Cancelled, it leaves that going on.
+        Idle connections end now, others after their answer. If it is cancelled, they still end
+        that way, but nobody waits for them.
         """
         self.draining = True
         self._sweep_once()
@@ -259,7 +276,7 @@ class Acceptor:
 
 
 def _address(name: Sequence[object] | str | bytes) -> Address:
-    """Return host and port, as the ASGI scope wants them; None for a Unix socket."""
+    """Return host and port in the form of the ASGI scope; None for a Unix socket."""
     if isinstance(name, tuple):
         return (name[0], name[1])
     return None

@@ -1,4 +1,7 @@
-"""The admin address beside a runtime: its server, and what it is told of the runtime."""
+"""The admin address of a runtime: its server, its checks, and its view of the running program.
+
+It starts before the receiver, so that probes see a long start, and ends after the drain.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -30,21 +33,22 @@ if TYPE_CHECKING:
 
 _log = get_logger("admin")
 
-#: Scrapers, probes and people: few connections, and none of them is slow for a good reason.
+#: Its clients are scrapers, probes and people: few connections, and none is slow for a good reason.
 LIMITS = Limits(connections=128, head_seconds=5.0, body_seconds=10.0, write_seconds=10.0)
 
-#: The settings that :meth:`Administrator.prepare_reload` can change while requests are served.
+#: Settings that :meth:`Administrator.prepare_reload` can change while requests are served.
 LIVE_KEYS = ("Sdk:Admin:ReadOnly", "Sdk:Admin:AllowedHosts")
 
-#: How long requests in progress may take at the very end, in seconds.
+#: Time for requests in progress when the address closes, in seconds. It closes last, and a query
+#: must not lengthen a shutdown.
 GRACEFUL_SECONDS = 1.0
 
 
 class Administrator:
     """Serves the admin address of ``runtime`` from before it accepts until after its drain.
 
-    ``sources`` takes checks and samples of further parts, at any time. ``token`` says where the
-    token is kept, once it is served.
+    Parts add their checks and samples to ``sources``, at any time. ``token`` says where the token
+    is kept; it is None before :meth:`run`.
     """
 
     def __init__(self, runtime: "Runtime", *, clock: Callable[[], float] = time.time) -> None:
@@ -79,7 +83,8 @@ class Administrator:
 
         Raises:
             BindError: the address cannot be listened on; the message names ``Sdk:Admin:Bind``.
-            StoreLockedError: nor is the data directory free; the message names who uses it.
+            StoreLockedError: the address is in use because another process runs on the same data
+                directory; the message names it.
         """
         options = self._runtime.settings.admin
         self.token = token = provide_token(self._runtime.settings)
@@ -108,7 +113,10 @@ class Administrator:
             task_status.started(addresses)
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
-        """Return what puts :data:`LIVE_KEYS` of ``settings`` into force for the next request."""
+        """Return the call that puts :data:`LIVE_KEYS` of ``settings`` into force.
+
+        It counts from the next request on.
+        """
         options = settings.admin
 
         def commit() -> None:
@@ -117,7 +125,7 @@ class Administrator:
 
         return commit
 
-    # -- what the application looks at -------------------------------------------------------
+    # -- the view of the runtime that the application has ------------------------------------
 
     @property
     def state(self) -> str:
@@ -127,7 +135,11 @@ class Administrator:
         return "starting" if self._runtime.started is None else "running"
 
     def stores(self) -> tuple[Inbox, TenantCounts | None]:
-        """Return the open inbox, and what counts the tenants, or raise ``NotRunningError``."""
+        """Return the open inbox, and the tenants' counts where there are tenants.
+
+        Raises:
+            NotRunningError: the store is not open.
+        """
         receiver = self._runtime.receiver
         tenants = self._runtime.settings.multi_tenant.enabled
         return receiver.store, receiver.tenancy.service.counts if tenants else None
@@ -177,8 +189,9 @@ class Administrator:
     def _check_queue(self) -> Check:
         depth = self._runtime.receiver.queue_depth
         capacity = self._runtime.settings.webhooks.queue.capacity
-        # A full queue makes us answer 503 with Retry-After, and senders come again. Unready, a load
-        # balancer would answer for us instead, and take us out and in as the queue moves.
+        # A full queue answers 503 with Retry-After, and senders come again, so it is degraded and
+        # stays ready. Unready, a load balancer would answer in its place, and would take it out and
+        # in as the queue moves.
         detail = f"{depth} of {capacity} places are taken"
         return Check("queue", True, detail, degraded=depth >= capacity)
 
@@ -186,8 +199,8 @@ class Administrator:
 def _refuse_guessable(token: AdminToken, addresses: tuple[str, ...]) -> None:
     """Refuse a token that can be guessed from elsewhere.
 
-    The command line has told so before the start; the settings of a host, and inherited sockets,
-    are known here alone.
+    The command line checks this before the start. Settings that a host builds in code, and
+    inherited sockets, whose addresses nobody knows before, are known here alone.
     """
     fault = token_fault(token.value) if token.value else None
     if fault is not None and not all(map(is_of_this_machine, addresses)):
@@ -197,7 +210,10 @@ def _refuse_guessable(token: AdminToken, addresses: tuple[str, ...]) -> None:
 
 
 def _refuse_second_start(settings: Settings) -> None:
-    """Say so if the address is in use because this receiver runs already: that explains more."""
+    """Raise StoreLockedError if the address is in use because this receiver already runs.
+
+    Its message names the other process, which explains more than "address in use".
+    """
     if settings.storage.backend is not StorageBackend.MEMORY:
         with lock_data_directory(settings.storage.path):
             pass

@@ -1,4 +1,8 @@
-"""The head of an answer: status line, headers, and how its body is delimited. Pure."""
+"""The head of an HTTP/1.1 answer: status line, headers, and the framing of the body. Pure.
+
+Both servers of this package, this one and hypercorn, answer with the same bytes: the order and form
+of the headers are h11's, and ``tests/integration/test_server_conformance.py`` runs on both.
+"""
 
 import enum
 from collections.abc import Iterable
@@ -16,7 +20,7 @@ class AnswerError(Exception):
 
 
 class Framing(enum.Enum):
-    """How a client knows the end of an answer's body."""
+    """The ways in which a client finds the end of an answer's body (RFC 9112, 6.3)."""
 
     LENGTH = enum.auto()
     CHUNKED = enum.auto()
@@ -25,7 +29,11 @@ class Framing(enum.Enum):
 
 
 class AnswerHead(NamedTuple):
-    """``data`` is what goes on the wire; ``closes``: the connection ends after this answer."""
+    """An encoded head: ``data`` goes on the wire as it is.
+
+    ``closes``: the connection ends after this answer. ``length`` is the announced one in bytes, 0
+    where none is announced.
+    """
 
     data: bytes
     framing: Framing
@@ -39,17 +47,18 @@ _encoded: dict[object, AnswerHead] = {}
 def answer_head(
     request: RequestHead, status: int, headers: Iterable[tuple[bytes, bytes]], *, close: bool
 ) -> AnswerHead:
-    """Encode a head as h11 does, so that both paths answer with the same bytes.
+    """Encode a head as h11 does, so that this server and hypercorn answer with the same bytes.
 
     Args:
-        request: what is answered.
+        request: the request that is answered.
         status: 200 to 599.
         headers: as the application sent them.
         close: announce that the connection ends.
 
     Raises:
-        AnswerError: a header cannot be sent, or its length is none.
+        AnswerError: a header cannot be sent, or the content length is no number.
     """
+    # Only a tuple can be a key of the memory: a list may change after it was remembered.
     if type(headers) is not tuple:
         return _encode(request, status, list(headers), close)
     key = (status, headers, close, request.method == "HEAD", request.version)
@@ -65,11 +74,11 @@ def answer_head(
 
 
 def informational(status: int, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
-    """Encode an interim answer, 100 to 199; 101 is not ours to give."""
+    """Encode an interim answer, 100 to 199 without 101: this server switches no protocols."""
     return _lines(status, [_checked(name, value) for name, value in headers])
 
 
-#: What the server itself answers, in the form of the receiver's own answers.
+#: Bodies of the answers that the server itself gives, in the form of the receiver's own answers.
 _REFUSALS: Final = {
     400: b'{"error":"bad request"}',
     408: b'{"error":"request too slow"}',
@@ -119,12 +128,14 @@ def _encode(
     close = close or b"close" in connection
     framing = Framing.NO_BODY
     if not bodiless and (chunked or length is None):
-        # The chunked coding overrides a length. HEAD is told what GET would be.
+        # The chunked coding overrides a length (RFC 9112, 6.3). An answer to HEAD has the headers
+        # that the answer to GET would have (RFC 9110, 9.3.2).
         lines = [pair for pair in lines if pair[0].lower() != b"content-length"]
         if request.version == "1.1":
             lines.append((b"Transfer-Encoding", b"chunked"))
             framing = Framing.CHUNKED
         else:
+            # HTTP/1.0 knows no chunks: the end of the connection is the end of the body.
             framing, close = Framing.CLOSE, True
     elif not bodiless:
         framing = Framing.LENGTH

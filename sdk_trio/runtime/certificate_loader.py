@@ -1,10 +1,11 @@
-"""Loads the certificate of the receiver's own TLS (contracts 2)."""
+"""The TLS context of the receiver, from ``Server:CertFile`` and ``Server:KeyFile``."""
 
 import ssl
 
 from ..errors import OptionsValidationError, Problem
 
-#: The curves and ciphers of TLS 1.2 that keep past traffic secret; those of 1.3 all do.
+#: The cipher suites of TLS 1.2 with forward secrecy: a key that is stolen later does not open the
+#: traffic of before. All suites of TLS 1.3 have it.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
@@ -22,7 +23,8 @@ def load_certificate(cert_file: str, key_file: str | None) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
     context.set_alpn_protocols(["http/1.1"])
-    # A client that renegotiates could make sending wait for reading; TLS 1.3 has none of it.
+    # With renegotiation a send could have to wait for a read, which the connection's code does not
+    # expect; TLS 1.3 has none. Compression leaks the content of what it compresses (CRIME).
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     try:
         # A key with a passphrase is refused, or OpenSSL would ask for it on the terminal.

@@ -1,4 +1,4 @@
-"""Makes the channels of notifications: senders, what they send with, and what they sign with."""
+"""Wiring of the notification channels: senders, the HTTP transport, and the signing function."""
 
 import os
 import time
@@ -24,8 +24,8 @@ def make_channels(
 ) -> dict[str, Channel]:
     """Return every channel under its name: ``email``, ``sms``, ``webhook``.
 
-    A channel that is not enabled is there too, and skips every message with that reason. Nothing
-    is open, so there is nothing to close.
+    A channel that is not enabled is among them, too, and skips every message with that reason. No
+    channel holds anything open, so nobody has to close them.
 
     Args:
         options: ``Sdk:MultiTenant:Notifications``.

@@ -1,4 +1,4 @@
-"""The client's counters under their names as metrics (contracts 10). Pure."""
+"""The client's counters as metrics (docs/reference/metrics.md). Pure."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -10,7 +10,7 @@ CIRCUIT_STATES = {"closed": 0, "open": 1, "probing": 2, "isolated": 3}
 
 
 class Counted(Protocol):
-    """What is read of the client's counters."""
+    """The part of the client's counters that the metrics read."""
 
     @property
     def requests(self) -> Mapping[tuple[str, str], int]:
@@ -24,7 +24,7 @@ class Counted(Protocol):
 
 
 def sample_client(counters: Counted, circuit: str) -> tuple[Sample, ...]:
-    """Return what the client has counted so far.
+    """Return the client's counters so far as samples.
 
     ``sdk_client_requests_total{method,outcome}``, ``sdk_client_circuit_state`` (a number of
     :data:`CIRCUIT_STATES`), and ``sdk_client_attempts`` as a cumulative histogram of attempts a

@@ -1,7 +1,8 @@
-"""A deadline that an application can set for itself, kept by its connection.
+"""The deadline of one request, which the application sets and the connection enforces.
 
-A cancel scope of its own costs each request more than its signature does. A connection has one
-scope for all its requests instead, whose deadline is moved, and a new one only after it was used.
+A cancel scope for each request would cost more than the check of its signature. So a connection has
+one scope for all its requests, whose deadline moves, and makes a new one only after the old one was
+cancelled. The acceptor's sweep moves far deadlines; near ones are given to Trio at once.
 """
 
 from math import inf
@@ -14,17 +15,18 @@ from ..base.asgi import Whole
 class Expiry:
     """The deadline of one connection's requests.
 
-    Between :meth:`arm` and :meth:`disarm` it is cancelled at the time that it gave, up to and
-    including the call of the application itself; the server then sends :attr:`answer`. Those who
-    have to do something about that, do it while ``Cancelled`` passes them, in a shielded scope.
+    The application calls :meth:`arm` and :meth:`disarm`. If the time passes in between, its call is
+    cancelled as a whole, and the server sends :attr:`answer`. Code that has to clean up does so in
+    a shielded scope while ``Cancelled`` propagates.
 
-    ``sweep_seconds``: :meth:`sweep` is called at least that often.
+    ``sweep_seconds``: the longest time between two calls of :meth:`sweep`.
     """
 
     __slots__ = ("_at", "_near", "answer", "scope", "spent")
 
     def __init__(self, sweep_seconds: float) -> None:
-        # What is nearer than the sweep after the next one cannot wait for it.
+        # A deadline that is nearer than two sweeps is given to Trio now: the next sweep may come
+        # too late for it.
         self._near = 2 * sweep_seconds
         self.renew()
 
@@ -32,7 +34,7 @@ class Expiry:
         """Make a new scope: an old one that was cancelled cancels everything within it."""
         self._at = inf
         self.scope = trio.CancelScope()
-        #: Whether the scope was cancelled: nothing can wait in it any more.
+        #: Whether the scope was cancelled: every further wait inside it would be cancelled, too.
         self.spent = False
         #: Status, headers and body of what to send if the application is cancelled.
         self.answer: Whole | None = None
@@ -45,7 +47,7 @@ class Expiry:
             self.scope.deadline = self._at
 
     def disarm(self) -> bool:
-        """Cancel nothing any more; return whether the time was over, and cancelling has begun."""
+        """Withdraw the deadline; return whether it had passed and cancelling has begun."""
         self._at = inf
         if self.scope.deadline != inf:
             self.spent = self.scope.cancel_called
@@ -53,6 +55,6 @@ class Expiry:
         return self.spent
 
     def sweep(self, now: float) -> None:
-        """Hand a time that is near over to Trio, which keeps it exactly."""
+        """Give a deadline that is near to Trio, which enforces it exactly."""
         if self._at - now < self._near:
             self.scope.deadline = self._at

@@ -1,4 +1,4 @@
-"""One request and its answer, as ASGI messages."""
+"""One request and its answer on an HTTP/1.1 connection, as ASGI messages."""
 
 from collections.abc import Mapping
 from math import inf
@@ -21,11 +21,11 @@ _DISCONNECT = {"type": "http.disconnect"}
 
 
 class Exchange:
-    """Gives the application its request and sends what it answers.
+    """Gives the application its request and sends its answer.
 
     ``begun``: the head of the answer has been sent; ``answered``: all of it.
     After :meth:`finish`: ``closes`` says that the connection ends, ``unread`` that parts of the
-    body may still arrive, ``error`` what the client is to be told if nothing was answered.
+    body may still arrive, ``error`` is the refusal to send if the application has not answered.
     """
 
     __slots__ = (
@@ -50,7 +50,7 @@ class Exchange:
         self._chunked = ChunkedBody() if head.length is None else None
         self._waiting_for_continue = head.expects_continue
         self._patience = connection.limits.body_seconds
-        self._body_ended = False  # the application has been given all of it
+        self._body_ended = False  # the application has received all of it
         self._answer: AnswerHead | None = None
         self.begun = False
         self.answered = False
@@ -94,11 +94,15 @@ class Exchange:
         self._left = 0
         return self._connection.take(left) if left else b""
 
-    async def receive(self) -> Mapping[str, Any]:  # noqa: ASYNC910 - the loop of requests has one
-        """Return the next part of the body; then wait for the client's end, or the answer's."""
+    async def receive(self) -> Mapping[str, Any]:
+        """Return the next part of the body, as ASGI's ``receive``.
+
+        After the body it waits until the client has left or the answer has been sent, and returns
+        ``http.disconnect``.
+        """
         body = self.take_body()
         if body is not None:
-            return {"type": "http.request", "body": body, "more_body": False}  # noqa: ASYNC910 - the next wait for a request is one
+            return {"type": "http.request", "body": body, "more_body": False}
         if self._gone:
             await trio.lowlevel.checkpoint()
             return _DISCONNECT
@@ -119,13 +123,15 @@ class Exchange:
 
     async def _receive_part(self) -> Mapping[str, Any]:
         connection = self._connection
+        # 100 Continue is sent when the application asks for the body, and not before: a refusal on
+        # the headers alone then saves the client from sending it (RFC 9110, 10.1.1).
         if self._waiting_for_continue and self._answer is None and not connection.buffer:
             await connection.send(informational(100))
         self._waiting_for_continue = False
         while True:
             part = self._decode()
             if part or self._body_ended:
-                return {"type": "http.request", "body": part, "more_body": not self._body_ended}  # noqa: ASYNC910 - the next wait for a request is one
+                return {"type": "http.request", "body": part, "more_body": not self._body_ended}
             more = await self._read_more()
             if self.answered:
                 return _DISCONNECT
@@ -133,7 +139,10 @@ class Exchange:
                 raise RequestError(400, "the body is not complete")
 
     async def _read_more(self) -> bool:
-        """Wait for more of the body; only the waits count, not what the application does."""
+        """Wait for more of the body, within the time that all waits for it may take together.
+
+        The time that the application takes between two waits does not count against the client.
+        """
         connection = self._connection
         begun = connection.now
         connection.read_deadline = begun + self._patience
@@ -141,7 +150,7 @@ class Exchange:
             return await connection.read_ahead()
         except Expired:
             if self.answered:
-                return False  # noqa: ASYNC910 - the next wait for a request is one
+                return False
             raise RequestError(408, "the body took too long") from None
         finally:
             connection.read_deadline = inf
@@ -151,7 +160,7 @@ class Exchange:
         """Take the part of the body that is in the buffer."""
         connection = self._connection
         if self._chunked is None:
-            assert self._left is not None  # noqa: S101 - one of the two says where the body ends
+            assert self._left is not None  # without chunks the head has said the length
             part = connection.take(self._left)
             self._left -= len(part)
             self._body_ended = not self._left
@@ -167,7 +176,8 @@ class Exchange:
         connection = self._connection
         while not self._gone:
             if len(connection.buffer) >= connection.limits.read_bytes:
-                # Requests that were sent ahead fill the buffer: its end cannot be seen.
+                # Pipelined requests fill the buffer. Reading on would let one client take memory
+                # without bound, so its end cannot be seen; look again after the next sweep.
                 await trio.sleep(connection.limits.sweep_seconds)
                 continue
             try:
@@ -177,12 +187,14 @@ class Exchange:
                 continue
             except OSError:
                 connection.ended = True
-        return _DISCONNECT  # noqa: ASYNC910 - the next wait for a request is one
+        return _DISCONNECT
 
     # -- the answer --------------------------------------------------------------------------
 
-    async def send(self, message: Mapping[str, Any]) -> None:  # noqa: ASYNC910 - as receive
-        """Send one message; the head waits for the first part of the body, to go with it.
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message, as ASGI's ``send``.
+
+        The head is kept until the first part of the body, so that both are one system call.
 
         Raises:
             AnswerError: the message does not fit here, or cannot be sent.
@@ -194,7 +206,7 @@ class Exchange:
             if 100 <= status < 200 and status != 101:
                 if self._head.version == "1.1":
                     await self._connection.send(informational(status, headers))
-                return  # noqa: ASYNC910 - the next wait for a request is one
+                return
             self._waiting_for_continue = False
             self._answer = answer_head(self._head, status, headers, close=self._must_close())
             self._to_send = self._answer.length
@@ -225,7 +237,11 @@ class Exchange:
         await self._connection.send(data)
 
     def _must_close(self) -> bool:
-        """Whether the connection cannot be used again; a body that is cut short is not skipped."""
+        """Whether the connection ends after this answer.
+
+        It does if parts of the request's body have not arrived: skipping them would mean to wait
+        for as much as the client likes to send.
+        """
         return self._connection.is_last or not self._head.keep_alive or self.unread
 
     @property
@@ -234,7 +250,7 @@ class Exchange:
         return self._left is None or len(self._connection.buffer) < self._left
 
     def _frame(self, answer: AnswerHead, body: bytes, more: bool) -> bytes:
-        """Return what goes on the wire for a part of the body, the first one with the head."""
+        """Return the bytes on the wire for a part of the body; the first part has the head."""
         framing = answer.framing
         if framing is Framing.NO_BODY:
             body = b""
@@ -260,7 +276,7 @@ class Exchange:
         return self._answer is None or self._answer.closes
 
     def finish(self) -> None:
-        """Bring the connection to where the next request begins, or see that there is none."""
+        """Prepare for the next request, or mark the connection as finished."""
         connection = self._connection
         if self.answered:
             self.error = None
@@ -268,7 +284,8 @@ class Exchange:
                 connection.take(self._left)
                 self._left = 0
         elif self.begun:
-            # The client has to see that the answer is not complete.
+            # The head is out, so no error can be answered: only the end of the connection shows the
+            # client that the answer is not complete.
             connection.ended = True
         elif self.error is None:
             self.error = RequestError(500, "the application gave no answer")

@@ -1,4 +1,9 @@
-"""The only place that knows hypercorn, which serves where ``Server:FastPath`` is false."""
+"""Hypercorn as the server, where ``Server:FastPath`` is false. No other module imports it.
+
+It is the way back if the project's own connections misbehave. The overrides below close holes that
+were found by sending the same bytes to both servers; every private part of hypercorn that they use
+has a test in ``tests/unit/test_hypercorn_seams.py``, and its minor version is pinned.
+"""
 
 import logging
 from math import inf
@@ -26,10 +31,10 @@ from .tls_socket import HANDSHAKE_SECONDS
 _log = get_logger("server")
 
 
-#: What Trio says of a connection that has ended, or ends.
+#: Trio's errors for a connection that has ended or is being closed.
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError)
 
-#: How long the farewell of a TLS connection may take, in seconds; after that it is cut off.
+#: Time for the TLS closing alert and for a refusal, in seconds; then the connection is cut off.
 CLOSE_SECONDS = 1.0
 
 
@@ -38,9 +43,10 @@ class HypercornServer:
 
     Args:
         app: the ASGI application.
-        limits: bounds of the connections; hypercorn keeps those that it has.
+        limits: bounds of the connections; hypercorn has settings for some, :class:`_Connection`
+            enforces others.
         places: counts the connections.
-        note_refusal: is told of every request that hypercorn itself refuses.
+        note_refusal: is called for every request that hypercorn itself refuses.
     """
 
     def __init__(self, app: App, limits: Limits, places: Places, note_refusal: NoteRefusal) -> None:
@@ -51,7 +57,7 @@ class HypercornServer:
         config = Config()
         config.keep_alive_timeout = limits.keep_alive_seconds
         config.keep_alive_max_requests = limits.keep_alive_requests
-        # Neither helps a sender, and both would make equal answers differ.
+        # Neither header helps a sender, and the fast path sends none: both answer alike.
         config.include_date_header = False
         config.include_server_header = False
         config.accesslog = None
@@ -63,14 +69,12 @@ class HypercornServer:
         """Close connections as they become idle."""
         await self._context.terminated.set()
 
-    async def serve(  # noqa: ASYNC910 - a connection that fails at once is at its end
-        self, stream: Any
-    ) -> None:
+    async def serve(self, stream: Any) -> None:
         """Serve one connection; whatever its client sends ends this connection at worst."""
         sock = (stream.transport_stream if isinstance(stream, trio.SSLStream) else stream).socket
         try:
             peer = parse_socket_addr(sock.family, sock.getpeername())
-        except OSError:  # it has gone already
+        except OSError:  # the client has left already
             await trio.aclose_forcefully(stream)
             return
         source = self._places.source_of(peer)
@@ -93,9 +97,9 @@ class HypercornServer:
 
 
 def _without_complaints(app: App) -> App:
-    """Keep from the application that its client has left: hypercorn would log a traceback."""
+    """Hide from the application that its client has left: hypercorn would log a traceback."""
 
-    async def serve(scope: Any, receive: Any, send: Any) -> None:  # noqa: ASYNC910 - as app
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
         async def send_if_possible(message: Any) -> None:
             try:
                 await send(message)
@@ -110,14 +114,14 @@ def _without_complaints(app: App) -> App:
 
 
 class _Connection(TCPServer):
-    """Hypercorn's connection, for HTTP/1.1 alone, which ends as soon as nothing more can arrive.
+    """Hypercorn's connection, for HTTP/1.1 alone, with three differences.
 
-    Without that, the task that waits for the next request keeps a closed connection, and its file
-    descriptor, until the keep-alive time is over. A request that has been read behind the last
-    answer of a drain would even be waited for until the drain's deadline.
+    It ends as soon as nothing more can arrive. Hypercorn's own task that waits for the next request
+    keeps a closed connection, and its descriptor, until the keep-alive time is over; and a request
+    that was read behind the last answer of a drain would hold the drain up to its deadline.
 
-    It also bounds how long a head may take, which hypercorn does not, and lets an answer that has
-    begun come to its end when what the client sends meanwhile is malformed.
+    It bounds the time for a head, which hypercorn does not. And an answer that has begun is sent to
+    its end even if the client sends malformed bytes meanwhile.
     """
 
     _reading = True
@@ -138,7 +142,7 @@ class _Connection(TCPServer):
         self._note_refusal = note_refusal
         self._reading_scope = trio.CancelScope()
 
-    async def run(self) -> None:  # noqa: ASYNC910 - reading is a checkpoint, or it has raised
+    async def run(self) -> None:
         stream = self.stream
         secure = isinstance(stream, trio.SSLStream)
         try:
@@ -170,14 +174,14 @@ class _Connection(TCPServer):
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await self._close()
 
-    async def protocol_send(self, event: Event) -> None:  # noqa: ASYNC910 - as hypercorn's own
+    async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Closed):
             self._reading_scope.cancel()
             if self.protocol.connection.our_state is SEND_BODY:  # type: ignore[attr-defined]
-                # The end of the answer that has begun closes it.
-                return  # noqa: ASYNC910 - as hypercorn's own
+                # An answer is being sent; its end closes the connection.
+                return
             with trio.move_on_after(CLOSE_SECONDS):
-                async with self.send_lock:  # what another task is sending goes first
+                async with self.send_lock:  # let another task finish sending first
                     pass
         elif isinstance(event, Updated):
             self._idle = event.idle
@@ -187,7 +191,7 @@ class _Connection(TCPServer):
             patience = self._limits.head_seconds if self._head_begun else inf
             self._reading_scope.deadline = trio.current_time() + patience
             if not self._reading:
-                return  # noqa: ASYNC910 - as above
+                return
         try:
             await super().protocol_send(event)
         except trio.BusyResourceError:  # it is being closed
@@ -216,14 +220,14 @@ class _Connection(TCPServer):
 class _Http1(H11Protocol):
     """HTTP/1.1 and nothing else.
 
-    Requests to change to another protocol are passed over (RFC 9110, 7.8): no sender of webhooks
-    makes any, and hypercorn's HTTP/2 keeps the tasks of a connection that ends at a bad moment.
-    Versions and targets are read as on the fast path.
+    A request to change to another protocol is answered as if it had not asked (RFC 9110, 7.8): no
+    sender of webhooks asks, and hypercorn's HTTP/2 keeps the tasks of a connection that ends at a
+    bad moment. Versions and targets are read as on the fast path.
     """
 
     note_refusal: NoteRefusal
 
-    async def _check_protocol(self, event: Request) -> None:  # noqa: ASYNC910 - nothing to do
+    async def _check_protocol(self, event: Request) -> None:
         pass
 
     async def _send_error_response(self, status_code: int) -> None:
@@ -243,7 +247,7 @@ class _Http1(H11Protocol):
 
 
 def _as_on_the_fast_path(request: Request) -> Request:
-    """Return the request as :func:`~.request_head.parse_head` would give it, or raise as it."""
+    """Return the request as :func:`~.request_head.parse_head` would, or raise its RequestError."""
     headers = list(request.headers)
     names = [name for name, _ in headers]
     if b"transfer-encoding" in names and b"content-length" in names:
@@ -264,7 +268,7 @@ def _as_on_the_fast_path(request: Request) -> Request:
 
 
 async def _refuse(stream: trio.abc.Stream) -> None:
-    """Say that there is no room, where it can be said before a handshake, and close."""
+    """Close a connection for which there is no room; without TLS it gets a 503 first."""
     if isinstance(stream, trio.SocketStream):
         try:
             await stream.send_all(BUSY)

@@ -1,6 +1,7 @@
-"""Opens the addresses of a server: TCP, unix sockets, and sockets that were inherited.
+"""Listening sockets of a server: TCP, unix sockets, and inherited ones.
 
-All of them or none: when one cannot be opened, the others are closed again and the error names it.
+Either all addresses are opened or none: when one fails, the others are closed again and the error
+names it.
 """
 
 import os
@@ -12,17 +13,18 @@ from pathlib import Path
 
 try:
     import resource
-except ImportError:  # where there is no such limit
+except ImportError:  # Windows has no such limit
     resource = None  # type: ignore[assignment]
 
 from ..config.forms import split_unix
 from ..errors import EXIT_UNAVAILABLE, SdkError
 
-#: Connections that the kernel holds for us while the loop is busy.
+#: Connections that the kernel queues while the loop is busy.
 BACKLOG = 1024
 
 
-#: Descriptors that are kept for the store, the logs and connections of our own.
+#: Descriptors that stay free for the store, the logs and the client's connections, so that a flood
+#: of connections cannot keep an event from being stored.
 RESERVED_DESCRIPTORS = 64
 
 
@@ -58,7 +60,7 @@ def listen(addresses: Sequence[str], *, key: str) -> list[socket.socket]:
 
 
 def descriptor_limit() -> int:
-    """Return how many connections the descriptors of this process allow, beside its files."""
+    """Return the number of connections that this process's descriptor limit leaves room for."""
     if resource is None:
         return sys.maxsize
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -87,9 +89,10 @@ def _open(address: str) -> socket.socket:
 
 
 def _unix_socket(path: str, mode: int) -> socket.socket:
-    """Return a listening socket at ``path``: whoever can connect is nobody that an address names.
+    """Return a listening socket at ``path``, never more open than ``mode``, whatever the umask.
 
-    It is never more open than ``mode``, whatever the umask.
+    A peer of a unix socket has no address to check, so the file's mode is all that keeps others
+    out.
     """
     sock = socket.socket(socket.AF_UNIX)
     with suppress(OSError):
@@ -117,11 +120,11 @@ def _listening(sock: socket.socket, name: str | tuple[str, int] | None) -> socke
 
 
 def _remove_stale_socket(path: str) -> None:
-    """Remove the socket file that a dead process left; one that somebody serves stays."""
+    """Remove the socket file of a dead process; one that a live server listens on stays."""
     if not Path(path).is_socket():
         return
     with socket.socket(socket.AF_UNIX) as probe:
-        # Not blocking: a server whose backlog is full says BlockingIOError, and lives.
+        # Not blocking: BlockingIOError means that a live server's backlog is full.
         probe.setblocking(False)
         try:
             probe.connect(path)

@@ -1,4 +1,4 @@
-"""What notifications have counted under their name as a metric (contracts 10). Pure."""
+"""The counters of notifications as metrics (docs/reference/metrics.md). Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,9 +11,9 @@ def sample_notifications(
 ) -> tuple[Sample, ...]:
     """Return ``sdk_notifications_total{channel,result}`` of attempts by channel and result.
 
-    What has not happened yet is there as 0: a counter that begins with 1 shows no increase, so
-    the first message that fails would ring no alarm. A restart that finds messages of a channel
-    which is switched off counts them too.
+    Results that have not happened yet are reported as 0. A counter that first appears with the
+    value 1 shows no increase, so the first failed message would raise no alert. Messages of a
+    channel that is switched off by now, which a restart finds, are counted, too.
     """
     known = {(channel, result): 0 for channel in channels for result in RESULTS.values()}
     return tuple(

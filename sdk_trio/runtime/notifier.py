@@ -1,4 +1,8 @@
-"""Connects tenants and notifications: channels, dispatcher, and the word that something changed."""
+"""Notifications inside the runtime: makes the channels and wakes their dispatcher.
+
+The dispatcher reads committed transitions from the outbox. The feed of tenants only wakes it, so a
+lost wake-up delays a message and never loses one.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -21,14 +25,14 @@ from ..tenants.tenancy import Tenancy
 from .channel_maker import make_channels
 from .notification_samples import sample_notifications
 
-#: Makes channels, by their names: ``email``, ``sms``, ``webhook``. Those that the settings do not
-#: enable are not used.
+#: Returns channels under their names: ``email``, ``sms``, ``webhook``. Channels that the settings
+#: do not enable are not used.
 ChannelFactory = Callable[[Settings], Mapping[str, Channel]]
 
 
 @attrs.define
 class _Changeable:
-    """A channel that another one takes the place of when settings are reloaded."""
+    """A channel that a reload of the settings can replace."""
 
     channel: Channel
 
@@ -46,7 +50,7 @@ class Notifier:
     Args:
         settings: validated settings with notifications enabled.
         channels: makes the channels; None: those of the settings.
-        limits: of single channels; the others are limited by default.
+        limits: limits of the channels by name; None: the defaults, with the settings' schedule.
         clock: returns Unix seconds.
     """
 
@@ -80,7 +84,7 @@ class Notifier:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Send until :meth:`close`, then finish what was begun; see :class:`Dispatcher`.
+        """Send until :meth:`close`, then finish the attempts in progress; see :class:`Dispatcher`.
 
         Raises:
             StoreUnavailableError: at the start alone; later it is retried.
@@ -93,7 +97,7 @@ class Notifier:
         )
         limits = self._limits or {name: Limits(schedule=schedule) for name in channels}
         dispatcher = Dispatcher(channels, store.notifications, limits=limits, clock=self._clock)
-        # The data directory is locked, so whoever else has held a lease is dead.
+        # The data directory is locked, so every other holder of a lease is dead.
         await dispatcher.recover()
         self._dispatcher = dispatcher
         if self._closed:
@@ -107,9 +111,9 @@ class Notifier:
                 nursery.cancel_scope.cancel()
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
-        """Return what lets messages from then on be made with ``settings``.
+        """Return the call after which messages are made with ``settings``.
 
-        A message that is being sent goes on as it is.
+        A message that is being sent goes on with the old ones.
         """
         made = self._make_channels(settings)
 
@@ -129,7 +133,7 @@ class Notifier:
         return {name: made[name] for name in enabled_channels(options) if name in made}
 
     def close(self) -> None:
-        """Begin nothing new."""
+        """Begin no new attempt."""
         self._closed = True
         if self._dispatcher is not None:
             self._dispatcher.close()

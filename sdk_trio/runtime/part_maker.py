@@ -1,4 +1,7 @@
-"""Makes the parts that only some runtimes have; who has none of them does not load them."""
+"""Optional parts of a runtime, imported only where the settings ask for them.
+
+A receiver without client, admin address and tenants then starts faster and takes less memory.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -21,7 +24,7 @@ def make_client(settings: Settings) -> "Client":
 
 
 def make_administrator(runtime: "Runtime", clock: Callable[[], float]) -> "Administrator":
-    """Return what serves the admin address of ``runtime``."""
+    """Return the server of the admin address of ``runtime``."""
     from .administrator import Administrator
 
     return Administrator(runtime, clock=clock)
@@ -30,9 +33,9 @@ def make_administrator(runtime: "Runtime", clock: Callable[[], float]) -> "Admin
 def make_notifier(
     settings: Settings, channels: "ChannelFactory | None", clock: Callable[[], float]
 ) -> "Notifier | None":
-    """Return what sends notifications; None where they are not enabled.
+    """Return the sender of notifications; None where they are not enabled.
 
-    While they are not, nothing of them is looked at (spec 2.9).
+    While they are not, their other settings are not looked at.
     """
     if not (settings.multi_tenant.enabled and settings.multi_tenant.notifications.enabled):
         return None
@@ -42,7 +45,10 @@ def make_notifier(
 
 
 def make_companion(settings: Settings, notifier: "Notifier | None") -> "Companion | None":
-    """Return what runs beside the receiver's queue; None where there are no tenants."""
+    """Return the part that runs beside the receiver's queue; None where there are no tenants.
+
+    Without notifications it marks them off in the store; see ``docs/adr/0013``.
+    """
     if notifier is not None or not settings.multi_tenant.enabled:
         return notifier
     from .silencer import Silencer

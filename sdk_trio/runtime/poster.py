@@ -1,10 +1,14 @@
-"""Posts notifications over the project's own transport, and says whether anything was sent."""
+"""HTTP POST for notifications, over the project's own transport.
+
+The errors say whether the request may have arrived, because an SMS that was sent twice cannot be
+called back: ``NotSentError`` may be retried, ``AnswerLostError`` must not be.
+"""
 
 import ssl
 from collections.abc import Callable, Mapping
 
 import attrs
-import httpx  # noqa: ASYNC127 - httpx is the form of requests, its pool is not used
+import httpx
 import trio
 
 from ..client.retry import parse_retry_after
@@ -15,22 +19,22 @@ from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, 
 from ..notifications.ports import Answer
 from .public_dialer import NoPublicAddressError, dial_public
 
-#: What is kept of an answer; providers' are a few hundred bytes.
+#: Bytes of an answer that are kept; providers' answers have a few hundred.
 MAX_ANSWER_BYTES = 64 * 1024
 
-#: What a URL fails with that nothing can be sent to; the last is a host's that is no name.
+#: Errors of a URL that nothing can be sent to; UnicodeError: its host cannot be a host name.
 _NO_ADDRESS = (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError)
 
-#: HTTP/1.1: one exchange a connection, as below, and nothing to gain from streams.
+#: HTTP/1.1, as each connection serves one exchange and gains nothing from streams.
 _CONNECTION = ConnectionOptions(enable_http2=False)
 
 
 class HttpPoster:
     """A :class:`~sdk_trio.notifications.ports.Poster`.
 
-    Each request has a connection of its own: notifications are rare, and a kept connection that
-    the server closes at the wrong moment leaves it unknown whether a message was sent. Proxies are
-    not supported.
+    Each request has a connection of its own. Notifications are rare, and if the server closed a
+    kept connection at the wrong moment, nobody would know whether the message was sent. Proxies
+    are not supported.
 
     Args:
         clock: returns Unix seconds, for dates in ``Retry-After``.
@@ -79,10 +83,10 @@ class HttpPoster:
             failure = error
             text = str(error) or type(error).__name__
         else:
-            return self._answer(exchange)  # noqa: ASYNC910 - the exchange waited
+            return self._answer(exchange)
         if exchange.response is not None and not exchange.response.is_success:
-            # The status is answer enough: it tells what became of the message.
-            return self._answer(exchange)  # noqa: ASYNC910 - the exchange waited
+            # The body is missing, but the status of a failure says what became of the message.
+            return self._answer(exchange)
         if exchange.has_begun:
             raise AnswerLostError(text) from failure
         if _has_cause(failure, NoPublicAddressError):
@@ -110,7 +114,7 @@ class HttpPoster:
 
 @attrs.define
 class _Exchange:
-    """How far one request has come."""
+    """The progress of one request."""
 
     wants_body: bool
     has_begun: bool = False
@@ -127,7 +131,7 @@ class _Exchange:
         stream = self.response.stream
         if not isinstance(stream, httpx.AsyncByteStream):
             raise TypeError("the transport's answers are asynchronous")
-        async for chunk in stream:  # what is left unread ends with its connection
+        async for chunk in stream:  # the connection is closed with whatever is left unread
             self.content += chunk
             if len(self.content) >= MAX_ANSWER_BYTES:
                 break

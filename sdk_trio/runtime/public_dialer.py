@@ -1,4 +1,7 @@
-"""Connects to hosts of the public internet alone, decided on the address that is connected to."""
+"""Connections to public addresses only, for URLs that a customer may have chosen.
+
+Otherwise a webhook URL could make this process send requests inside the operator's network (SSRF).
+"""
 
 import contextlib
 import socket
@@ -8,7 +11,7 @@ import trio
 
 from ..config.public_addresses import is_public
 
-#: How long one address may take while others are left, in seconds.
+#: Time for one address while others are left to try, in seconds.
 PATIENCE_SECONDS = 3.0
 
 #: Resolves a host and port to addresses; raises ``OSError`` when it cannot.
@@ -16,7 +19,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class NoPublicAddressError(OSError):
-    """A host has addresses, and none of them is of the public internet."""
+    """A host has no public address."""
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -34,9 +37,9 @@ async def dial_public(
 ) -> trio.SocketStream:
     """Connect to the first public address of a host that answers.
 
-    The name is resolved once and what was checked is connected to, so that a name server which
-    gives another address the second time gains nothing. Addresses that are not public are passed
-    over, in whatever way they are written (``2130706433``, ``::ffff:127.0.0.1``).
+    The name is resolved once, and the very address that was checked is connected to: a name server
+    that gives another address the second time (DNS rebinding) gains nothing. Addresses that are not
+    public are skipped, however they are written (``2130706433``, ``::ffff:127.0.0.1``).
 
     Args:
         resolve: looks names up.

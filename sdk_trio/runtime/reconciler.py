@@ -1,6 +1,8 @@
-"""Brings what was missed: compares the upstream's deliveries with the inbox.
+"""Reconciliation: finds deliveries that never arrived, and asks the upstream to send them again.
 
-What is missing is asked for again, so it arrives as any delivery does, through every check.
+A redelivery arrives like every other delivery and so passes every check of the receiver. The
+decisions are in ``reconciliation.py``; this module reads the upstream's lists and keeps the
+checkpoint.
 """
 
 import time
@@ -38,23 +40,25 @@ if TYPE_CHECKING:
 
 _log = get_logger("runtime")
 
-#: Time between two requests for a redelivery, in seconds: 60 a minute stays below the rate of
-#: every upstream known, and leaves room for the application's own calls.
+#: Time between two requests for a redelivery, in seconds. 60 a minute stay below the rate limit of
+#: every known upstream and leave room for the application's own calls.
 ASK_SECONDS = 1.0
 
-#: How long a cancelled pass may take to remember what it has asked for, in seconds.
+#: Time for a cancelled pass to save its checkpoint, in seconds.
 SAVE_SECONDS = 5.0
 
-#: Requests after which they are remembered: a crash may repeat as many, which does no harm.
+#: The checkpoint is saved after so many requests. A crash may repeat as many, which does no harm:
+#: the inbox recognizes the second delivery.
 SAVE_EVERY = 100
 
 
 @attrs.frozen
 class Report:
-    """What one pass found.
+    """The result of one pass.
 
-    ``asked`` were asked for now, ``waiting`` in an earlier pass and have not arrived, ``lost``
-    cannot be had any more. ``until`` is the time (Unix seconds) up to which nothing is missing.
+    ``asked`` events were asked for in this pass, ``waiting`` ones in an earlier pass and have not
+    arrived; ``lost`` ones cannot be delivered any more. ``until`` is the time (Unix seconds) up to
+    which nothing is missing.
     """
 
     asked: int
@@ -64,7 +68,7 @@ class Report:
 
 
 class Reconciler:
-    """Compares what the upstream delivered with what the inbox has.
+    """Compares the upstream's list of deliveries with the inbox.
 
     Args:
         client: an open client of the upstream.
@@ -94,7 +98,10 @@ class Reconciler:
         self._path = settings.webhooks.path
 
     async def run(self) -> None:
-        """Make a pass now and one each interval, until cancelled; a failure waits for the next."""
+        """Make a pass now and one each interval, until cancelled.
+
+        A pass that fails is logged and not repeated before the next interval.
+        """
         while True:
             try:
                 await self.reconcile()
@@ -103,14 +110,18 @@ class Reconciler:
             await trio.sleep(self._interval)
 
     async def reconcile(self) -> Report | None:
-        """Make one pass from the checkpoint; None when the upstream delivers nothing at present.
+        """Make one pass from the checkpoint.
+
+        Returns:
+            what was found; None if every endpoint that leads here is disabled.
 
         Raises:
-            CallError: the upstream could not be asked; what was done so far is remembered.
-            UnknownEndpointError: which endpoint leads here is not known.
+            CallError: the upstream could not be asked; the requests made so far are remembered.
+            UnknownEndpointError: it is not known which endpoint leads here.
             StoreUnavailableError: from the inbox.
 
-        Cancelled, it remembers what it has asked for; the next pass goes on from there.
+        If it is cancelled, it saves the checkpoint, within :data:`SAVE_SECONDS`; the next pass goes
+        on from there.
         """
         endpoints = await self._enabled_endpoints()
         if not endpoints:
@@ -128,8 +139,9 @@ class Reconciler:
     async def survey(self, since: float) -> list[Sighting]:
         """Return every event since a time (Unix seconds) that the inbox has no record of.
 
-        The oldest come first. The checkpoint plays no part, so events that somebody else answered
-        for are among them. ``since`` must not lie further back than the inbox remembers ids.
+        The oldest come first. The checkpoint plays no part, so events that another receiver
+        answered with success are among them. ``since`` must not lie further back than the inbox
+        remembers ids: older ones would all seem to be missing.
 
         Raises:
             As :meth:`reconcile`.
@@ -143,12 +155,15 @@ class Reconciler:
     async def ask(self, sighting: Sighting) -> bool:
         """Ask the upstream to deliver an event again; return whether it agreed.
 
-        Takes at least the time that requests are apart. Raises ``CallError`` when it could not be
-        asked. Cancelled, it may have been asked.
+        It takes at least ``ask_seconds``, so that calls in a loop keep their distance. If it is
+        cancelled, the request may have been sent.
+
+        Raises:
+            CallError: the upstream could not be asked.
         """
         webhooks = self._client.webhooks.with_options(idempotent=True)
         try:
-            # To be delivered twice does no harm: the inbox knows the second one.
+            # Retried like an idempotent call: the inbox recognizes a second redelivery.
             await webhooks.redeliver_webhook_event(sighting.webhook_id)
             agreed = True
         except (NotFoundError, UnprocessableEntityError):
@@ -171,7 +186,7 @@ class Reconciler:
     async def _work_on(
         self, window: Window, endpoints: tuple[Endpoint, ...], progress: "_Progress"
     ) -> None:
-        """Deal with one window, then let the checkpoint move over what is resolved of it."""
+        """Ask for the missing events of one window, then advance the checkpoint."""
         missing = await self._missing(window, endpoints, progress)
         unresolved: list[Sighting] = []
         try:
@@ -186,6 +201,7 @@ class Reconciler:
                 if sighting.webhook_id in progress.waiting | progress.asked:
                     unresolved.append(sighting)
         except BaseException:
+            # Whatever ends the pass, save its requests, or the next pass repeats them.
             await self._save_at_the_end(progress.checkpoint)  # noqa: ASYNC102 - it shields itself
             raise
         progress.move_over(window, unresolved)
@@ -219,9 +235,10 @@ class Reconciler:
         return merge(missing)
 
     async def _enabled_endpoints(self) -> tuple[Endpoint, ...]:
-        """Return the endpoints that lead here and are delivered to at present.
+        """Return the enabled endpoints that lead here.
 
-        A disabled one is left alone: the upstream would take a request and skip the event.
+        For a disabled one the upstream would accept the request and skip the event, so nothing is
+        asked for it.
         """
         listed = [item.raw async for item in self._client.webhooks.list_webhook_endpoints()]
         chosen = choose_endpoints(listed, configured=self._configured, path=self._path)
@@ -257,7 +274,10 @@ class Reconciler:
                 await trio.lowlevel.checkpoint()
 
     def _forget_abandoned(self, progress: "_Progress", now: float) -> None:
-        """Give up what was asked for and is out of reach: nothing will ask for it again."""
+        """Give up events that were asked for and lie before the look-back time.
+
+        No later pass sees them in the list, so nothing would ask for them again.
+        """
         asked = progress.checkpoint.asked
         unseen = asked.keys() - progress.waiting - progress.asked
         old = {name for name in unseen if asked[name].last < now - self._lookback}
@@ -269,7 +289,7 @@ class Reconciler:
 
 
 class _Progress:
-    """How far one pass has come."""
+    """The progress of one pass."""
 
     def __init__(self, checkpoint: Checkpoint, now: float) -> None:
         self.checkpoint = checkpoint

@@ -1,10 +1,9 @@
-"""What was missed, and what is to be done about it. Pure.
+"""The decisions of reconciliation: which deliveries were missed, and what to do about each. Pure.
 
-The upstream lists the deliveries it made, each with the event that it carried; the id of that
-event is what arrived, or would have arrived, as ``webhook-id``. So what the inbox has no record of
-was missed, and the upstream is asked to deliver it again, which brings it through every check of
-the receiver. A list is read in *windows* of time, the oldest first, and the checkpoint moves over
-a window only when everything in it has arrived.
+The upstream lists the deliveries that it made, each with its event; the event's id is the
+``webhook-id`` of the delivery. An id without a record in the inbox was missed, and the upstream is
+asked to deliver it again. The list is read in *windows* of time, the oldest first, and the
+checkpoint moves over a window only when everything in it has arrived or is given up.
 """
 
 import json
@@ -24,38 +23,39 @@ from ..errors import EXIT_CONFIGURATION, SdkError
 #: The name of the checkpoint in the inbox.
 CHECKPOINT_NAME = "reconciliation"
 
-#: How far a pass reaches back behind the checkpoint, in seconds: a delivery is listed only some
-#: time after its timestamp, and clocks differ. A receiver whose clock is 5 minutes off rejects
+#: Time before the checkpoint that a pass reads again, in seconds: the upstream lists a delivery
+#: some time after its timestamp, and clocks differ. A receiver whose clock is 5 minutes off rejects
 #: every delivery, so twice that covers both.
 OVERLAP_SECONDS = 600.0
 
-#: Length of a window, in seconds: what a crash may cost in repeated reading.
+#: Length of a window, in seconds; a crash repeats the reading of one window at most.
 WINDOW_SECONDS = 3600.0
 
-#: The upstream leaves out both ends of the time that it is asked for; windows share this much.
+#: The upstream excludes both ends of the time range, so windows overlap by this much, in seconds.
 EDGE_SECONDS = 1.0
 
-#: How long an event that was asked for may take to arrive before it is asked for again, in
-#: seconds; doubled each time, so that an endpoint that refuses it is not called for ever.
+#: Time for a requested event to arrive before it is requested again, in seconds. It doubles with
+#: each request, so that an event that this receiver refuses is not delivered in a loop.
 FIRST_WAIT_SECONDS = 600.0
 
 
 class UnknownEndpointError(SdkError):
-    """Which of the upstream's webhook endpoints leads here is not known; says what to set."""
+    """It is not known which of the upstream's webhook endpoints leads here; says what to set."""
 
     exit_code = EXIT_CONFIGURATION
 
 
 class UnreadableDeliveryError(SdkError):
-    """The upstream's list holds a delivery that says not enough."""
+    """The upstream's list holds a delivery without an event id or a time."""
 
 
 @attrs.frozen
 class Sighting:
-    """An event in the upstream's list: when it was last delivered, in Unix seconds, and how.
+    """An event in the upstream's list of deliveries.
 
-    ``delivered`` says that the upstream was once answered with success, ``archived`` that it has
-    no payload any more and cannot deliver it again.
+    ``at`` is the time of its earliest listed delivery in Unix seconds. ``delivered``: a delivery
+    was answered with success. ``archived``: the upstream has deleted the payload and cannot deliver
+    it again.
     """
 
     webhook_id: str
@@ -66,21 +66,21 @@ class Sighting:
 
 
 class Action(StrEnum):
-    """What is done about an event that the inbox has no record of."""
+    """The action for an event that the inbox has no record of."""
 
     ASK = "ask"
-    """The upstream is asked to deliver it again."""
+    """Ask the upstream to deliver it again."""
     WAIT = "wait"
-    """It was, a short time ago."""
+    """Wait: it was asked for a short time ago."""
     LEAVE = "leave"
-    """Somebody else answered for it with success, before this inbox was first reconciled."""
+    """Nothing: another receiver answered it with success before this inbox was first reconciled."""
     LOST = "lost"
-    """The upstream cannot deliver it again."""
+    """Report it: the upstream cannot deliver it again."""
 
 
 @attrs.frozen
 class Asked:
-    """How often an event was asked for, and when last (Unix seconds)."""
+    """The number of requests for an event, and the time of the last one (Unix seconds)."""
 
     times: int
     last: float
@@ -92,10 +92,10 @@ class Asked:
 
 @attrs.frozen
 class Checkpoint:
-    """What is remembered from one pass to the next.
+    """The state that one pass leaves to the next; times are Unix seconds.
 
-    ``began`` is when this inbox was first reconciled. All that was delivered up to ``until`` has
-    arrived or is given up. ``asked`` are the events that have not arrived yet. Unix seconds.
+    ``began`` is the time of the first pass of this inbox. Every delivery up to ``until`` has
+    arrived or is given up. ``asked`` are the requested events that have not arrived yet.
     """
 
     began: float
@@ -179,7 +179,10 @@ def read_sighting(delivery: Mapping[str, Any]) -> Sighting:
 
 
 def merge(sightings: Iterable[Sighting]) -> list[Sighting]:
-    """Return one sighting an event, the earliest first: events have a delivery each attempt."""
+    """Return one sighting for each event, the earliest first.
+
+    The list has an entry for each attempt, so an event may be in it several times.
+    """
     by_id: dict[str, Sighting] = {}
     for sighting in sightings:
         other = by_id.get(sighting.webhook_id, sighting)
@@ -193,7 +196,10 @@ def merge(sightings: Iterable[Sighting]) -> list[Sighting]:
 
 
 def decide(sighting: Sighting, checkpoint: Checkpoint, now: float) -> Action:
-    """Return what to do about an event that the inbox has no record of."""
+    """Return the action for an event that the inbox has no record of."""
+    # A successful delivery from before the first pass was answered by a predecessor of this inbox:
+    # to ask for it would run an event again that another program has handled. A later one means
+    # that this inbox has lost it, so it is asked for.
     if sighting.delivered and sighting.at < checkpoint.began:
         return Action.LEAVE
     if sighting.archived:
@@ -205,9 +211,9 @@ def decide(sighting: Sighting, checkpoint: Checkpoint, now: float) -> Action:
 def advanced(
     checkpoint: Checkpoint, window: Window, unresolved: Sequence[Sighting], *, whole: bool
 ) -> Checkpoint:
-    """Return the checkpoint after ``window``: never past what is unresolved.
+    """Return the checkpoint after ``window``, never past an unresolved event.
 
-    ``whole`` says that everything before the window is resolved.
+    ``whole``: everything before the window is resolved.
     """
     if not whole:
         return checkpoint
@@ -216,7 +222,7 @@ def advanced(
 
 
 def without(checkpoint: Checkpoint, webhook_ids: Collection[str]) -> Checkpoint:
-    """Return the checkpoint with those no longer asked for."""
+    """Return the checkpoint without the requests for these events."""
     kept = {name: entry for name, entry in checkpoint.asked.items() if name not in webhook_ids}
     return attrs.evolve(checkpoint, asked=kept)
 

@@ -1,8 +1,8 @@
-"""What new settings change in a running program, and what waits for its next start. Pure.
+"""The decision of a reload: which new settings take effect now, and which at the next start. Pure.
 
-A reload is one decision and one act: this module decides (operations: signals), ``reloader.py``
-acts. What cannot change while it runs stays as it is and is named, at every reload, until the
-next start.
+``reloader.py`` carries it out. A setting that cannot change in a running program keeps its value
+and is named at every reload until the next start. It is no error: a reload that fails because of it
+would keep a leaked secret in force until somebody undoes an unrelated change.
 """
 
 from collections.abc import Collection, Iterator
@@ -14,16 +14,17 @@ from ..config import Settings
 from ..config.gates import is_below
 from ..config.table import Setting, table
 
-#: The path of TLS files can change, but TLS itself can only be on or off from the start.
+#: These paths can change in a running program, but TLS cannot be switched on or off: the addresses
+#: that were announced at the start have its scheme.
 _TLS_FILES = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
 
 
 @attrs.frozen
 class Plan:
-    """What a reload comes to.
+    """The result of the decision.
 
     ``settings`` are the running ones with every live key taken from the wanted ones. ``applied``
-    are the full keys of these that differ, ``restart`` those of the others that differ.
+    are the full keys that change now, ``restart`` those that differ and wait for the next start.
     """
 
     settings: Settings
@@ -32,11 +33,11 @@ class Plan:
 
 
 def plan_reload(running: Settings, wanted: Settings, *, live: Collection[str]) -> Plan:
-    """Decide what of ``wanted`` can replace what is ``running``.
+    """Decide which settings of ``wanted`` replace those of ``running``.
 
     Args:
         running: the settings in force.
-        wanted: valid settings, as the sources have them now.
+        wanted: valid settings, read from the sources now.
         live: full keys, or keys of sections, that some part can change while it runs.
     """
     settings = running

@@ -1,4 +1,9 @@
-"""Puts new settings into force in every part at once, or in none of them."""
+"""The act of a reload: new settings take effect in every part at once, or in none of them.
+
+Every part prepares first (parses keys, loads a certificate) and returns a call that swaps a
+reference. Only when all have prepared are these calls made, without a checkpoint in between, so
+that no delivery sees a mixture and no cancellation leaves one.
+"""
 
 from collections.abc import Callable, Collection
 
@@ -9,14 +14,15 @@ from ..config.rules import check
 from ..errors import OptionsValidationError, Problem
 from .reload import plan_reload
 
-#: Returns what puts settings into force; raises OptionsValidationError if they cannot be used.
-#: The call that it returns must not fail, wait, or take long: it runs between two deliveries.
+#: Takes settings and returns the call that puts them into force; raises OptionsValidationError if
+#: they cannot be used. The returned call must not fail, wait, or take long: it runs between two
+#: deliveries.
 Prepare = Callable[[Settings], Callable[[], None]]
 
 
 @attrs.frozen
 class Reloaded:
-    """What a reload did: full keys, never values.
+    """The result of a reload, as full keys and never as values, which may be secret.
 
     ``applied`` are in force from now on; ``restart`` differ as well and wait for the next start.
     """
@@ -28,7 +34,7 @@ class Reloaded:
 class Reloader:
     """The parts that can change while they run, and the settings in force.
 
-    ``standalone`` says that no access token is needed (spec 1.6).
+    ``standalone``: the program runs without the client and so needs no access token.
     """
 
     def __init__(self, settings: Settings, *, standalone: bool) -> None:
@@ -53,14 +59,15 @@ class Reloader:
     def reload(self, wanted: Settings) -> Reloaded:
         """Put ``wanted`` into force, as far as that can be done while running.
 
-        It neither waits nor can it be cancelled: every part has the old settings or every part
+        It is synchronous, so it cannot be cancelled: every part has the old settings or every part
         has the new ones.
 
         Raises:
             OptionsValidationError: with every problem of every part; nothing has changed.
         """
         plan = plan_reload(self.settings, wanted, live=self.live_keys)
-        # The new values were checked beside others that are not in force before the next start.
+        # ``wanted`` was valid as a whole. What takes effect is a mixture of it and of old values
+        # that wait for the next start, and that mixture may be invalid, so it is checked again.
         known = self._problems(self.settings)
         problems = [found for found in self._problems(plan.settings) if found not in known]
         commits = []

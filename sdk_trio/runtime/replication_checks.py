@@ -1,8 +1,8 @@
-"""What probes say of replication (contracts 7). Pure.
+"""Replication's part in the probes of the admin address. Pure.
 
-A replica that lags never makes the process unready: a receiver that turned deliveries away
-because its backup is behind would add a loss to a risk. It is degraded, which ``/healthz``, the
-metrics and the alerts show.
+A replica that lags never makes the process unready: a receiver that refused deliveries because its
+backup is behind would turn a risk into a loss. It is degraded, which ``/healthz``, the metrics and
+the alerts show.
 """
 
 from typing import Protocol
@@ -11,30 +11,30 @@ from ..base.metrics import Check
 from ..replication.health import HealthState, ReplicationHealth
 from ..replication.verification import VerificationState
 
-#: How many tenants a check names.
+#: Tenants that a check names; it counts the others.
 NAMED = 5
 
 
 class Overseen(Protocol):
-    """What is looked at of replication."""
+    """The part of replication that the check reads."""
 
     @property
     def health(self) -> ReplicationHealth | None:
-        """Return what was found last, None before the first look."""
+        """Return the last result, None before the first look."""
         ...
 
 
 class Scheduled(Protocol):
-    """What is looked at of the verification."""
+    """The part of the verification that the check reads."""
 
     @property
     def state(self) -> VerificationState:
-        """Return what is remembered of the runs so far."""
+        """Return the results of the runs so far."""
         ...
 
 
 def check_replication(overseen: Overseen | None) -> Check:
-    """Return how replication is; without a sample it is never well."""
+    """Return the state of replication; before the first look it is degraded, never healthy."""
     health = None if overseen is None else overseen.health
     if health is None:
         return Check("replication", True, "nobody has looked yet", degraded=True)

@@ -1,4 +1,4 @@
-"""Replication inside the runtime: what runs it, and what knows how it stands."""
+"""Replication inside the runtime: the watcher, the supervised replicator, and the health check."""
 
 from collections.abc import Collection
 
@@ -22,11 +22,11 @@ from .replication_samples import sample_replication
 
 
 class ReplicationOverseer:
-    """The watcher, the supervised replicator where ``Supervise`` asks for it, and the check.
+    """Runs the watcher, the replicator where ``Supervise`` is true, and the health check.
 
     Args:
         settings: with ``UseReplication``.
-        tenants: the tenants' service, which runs.
+        tenants: the running service of tenants.
 
     Raises:
         ReplicatorError: the control socket's path would be too long.
@@ -40,7 +40,8 @@ class ReplicationOverseer:
         options = settings.multi_tenant.file_db.replication
         self.supervisor: Supervisor | None = None
         if options.supervise:
-            # The runtime's own bound of a shutdown, also of the replicator's last sync.
+            # The last sync of the replicator has the same bound as the drain: a target that is away
+            # must not hold the shutdown longer.
             stop = float(settings.webhooks.graceful_drain_timeout_seconds)
             patience = attrs.evolve(Patience(), stop=stop)
             self.supervisor = Supervisor(
@@ -57,23 +58,26 @@ class ReplicationOverseer:
 
     @property
     def health(self) -> ReplicationHealth | None:
-        """What the last check found; None before the first one."""
+        """The result of the last check; None before the first one."""
         return self._checker.latest
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """The metrics of the last check (contracts 10)."""
+        """The metrics of the last check."""
         return sample_replication(self.health)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the replicator at the tenants' databases until cancelled; then stop ours orderly."""
+        """Keep the replicator at the tenants' databases until cancelled.
+
+        A supervised replicator is then stopped in order, with a last sync.
+        """
         async with trio.open_nursery() as nursery:
             await nursery.start(run_replication, self._settings, self._tenants, self.supervisor)
             task_status.started()
             nursery.start_soon(self._checker.run)
 
     def end_by(self, deadline: float) -> None:
-        """Have the last sync of a supervised replicator end with the drain, at this Trio time."""
+        """Bound the last sync of a supervised replicator by the drain's deadline, a Trio time."""
         if self.supervisor is not None:
             self.supervisor.end_by(deadline)
 

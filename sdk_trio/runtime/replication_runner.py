@@ -1,4 +1,4 @@
-"""Puts the parts of replication together for a running program (spec 2.7, contracts 7)."""
+"""Wiring of replication for a running program: watcher, renderer, and whoever is told to reload."""
 
 import os
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ from ..tenants.database_opener import databases_directory
 
 _log = get_logger("replication")
 
-#: A sync interval that is kinder to a large fleet's bill, in seconds.
+#: Sync interval that the warning about a large fleet suggests, in seconds: each busy database makes
+#: a request to the target every interval, and object stores bill them.
 _FLEET_SYNC_SECONDS = 10
 
 
@@ -41,13 +42,13 @@ async def run_replication(
     """Keep the replicator at the active tenants' databases until cancelled.
 
     Args:
-        settings: with ``UseReplication``; with ``AutoRegenerateOnTenantChange`` false and without a
-            supervisor nothing is done but to say so.
-        tenants: the tenants' service, which runs.
-        supervisor: runs the replicator; None: it is the operator's, and is signalled.
+        settings: with ``UseReplication``. With ``AutoRegenerateOnTenantChange`` false and without a
+            supervisor it only logs that the operator renders the configuration.
+        tenants: the running service of tenants.
+        supervisor: runs the replicator; None: the operator runs it, and it gets a signal.
 
-    Cancelled, the watcher ends first, so that a supervised replicator is stopped with the databases
-    that it has.
+    If it is cancelled, the watcher ends first, so that a supervised replicator does its last sync
+    with the databases that it has.
     """
     options = settings.multi_tenant.file_db.replication
     if supervisor is None and not options.auto_regenerate_on_tenant_change:
@@ -69,12 +70,13 @@ async def run_replication(
 def build_watcher(
     settings: Settings, tenants: WatchedTenants, supervisor: Supervisor | None = None
 ) -> Watcher:
-    """Return the watcher of these settings; it tells ``supervisor``, or the process of a pid file.
+    """Return the watcher of these settings.
 
     Args:
         settings: with ``UseReplication``.
         tenants: the tenants' service.
-        supervisor: runs the replicator; None: it is the operator's, and is signalled.
+        supervisor: runs the replicator and is asked to reload; None: the process of the pid file
+            gets a signal instead.
     """
     options = settings.multi_tenant.file_db.replication
     reloader: Reloader = supervisor or Signaler(Path(options.replicator_pid_file_path))
@@ -111,7 +113,7 @@ class _Renderer:
 
 
 def render_for(settings: Settings, databases: Sequence[TenantDatabaseFile]) -> str:
-    """Return the manifest of these databases, with the socket through which their lag is known.
+    """Return the manifest of these databases, with the control socket that reports their lag.
 
     Args:
         settings: with ``UseReplication``; relative paths start in the current directory.

@@ -1,11 +1,11 @@
-"""How replication stands, under its names as metrics (contracts 10). Pure."""
+"""The state of replication as metrics (docs/reference/metrics.md). Pure."""
 
 from ..base.metrics import Sample
 from ..replication.health import HealthState, ReplicationHealth
 
 
 def sample_replication(health: ReplicationHealth | None) -> tuple[Sample, ...]:
-    """Return what the last check found; nothing when there was none, or nobody may look.
+    """Return the samples of the last check; none before it, or where checks are disabled.
 
     ``sdk_replication_lag_seconds`` is the largest lag of all databases, infinite while one was
     never in step; ``sdk_replication_databases{state}`` is how many are in which state.

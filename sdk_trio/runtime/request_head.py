@@ -1,12 +1,13 @@
-"""The head of an HTTP/1.1 request: strict reading of its lines, and where its body ends. Pure.
+"""The head of an HTTP/1.1 request: strict parsing of its lines, and where its body ends. Pure.
 
-The grammar is that of RFC 9112 without its leniencies. What could be read in two ways is refused:
-two lengths, lengths beside a transfer coding, folded lines, line feeds without carriage returns,
-white space before a colon. h11 accepts some of these; nothing is read differently from it.
+The grammar is that of RFC 9112 without its leniencies. Anything that two parsers could read
+differently is refused, because a proxy in front may read it the other way (request smuggling): two
+lengths, lengths beside a transfer coding, folded lines, line feeds without carriage returns, white
+space before a colon. h11 accepts some of these; what both accept they read alike.
 
 A later minor version is read as 1.1 (RFC 9110, 2.5). A target in absolute form is read as its path,
-and its authority takes the place of the Host header (RFC 9112, 3.2.2). An ``Upgrade`` is passed
-over: the application does not see the header (RFC 9110, 7.8).
+and its authority replaces the Host header (RFC 9112, 3.2.2). An ``Upgrade`` is ignored: the
+application does not see the header (RFC 9110, 7.8).
 """
 
 import re
@@ -22,7 +23,7 @@ from .limits import Limits
 #: connection or the body.
 KnownLines = dict[bytes, tuple[Header, bool]]
 
-#: What one connection remembers: a sender repeats few lines, and they are short.
+#: Bounds of one connection's memory: a sender repeats few lines, and they are short.
 _KNOWN_LINES: Final = 32
 _KNOWN_LINE_BYTES: Final = 256
 
@@ -37,7 +38,8 @@ _DECISIVE: Final = frozenset(
     (b"host", b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"expect")
 )
 
-#: No length has more digits: h11's bound, a billion terabytes.
+#: The most digits of a content length, as in h11. Python's int() of a longer one takes quadratic
+#: time.
 _LENGTH_DIGITS: Final = 20
 
 END_OF_HEAD: Final = b"\r\n\r\n"
@@ -46,7 +48,7 @@ _absolute_form = re.compile(rb"(?i:https?)://([^/?#]*+)([^#]*+)").fullmatch
 
 
 class RequestError(Exception):
-    """What a client sent is no request that we accept; ``status`` is the answer to it."""
+    """A malformed or unsupported request; ``status`` is the answer to it."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -56,8 +58,9 @@ class RequestError(Exception):
 class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """One request without its body.
 
-    ``method`` is in capitals, as hypercorn gives it. ``length`` is that of the body in bytes; None
-    stands for the chunked coding. ``target`` is in origin form, unless it is none of HTTP.
+    ``method`` is in capitals, as with hypercorn. ``length`` is the body's in bytes; None: it is in
+    the chunked coding. ``target`` is in origin form; only ``*`` and URLs that are not HTTP's stay
+    as they were sent.
     """
 
     method: str
@@ -72,7 +75,8 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
 def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
     """Read a head that ends with its empty line.
 
-    ``known`` is the connection's own, empty at first: most lines are the same in every request.
+    ``known`` belongs to the connection and is empty at first: most lines are the same in every
+    request, so they are parsed once.
 
     Raises:
         RequestError: it is malformed (400), too large (414, 431) or not supported (501, 505).
@@ -86,7 +90,8 @@ def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
     if match.end(2) > limits.request_line_bytes:
         raise RequestError(414, "the request line is too long")
     if method == b"CONNECT":
-        # The bytes after an answer of 2xx would belong to a tunnel, which nobody here serves.
+        # After an answer of 2xx the bytes would be a tunnel's (RFC 9110, 9.3.6). An application
+        # that answers 200 to every method would turn the body into the next request.
         raise RequestError(501, "CONNECT is not supported")
     lines = fields.split(b"\r\n")
     lines.pop()
@@ -99,7 +104,8 @@ def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
         headers.append(header)
         if decides:
             decisive.append(header)
-    # The method is decoded as hypercorn does it: "post" is POST.
+    # Methods are case-sensitive (RFC 9110, 9.1), but hypercorn takes "post" for POST, and both
+    # servers must read a request alike.
     head = _decide(method.decode("ascii").upper(), target, minor != b"0", headers, decisive)
     if target[:1] != b"/":
         target, headers = in_origin_form(target, headers)
@@ -110,7 +116,7 @@ def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
 def in_origin_form(target: bytes, headers: list[Header]) -> tuple[bytes, list[Header]]:
     """Return the path of an absolute target, and the headers with its authority as their Host.
 
-    What is no absolute target of HTTP stays as it is.
+    A target that is not in absolute form stays as it is.
 
     Raises:
         RequestError: the target names no host, or a user (RFC 9110, 4.2.1 and 4.2.4).
@@ -130,7 +136,7 @@ def _read_line(line: bytes, known: KnownLines) -> tuple[Header, bool]:
     name = name.lower()
     value = value.strip(b" \t")
     if name == b"transfer-encoding":
-        value = value.lower()  # so that the application is given it as h11 gives it
+        value = value.lower()  # as h11 does; the application must see the same on both servers
     read = (name, value), name in _DECISIVE
     if len(known) < _KNOWN_LINES and len(line) <= _KNOWN_LINE_BYTES:
         known[line] = read
@@ -140,11 +146,11 @@ def _read_line(line: bytes, known: KnownLines) -> tuple[Header, bool]:
 def _decide(
     method: str, target: bytes, modern: bool, headers: list[Header], decisive: list[Header]
 ) -> RequestHead:
-    """Apply the rules of RFC 9112 sections 3.2, 6 and 9.3 to the headers that matter to them."""
+    """Apply the rules of RFC 9112, sections 3.2 (Host), 6 (body) and 9.3 (connection)."""
     hosts = 0
     length: int | None = 0
     lengths = codings = 0
-    keep_alive = modern  # a client of HTTP/1.0 gets one answer for one connection, as from h11
+    keep_alive = modern  # HTTP/1.0 gets one answer for each connection, as with h11
     expects_continue = upgrade = False
     for name, value in decisive:
         if name == b"host":
@@ -153,7 +159,7 @@ def _decide(
                 raise RequestError(400, "the Host header is malformed")
         elif name == b"content-length":
             lengths += 1
-            # isdigit of bytes knows ASCII digits alone.
+            # bytes.isdigit() accepts ASCII digits only, unlike str.isdigit().
             if not value.isdigit() or len(value) > _LENGTH_DIGITS:
                 raise RequestError(400, "the content length is no number")
             length = int(value)
@@ -183,16 +189,17 @@ def _decide(
 
 
 def check_beginning(data: bytes | bytearray, limits: Limits, seen: int = 0) -> None:
-    """Look at a head whose end has not arrived; no error means that it may still become one.
+    """Check a head whose end has not arrived; it returns if the head may still become valid.
 
-    ``seen`` bytes of it were looked at before, so that a head in small pieces costs linear time.
+    ``seen`` bytes were checked before, so that a head in small pieces costs linear time.
 
     Raises:
-        RequestError: nothing that follows can make it a request.
+        RequestError: no further bytes can make it a valid request.
     """
-    if data[0] <= 0x20 and data != b"\r":  # TLS, say; a line end may begin an empty line
+    # A TLS handshake begins with 0x16; a lone CR may be the first half of an empty line.
+    if data[0] <= 0x20 and data != b"\r":
         raise RequestError(400, "this is no request line")
-    start = seen - (data[seen - 1 : seen] == b"\r")  # the pair is looked at as one
+    start = seen - (data[seen - 1 : seen] == b"\r")  # CR and LF may come in two pieces
     if data.count(b"\n", start) != data.count(b"\r\n", start):
         raise RequestError(400, "a line feed without carriage return")
     if len(data) > limits.request_line_bytes and b"\r\n" not in data:

@@ -1,4 +1,4 @@
-"""Which ASGI application answers which path on the receiver's address."""
+"""Routing on the receiver's address: the receiver and, in Development, the simulator."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class Routes:
-    """The receiver at its path and, in Development, the simulator beside it (spec 4.3)."""
+    """The receiver at its path and, in Development, the simulator beside it.
+
+    Nowhere else is the simulator mapped: it signs deliveries for whoever asks.
+    """
 
     def __init__(self, settings: Settings, receiver: WebhookReceiver) -> None:
         self._receiver = receiver

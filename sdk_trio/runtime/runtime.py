@@ -1,9 +1,13 @@
 """The nursery tree: every part of the runtime as a sibling task, and their orderly end.
 
-``run`` has three layers. The caller's cancellation reaches only its body, which waits; when that
-ends, however it ends, a synchronous ``finally`` starts the drain. The parts live in a shielded
-scope, so that a cancelled caller still drains; the same ``finally`` gives that scope its deadline,
-so that no drain lasts longer than ``GracefulDrainTimeoutSeconds`` (spec 4.2 and 8).
+``run`` has three layers. The caller's cancellation reaches only its body, which waits. When the
+body ends, for whatever reason, a synchronous ``finally`` starts the drain. The parts live in a
+shielded scope, so that a cancelled caller still drains; the same ``finally`` gives that scope its
+deadline, so that no drain lasts longer than ``GracefulDrainTimeoutSeconds``. A shield without that
+deadline would make a hanging part impossible to stop.
+
+The order of the end: unready, no new connections, requests in progress, queue and handlers, then
+the other parts; the admin address last, so that probes can watch the drain.
 """
 
 import time
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
 
 _log = get_logger("runtime")
 
+#: Settings that are read each time they are needed, so that a reload has nobody to tell.
 _READ_AT_USE = ("Sdk:Server:ShutdownDelaySeconds", "Sdk:Server:KeyFilePollSeconds")
 _TEMPLATE_KEYS = ("Sdk:MultiTenant:Notifications:Templates",)
 _TLS_KEYS = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
@@ -50,7 +55,7 @@ _TLS_KEYS = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
 
 @attrs.frozen
 class Started:
-    """Where a running runtime listens: real URLs, with the ports that were picked for 0."""
+    """The addresses of a running runtime: real URLs, with the picked ports in place of 0."""
 
     receiver: tuple[str, ...]
     admin: tuple[str, ...] = ()
@@ -62,15 +67,15 @@ class Started:
 
 
 class Runtime:
-    """Everything in one nursery: client, receiver, inbox, queue and workers (contracts 1).
+    """Everything in one nursery: client, receiver, inbox, queue and workers.
 
     Args:
         settings: validated settings of :func:`sdk_trio.load_settings`.
-        handlers: which handler runs for which event type; None: every event is parked.
+        handlers: the handlers by event type; None: every event is parked.
         client: a client to use, not open yet, such as one with a transport of your own; None: the
-            runtime makes one of the settings. It opens and closes either.
-        standalone: run without a client (spec 1.6); None: when there is neither an access token
-            nor a ``client``.
+            runtime makes one from the settings. It opens and closes either.
+        standalone: run without a client; None: do so when there is neither an access token nor a
+            ``client``.
         clock: returns Unix seconds.
         client_factory: makes the client of a tenant out of settings with its access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
@@ -78,8 +83,8 @@ class Runtime:
 
     Raises:
         NotInThisVersionError: the settings ask for a part that this version does not contain.
-        OptionsValidationError: they ask for what needs a client, an extra or tenants that are not
-            there.
+        OptionsValidationError: the settings ask for a part that needs a client, an extra or
+            tenants, and these are missing.
         MissingHandlersError: ``FailOnMissingHandlers`` is true and a known type has no handler.
 
     It runs once; make another one to run again. No signal handler is installed.
@@ -127,18 +132,18 @@ class Runtime:
         self._reloader.subscribe(self.receiver.prepare_reload, LIVE_KEYS)
         if self._notifier is not None:
             self._reloader.subscribe(self._notifier.prepare_reload, _TEMPLATE_KEYS)
-        # Read whenever they are needed, so nobody has to be told.
         self._reloader.subscribe(_nobody_is_told, _READ_AT_USE)
         if self._client is not None and (client is None or settings.multi_tenant.enabled):
             from ..client.client import LIVE_KEYS as CLIENT_KEYS  # loaded by those who have one
 
-            # Tenants' clients, which the receiver tells, are there beside the application's, too.
+            # A client that the application passed in keeps its own settings. The clients of tenants
+            # are told by the receiver, so the keys are live even then.
             prepare = self._client.prepare_reload if client is None else _nobody_is_told
             self._reloader.subscribe(prepare, CLIENT_KEYS)
         self.started: Started | None = None
-        #: How replication stands, and its metrics; None: there is none, or it has not begun.
+        #: The state of replication and its metrics; None: it is off, or has not begun.
         self.replication: ReplicationOverseer | None = None
-        #: What is known of the replicas' verification; None as above.
+        #: The scheduled verification of the replicas; None as above.
         self.verification: VerificationScheduler | None = None
         self._reason = "the surrounding scope ended"
         self._stop_wanted = trio.Event()
@@ -159,14 +164,15 @@ class Runtime:
 
     @property
     def report(self) -> DrainReport | None:
-        """What the shutdown left behind; None until :meth:`run` has ended."""
+        """The counts of the shutdown; None until :meth:`run` has ended."""
         return self.receiver.report
 
     @property
     def ready(self) -> bool:
-        """Whether deliveries are to be sent here: false from the first moment of a shutdown on.
+        """Whether senders should send here: false from the first moment of a shutdown on.
 
-        For ``Server:ShutdownDelaySeconds`` they are still accepted then.
+        Deliveries are still accepted for ``Server:ShutdownDelaySeconds`` then: load balancers need
+        that long to notice.
         """
         return self.receiver.ready and not self._stop_wanted.is_set()
 
@@ -174,18 +180,18 @@ class Runtime:
     def draining(self) -> bool:
         """Whether a stop has begun; True ever after.
 
-        For ``Server:ShutdownDelaySeconds`` deliveries are still accepted then.
+        Deliveries are still accepted for ``Server:ShutdownDelaySeconds`` then.
         """
         return self._stop_wanted.is_set() or self._drain_begun.is_set()
 
     @property
     def has_client(self) -> bool:
-        """Whether this runtime is full stack."""
+        """Whether this runtime has a client, so that it is not standalone."""
         return self._client is not None
 
     @property
     def administrator(self) -> "Administrator":
-        """The admin address: where parts register checks and samples, and its token's place.
+        """The admin address, with which parts register their checks and samples.
 
         Raises:
             NotRunningError: ``Admin:Enabled`` is false.
@@ -209,7 +215,7 @@ class Runtime:
 
     @property
     def client_samples(self) -> tuple[Sample, ...]:
-        """The client's metrics (contracts 10); none before the start, nor in standalone mode."""
+        """The client's metrics; none before the start, nor in standalone mode."""
         if self._client is None or self.started is None:
             return ()
         return sample_client(self._client.counters, self._client.breaker.state)
@@ -242,8 +248,9 @@ class Runtime:
     def reload(self, settings: Settings) -> Reloaded:
         """Put new settings into force, as far as that can be done while running.
 
-        Deliveries in progress go on by the old ones. It neither waits nor can it be cancelled:
-        all that can change changes, or nothing does. ``runtime.settings`` are those in force.
+        Deliveries in progress go on with the old ones. It is synchronous and cannot be cancelled:
+        either everything changes that can, or nothing does. ``runtime.settings`` are those in
+        force.
 
         Args:
             settings: valid ones, such as :func:`sdk_trio.load_settings` returns.
@@ -260,7 +267,7 @@ class Runtime:
 
     @property
     def notification_samples(self) -> tuple[Sample, ...]:
-        """The metrics of notifications (contracts 10); none where they are not enabled."""
+        """The metrics of notifications; none where they are not enabled."""
         return () if self._notifier is None else self._notifier.samples
 
     def shut_down(self, reason: str) -> None:
@@ -273,26 +280,27 @@ class Runtime:
             self._stop_wanted.set()
 
     async def wait_stopping(self) -> str:
-        """Wait until a shutdown has begun, and return why."""
+        """Wait until a shutdown has begun, and return its reason."""
         await self._stop_wanted.wait()
         return self._reason
 
     async def wait_draining(self) -> float:
         """Wait until the drain has begun; return when it ends (``time.monotonic``)."""
         await self._drain_begun.wait()
-        assert self._drain_ends_at is not None  # noqa: S101 - set before the event is
+        assert self._drain_ends_at is not None  # set before the event
         return self._drain_ends_at
 
     async def leave(self) -> None:
-        """Give up what no cancellation ends, and report as at the end of :meth:`run`.
+        """Release the events whose handlers no cancellation ends, and log the report.
 
-        For a process that ends at once, whatever still runs; see docs/explanation/delivery.md.
+        For a process that ends right after it, whatever still runs: a handler in a thread or behind
+        a shield would hold the process for as long as it likes. See docs/explanation/delivery.md.
         """
         await self.receiver.leave()
         self._log_end()
 
     def force(self) -> None:
-        """Cut a drain short: handlers are cancelled now, their events stay in the store."""
+        """Cut the drain short: cancel the handlers now; their events stay in the store."""
         self._stop_wanted.set()
         self._leaving.cancel()
         if self.replication is not None:
@@ -302,10 +310,11 @@ class Runtime:
     async def run(  # noqa: ASYNC910 - opening the nursery is a checkpoint, or it raises
         self, *, task_status: trio.TaskStatus[Started] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Run until :meth:`shut_down`; started with the real addresses once it serves.
+        """Run until :meth:`shut_down`; report the real addresses once it serves.
 
-        Cancelled, it drains as well, within ``GracefulDrainTimeoutSeconds``, then raises
-        ``Cancelled``. If a part crashes, the others are cancelled and its own exception is raised.
+        If it is cancelled, it drains as well, within ``GracefulDrainTimeoutSeconds``, and then
+        raises ``Cancelled``. If a part crashes, the others are cancelled and the part's own
+        exception is raised, not a group of one.
 
         Raises:
             BindError: an address cannot be listened on.
@@ -332,7 +341,7 @@ class Runtime:
             self._log_end()
 
     async def _let_senders_leave(self) -> None:
-        """Go on serving while load balancers notice that this is not ready any more."""
+        """Go on serving while load balancers notice that this receiver is not ready any more."""
         delay = self.settings.server.shutdown_delay_seconds
         if delay:
             _log.info("runtime.leaving", reason=self._reason, seconds=delay)
@@ -340,6 +349,8 @@ class Runtime:
             await trio.sleep(delay)
 
     def _begin_drain(self) -> None:
+        """Start the drain; synchronous, as it runs in a ``finally`` that may be cancelled."""
+        # force() may have set an earlier deadline.
         self._scope.deadline = min(
             self._scope.deadline,
             trio.current_time() + self.settings.webhooks.graceful_drain_timeout_seconds,
@@ -374,7 +385,7 @@ class Runtime:
         with self.watchdog, self._scope:
             async with AsyncExitStack() as stack:
                 if self._client is not None:
-                    # Opened first and closed last: handlers use it until the drain has ended.
+                    # Opened first and closed last, because handlers use it until the drain ends.
                     await stack.enter_async_context(self._client)
                 await self._run_parts(server, routes, task_status=task_status)
         if not self._served:

@@ -1,4 +1,4 @@
-"""Listens on addresses, serves their connections, and ends them in order (architecture.md)."""
+"""The server of one ASGI application: listens on addresses, serves, and drains in order."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -33,12 +33,12 @@ class Server:
         bind: ``HOST:PORT``, ``[v6]:PORT``, ``unix:PATH`` or ``fd:N``; port 0 picks a free one.
         key: the setting that ``bind`` came from, for messages.
         cert_file, key_file: PEM files; with both, every address speaks TLS.
-        graceful_seconds: how long requests in progress may take after :meth:`stop`.
-        fast_path: serve without hypercorn.
-        limits: bounds of the connections; hypercorn's keep those that it has.
-        source_of: tells the sources of connections apart by the peer's host; None for one that is
-            not counted, such as a trusted proxy.
-        note_refusal: is told of every request that the server itself refuses.
+        graceful_seconds: time for requests in progress after :meth:`stop`.
+        fast_path: serve with the project's own connections; False: with hypercorn.
+        limits: bounds of the connections; hypercorn has only some of them.
+        source_of: maps the peer's host to the source that its connections count for; None: they are
+            not counted, such as those of a trusted proxy.
+        note_refusal: is called for every request that the server itself refuses.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Server:
         self.ended: trio.Event = trio.Event()
 
     def prepare_certificate(self, cert_file: str, key_file: str) -> Callable[[], None]:
-        """Return what gives the present content of the files to connections from then on.
+        """Load the files now and return the call that uses them for new connections.
 
-        It does nothing where no TLS is served; established connections keep what they have.
+        The call does nothing where no TLS is served; established connections keep their keys.
 
         Raises:
             OptionsValidationError: the certificate or its key cannot be used.
@@ -91,8 +91,8 @@ class Server:
     ) -> None:
         """Bind, report the real addresses as URLs, and serve until :meth:`stop`.
 
-        Requests in progress get ``graceful_seconds``, then they are cancelled. Cancelled, it
-        closes every connection at once.
+        Requests in progress get ``graceful_seconds`` then, after which they are cancelled. If it is
+        cancelled, it closes every connection at once.
 
         Raises:
             BindError: an address is in use, not ours, or not permitted.
@@ -127,7 +127,7 @@ class Server:
                     accepting.cancel_scope.cancel()
                 for sock in sockets:
                     sock.close()
-                # Idle connections close now; requests in progress have until the deadline.
+                # Idle connections close now, requests in progress get the time to finish.
                 connections.cancel_scope.deadline = trio.current_time() + self._graceful_seconds
                 if self._hypercorn is not None:
                     await self._hypercorn.begin_drain()
@@ -142,7 +142,8 @@ class Server:
         self._stop_wanted.set()
 
     def _load_hypercorn(self) -> "HypercornServer":
-        from .hypercorn_server import HypercornServer  # 40 ms and 5 MB that most never spend
+        # Imported here: 40 ms and 5 MB, which a start without hypercorn does not pay.
+        from .hypercorn_server import HypercornServer
 
         self._hypercorn = HypercornServer(self._app, self._limits, self._places, self._note_refusal)
         return self._hypercorn
@@ -153,7 +154,7 @@ class Server:
 
 
 class _RefusalLog:
-    """Logs refused requests where nobody else is told of them: a few of each status."""
+    """Logs refused requests if no ``note_refusal`` is given: a few of each status."""
 
     def __init__(self) -> None:
         self._throttle = Throttle(lines=5, seconds=10.0)
@@ -171,7 +172,7 @@ class _RefusalLog:
 
 
 class _SecureListener(trio.abc.Listener["trio.SSLStream[trio.SocketStream]"]):
-    """As ``trio.SSLListener``, with the context that is in force when a connection comes."""
+    """A ``trio.SSLListener`` whose context may change: each connection gets the present one."""
 
     def __init__(
         self, plain: trio.SocketListener, context: "Callable[[], ssl.SSLContext | None]"
@@ -182,7 +183,7 @@ class _SecureListener(trio.abc.Listener["trio.SSLStream[trio.SocketStream]"]):
     async def accept(self) -> "trio.SSLStream[trio.SocketStream]":
         stream = await self._plain.accept()
         context = self._context()
-        assert context is not None  # noqa: S101 - TLS is on or off for as long as it listens
+        assert context is not None  # a reload never switches TLS on or off
         return trio.SSLStream(stream, context, server_side=True, https_compatible=True)
 
     async def aclose(self) -> None:

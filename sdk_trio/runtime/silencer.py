@@ -1,4 +1,8 @@
-"""Switches notifications off for a store whose settings do not enable them (spec 2.9, ADR 13)."""
+"""Marks notifications as off in the store, where the settings do not enable them.
+
+Transitions go on writing outbox rows. The mark says that none of them will ever be announced, so
+that whoever enables notifications later does not get a flood of old news (docs/adr/0013).
+"""
 
 import trio
 
@@ -7,7 +11,7 @@ from ..tenants.tenancy import Tenancy
 
 
 class Silencer:
-    """Has nobody told of what happens meanwhile; a :class:`~..webhooks.companion.Companion`."""
+    """Marks notifications off while the store is open, as a ``webhooks.companion.Companion``."""
 
     def __init__(self) -> None:
         self._closed = trio.Event()
@@ -19,7 +23,7 @@ class Silencer:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Switch them off until :meth:`close`; what they would have sent is not even written down.
+        """Mark notifications off, then wait for :meth:`close`; no message is recorded meanwhile.
 
         Raises:
             StoreUnavailableError: the store cannot do it at present.

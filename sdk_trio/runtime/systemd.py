@@ -1,8 +1,8 @@
-"""What a service manager passes to a daemon, and the messages it understands. Pure (operations).
+"""The service manager's environment variables and notification messages. Pure.
 
-The variables are those of sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3). They are for
-one process: who has read them removes them from the environment, so that no child believes that
-it is meant.
+The variables are those of sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3). They address
+one process: its reader removes them from the environment, so that child processes do not inherit
+them and answer in its place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,22 +27,23 @@ VARIABLES: Final = (
 #: The number of the first socket that is passed; the others follow without a gap.
 FIRST_DESCRIPTOR: Final = 3
 
-#: More sockets than this are not passed on purpose.
+#: A larger number of sockets is a mistake, and is read as none.
 _MOST_SOCKETS = 1024
 
 _MICROSECONDS = 1_000_000
 
-#: The name of sockets that the service manager has given none.
+#: sd_listen_fds_with_names(3): the name of sockets whose unit gives none.
 _UNNAMED = "unknown"
 
 
 @attrs.frozen
 class ServiceEnvironment:
-    """What the service manager asks for and passes.
+    """The requests of the service manager, and the sockets that it passes.
 
     ``notify_socket`` is the path of its socket, or begins with @ for an abstract one; None: it
-    wants no messages. ``watchdog_seconds`` is how long it waits for a sign of life; None: it does
-    not wait. ``sockets`` are the names of the inherited sockets, in the order of their numbers.
+    wants no messages. ``watchdog_seconds`` is the time within which it expects a sign of life;
+    None: it expects none. ``sockets`` are the names of the inherited sockets, in the order of their
+    numbers.
     """
 
     notify_socket: str | None = None
@@ -51,9 +52,9 @@ class ServiceEnvironment:
 
 
 def read_environment(environ: Mapping[str, str], *, pid: int) -> ServiceEnvironment:
-    """Read what the service manager says to the process ``pid``; what is malformed counts as unset.
+    """Read the variables for the process ``pid``; malformed ones count as unset.
 
-    The sockets must be addressed to this very process; the watchdog may be, or to nobody.
+    ``LISTEN_PID`` must name this process. ``WATCHDOG_PID`` must name it or be unset.
     """
     address = environ.get("NOTIFY_SOCKET", "")
     watchdog = _positive(environ.get("WATCHDOG_USEC"))
@@ -77,7 +78,8 @@ def with_inherited_sockets(settings: Settings, sockets: Sequence[str]) -> Settin
     One name may stand for several sockets of the receiver, and for one of the admin address.
 
     Raises:
-        OptionsValidationError: a name that was not passed, or one too often.
+        OptionsValidationError: no socket has the name, or several have the name of the admin
+            address.
     """
     problems: list[Problem] = []
     server_key, admin_key = full_key(("Server", "Bind")), full_key(("Admin", "Bind"))

@@ -1,4 +1,4 @@
-"""Tells the service manager how this daemon is: over its datagram socket, without a library."""
+"""Messages to the service manager, over its datagram socket and without a library."""
 
 import os
 import socket
@@ -15,35 +15,36 @@ from .systemd import FIRST_DESCRIPTOR, ServiceEnvironment
 
 _log = get_logger("runtime")
 
-#: How often the manager hears of a long start or drain, in seconds.
+#: Time between two reports of a long start or drain, in seconds.
 REPORT_SECONDS = 1.0
 
-#: What each of these messages asks for, in seconds: several may get lost.
+#: Time that each report asks for, in seconds. It is many times REPORT_SECONDS, since reports are
+#: dropped while the manager's queue is full.
 EXTENSION_SECONDS = 15.0
 
-#: How long a message that must not get lost waits for a place in the manager's queue, which holds
-#: about ten, and how often it is tried again, in seconds.
+#: Time for a message that must not get lost to find a place in the manager's queue, which holds
+#: about ten, and the time between two tries, in seconds.
 PATIENCE_SECONDS = 5.0
 RETRY_SECONDS = 0.05
 
 
 def claim_environment(environ: MutableMapping[str, str]) -> ServiceEnvironment:
-    """Read what the service manager says to this process, and hide it from its children."""
+    """Read the service manager's variables, and hide them and the sockets from child processes."""
     found = systemd.read_environment(environ, pid=os.getpid())
     for name in systemd.VARIABLES:
         environ.pop(name, None)
     for number in range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + len(found.sockets)):
-        # A number that is not open is for the server to report, when it wants to use it.
+        # If a descriptor is not open, the server reports it with its setting when it listens.
         with suppress(OSError):
             os.set_inheritable(number, False)
     return found
 
 
 class SystemdNotifier:
-    """Sends messages; where no service manager listens, every call does nothing.
+    """Sends messages; without a service manager every call does nothing.
 
-    A manager that does not read never blocks a delivery: signs of life and requests for time are
-    dropped then, the other messages after :data:`PATIENCE_SECONDS`.
+    A manager that does not read never blocks a delivery: signs of life and requests for more time
+    are dropped then, other messages after :data:`PATIENCE_SECONDS`.
 
     ``address`` is a path, or begins with @ for an abstract socket.
     """
@@ -74,7 +75,7 @@ class SystemdNotifier:
         await self._tell(systemd.ready(status))
 
     async def reloading(self) -> None:
-        """Say that a reload begins; :meth:`ready` ends it, with whatever result."""
+        """Say that a reload begins; :meth:`ready` says that it has ended, also after a failure."""
         if self.listened_to:
             await self._tell(systemd.reloading(time.clock_gettime(time.CLOCK_MONOTONIC)))
         await trio.lowlevel.checkpoint()
@@ -84,9 +85,9 @@ class SystemdNotifier:
         await self._tell(systemd.stopping(status))
 
     async def extend(self, status: Callable[[], str], *, at_most: float | None = None) -> None:
-        """Ask for more time every second, and say how it goes, until cancelled.
+        """Ask for more time and report the status every second, until cancelled.
 
-        ``at_most`` bounds that, in seconds: what takes longer is then the manager's to end.
+        ``at_most`` bounds that, in seconds: afterwards the manager's own timeout ends the service.
         """
         if not self.listened_to:
             await trio.lowlevel.checkpoint()
@@ -103,8 +104,9 @@ class SystemdNotifier:
     ) -> None:
         """Give a sign of life twice in every ``seconds``, until cancelled.
 
-        There is none while the event loop stands still, nor while ``alive`` does not answer. A
-        store that answers with an error is alive: it is unready, and a restart would not mend it.
+        It gives none while the event loop stands still, nor while ``alive``, which asks the store's
+        thread, does not answer: a restart mends both. A store that answers with an error is alive:
+        a restart would not mend a full disk, and readiness reports it.
         """
         if not self.listened_to or seconds is None:
             await trio.lowlevel.checkpoint()
@@ -125,7 +127,7 @@ class SystemdNotifier:
             await trio.sleep_until(next_sign)
 
     async def _tell(self, message: str) -> None:
-        """Send what must not get lost: while the manager's queue is full, wait for a place."""
+        """Send a message that must not get lost: while the manager's queue is full, try again."""
         with trio.move_on_after(PATIENCE_SECONDS):
             while not self._send(message):  # noqa: ASYNC110 - the kernel tells of no free place
                 await trio.sleep(RETRY_SECONDS)

@@ -1,7 +1,8 @@
 """A TLS connection with the surface of a plain, non-blocking socket.
 
-OpenSSL works on the descriptor itself, so a request costs what it costs without TLS, and the
-cipher. What TLS wants for itself, such as the rest of a record, is told as "not now".
+OpenSSL works on the descriptor itself, without buffers in between, so that TLS costs a request only
+the cipher. A read or write that needs more TLS data, such as the rest of a record, raises
+BlockingIOError.
 """
 
 import socket
@@ -10,7 +11,7 @@ from contextlib import suppress
 
 import trio
 
-#: How long a client may take for the handshake, in seconds.
+#: Time for the handshake, in seconds; an idle connection may not keep its place longer.
 HANDSHAKE_SECONDS = 10.0
 
 
@@ -19,11 +20,11 @@ class TlsSocket:
 
     Args:
         sock: an accepted, non-blocking socket, which belongs to this object from then on.
-        context: a server's context that refuses renegotiation: otherwise sending could wait for
-            reading.
+        context: a server's context that refuses renegotiation: with it a send could have to wait
+            for a read.
 
     Raises:
-        OSError: the client has gone already; ``sock`` is closed.
+        OSError: the client has left already; ``sock`` is closed.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
@@ -43,7 +44,7 @@ class TlsSocket:
         """
         with trio.fail_after(HANDSHAKE_SECONDS):
             await trio.lowlevel.checkpoint()
-            while True:  # noqa: ASYNC913 - the checkpoint before it
+            while True:
                 try:
                     self._tls.do_handshake()
                 except ssl.SSLWantReadError:
@@ -55,7 +56,7 @@ class TlsSocket:
 
     @property
     def protocol(self) -> str | None:
-        """What the handshake has agreed on, as ALPN names it; None: nothing."""
+        """The protocol that the handshake agreed on, by its ALPN name; None: none."""
         return self._tls.selected_alpn_protocol()
 
     def pending(self) -> int:
@@ -63,9 +64,9 @@ class TlsSocket:
         return self._tls.pending()
 
     def recv(self, size: int) -> bytes:
-        """Return at most ``size`` bytes; none at the end, announced or not.
+        """Return at most ``size`` bytes; none at the end of the stream, with or without an alert.
 
-        HTTP has its own ends: a body that is cut short is noticed there.
+        A missing closing alert is no error: HTTP notices by itself that a body was cut short.
 
         Raises:
             BlockingIOError: a whole record has not arrived.
@@ -89,16 +90,17 @@ class TlsSocket:
             raise BlockingIOError from None
 
     def shutdown(self, how: int) -> None:
-        """Announce the end; what arrives after that is received as it is, to be thrown away."""
+        """Send the closing alert and half-close; later bytes are read raw, to be thrown away."""
         self._say_goodbye()
         self._tls.shutdown(how)
 
     def close(self) -> None:
-        """Announce the end if that is possible without waiting, and close."""
+        """Send the closing alert if that is possible without waiting, and close."""
         self._say_goodbye()
         self._tls.close()
 
     def _say_goodbye(self) -> None:
-        # It sends our alert and then wants to wait for the client's, for which there is no need.
+        # unwrap() sends the alert and then raises because the client's has not arrived. RFC 8446,
+        # 6.1, lets us close without it.
         with suppress(OSError, ValueError):
             self._tls.unwrap()

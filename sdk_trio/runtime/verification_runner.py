@@ -1,4 +1,4 @@
-"""The scheduled verification inside the runtime, and what it says to metrics and health."""
+"""Wiring of the scheduled verification of replicas, and its metric."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from ..storage.ports import Inbox
 def make_scheduler(
     settings: Settings, tenants: TenantList, inbox: Inbox, *, clock: Callable[[], float]
 ) -> VerificationScheduler:
-    """Return what verifies the replicas of these settings' tenants.
+    """Return the scheduler that verifies the replicas of these settings' tenants.
 
     Args:
         settings: with ``UseReplication``.
@@ -29,6 +29,6 @@ def make_scheduler(
 
 
 def sample_verification(scheduler: VerificationScheduler | None) -> tuple[Sample, ...]:
-    """Return ``sdk_replication_verified_age_seconds``; nothing when there was no good run."""
+    """Return ``sdk_replication_verified_age_seconds``; nothing before the first good run."""
     age = None if scheduler is None else scheduler.verified_age_seconds
     return () if age is None else (Sample("sdk_replication_verified_age_seconds", (), age),)

@@ -1,8 +1,8 @@
-"""Notices that the event loop stands still, and who holds it: a thread that looks from outside.
+"""The watchdog of the event loop: a thread that reports a blocked loop and the code that blocks it.
 
-Twice a second it asks the loop for an answer. A handler that computes or waits without ``await``
-keeps every other delivery, probe and deadline waiting, and nothing inside the loop can say so
-before it is over. Nothing is added to the way of a delivery.
+Twice a second the thread asks the loop for an answer. A handler that computes or waits without
+``await`` holds up every other delivery, probe and deadline, and code inside the loop cannot report
+that before it is over. A delivery costs nothing more for it.
 """
 
 import sys
@@ -19,14 +19,14 @@ from ..webhooks.lifecycle import place_in
 
 _log = get_logger("runtime")
 
-#: How often the loop is asked, in seconds.
+#: Time between two questions to the loop, in seconds.
 ASK_SECONDS = 0.5
 
-#: How long it may take to answer, in seconds: a sender waits for ten, a probe often for one.
+#: Time for the loop to answer, in seconds. A sender waits for ten, a probe often for one.
 BLOCKED_SECONDS = 1.0
 
-#: How much later than it wanted the thread may be woken, in seconds, before it cannot tell the
-#: loop's standstill from that of the whole process, such as a machine that was suspended.
+#: If the thread itself is woken later than this, in seconds, the whole process stood still, such as
+#: on a suspended machine, and the loop is not to blame.
 LATE_SECONDS = 0.5
 
 
@@ -34,7 +34,7 @@ class Watchdog:
     """Watches the loop that runs the ``with`` block.
 
     Args:
-        blocked_seconds: how long the loop may take to answer.
+        blocked_seconds: time for the loop to answer.
         clock: returns seconds that never go back.
     """
 
@@ -63,11 +63,11 @@ class Watchdog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # It ends by itself within a moment; nothing has to wait for it.
+        # The thread ends within ASK_SECONDS; joining it would block the loop.
         self._over.set()
 
     def samples(self) -> Iterator[Sample]:
-        """Return how often and for how long the loop stood still."""
+        """Return how often and for how long the loop was blocked."""
         yield Sample("sdk_runtime_blocked_total", (), self._times)
         yield Sample("sdk_runtime_blocked_seconds_total", (), self._seconds)
 
@@ -83,12 +83,12 @@ class Watchdog:
                 self._follow(answered, asked, loop)
 
     def _answers(self, answered: threading.Event, asked: float) -> bool:
-        """Wait for an answer as long as the loop may take; False when none came in that time."""
+        """Wait for the loop's answer; return False if none came within ``blocked_seconds``."""
         while not answered.wait(self._blocked_seconds):
             waited = self._clock() - asked
             if waited < self._blocked_seconds + LATE_SECONDS:
                 return False
-            asked += waited  # this thread stood still as well: only from here on it counts
+            asked += waited  # this thread stood still as well: count from here on
         return True
 
     def _follow(self, answered: threading.Event, asked: float, loop: int) -> None:

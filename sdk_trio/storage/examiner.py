@@ -117,9 +117,7 @@ def _with_contents(
         "GROUP BY type ORDER BY 2 DESC LIMIT 20",
         (besides,),
     ).fetchall()
-    oldest = connection.execute(
-        f"SELECT min(received_at) FROM inbox WHERE {UNFINISHED}"  # noqa: S608 - a constant
-    ).get
+    oldest = connection.execute(f"SELECT min(received_at) FROM inbox WHERE {UNFINISHED}").get
     return attrs.evolve(
         known,
         states={DeliveryState(str(state)): int(str(count)) for state, count in states},

@@ -299,7 +299,7 @@ class MemoryInbox(MemoryBackend):
                 next_attempt_at=None,
             )
 
-    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:  # noqa: ASYNC910 - a request has a checkpoint of its own
+    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`.ports.Inbox.finish`. Nothing when the lease is not ours any more."""
         row = self._rows.by_key.get(key)
         if row is None or row.queued:
@@ -307,7 +307,7 @@ class MemoryInbox(MemoryBackend):
             row = self._rows.by_key.get(key)
         self._require_open()
         if row is None or row.owner != self._terms.owner or row.state not in UNFINISHED:
-            return  # noqa: ASYNC910 - as above
+            return
         match outcome:
             case Done():
                 self._rows.finish(row, now)

@@ -24,7 +24,7 @@ NOT (ordered = 1 AND EXISTS (
     WHERE earlier.ordered = 1 AND earlier.{UNFINISHED}
         AND earlier.subject = this.subject AND earlier.tenant_id IS this.tenant_id
         AND earlier.sequence < this.sequence))
-"""  # noqa: S608 - only constants are put in
+"""
 
 _RECEIVED = f"""
 SELECT sequence {_OPEN} AND state = 'received' AND lease_owner IS NULL
@@ -50,7 +50,7 @@ SELECT sequence FROM inbox AS this INDEXED BY inbox_suspect
 WHERE process_ends > 0 AND state = 'received' AND queued = 1 AND lease_owner IS NULL
     AND {_FIRST_IN_LINE}
 ORDER BY sequence LIMIT :limit
-"""  # noqa: S608 - only constants are put in
+"""
 
 _NEXT_DUE = f"""
 SELECT min(next_attempt_at) {_OPEN} AND state = 'retrying' AND lease_owner IS NULL
@@ -62,7 +62,7 @@ _LEASE = "UPDATE inbox SET lease_owner = ?, lease_until = ? WHERE sequence = ?"
 _LEASED_RECORD = f"""
 SELECT {COLUMNS}, raw, {LATER_COLUMNS}
 FROM inbox LEFT JOIN body USING (sequence) WHERE sequence = ?
-"""  # noqa: S608 - only constants are put in
+"""
 
 _RELEASE = """
 UPDATE inbox SET lease_owner = NULL, lease_until = NULL
@@ -72,17 +72,17 @@ WHERE delivery_key = ? AND lease_owner = ? AND state IN ('received', 'retrying')
 _RENEW = f"""
 UPDATE inbox INDEXED BY inbox_open SET lease_until = ?
 WHERE state <> 'done' AND {UNFINISHED} AND queued IN (0, 1) AND lease_owner = ?
-"""  # noqa: S608 - only constants are put in
+"""
 
 _OF_OTHERS = f"""
 state <> 'done' AND {UNFINISHED} AND queued IN (0, 1) AND lease_owner > '' AND lease_owner <> :owner
 """
 
-_HELD = f"SELECT sequence, state FROM inbox INDEXED BY inbox_open WHERE {_OF_OTHERS}"  # noqa: S608 - as above
+_HELD = f"SELECT sequence, state FROM inbox INDEXED BY inbox_open WHERE {_OF_OTHERS}"
 
 _RECOVER = f"""
 UPDATE inbox INDEXED BY inbox_open SET lease_owner = NULL, lease_until = NULL WHERE {_OF_OTHERS}
-"""  # noqa: S608 - only constants are put in
+"""
 
 # The last sign of life of who ran it was the renewal of its lease.
 _RECORD_END = """

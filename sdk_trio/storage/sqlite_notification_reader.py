@@ -35,7 +35,7 @@ _SELECT = f"""
 SELECT notification.sequence, channel, {", ".join(f"notification.{name}" for name in _COLUMNS)},
     {", ".join(f"outbox.{name}" for name in OUTBOX_COLUMNS)}
 FROM notification CROSS JOIN outbox ON outbox.sequence = notification.sequence
-"""  # noqa: S608 - names of the schema's
+"""
 
 _DUE = f"""
 SELECT EXISTS (SELECT 1 {OPEN} AND channel = :channel AND state = 'pending'

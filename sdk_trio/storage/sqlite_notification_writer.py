@@ -145,12 +145,12 @@ _RELEASE = f"""
 UPDATE notification INDEXED BY notification_open SET lease_owner = NULL, lease_until = NULL,
     state = 'pending'
 WHERE {NOTIFICATION_OPEN} AND state IN ('pending', 'retrying') AND lease_owner = ?
-"""  # noqa: S608 - only constants are put in
+"""
 
 _RENEW = f"""
 UPDATE notification INDEXED BY notification_open SET lease_until = ?
 WHERE {NOTIFICATION_OPEN} AND lease_owner = ?
-"""  # noqa: S608 - only constants are put in
+"""
 
 
 def take_due(
@@ -218,13 +218,13 @@ UPDATE notification SET state = :state, reason = :reason, provider_id = :provide
     next_attempt_at = :next_attempt_at, finished_at = :finished_at,
     lease_owner = NULL, lease_until = NULL
 WHERE sequence = :sequence AND channel = :channel AND lease_owner = :owner AND {NOTIFICATION_OPEN}
-"""  # noqa: S608 - only constants are put in
+"""
 
 _UNDO = f"""
 UPDATE notification SET attempts = attempts - (state = 'sending'), state = 'pending',
     next_attempt_at = NULL, lease_owner = NULL, lease_until = NULL
 WHERE sequence = :sequence AND channel = :channel AND lease_owner = :owner AND {NOTIFICATION_OPEN}
-"""  # noqa: S608 - only constants are put in
+"""
 
 _RETRY = """
 UPDATE notification SET state = 'pending', attempts = 0, started_at = NULL, finished_at = NULL,

@@ -18,7 +18,7 @@ LATER_COLUMNS = "tenant_id, process_ends, ran_alone, earlier_attempts, signer"
 _GET = f"""
 SELECT {COLUMNS}, raw, {LATER_COLUMNS}
 FROM inbox LEFT JOIN body USING (sequence) WHERE delivery_key = ?
-"""  # noqa: S608 - the columns are a constant
+"""
 
 # All keys of one id follow each other: the id itself, and the id with a dot. "/" is the next
 # character after the dot.
@@ -26,7 +26,7 @@ _OF_TENANTS = f"""
 SELECT {COLUMNS}, raw, {LATER_COLUMNS}
 FROM inbox LEFT JOIN body USING (sequence) WHERE delivery_key > ? AND delivery_key < ?
 ORDER BY delivery_key LIMIT ?
-"""  # noqa: S608 - as above
+"""
 
 _ATTEMPTS = """
 SELECT number, attempt.started_at, attempt.finished_at, error, place, traceback
@@ -166,7 +166,7 @@ def find(
         oldest_first = after_sequence is not None
     order = "ASC" if oldest_first else "DESC"
     statement = (
-        f"SELECT {COLUMNS}, NULL, {LATER_COLUMNS} FROM inbox {where} "  # noqa: S608 - only constants
+        f"SELECT {COLUMNS}, NULL, {LATER_COLUMNS} FROM inbox {where} "
         f"ORDER BY sequence {order} LIMIT ?"
     )
     return [record_of(row) for row in connection.execute(statement, (*given.values(), limit))]

@@ -35,19 +35,19 @@ OUTBOX_COLUMNS = tuple(field.name for field in attrs.fields(OutboxRecord))
 
 def _insert(table: str, columns: Sequence[str]) -> str:
     places = ", ".join(f":{name}" for name in columns)
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"  # noqa: S608 - names of the schema's
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"
 
 
 _INSERT_TENANT = _insert("tenant", _TENANT)
 _INSERT_AUDIT = _insert("audit", _AUDIT[1:])
 _INSERT_OUTBOX = _insert("outbox", OUTBOX_COLUMNS[1:])
 _UPDATE_TENANT = (
-    f"UPDATE tenant SET {', '.join(f'{name} = :{name}' for name in _TENANT[1:])} "  # noqa: S608 - names of the schema's
+    f"UPDATE tenant SET {', '.join(f'{name} = :{name}' for name in _TENANT[1:])} "
     "WHERE id = :id AND version = :version - 1"
 )
-_SELECT_TENANT = f"SELECT {', '.join(_TENANT)} FROM tenant"  # noqa: S608 - names of the schema's
-_SELECT_AUDIT = f"SELECT {', '.join(_AUDIT)} FROM audit"  # noqa: S608 - names of the schema's
-_SELECT_OUTBOX = f"SELECT {', '.join(OUTBOX_COLUMNS)} FROM outbox"  # noqa: S608 - names of the schema's
+_SELECT_TENANT = f"SELECT {', '.join(_TENANT)} FROM tenant"
+_SELECT_AUDIT = f"SELECT {', '.join(_AUDIT)} FROM audit"
+_SELECT_OUTBOX = f"SELECT {', '.join(OUTBOX_COLUMNS)} FROM outbox"
 
 # Before the first transition that is to be told, unless somebody has drawn or removed it.
 _DRAW_LINE = """
@@ -141,7 +141,7 @@ def _refuse_taken(connection: apsw.Connection, tenant: Tenant, *, but: str) -> N
         ("organization_id", tenant.organization_id),
     ):
         holder = connection.execute(
-            f"SELECT identifier FROM tenant WHERE {column} = ? AND id <> ?",  # noqa: S608 - a name of the schema's
+            f"SELECT identifier FROM tenant WHERE {column} = ? AND id <> ?",
             (value, but),
         ).get
         if holder is not None:

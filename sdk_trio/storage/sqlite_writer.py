@@ -198,7 +198,7 @@ INSERT INTO evidence (sequence, digest, received_at, address, raw, tenant_id)
 SELECT :sequence, :digest, :received_at, :address, :raw, :tenant_id
 WHERE (SELECT count(*) FROM evidence WHERE sequence = :sequence) < {MOST_EVIDENCE}
 ON CONFLICT DO NOTHING
-"""  # noqa: S608 - only constants are put in
+"""
 
 _FIRST_BODY = "SELECT sequence, raw FROM inbox JOIN body USING (sequence) WHERE delivery_key = ?"
 
@@ -231,14 +231,14 @@ UPDATE inbox SET state = 'running', attempts = attempts + 1, started_at = :now,
     ran_alone = :alone, next_attempt_at = NULL, lease_owner = :owner, lease_until = :until
 WHERE delivery_key = :key AND {UNFINISHED}
     AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= :now)
-"""  # noqa: S608 - only constants are put in
+"""
 
 _RUN = f"""
 UPDATE inbox SET state = 'done', attempts = attempts + 1, started_at = :begun, finished_at = :now,
     next_attempt_at = NULL, lease_owner = NULL, lease_until = NULL
 WHERE delivery_key = :key AND {UNFINISHED}
     AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= :begun)
-"""  # noqa: S608 - only constants are put in
+"""
 
 # A run that has lost its lease to another owner changes nothing: the other one's run counts.
 _OURS = f"delivery_key = ? AND lease_owner = ? AND {UNFINISHED}"
@@ -247,27 +247,27 @@ _FINISH = f"""
 UPDATE inbox SET state = 'done', finished_at = ?, next_attempt_at = NULL,
     lease_owner = NULL, lease_until = NULL
 WHERE {_OURS}
-"""  # noqa: S608 - only constants are put in
+"""
 
 _FAIL = f"""
 UPDATE inbox SET state = ?, queued = ?, next_attempt_at = ?, failed_at = ?, finished_at = ?,
     last_error = ?, lease_owner = NULL, lease_until = NULL
 WHERE {_OURS} RETURNING sequence, attempts, started_at
-"""  # noqa: S608 - only constants are put in
+"""
 
 _CUT_SHORT = f"""
 UPDATE inbox SET attempts = attempts - (state = 'running'), state = 'received',
     started_at = NULL, next_attempt_at = NULL, lease_owner = NULL, lease_until = NULL
 WHERE {_OURS}
-"""  # noqa: S608 - only constants are put in
+"""
 
 _SET_ASIDE = f"""
 UPDATE inbox SET state = 'parked', queued = 0, next_attempt_at = NULL,
     last_error = coalesce(?, last_error), lease_owner = NULL, lease_until = NULL
 WHERE {_OURS}
-"""  # noqa: S608 - only constants are put in
+"""
 
-_JOIN = f"UPDATE inbox SET ran_alone = 0 WHERE {_OURS}"  # noqa: S608 - only constants are put in
+_JOIN = f"UPDATE inbox SET ran_alone = 0 WHERE {_OURS}"
 
 _INSERT_ATTEMPT = """
 INSERT INTO attempt (sequence, number, started_at, finished_at, error, place, traceback)
@@ -388,7 +388,7 @@ def _delete_old(
     state: DeliveryState,
     before: float,
 ) -> int:
-    statement = f"DELETE FROM {table} WHERE {_STILL_OLD}"  # noqa: S608 - a name of the schema's
+    statement = f"DELETE FROM {table} WHERE {_STILL_OLD}"
     deleted = 0
     for sequence in sequences:
         connection.execute(statement, {"sequence": sequence, "state": state, "before": before})
@@ -430,7 +430,7 @@ def erase_evidence(connection: apsw.Connection, tenant_id: str, limit: int) -> i
 def _forget(connection: apsw.Connection, sequence: int) -> None:
     for table in ("body", "evidence", "attempt", "inbox"):
         connection.execute(
-            f"DELETE FROM {table} WHERE sequence = ?",  # noqa: S608 - a name of the schema's
+            f"DELETE FROM {table} WHERE sequence = ?",
             (sequence,),
         )
 

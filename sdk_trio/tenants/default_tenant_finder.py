@@ -53,7 +53,7 @@ class DefaultTenantFinder:
             # The host's code may return anything, so its type is checked.
             answer = cast("object", await chosen.resolver.resolve(self._tenants))
             if not isinstance(answer, str | Tenant):
-                raise TypeError(f"it returned {answer!r}, which is no tenant")  # noqa: TRY301 - worded below
+                raise TypeError(f"it returned {answer!r}, which is no tenant")
             return _require_active(await self._tenants.get(answer))
         except DefaultTenantError:
             raise

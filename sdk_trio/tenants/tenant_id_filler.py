@@ -61,17 +61,17 @@ class SqliteTenantIds:
         # The column is written with its table's name: SQLite takes a quoted name that is no column
         # for a text, which is never NULL, and a misspelt column would count as finished.
         column = f"{self._table}.{self._column}"
-        query = f"SELECT count(*) FROM {self._table} WHERE {column} IS NULL"  # noqa: S608
+        query = f"SELECT count(*) FROM {self._table} WHERE {column} IS NULL"
         with _Opened(self._file) as connection:
             return int(connection.execute(query).get)
 
     def _fill(self, tenant_id: str, position: str | None) -> StepBatch:
         end_of_batch = (
-            f"SELECT max(rowid), count(*) FROM (SELECT rowid FROM {self._table} "  # noqa: S608
+            f"SELECT max(rowid), count(*) FROM (SELECT rowid FROM {self._table} "
             "WHERE rowid > ? ORDER BY rowid LIMIT ?)"
         )
         fill = (
-            f"UPDATE {self._table} SET {self._column} = ? "  # noqa: S608 - as above
+            f"UPDATE {self._table} SET {self._column} = ? "
             f"WHERE rowid > ? AND rowid <= ? AND {self._column} IS NULL"
         )
         after = -(2**63) if position is None else int(position)

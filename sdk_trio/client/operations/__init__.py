@@ -132,7 +132,7 @@ def find_operation(words: str | Sequence[str]) -> Operation:
 def bound(resources: Resource, operation: Operation) -> BoundOperation[..., Any]:
     """Return the method of ``resources`` (a client) that calls ``operation``."""
     method = functools.reduce(getattr, operation.full_name.split("."), resources)
-    assert isinstance(method, BoundOperation)  # noqa: S101 - OPERATIONS is made of these attributes
+    assert isinstance(method, BoundOperation)
     return method
 
 

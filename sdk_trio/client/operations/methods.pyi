@@ -9,13 +9,13 @@ from ..resources import BoundOperation
 P = ParamSpec("P")
 Result = TypeVar("Result", covariant=True)
 
-class asynchronous(Generic[P, Result]):  # noqa: N801 - it is used as a decorator
+class asynchronous(Generic[P, Result]):
     """A method that is awaited, or gives what is iterated asynchronously."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], Result]) -> None: ...
     def __get__(self, instance: object, owner: type) -> BoundOperation[P, Result]: ...
 
-class blocking(Generic[P, Result]):  # noqa: N801 - it is used as a decorator
+class blocking(Generic[P, Result]):
     """A method of the synchronous client."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], Result]) -> None: ...
