@@ -354,7 +354,7 @@ class Received(httpx.Response):
         """End the exchange, at once and without waiting, unless its body was read to the end."""
         if not self.is_closed:
             self.is_closed = True
-            assert isinstance(self.stream, httpx.AsyncByteStream)  # noqa: S101 - it is ours
+            assert isinstance(self.stream, httpx.AsyncByteStream)
             await self.stream.aclose()
 
     @property
@@ -380,7 +380,7 @@ class _Parts(AsyncIterator[bytes]):
     __slots__ = ("_parts", "_response")
 
     def __init__(self, response: Received) -> None:
-        assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - it is ours
+        assert isinstance(response.stream, httpx.AsyncByteStream)
         self._response = response
         self._parts = aiter(response.stream)
 
