@@ -32,8 +32,8 @@ import trio
 import trustme
 
 import sdk_trio
-from sdk_trio.client.transport import Transport
-from sdk_trio.config.client_options import ConnectionOptions
+from sdk_trio.config.options.client import ConnectionOptions
+from sdk_trio.net.transport import Transport
 
 TASKS = (1, 16, 100)
 BASELINE = "httpx"

@@ -11,9 +11,7 @@ import attrs
 import trustme
 from load import webhook_ids
 
-from sdk_trio.storage.sqlite_connector import connect_writer
-from sdk_trio.storage.sqlite_tenant_rows import add
-from sdk_trio.storage.tenant_records import (
+from sdk_trio.records.tenants import (
     AuditAction,
     AuditRecord,
     KeyFile,
@@ -21,6 +19,8 @@ from sdk_trio.storage.tenant_records import (
     TenantCredentials,
     TenantStatus,
 )
+from sdk_trio.storage.sqlite.connect import connect_writer
+from sdk_trio.storage.sqlite.tenants import add
 
 _CHUNK = 10_000
 

@@ -123,7 +123,7 @@ def commands(host: Host) -> dict[str, float]:
 _ADD = """
 import sys, time, trio
 from sdk_trio.config import Settings
-from sdk_trio.storage import open_store
+from sdk_trio.storage.open import open_store
 from sdk_trio.tenants import TenantService
 
 async def main(path, prefix, count):

@@ -13,7 +13,7 @@ from .base.lazily import importing
 if TYPE_CHECKING:
     from .base.metrics import Check
     from .client.blocking import SyncClient
-    from .client.budget import BudgetPolicy
+    from .client.call import CallOptions
     from .client.client import Client
     from .client.errors import (
         ApiError,
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
         UnprocessableEntityError,
     )
     from .client.records import Record
-    from .client.request import CallOptions
-    from .client.transport import Transport
+    from .client.retry import BudgetPolicy
     from .config import Secret, Settings, load_settings
     from .errors import (
         HandlerRegistrationError,
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
         UpgradeError,
         VerificationError,
     )
+    from .net.transport import Transport
     from .runtime import BindError, Runtime, Started
     from .tenants import (
         EnvironmentVariable,
@@ -76,20 +76,15 @@ if TYPE_CHECKING:
         TenantStatusService,
         TransitionResult,
     )
-    from .tenants.tenant_id_filler import SqliteTenantIds
     from .tenants.upgrade import (
         DefaultTenantResolver,
         HostUpgrade,
         Quiescence,
+        SqliteTenantIds,
         StepBatch,
         UpgradeStep,
     )
-    from .webhooks import (
-        DrainReport,
-        HandlerRegistry,
-        WebhookHandlerBase,
-        WebhookReceiver,
-    )
+    from .webhooks import DrainReport, HandlerRegistry, WebhookHandlerBase, WebhookReceiver
     from .webhooks import Services as _Services
 
     # For annotations: the services of whoever has the client of this package (docs/adr/0006).
@@ -182,17 +177,17 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(__all__, "errors"),
-    "BudgetPolicy": "client.budget",
-    "CallOptions": "client.request",
+    "BudgetPolicy": "client.retry",
+    "CallOptions": "client.call",
     "Client": "client.client",
     "Record": "client.records",
     "SyncClient": "client.blocking",
-    "Transport": "client.transport",
+    "Transport": "net.transport",
     **dict.fromkeys(
         ("DefaultTenantResolver", "HostUpgrade", "Quiescence", "StepBatch", "UpgradeStep"),
         "tenants.upgrade",
     ),
-    "SqliteTenantIds": "tenants.tenant_id_filler",
+    "SqliteTenantIds": "tenants.upgrade",
     **dict.fromkeys(
         (
             "EnvironmentVariable",
@@ -231,7 +226,7 @@ _HOMES = {
     **dict.fromkeys(("HandlerRegistry", "WebhookHandlerBase"), "webhooks.registry"),
     **dict.fromkeys(("DrainReport", "WebhookReceiver"), "webhooks.app"),
     **dict.fromkeys(("Runtime", "Started"), "runtime.runtime"),
-    "BindError": "runtime.server",
+    "BindError": "server.serve",
     "Check": "base.metrics",
     "Services": "webhooks.services",
 }

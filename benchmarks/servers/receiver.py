@@ -88,8 +88,8 @@ async def stop_at(stops, runtime: sdk_trio.Runtime) -> None:
 
 
 async def run_one_of_several(settings: sdk_trio.Settings) -> None:
-    from sdk_trio.runtime.server import Server
-    from sdk_trio.storage import open_inbox
+    from sdk_trio.server.serve import Server
+    from sdk_trio.storage.open import open_inbox
 
     async with AsyncExitStack() as stack:
         inbox = await stack.enter_async_context(open_inbox(settings, owner=str(uuid.uuid4())))

@@ -28,10 +28,10 @@ class Command:
 
 
 COMMANDS = (
-    Command("run", "run the receiver until it is told to stop", "daemon:run", arguments.run),
+    Command("run", "run the receiver until it is told to stop", "run:run", arguments.run),
     Command("health", "ask a running receiver how it is", "health:check_health", arguments.health),
-    Command("dev", "run a receiver to try, without any file", "developer:dev", arguments.dev),
-    Command("init", "write the files of a new application", "initializer:init", arguments.init),
+    Command("dev", "run a receiver to try, without any file", "dev:dev", arguments.dev),
+    Command("init", "write the files of a new application", "init:init", arguments.init),
     Command(
         "config check",
         "report every problem of the settings",
@@ -44,13 +44,13 @@ COMMANDS = (
     Command(
         "config schema", "print the JSON Schema of the settings", "config:schema", arguments.nothing
     ),
-    Command("doctor", "find what is wrong, with remedies", "doctor:doctor", arguments.doctor),
+    Command("doctor", "find what is wrong, with remedies", "doctor.run:doctor", arguments.doctor),
     Command("events list", "list events of the inbox", "events:list_events", arguments.events_list),
     Command("events show", "show one event", "events:show_event", arguments.events_show),
     Command(
         "events replay",
         "run dead, parked or retrying events again",
-        "replayer:replay",
+        "events:replay",
         arguments.events_replay,
     ),
     Command("events trigger", "send a signed sample", "trigger:trigger", arguments.events_trigger),
@@ -60,13 +60,11 @@ COMMANDS = (
         "reconcile:reconcile",
         arguments.events_reconcile,
     ),
-    Command("events tail", "print changes as they happen", "tailer:tail", arguments.events_tail),
+    Command("events tail", "print changes as they happen", "events:tail", arguments.events_tail),
     Command("call", "call the upstream API", "call:call", arguments.call, takes_fields=True),
-    Command("sign", "sign a body as the upstream would", "signing:sign_file", arguments.sign),
-    Command(
-        "verify", "say whether a delivery is authentic", "verifier:verify_file", arguments.verify
-    ),
-    Command("secrets new", "make a webhook secret", "signing:new_secrets", arguments.secrets_new),
+    Command("sign", "sign a body as the upstream would", "sign:sign_file", arguments.sign),
+    Command("verify", "say whether a delivery is authentic", "sign:verify_file", arguments.verify),
+    Command("secrets new", "make a webhook secret", "sign:new_secrets", arguments.secrets_new),
     Command("tenant list", "list tenants", "tenants:list_tenants", arguments.tenant_list),
     Command("tenant show", "show one tenant", "tenants:show_tenant", arguments.tenant_show),
     Command("tenant add", "add a tenant", "tenants:add", arguments.tenant_add),
@@ -134,19 +132,19 @@ COMMANDS = (
     Command(
         "tenant purge",
         "remove long deleted tenants",
-        "tenant_purger:purge_tenants",
+        "tenant_purge:purge_tenants",
         arguments.tenant_purge,
     ),
     Command(
         "replication run",
         "run a replicator that reloads on SIGHUP",
-        "replication_run:run_replicator",
+        "replication:run_replicator",
         arguments.replication_run,
     ),
     Command(
         "replication status",
         "show how far behind each tenant's replica is",
-        "replication_status:show_status",
+        "replication:show_status",
         arguments.replication_status,
     ),
     Command(
@@ -158,26 +156,26 @@ COMMANDS = (
     Command(
         "replication restore",
         "restore a tenant's database into a file",
-        "restorer:restore",
+        "restore:restore",
         arguments.replication_restore,
     ),
     Command(
         "replication verify",
         "prove that replicas can be restored",
-        "replica_verifier:verify",
+        "replication:verify",
         arguments.replication_verify,
     ),
     Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", arguments.upgrade),
     Command(
         "notify preview",
         "show what a message would say",
-        "notification_previewer:preview",
+        "notification_test:preview",
         arguments.notify_preview,
     ),
     Command(
         "notify test",
         "send one real test message",
-        "notification_tester:test",
+        "notification_test:test",
         arguments.notify_test,
     ),
     Command(
@@ -189,10 +187,10 @@ COMMANDS = (
     Command(
         "notify retry",
         "send messages again that did not arrive",
-        "notification_retrier:retry",
+        "notifications:retry",
         arguments.notify_retry,
     ),
-    Command("openapi", "print the OpenAPI document", "openapi:openapi", arguments.openapi),
+    Command("openapi", "print the OpenAPI document", "config:openapi", arguments.openapi),
 )
 
 #: The help text of each group of commands.

@@ -5,11 +5,14 @@ from typing import Any
 
 import attrs
 
+from .._version import __version__
+from ..admin.openapi import admin_document
 from ..config import describe, json_schema, missing_parts, unmet_needs
-from ..config.describe import DEFAULT_ORIGIN
+from ..config.show import DEFAULT_ORIGIN
 from ..errors import EXIT_CONFIGURATION
-from .printer import print_json, print_rows, print_text, say
-from .settings_reader import read
+from ..webhooks.openapi import receiver_document
+from .settings_reader import load, read
+from .terminal import print_json, print_rows, print_text, say
 
 
 def check(arguments: Namespace) -> int:
@@ -56,4 +59,15 @@ def show(arguments: Namespace) -> int:
 def schema(_: Namespace) -> int:
     """Print the JSON Schema of the settings file, for editors."""
     print_json(json_schema())
+    return 0
+
+
+def openapi(arguments: Namespace) -> int:
+    """Print the OpenAPI 3.1 document; the receiver's has the path of the settings."""
+    if arguments.admin:
+        print_json(admin_document(version=__version__))
+    else:
+        settings = load(arguments)
+        path, tenants = settings.webhooks.path, settings.multi_tenant.enabled
+        print_json(receiver_document(path=path, version=__version__, tenants=tenants))
     return 0

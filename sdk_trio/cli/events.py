@@ -1,29 +1,74 @@
-"""``events list`` and ``events show``."""
+"""Records of the inbox as rows of a table, and their bodies for people. Pure."""
 
+import json
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from typing import Any
 
 import trio
 
 from ..config import Settings
-from ..config.layers import printable
-from ..errors import SdkError
-from ..storage.record_fields import listed, shown
-from ..storage.records import (
+from ..config.sources import printable
+from ..errors import EXIT_FAILURE, SdkError
+from ..records.deliveries import (
     UNFINISHED,
     AttemptRecord,
     DeliveryRecord,
     DeliveryState,
     EvidenceRecord,
+    listed,
+    shown,
 )
-from ..storage.replayer import ambiguity, find_meant
-from .event_rows import LIST_COLUMNS, readable_body, table_row
-from .moments import moment_text, parse_count, parse_since
-from .printer import cell, print_json, print_rows, print_text, say
+from ..storage.ports import Inbox
+from ..storage.replay import (
+    Candidate,
+    ambiguity,
+    find_chosen,
+    find_meant,
+    find_named,
+    put_back,
+    replay_rows,
+)
 from .settings_reader import load
 from .store_opener import open_store
 from .tenant_access import tenant_id_of
+from .terminal import (
+    Progress,
+    cell,
+    confirmed,
+    print_json,
+    print_json_line,
+    print_rows,
+    print_text,
+    say,
+)
+from .usage import UsageError, moment_text, parse_count, parse_since
+
+#: The columns of ``events list``.
+LIST_COLUMNS = ("received", "webhook_id", "type", "state", "attempts", "subject", "last_error")
+
+
+def table_row(record: DeliveryRecord) -> dict[str, Any]:
+    """Return the cells of ``LIST_COLUMNS``; an error is cut to its first line."""
+    row = listed(record)
+    row["webhook_id"] = record.key  # the argument of 'events show'
+    row["received"] = moment_text(record.received_at)
+    if record.last_error:
+        row["last_error"] = record.last_error.splitlines()[0]
+    return row
+
+
+def readable_body(raw: bytes | None) -> str:
+    """Return a body for people: JSON indented, anything else as text, safe for a terminal."""
+    if raw is None:
+        return "(not kept any more: see Sdk:Webhooks:PayloadRetentionDays)"
+    try:
+        text = json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        text = raw.decode("utf-8", "backslashreplace")
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 class UnknownEventError(SdkError):
@@ -146,3 +191,178 @@ def _print_other_bodies(evidence: Sequence[EvidenceRecord]) -> None:
         whose = f", of tenant {other.tenant_id}" if other.tenant_id else ""
         print_text(f"\nanother body, received {moment_text(other.received_at)}{where}{whose}")
         print_text(readable_body(other.raw))
+
+
+COLUMNS = ("webhook_id", "type", "state", "replayed", "reason")
+
+
+def replay(arguments: Namespace) -> int:
+    """Replay the named or chosen events; return 1 if a named one could not be replayed.
+
+    Raises:
+        UsageError: neither ids nor ``--state``, or both.
+    """
+    if bool(arguments.ids) == bool(arguments.state):
+        raise UsageError("give the ids of events, or --state dead, parked or retrying; not both")
+    if arguments.ids and (arguments.type or arguments.since or arguments.tenant):
+        raise UsageError(
+            "--type, --tenant and --since choose among a --state; leave them out with ids"
+        )
+    since = parse_since(arguments.since, now=time.time()) if arguments.since else None
+    settings = load(arguments)
+    candidates = trio.run(_candidates, settings, arguments, since)
+    possible = [candidate.key for candidate in candidates if candidate.reason is None]
+    replayed: set[str] = set()
+    if not arguments.dry_run:
+        sure = len(possible) < 2 or arguments.yes
+        if not (sure or confirmed(f"replay {len(possible)} events?")):
+            say("nothing was replayed")
+            return EXIT_FAILURE
+        replayed = trio.run(_put_back, settings, possible)
+    _print_replayed(candidates, replayed, arguments)
+    expected = {candidate.key for candidate in candidates} if arguments.ids else set()
+    reached = set(possible) if arguments.dry_run else replayed
+    return EXIT_FAILURE if expected - reached else 0
+
+
+async def _candidates(
+    settings: Settings, arguments: Namespace, since: float | None
+) -> list[Candidate]:
+    """Return every requested event, also those that cannot be replayed."""
+    tenant_id = await tenant_id_of(settings, arguments.tenant)
+    async with open_store(settings) as inbox:
+        if arguments.ids:
+            return await find_named(inbox, arguments.ids)
+        state = DeliveryState(arguments.state)
+        return await find_chosen(
+            inbox, state, type=arguments.type, since=since, tenant_id=tenant_id
+        )
+
+
+async def _put_back(settings: Settings, ids: Sequence[str]) -> set[str]:
+    progress = Progress("replayed", len(ids))
+    async with open_store(settings) as inbox:
+        return await put_back(inbox, ids, progress.advance)
+
+
+def _print_replayed(
+    candidates: Sequence[Candidate], replayed: set[str], arguments: Namespace
+) -> None:
+    rows = replay_rows(candidates, replayed, dry_run=arguments.dry_run)
+    as_json = arguments.format == "json"
+    if not as_json:
+        rows = [{**row, "webhook_id": row["key"]} for row in rows]
+    print_rows(rows, COLUMNS, as_json=as_json)
+    if arguments.dry_run:
+        possible = sum(candidate.reason is None for candidate in candidates)
+        say(f"{possible} would be replayed")
+    else:
+        say(f"{len(replayed)} replayed; a running receiver takes them up by itself")
+
+
+#: How often the store is asked whether it has changed, in seconds. The question costs no disk
+#: access, and people do not notice a quarter of a second.
+POLL_SECONDS = 0.25
+
+#: How many new events are read at once.
+PAGE = 200
+
+#: The most events of one state that are watched: the newest ones.
+WATCHED = 1000
+
+_OPEN = tuple(state for state in DeliveryState if state is not DeliveryState.DONE)
+
+
+def tail(arguments: Namespace) -> int:
+    """Print new events and changes of those that are not done, a line each, until interrupted."""
+    trio.run(_tail, load(arguments), arguments.type, arguments.format == "json")
+    return 0
+
+
+async def _tail(settings: Settings, event_type: str | None, as_json: bool) -> None:
+    async with open_store(settings) as inbox:
+        tailer = Tailer(inbox, event_type)
+        await tailer.begin()
+        say("waiting for changes; Ctrl-C ends")
+        while True:
+            for record in await tailer.changes():
+                _print(record, as_json)
+            await trio.sleep(POLL_SECONDS)
+
+
+class Tailer:
+    """Finds what has changed since the last look.
+
+    New events are found by their sequence. Events that are not done are read again, because they
+    may still run or be replayed; their end is found by their id. Of two changes of one event
+    between two looks only the later one is seen.
+    """
+
+    def __init__(self, inbox: Inbox, event_type: str | None = None) -> None:
+        self._inbox = inbox
+        self._type = event_type
+        self._last_sequence = 0
+        self._open: dict[str, DeliveryRecord] = {}
+
+    async def begin(self) -> None:
+        """Read the present state, so that only later changes are reported."""
+        await self._inbox.changed_elsewhere()
+        newest = await self._inbox.find(limit=1)
+        self._last_sequence = newest[0].sequence if newest else 0
+        self._open = await self._find_open()
+
+    async def changes(self) -> list[DeliveryRecord]:
+        """Return new and changed events, in order of arrival."""
+        if not await self._inbox.changed_elsewhere():
+            return []
+        found = await self._find_open()
+        changed = {
+            key: record for key, record in found.items() if _differs(record, self._open.get(key))
+        }
+        for key in self._open.keys() - found.keys():
+            ended = await self._inbox.get(key)
+            if ended is not None and ended.state is DeliveryState.DONE:
+                changed[key] = ended
+        for record in await self._arrivals():
+            changed.setdefault(record.key, record)
+        self._open = found
+        return sorted(changed.values(), key=lambda record: record.sequence)
+
+    async def _find_open(self) -> dict[str, DeliveryRecord]:
+        await trio.lowlevel.checkpoint()
+        return {
+            record.key: record
+            for state in _OPEN
+            for record in await self._inbox.find(type=self._type, state=state, limit=WATCHED)
+        }
+
+    async def _arrivals(self) -> list[DeliveryRecord]:
+        found: list[DeliveryRecord] = []
+        while True:
+            page = await self._inbox.find(
+                type=self._type, after_sequence=self._last_sequence, limit=PAGE
+            )
+            found += page
+            if page:
+                self._last_sequence = page[-1].sequence
+            if len(page) < PAGE:
+                return found
+
+
+def _differs(record: DeliveryRecord, known: DeliveryRecord | None) -> bool:
+    return known is None or _progress(record) != _progress(known)
+
+
+def _progress(record: DeliveryRecord) -> tuple[object, ...]:
+    return record.state, record.attempts, record.started_at, record.finished_at
+
+
+def _print(record: DeliveryRecord, as_json: bool) -> None:
+    if as_json:
+        print_json_line(listed(record))
+        return
+    parts = [moment_text(time.time()), record.state.ljust(8), record.type, record.key]
+    if record.last_error and record.state != "done":
+        parts.append(record.last_error.splitlines()[0])
+    print_text("  ".join(cell(part) for part in parts))
+    sys.stdout.flush()

@@ -9,11 +9,11 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from urllib.parse import urlsplit
 
 from ..config import Settings
-from ..config.forms import split_unix
+from ..config.text_formats import split_unix
 from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, SdkError
-from ..webhooks.sender import own_url
-from .printer import print_text
+from ..webhooks.signed_request import own_url
 from .settings_reader import read
+from .terminal import print_text
 from .usage import UsageError
 
 LIVE = "/livez"

@@ -53,7 +53,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def build_parser() -> Parser:
-    """Return the parser of every command in :data:`~.commands.COMMANDS`."""
+    """Return the parser of every command in :data:`COMMANDS`."""
     parser = Parser(
         prog=PROGRAM,
         description="A runtime for signed webhooks.",

@@ -8,13 +8,12 @@ import trio
 
 from ..client.client import Client
 from ..config import Settings
-from ..runtime.reconciler import Reconciler
-from ..runtime.reconciliation import Sighting
-from .moments import moment_text, parse_since
-from .printer import Progress, print_rows, say
+from ..reconcile.plan import Sighting
+from ..reconcile.reconciler import Reconciler
 from .settings_reader import read
 from .store_opener import open_store
-from .usage import UsageError
+from .terminal import Progress, print_rows, say
+from .usage import UsageError, moment_text, parse_since
 
 COLUMNS = ("webhook_id", "type", "sent", "delivered", "action")
 

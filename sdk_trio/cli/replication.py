@@ -1,25 +1,144 @@
-"""``replication render``: the replicator's configuration for the present tenants."""
+"""The common parts of the commands on replicas: settings, binary, tenant, and signals."""
 
+import os
+import signal
 import sys
 import uuid
 from argparse import Namespace
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import trio
 
-from ..config import Settings
-from ..config.gates import USE_REPLICATION
-from ..errors import EXIT_FAILURE, OptionsValidationError, Problem, ReplicationError
-from ..replication.database_finder import find_databases
-from ..replication.manifest import TenantDatabaseFile
-from ..replication.manifest_writer import ManifestWriter
-from ..runtime.replication_runner import render_for
-from ..storage import open_store
-from ..tenants import TenantService
-from ..tenants.database_opener import databases_directory
-from .printer import say
-from .settings_reader import load
+from ..base import logs
+from ..config import Settings, unmet_needs
+from ..config.section_switches import USE_REPLICATION
+from ..errors import (
+    EXIT_FAILURE,
+    EXIT_UNAVAILABLE,
+    OptionsValidationError,
+    Problem,
+    ReplicationError,
+    StoreUnavailableError,
+    UnknownTenantError,
+)
+from ..records.tenants import Tenant, TenantStatus
+from ..replication.binary import find_replicator
+from ..replication.control import control_socket_path
+from ..replication.databases import find_databases
+from ..replication.health import DatabaseHealth, HealthState, ReplicationHealth
+from ..replication.health_check import HealthChecker
+from ..replication.lag_survey import LagSurveyor
+from ..replication.locks import hold_pid_file
+from ..replication.manifest import ManifestWriter, TenantDatabaseFile, unset_variables
+from ..replication.replica import ReplicaReader
+from ..replication.supervisor import Supervisor
+from ..replication.verification import Verification
+from ..replication.verification_schedule import VerificationKeeper
+from ..replication.verifier import Verifier
+from ..runtime.replication import render_for
+from ..storage.data_directory import create_data_directory, keep_files_private
+from ..storage.open import open_store
+from ..tenants.databases import databases_directory
+from ..tenants.identity import is_tenant_id
+from ..tenants.service import TenantService
+from .run import begin_logs
+from .settings_reader import load, read
+from .store_opener import why_unreachable
+from .terminal import Progress, Row, print_rows, say
 from .upgrade import require_tenants
+from .usage import moment_text
+
+T = TypeVar("T")
+
+#: Exit status of a command that a signal ended, as a shell reports it.
+_SIGNAL_BASE = 128
+
+
+def open_reader(settings: Settings) -> ReplicaReader:
+    """Return a reader of these settings' replicas.
+
+    Raises:
+        OptionsValidationError: replication is off, so its section means nothing.
+        ReplicatorError: there is no binary.
+    """
+    options = settings.multi_tenant.file_db.replication
+    if not options.use_replication:
+        raise OptionsValidationError(
+            [
+                Problem(
+                    "Sdk:MultiTenant:FileDb:Replication:UseReplication",
+                    "is false, so there is no target to read replicas from: set it to true",
+                )
+            ]
+        )
+    binary = find_replicator(options)
+    name_unset_variables(settings)
+    return ReplicaReader(settings, binary=binary, environ=os.environ)
+
+
+def name_unset_variables(settings: Settings) -> None:
+    """Name the unset variables of the target's keys; a machine's role may replace them."""
+    for each in unset_variables(settings.multi_tenant.file_db.replication, os.environ):
+        say(f"warning: {each}: set it, unless this machine has a role that may use the target")
+
+
+async def find_tenant(settings: Settings, key: str) -> tuple[str, Tenant | None]:
+    """Return a tenant's id and the tenant; with an id, the tenant need not be known here.
+
+    An id is enough where the store is lost, or the tenant was purged.
+
+    Raises:
+        UnknownTenantError: there is no tenant of this identifier.
+        StoreUnavailableError: an identifier was given, and there is no store to look it up in.
+    """
+    missing = why_unreachable(settings)
+    if missing is not None:
+        await trio.lowlevel.checkpoint()
+        if is_tenant_id(key):
+            return key, None
+        raise StoreUnavailableError(
+            f"{missing}; without a store, name the tenant by its id (a UUID)"
+        )
+    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        try:
+            tenant = await TenantService(settings, store.tenants).get(key)
+        except UnknownTenantError:
+            if is_tenant_id(key):
+                return key, None
+            raise
+    return tenant.id, tenant
+
+
+def run_until_signal(work: Callable[[], Awaitable[T]]) -> tuple[int, T | None]:
+    """Run ``work`` and return 0 and its result; a signal cancels it and gives its status.
+
+    So a command that gets TERM cleans up as it does for an interrupt.
+    """
+
+    async def run() -> tuple[int, T | None]:
+        result: T | None = None
+        status = 0
+
+        async def end_at_signal(*, task_status: trio.TaskStatus[None]) -> None:
+            nonlocal status
+            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *_HANGUP) as signals:
+                task_status.started()
+                async for number in signals:
+                    status = _SIGNAL_BASE + number
+                    nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(end_at_signal)
+            result = await work()
+            nursery.cancel_scope.cancel()
+        return status, result
+
+    return trio.run(run)
+
+
+_HANGUP = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 
 
 def render(arguments: Namespace) -> int:
@@ -72,3 +191,265 @@ async def _databases(settings: Settings) -> list[TenantDatabaseFile]:
     async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
         tenants = TenantService(settings, store.tenants)
         return await find_databases(tenants, databases_directory(settings))
+
+
+_log = logs.get_logger("cli")
+
+
+def run_replicator(arguments: Namespace) -> int:
+    """Supervise the replicator until TERM or INT; return 0, or 128 + signal when forced.
+
+    HUP reads the configuration again. The first TERM or INT lets it sync a last time, a second one
+    ends it at once.
+
+    Raises:
+        SdkError: it could not start.
+    """
+    keep_files_private()
+    loaded = read(arguments)
+    settings = require_replication(loaded.require())
+    begin_logs(loaded)
+    options = settings.multi_tenant.file_db.replication
+    find_replicator(options)
+    directory = create_data_directory(databases_directory(settings))
+    supervisor = Supervisor(options, directory)
+    path = arguments.pid_file or options.replicator_pid_file_path
+    return trio.run(_serve, supervisor, path)
+
+
+def require_replication(settings: Settings) -> Settings:
+    """Return the settings if they ask for replication.
+
+    Raises:
+        OptionsValidationError: ``UseReplication`` is false, or there are no tenants.
+    """
+    if not settings.multi_tenant.file_db.replication.use_replication:
+        raise OptionsValidationError(
+            [Problem(USE_REPLICATION, "is false, so nothing is replicated: set it to true")]
+        )
+    if unmet_needs(settings):
+        raise OptionsValidationError(unmet_needs(settings))
+    return settings
+
+
+async def _serve(supervisor: Supervisor, pid_file: str) -> int:
+    obedience = _Obedience(supervisor)
+    watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    # The pid file is written before the configuration is first read, so that a process that
+    # writes the configuration afterwards can signal this one.
+    with trio.open_signal_receiver(*watched) as arriving, hold_pid_file(pid_file):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(obedience.watch, arriving)
+            await supervisor.run()
+            nursery.cancel_scope.cancel()
+    return 0 if obedience.forced_by is None else 128 + obedience.forced_by
+
+
+class _Obedience:
+    """The requests of the signals so far."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._stopped = False
+        self.forced_by: int | None = None
+
+    async def watch(self, arriving: AsyncIterator[int]) -> None:
+        """Obey signals as they arrive, until cancelled."""
+        async for number in arriving:
+            if number == signal.SIGHUP:
+                self._supervisor.request_reload()
+            elif not self._stopped:
+                self._stopped = True
+                _log.info("replication.stopping", signal=signal.Signals(number).name)
+                self._supervisor.stop()
+            else:
+                self.forced_by = number
+                _log.warning("replication.forced", signal=signal.Signals(number).name)
+                self._supervisor.force()
+
+
+COLUMNS = ("identifier", "state", "lag", "last_sync", "reason")
+
+_PAGE = 500
+
+#: How long to watch a replicator without a socket for reads of the databases, in seconds; it reads
+#: each of them once a second.
+_READING_SECONDS = 10.0
+
+_LOOK_AGAIN_SECONDS = 0.5
+
+_NOBODY = (
+    "no replicator runs on this data directory, or this user may not ask it: start the daemon with "
+    "Supervise, or 'replication run'; compare Sdk:Storage:Path and Sdk:MultiTenant:FileDb:Directory"
+)
+
+
+def show_status(arguments: Namespace) -> int:
+    """Print the state of each tenant's database; 0 if all are healthy, 69 without an answer.
+
+    Raises:
+        SdkError: from the settings, or the store cannot be read.
+    """
+    settings = require_replication(load(arguments))
+    require_tenants(settings)
+    supervised = settings.multi_tenant.file_db.replication.supervise
+    if not supervised:
+        name_unset_variables(settings)
+    health, identifiers = trio.run(_look, settings)
+    # For a supervised replicator the daemon has the keys; this shell need not have them.
+    if supervised and health.state is not HealthState.HEALTHY:
+        name_unset_variables(settings)
+    as_json = arguments.format == "json"
+    rows = [_row(each, identifiers[each.path], as_json=as_json) for each in health.databases]
+    print_rows(rows, COLUMNS, as_json=as_json)
+    if not settings.multi_tenant.file_db.replication.health_check_enabled:
+        say("HealthCheckEnabled is false: nobody looks at this but you")
+    say(f"{health.state.value}: {health.reason}")
+    if health.state is HealthState.HEALTHY:
+        return 0
+    if not health.reachable:
+        say(_NOBODY)
+    return EXIT_FAILURE if health.reachable else EXIT_UNAVAILABLE
+
+
+async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
+    directory = databases_directory(settings).absolute()
+    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        service = TenantService(settings, store.tenants)
+        files = await find_databases(service, directory)
+        identifiers = await _identifiers(service)
+
+    async def wanted() -> Collection[str]:
+        await trio.lowlevel.checkpoint()
+        return [file.path for file in files]
+
+    replication = settings.multi_tenant.file_db.replication
+    surveyor = None if replication.supervise else LagSurveyor(settings)
+    checker = HealthChecker(
+        replication, control_socket_path(str(directory)), wanted=wanted, surveyor=surveyor
+    )
+    health = await checker.check(even_if_disabled=True)
+    end = trio.current_time() + _READING_SECONDS
+    while surveyor and surveyor.book.waits_for_reading() and trio.current_time() < end:
+        await trio.sleep(_LOOK_AGAIN_SECONDS)
+        health = await checker.check(even_if_disabled=True)
+    return health, {file.path: identifiers[file.tenant_id] for file in files}
+
+
+async def _identifiers(tenants: TenantService) -> dict[str, str]:
+    """Return the identifier of each active tenant by its id."""
+    found: dict[str, str] = {}
+    after = ""
+    while True:
+        page = await tenants.list(status=TenantStatus.ACTIVE, after=after, limit=_PAGE)
+        found |= {tenant.id: tenant.identifier for tenant in page}
+        if len(page) < _PAGE:
+            return found
+        after = page[-1].identifier
+
+
+def _row(health: DatabaseHealth, identifier: str, *, as_json: bool) -> Row:
+    row = {"identifier": identifier, "state": health.state.value, "reason": health.reason or None}
+    if as_json:
+        return {
+            **row,
+            "path": health.path,
+            "lag_seconds": health.lag_seconds,
+            "last_sync_at": health.last_sync_at,
+        }
+    lag = None if health.lag_seconds is None else f"{health.lag_seconds:.1f} s"
+    return {**row, "lag": lag, "last_sync": moment_text(health.last_sync_at)}
+
+
+VERIFICATION_COLUMNS = (
+    "tenant",
+    "result",
+    "content",
+    "as_of",
+    "txid",
+    "bytes",
+    "seconds",
+    "reason",
+)
+
+
+def verify(arguments: Namespace) -> int:
+    """Verify one tenant's replica or those of all active tenants; return 1 if one is damaged.
+
+    Raises:
+        TenantsDisabledError: there are no tenants.
+        UnknownTenantError: there is no such tenant.
+        StoreLockedError: another verification runs.
+        ReplicatorError: there is no binary.
+    """
+    settings = load(arguments)
+    require_tenants(settings)
+    reader = open_reader(settings)
+    logs.configure(level="Error", format=settings.logging.format)
+
+    async def work() -> Sequence[Verification]:
+        async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+            keeper = VerificationKeeper(Verifier(settings, reader), store.inbox)
+            tenants = TenantService(settings, store.tenants)
+            if arguments.tenant is not None:
+                tenant = await tenants.get(arguments.tenant)
+                return [await keeper.verify_one(tenant, accept_loss=arguments.accept_loss)]
+            return await keeper.verify_active(
+                tenants, accept_loss=arguments.accept_loss, report=_progress()
+            )
+
+    status, results = run_until_signal(work)
+    if results is None:
+        return status
+    as_json = arguments.format == "json"
+    rows = [_document(each) if as_json else _verification_row(each) for each in results]
+    print_rows(rows, VERIFICATION_COLUMNS, as_json=as_json)
+    failed = sum(not each.ok for each in results)
+    say(f"{failed} of {len(results)} replicas are not good" if failed else _praise(results))
+    return EXIT_FAILURE if failed else 0
+
+
+def _praise(results: Sequence[Verification]) -> str:
+    if not results:
+        return "no active tenant"
+    skipped = sum(each.skipped is not None for each in results)
+    left = f", {skipped} without a database yet" if skipped else ""
+    return f"{len(results) - skipped} verified{left}"
+
+
+def _progress() -> Any:
+    shown: list[Progress] = []
+
+    def report(_result: Verification, _done: int, total: int) -> None:
+        if not shown:
+            shown.append(Progress("verified", total, quiet_below=2))
+        shown[0].advance()
+
+    return report
+
+
+def _document(result: Verification) -> Row:
+    return {
+        "tenant": result.identifier,
+        "tenant_id": result.tenant_id,
+        "ok": result.ok,
+        "problem": result.problem,
+        "skipped": result.skipped,
+        "content": str(result.content),
+        "txid": result.txid,
+        "as_of": result.as_of,
+        "begins_at": result.begins_at,
+        "bytes": result.bytes,
+        "seconds": result.seconds,
+        "verified_at": result.verified_at,
+    }
+
+
+def _verification_row(result: Verification) -> Row:
+    word = "skipped" if result.skipped else "good"
+    return {
+        **_document(result),
+        "result": word if result.ok else "FAILED",
+        "as_of": moment_text(result.as_of),
+        "reason": result.problem or result.skipped,
+    }

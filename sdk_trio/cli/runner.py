@@ -98,7 +98,7 @@ def _cause_of(error: BaseException) -> BaseException:
 
 
 def _place_of(error: BaseException) -> str:
-    from ..webhooks.lifecycle import place_of  # on the path of a mistake only
+    from ..webhooks.outcomes import place_of  # on the path of a mistake only
 
     place = place_of(error)
     return "" if place is None else f" ({place})"

@@ -5,8 +5,8 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
 from ..config import Loaded, Secret, Settings, read_settings
-from ..config.layers import below_root, split_mapping_key
 from ..config.options import DEVELOPMENT, environment_meant
+from ..config.sources import below_root, split_mapping_key
 from ..config.table import Setting, by_folded_path, fold
 from .usage import UsageError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ..config import Settings, StorageBackend
 from ..errors import StoreUnavailableError
-from ..storage import open_inbox
+from ..storage.open import open_inbox
 from ..storage.ports import Inbox
-from ..storage.schema import DATABASE_NAME
+from ..storage.sqlite.schema import DATABASE_NAME
 
 
 @asynccontextmanager

@@ -12,12 +12,12 @@ import trio
 
 from ..config import Settings, StorageBackend
 from ..errors import StoreUnavailableError
-from ..storage import open_store
-from ..tenants import TenantService
+from ..storage.open import open_store
 from ..tenants.identity import is_tenant_id
-from .printer import say
+from ..tenants.service import TenantService
 from .settings_reader import load
 from .store_opener import why_unreachable
+from .terminal import say
 
 T = TypeVar("T")
 

@@ -1,25 +1,346 @@
-"""``tenant import`` and ``tenant export``: many tenants at once, from a file and into one."""
+"""Tenants as CSV and JSON files, and the plan of an import, row by row. Pure.
 
+JSON is what ``tenant list --format json`` prints. CSV has a column for each of the same names, the
+sources of credentials as columns of their own.
+"""
+
+import csv
+import io
+import json
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import trio
 
 from ..config import StorageBackend
-from ..errors import EXIT_FAILURE, StorageError, TenantError
-from ..storage.tenant_records import Tenant, TenantStatus
-from ..tenants import TenantService
-from .file_reader import read_bytes
-from .printer import Progress, print_json, print_rows, say
+from ..errors import EXIT_FAILURE, InvalidTenantError, SdkError, StorageError, TenantError
+from ..records.tenants import (
+    CredentialSource,
+    Tenant,
+    TenantCredentials,
+    TenantStatus,
+    source_from_text,
+)
+from ..tenants import identity
+from ..tenants.service import TenantService
 from .settings_reader import load
 from .store_opener import why_unreachable
 from .tenant_access import actor_of, run_with_tenants
-from .tenant_exchange import Step, csv_of, plan, read_tenants
-from .tenant_rows import listed
-from .tenant_sources import holders_of, say_shared
+from .tenant_credentials import holders_of, say_shared
+from .tenants import listed
+from .terminal import Progress, print_json, print_rows, read_bytes, say
+
+#: The fields that an import can set; ``access_token`` and ``webhook_secrets`` are sources, never
+#: values.
+FIELDS = (
+    "identifier",
+    "name",
+    "organization_id",
+    "site_manager_email",
+    "site_manager_email_verified",
+    "site_manager_phone",
+    "access_token",
+    "webhook_secrets",
+)
+#: The further fields of an export. An import compares the status, and ignores the others.
+FOR_READING = ("status", "id", "created_at", "deleted_at", "version")
+
+#: The separator between the sources in one cell.
+_SEPARATOR = ";"
+
+#: A spreadsheet evaluates a cell that begins with one of these; an apostrophe makes it a text.
+#: Phone numbers begin with a plus, so leaving such values out is no alternative.
+_FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20'")
+
+_TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
+
+
+class ImportFileError(SdkError):
+    """A file of tenants cannot be read as a whole."""
+
+
+class ExportError(SdkError):
+    """Tenants cannot be written in the requested form."""
+
+
+class _RefusedRowError(Exception):
+    """One row cannot be imported; the message gives the reason."""
+
+
+@attrs.frozen
+class Row:
+    """One row of a file: its line or place, and its fields or its fault."""
+
+    number: int
+    fields: Mapping[str, Any] = attrs.field(factory=dict)
+    problem: str | None = None
+
+    @property
+    def identifier(self) -> str | None:
+        """Return the identifier that the row names, if it is a text."""
+        named = self.fields.get("identifier")
+        return named if isinstance(named, str) else None
+
+
+@attrs.frozen
+class Step:
+    """The effect of importing a row: ``create``, ``change``, ``unchanged`` or ``refused``.
+
+    ``before`` is the tenant as it is, ``after`` as it will be. For a row that creates a tenant, or
+    is refused, they are a draft or None.
+    """
+
+    row: Row
+    verdict: str
+    changes: tuple[str, ...] = ()
+    reason: str | None = None
+    before: Tenant | None = None
+    after: Tenant | None = None
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def read_tenants(content: bytes) -> list[Row]:
+    """Return the rows of a file; one that begins with ``[`` is JSON, any other CSV.
+
+    Raises:
+        ImportFileError: it is not UTF-8 text, no JSON array, or its first line names no columns.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ImportFileError(
+            f"the file is not UTF-8 text: byte {error.start} cannot be read; save it as UTF-8"
+        ) from None
+    return _read_json(text) if text.lstrip()[:1] in ("[", "{") else _read_csv(text)
+
+
+def _read_json(text: str) -> list[Row]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ImportFileError(f"the file is no JSON: {error}") from None
+    if not isinstance(document, list):
+        raise ImportFileError("the file must be a JSON array of objects, one for each tenant")
+    return [_json_row(number, item) for number, item in enumerate(document, start=1)]
+
+
+def _json_row(number: int, item: Any) -> Row:
+    if not isinstance(item, dict):
+        return Row(number, problem="is no JSON object")
+    fields = {name: value for name, value in item.items() if name != "credentials"}
+    credentials = item.get("credentials", {})
+    if not isinstance(credentials, dict):
+        return Row(number, fields, "its credentials are no JSON object")
+    fields |= credentials
+    unknown = [name for name in fields if name not in (*FIELDS, *FOR_READING)]
+    return Row(number, fields, _unknown(unknown) if unknown else None)
+
+
+def _read_csv(text: str) -> list[Row]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        head = [name.strip() for name in next(reader, [])]
+        unknown = [name for name in head if name not in (*FIELDS, *FOR_READING)]
+        if "identifier" not in head or unknown or len(set(head)) != len(head):
+            wrong = _unknown(unknown) if unknown else "names no column identifier, or one twice"
+            raise ImportFileError(
+                f"the first line {wrong}; separated by commas it may name {', '.join(FIELDS)}"
+            )
+        return [_csv_row(reader.line_num, head, cells) for cells in reader if any(cells)]
+    except csv.Error as error:
+        raise ImportFileError(f"line {reader.line_num} is no CSV: {error}") from None
+
+
+def _unknown(names: Iterable[str]) -> str:
+    return f"names what an import does not know: {', '.join(name[:40] for name in names)}"
+
+
+def _csv_row(number: int, head: Sequence[str], cells: Sequence[str]) -> Row:
+    fields: dict[str, Any] = {
+        name: _unguarded(cell) or None for name, cell in zip(head, cells, strict=False)
+    }
+    if len(cells) != len(head):
+        return Row(number, fields, f"has {len(cells)} cells, and the first line {len(head)}")
+    verified = fields.get("site_manager_email_verified")
+    if verified is None:
+        fields.pop("site_manager_email_verified", None)
+    elif verified.casefold() in (*_TRUE, *_FALSE):
+        fields["site_manager_email_verified"] = verified.casefold() in _TRUE
+    if "webhook_secrets" in fields:
+        sources = (fields["webhook_secrets"] or "").split(_SEPARATOR)
+        fields["webhook_secrets"] = [source.strip() for source in sources if source.strip()]
+    return Row(number, fields)
+
+
+def csv_of(tenants: Iterable[Tenant]) -> str:
+    """Return tenants as CSV, which :func:`read_tenants` reads back.
+
+    Raises:
+        ExportError: a key file's path cannot be told from two in a cell.
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    columns = (*FIELDS, *FOR_READING)
+    writer.writerow(columns)
+    for tenant in tenants:
+        row = listed(tenant)
+        row |= row["credentials"]
+        if any(_SEPARATOR in source for source in row["webhook_secrets"]):
+            raise ExportError(
+                f"the tenant {tenant.identifier!r} has a key file with {_SEPARATOR} in its path, "
+                "which stands between two in CSV: use --format json"
+            )
+        row["webhook_secrets"] = _SEPARATOR.join(row["webhook_secrets"])
+        row["site_manager_email_verified"] = str(row["site_manager_email_verified"]).lower()
+        writer.writerow(["" if row[name] is None else _guarded(row[name]) for name in columns])
+    return file.getvalue()
+
+
+def _guarded(value: Any) -> Any:
+    """Return a cell that no spreadsheet evaluates as a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def _unguarded(cell: str) -> str:
+    return cell[1:] if cell[:1] == "'" and cell[1:].startswith(_FORMULA) else cell
+
+
+# -- the plan of an import ---------------------------------------------------------------------
+
+
+def plan(rows: Iterable[Row], tenants: Iterable[Tenant]) -> list[Step]:
+    """Return the effect of each row on these tenants, in the order of the rows.
+
+    Rows are imported one after the other, so an organization that a row gives up is free for the
+    rows after it.
+    """
+    known = {tenant.identifier: tenant for tenant in tenants}
+    holders = {t.organization_id: t.identifier for t in known.values() if t.organization_id}
+    seen: dict[str, int] = {}
+    steps = []
+    for row in rows:
+        step = _step(row, known, holders, seen)
+        steps.append(step)
+        if step.after is not None:
+            if step.before is not None and step.before.organization_id is not None:
+                del holders[step.before.organization_id]
+            if step.after.organization_id is not None:
+                holders[step.after.organization_id] = step.after.identifier
+    return steps
+
+
+def _step(
+    row: Row, known: Mapping[str, Tenant], holders: Mapping[str, str], seen: dict[str, int]
+) -> Step:
+    try:
+        after = _wanted(row, known, holders, seen)
+    except (InvalidTenantError, _RefusedRowError) as error:
+        return Step(row, "refused", reason=str(error))
+    before = known.get(after.identifier)
+    if before is None:
+        return Step(row, "create", after=after)
+    changes = tuple(
+        name
+        for name in (*FIELDS[1:6], "credentials")
+        if getattr(before, name) != getattr(after, name)
+    )
+    return Step(row, "change" if changes else "unchanged", changes, before=before, after=after)
+
+
+def _wanted(
+    row: Row, known: Mapping[str, Tenant], holders: Mapping[str, str], seen: dict[str, int]
+) -> Tenant:
+    """Return the tenant as a row wants it, if that is possible."""
+    if row.problem is not None:
+        raise _RefusedRowError(row.problem)
+    identifier = identity.check_identifier(_text(row, "identifier") or "")
+    earlier = seen.setdefault(identifier, row.number)
+    if earlier != row.number:
+        raise _RefusedRowError(f"row {earlier} is about the same tenant")
+    after = _after(row, identifier, known.get(identifier))
+    holder = holders.get(after.organization_id or "", identifier)
+    if holder != identifier:
+        raise _RefusedRowError(f"the organization is that of {holder!r}")
+    return after
+
+
+def _after(row: Row, identifier: str, before: Tenant | None) -> Tenant:
+    """Return the tenant as a row wants it; fields that the row does not name stay."""
+    status = row.fields.get("status")
+    present = TenantStatus.ACTIVE if before is None else before.status
+    if status not in (None, present):
+        what = "a new tenant is" if before is None else "it is"
+        raise _RefusedRowError(
+            f"an import changes no status, and {what} {present}: use tenant suspend and the like"
+        )
+    if before is None:
+        if "name" not in row.fields:
+            raise _RefusedRowError("a new tenant needs a name")
+        before = Tenant(id="", identifier=identifier, name="", created_at=0)
+    named = row.fields.keys()
+    email = (
+        identity.check_email(_text(row, "site_manager_email"))
+        if "site_manager_email" in named
+        else before.site_manager_email
+    )
+    verified = row.fields.get("site_manager_email_verified")
+    if verified is None:
+        verified = before.site_manager_email_verified and email == before.site_manager_email
+    if not isinstance(verified, bool):
+        raise _RefusedRowError("site_manager_email_verified must be true or false")
+    if verified and email is None:
+        raise _RefusedRowError("site_manager_email_verified: there is no address")
+    changed = attrs.evolve(
+        before,
+        site_manager_email=email,
+        site_manager_email_verified=verified,
+        credentials=_credentials(row, before.credentials),
+    )
+    if "name" in named:
+        changed = attrs.evolve(changed, name=identity.check_name(_text(row, "name") or ""))
+    if "organization_id" in named:
+        organization = identity.check_organization_id(_text(row, "organization_id"))
+        changed = attrs.evolve(changed, organization_id=organization)
+    if "site_manager_phone" in named:
+        phone = identity.check_phone(_text(row, "site_manager_phone"))
+        changed = attrs.evolve(changed, site_manager_phone=phone)
+    return changed
+
+
+def _text(row: Row, name: str) -> str | None:
+    value = row.fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise _RefusedRowError(f"{name} must be a text")
+    return value
+
+
+def _credentials(row: Row, before: TenantCredentials) -> TenantCredentials:
+    token, secrets = before.access_token, before.webhook_secrets
+    if "access_token" in row.fields:
+        text = _text(row, "access_token")
+        token = None if text is None else _source(text)
+    if "webhook_secrets" in row.fields:
+        found = row.fields["webhook_secrets"] or []
+        if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+            raise _RefusedRowError("webhook_secrets must be a list of texts")
+        secrets = tuple(map(_source, found))
+    return identity.check_credentials(
+        TenantCredentials(access_token=token, webhook_secrets=secrets)
+    )
+
+
+def _source(text: str) -> CredentialSource:
+    try:
+        return source_from_text(text)
+    except ValueError as error:
+        raise _RefusedRowError(str(error)) from None
+
 
 COLUMNS = ("row", "identifier", "verdict", "changes", "reason")
 

@@ -1,31 +1,160 @@
-"""``tenant list|show|add|change|contact|suspend|reactivate|deactivate|delete|audit``."""
+"""Tenants and audit rows as rows of a table and objects of JSON. Pure.
+
+JSON has the names of the records' attributes; it is a stable contract.
+"""
 
 from argparse import Namespace
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypedDict
+
+import attrs
 
 from ..errors import EXIT_FAILURE, UnknownTenantError
-from ..storage.tenant_credentials import source_to_text
-from ..storage.tenant_records import AuditRecord, Tenant, TenantCredentials, TenantStatus
+from ..records.tenants import AuditRecord, Tenant, TenantCredentials, TenantStatus, source_to_text
 from ..tenants import TenantService, TransitionResult
 from ..tenants.service import PAGE, UNCHANGED
-from .moments import moment_text, parse_count
-from .printer import Row, cell, print_json, print_rows, print_text, say
-from .questioner import confirmed
 from .settings_reader import load
 from .tenant_access import actor_of, run_with_tenants, tenant_path
-from .tenant_contact import changes_contact, contact_after
-from .tenant_rows import (
-    AUDIT_COLUMNS,
-    LIST_COLUMNS,
-    audit_mentions,
-    audit_row,
-    audited,
-    listed,
-    mentions,
-    table_row,
+from .tenant_credentials import named_credentials, warn_of_shared_sources
+from .terminal import Row, cell, confirmed, print_json, print_rows, print_text, say
+from .usage import UsageError, moment_text, parse_count
+
+#: The columns of ``tenant list``.
+LIST_COLUMNS = (
+    "identifier",
+    "name",
+    "status",
+    "organization_id",
+    "site_manager_email",
+    "email_verified",
+    "created",
 )
-from .tenant_sources import named_credentials, warn_of_shared_sources
-from .usage import UsageError
+
+#: The columns of ``tenant audit``.
+AUDIT_COLUMNS = (
+    "sequence",
+    "occurred",
+    "tenant_identifier",
+    "action",
+    "previous_status",
+    "new_status",
+    "actor",
+    "relaxation",
+    "reason",
+    "details",
+)
+
+
+def listed(tenant: Tenant) -> dict[str, Any]:
+    """Return every attribute; credentials as their sources, ``env:NAME`` or ``file:PATH``."""
+    credentials = tenant.credentials
+    token = credentials.access_token
+    return {
+        **attrs.asdict(tenant, recurse=False),
+        "credentials": {
+            "access_token": None if token is None else source_to_text(token),
+            "webhook_secrets": [source_to_text(source) for source in credentials.webhook_secrets],
+        },
+    }
+
+
+def table_row(tenant: Tenant) -> dict[str, Any]:
+    """Return the cells of ``LIST_COLUMNS``."""
+    return {
+        **listed(tenant),
+        "email_verified": tenant.site_manager_email_verified,
+        "created": moment_text(tenant.created_at),
+    }
+
+
+def mentions(tenant: Tenant, text: str | None) -> bool:
+    """Return whether a tenant has ``text`` in a name, an id or an address, in any case."""
+    fields = (
+        tenant.identifier,
+        tenant.name,
+        tenant.id,
+        tenant.organization_id,
+        tenant.site_manager_email,
+        tenant.site_manager_phone,
+    )
+    return _any_holds(fields, text)
+
+
+def audit_mentions(record: AuditRecord, status: str | None, text: str | None) -> bool:
+    """Return whether an audit row led to ``status``, and has ``text`` in one of its fields."""
+    fields = (
+        record.tenant_identifier,
+        record.tenant_id,
+        record.action,
+        record.actor,
+        record.reason,
+        record.relaxation,
+        record.details,
+    )
+    return status in (None, record.new_status) and _any_holds(fields, text)
+
+
+def _any_holds(fields: Iterable[str | None], text: str | None) -> bool:
+    return text is None or any(text.casefold() in field.casefold() for field in fields if field)
+
+
+def audited(record: AuditRecord) -> dict[str, Any]:
+    """Return every attribute of an audit row."""
+    return attrs.asdict(record)
+
+
+def audit_row(record: AuditRecord) -> dict[str, Any]:
+    """Return the cells of ``AUDIT_COLUMNS``."""
+    return {**audited(record), "occurred": moment_text(record.occurred_at)}
+
+
+class Contact(TypedDict):
+    """The arguments of :meth:`sdk_trio.tenants.TenantService.change_contact`."""
+
+    site_manager_email: str | None
+    site_manager_email_verified: bool
+    site_manager_phone: str | None
+
+
+def changes_contact(arguments: Namespace) -> bool:
+    """Return whether any option changes the contact."""
+    return (
+        arguments.email is not None
+        or arguments.email_verified is not None
+        or arguments.phone is not None
+        or arguments.no_email
+        or arguments.no_phone
+    )
+
+
+def contact_after(tenant: Tenant, arguments: Namespace) -> Contact:
+    """Return the contact of ``tenant`` with the options' values.
+
+    A new address counts as not verified, unless the options say otherwise.
+
+    Raises:
+        UsageError: an option verifies an address, and there is none.
+    """
+    email = _after(tenant.site_manager_email, arguments.email, gone=arguments.no_email)
+    verified = arguments.email_verified
+    if verified is None:
+        verified = tenant.site_manager_email_verified and email == tenant.site_manager_email
+    elif verified and email is None:
+        raise UsageError("--email-verified: there is no address; name one with --email")
+    return Contact(
+        site_manager_email=email,
+        site_manager_email_verified=verified,
+        site_manager_phone=_after(
+            tenant.site_manager_phone, arguments.phone, gone=arguments.no_phone
+        ),
+    )
+
+
+def _after(before: str | None, named: str | None, *, gone: bool) -> str | None:
+    if gone:
+        return None
+    return before if named is None else named
+
 
 RESULT_COLUMNS = ("identifier", "transition", "previous_status", "new_status", "no_op", "occurred")
 

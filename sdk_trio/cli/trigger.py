@@ -14,19 +14,18 @@ import trio
 from ..config import Secret, Settings
 from ..errors import EXIT_FAILURE, StorageError, TenantCredentialsError
 from ..events.samples import sample_body
+from ..records.deliveries import DeliveryRecord, DeliveryState, key_of
 from ..storage.ports import Inbox
-from ..storage.records import DeliveryRecord, DeliveryState, key_of
-from ..webhooks.sender import post, sign_body
-from .moments import parse_count
-from .presence import DEV_SECRET, Presence, find
-from .printer import Progress, print_rows, say
-from .secret_finder import NoSecretError, for_signing, known_secrets, read_dev_secret
+from ..webhooks.signed_request import post, sign_body
+from .running_receiver import DEV_SECRET, Presence, find
+from .secrets import NoSecretError, for_signing, known_secrets, read_dev_secret
 from .settings_reader import load
 from .store_opener import open_store, why_unreachable
-from .usage import UsageError
+from .terminal import Progress, print_rows, say
+from .usage import UsageError, parse_count
 
 if TYPE_CHECKING:
-    from ..storage.tenant_records import Tenant
+    from ..records.tenants import Tenant
 
 COLUMNS = ("webhook_id", "type", "status", "state", "attempts", "last_error")
 
@@ -169,7 +168,7 @@ def _tenant_target(settings: Settings, key: str, url: str | None) -> Target:
 
 async def _tenant_and_secret(settings: Settings, key: str) -> "tuple[Tenant, Secret | None]":
     """Return a tenant, and the first of its secrets that can sign; None: it has none of its own."""
-    from ..tenants.credential_reader import CredentialReader
+    from ..tenants.credentials import CredentialReader
     from .tenant_access import open_tenants
 
     async with open_tenants(settings) as service:

@@ -14,9 +14,9 @@ import trio
 from ..base import logs
 from ..config import Settings, StorageBackend
 from ..errors import StoreUnavailableError, TenantsDisabledError
-from ..storage import open_store
 from ..storage.data_directory import keep_files_private, lock_data_directory
-from ..storage.schema import DATABASE_NAME
+from ..storage.open import open_store
+from ..storage.sqlite.schema import DATABASE_NAME
 from ..tenants.service import TenantService
 from ..tenants.upgrade import (
     DATABASE,
@@ -27,10 +27,10 @@ from ..tenants.upgrade import (
     UpgradeProgress,
     UpgradeResult,
 )
-from ..tenants.upgrader import Upgrader
-from .app_importer import import_part
-from .printer import print_json, print_rows, say
+from ..tenants.upgrade_run import Upgrader
+from .application import import_part
 from .settings_reader import load
+from .terminal import print_json, print_rows, say
 
 COLUMNS = ("step", "rows", "remark")
 

@@ -22,20 +22,19 @@ import outcome
 import trio
 
 from ..config import Settings
-from .attempter import broken_by_closing
-from .attempts import ClientCounters
-from .breaker import BreakerState
-from .budget import BudgetPolicy
+from .call import NO_OPTIONS, UNSET, CallOptions, OptionFields, Query
 from .caller import Sources
 from .client import Client, HookType
 from .export import CsvExport, CsvRows
-from .listing import Listing
+from .layers.admission import ClientCounters
+from .layers.attempt import broken_by_closing
+from .layers.breaker import BreakerState
 from .operation import PreparedCall, description_of, signature_of
 from .operations.synchronous import SyncResources
-from .pages import Item, Page
+from .pages import Item, Listing, Page
 from .plan import ClientPlan
-from .request import NO_OPTIONS, UNSET, CallOptions, OptionFields, Query
 from .resources import OfInstance, OperationMethod
+from .retry import BudgetPolicy
 from .sender import WithResponse
 
 P = ParamSpec("P")

@@ -14,11 +14,7 @@ import trio
 
 from .._version import __version__
 from ..errors import NotRunningError
-from .budget import BudgetPolicy
-from .operation import PreparedCall
-from .pipeline import AttemptHook, Pipeline, Policies
-from .plan import ClientPlan, token_problem
-from .request import (
+from .call import (
     METHODS_WITH_BODY,
     Call,
     CallOptions,
@@ -36,7 +32,11 @@ from .request import (
     merge_headers,
     without_path_secrets,
 )
-from .streamer import ResponseStream
+from .operation import PreparedCall
+from .pipeline import AttemptHook, Pipeline, Policies
+from .plan import ClientPlan, token_problem
+from .retry import BudgetPolicy
+from .sender import ResponseStream
 
 JSON_TYPE = "application/json"
 FORM_TYPE = "application/x-www-form-urlencoded"

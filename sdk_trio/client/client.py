@@ -14,17 +14,10 @@ import httpx
 
 from ..base.logs import get_logger
 from ..config import Settings
-from .attempts import ClientCounters
-from .breaker import CircuitBreaker
-from .budget import BudgetPolicy
-from .caller import JSON_TYPE, Caller, Sources
-from .errors import without_frames
-from .operations import Resources
-from .pipeline import AttemptHook
-from .plan import ClientPlan, plan_of, token_warning
-from .proxy import URL_KEY as PROXY_URL_KEY
-from .proxy import ignored_variable
-from .request import (
+from ..net.proxy import URL_KEY as PROXY_URL_KEY
+from ..net.proxy import ignored_variable
+from ..net.transport import Transport, require_trio
+from .call import (
     NO_OPTIONS,
     UNSET,
     Call,
@@ -34,9 +27,15 @@ from .request import (
     encode_json,
     encode_query,
 )
-from .sender import Sender
-from .streamer import ResponseStream
-from .transport import Transport, require_trio
+from .caller import JSON_TYPE, Caller, Sources
+from .errors import without_frames
+from .layers.admission import ClientCounters
+from .layers.breaker import CircuitBreaker
+from .operations import Resources
+from .pipeline import AttemptHook
+from .plan import ClientPlan, plan_of, token_warning
+from .retry import BudgetPolicy
+from .sender import ResponseStream, Sender
 
 logger = get_logger("client")
 

@@ -20,20 +20,7 @@ import trio
 
 from ..base.logs import get_logger
 from ..base.tracing import find_tracer
-from .admitter import (
-    AdmissionLayer,
-    Admitter,
-    AttemptLayer,
-    CallLayer,
-    Gatekeeper,
-    Limiters,
-    retry_after_of,
-)
-from .attempter import Attempter, is_acceptable, note_facts, request_id_of, unread
-from .attempts import AttemptKind, AttemptRecord, ClientCounters
-from .breaker import AttemptOutcome, BreakerPolicy, BreakerState, CircuitBreaker, Refusal
-from .budget import BudgetPolicy, RetryBudget
-from .deadline import CallCut, CallsUnderWay
+from .call import Call, deadline_of
 from .errors import (
     ApiError,
     CallError,
@@ -42,11 +29,25 @@ from .errors import (
     DeadlineExceededError,
     api_error,
 )
-from .hedger import Hedger
-from .limiter import LimitPolicy
-from .request import Call, deadline_of
-from .retry import FailureKind, RetryPolicy
-from .retryer import Retryer, outcome_unknown
+from .layers.admission import (
+    AdmissionLayer,
+    Admitter,
+    AttemptKind,
+    AttemptLayer,
+    AttemptRecord,
+    CallLayer,
+    ClientCounters,
+    Gatekeeper,
+    Limiters,
+    LimitPolicy,
+    retry_after_of,
+)
+from .layers.attempt import Attempter, is_acceptable, note_facts, request_id_of, unread
+from .layers.breaker import AttemptOutcome, BreakerPolicy, BreakerState, CircuitBreaker, Refusal
+from .layers.deadline import CallCut, CallsUnderWay
+from .layers.hedge import Hedger
+from .layers.retry import Retryer, outcome_unknown
+from .retry import BudgetPolicy, FailureKind, RetryBudget, RetryPolicy
 
 logger = get_logger("client")
 
@@ -303,7 +304,7 @@ class Pipeline:
         tracer = find_tracer()
         if tracer is not None:
             # Imported here, because it needs an optional package that may not be installed.
-            from .attempt_tracer import AttemptTracer
+            from .layers.tracing import AttemptTracer
 
             attempter = AttemptTracer(attempter, tracer)
         hedger = Hedger(

@@ -8,9 +8,9 @@ import attrs
 from ..base.http_grammar import DEFAULT_PORTS
 from ..config import Mode, Settings, bundled_api_version
 from ..errors import OptionsValidationError, Problem
-from .breaker import BreakerPolicy
-from .limiter import LimitPolicy
-from .request import HeaderList
+from .call import HeaderList
+from .layers.admission import LimitPolicy
+from .layers.breaker import BreakerPolicy
 from .retry import RetryPolicy
 
 MILLISECONDS = 1000.0

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, Unpack, ove
 import attrs
 import httpx
 
+from .call import NO_OPTIONS, UNSET, CallOptions, OptionFields
 from .errors import without_frames
 from .export import CsvExport
-from .listing import Listing
 from .operation import (
     Answer,
     Body,
@@ -26,9 +26,8 @@ from .operation import (
     prepare,
     signature_of,
 )
-from .pages import Item, Page
+from .pages import Item, Listing, Page
 from .records import Record, wrap
-from .request import NO_OPTIONS, UNSET, CallOptions, OptionFields
 from .sender import Recording, Sender, WithResponse, decode_json, unexpected
 
 P = ParamSpec("P")

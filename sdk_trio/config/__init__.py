@@ -4,9 +4,8 @@
 ``read_settings`` returns problems, warnings and origins as data.
 """
 
-from .availability import missing_parts, unmet_needs
-from .describe import Row, describe
-from .loader import Loaded, load_settings, read_settings
+from .check import missing_parts, unmet_needs
+from .load import Loaded, load_settings, read_settings
 from .options import (
     BUNDLED_API_VERSION,
     KeyDerivation,
@@ -16,8 +15,8 @@ from .options import (
     StorageBackend,
     bundled_api_version,
 )
-from .schema import json_schema
-from .secrets import ParsedSecret, parse_secret
+from .secret import ParsedSecret, parse_secret
+from .show import Row, describe, json_schema
 
 __all__ = [
     "BUNDLED_API_VERSION",

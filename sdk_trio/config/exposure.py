@@ -7,12 +7,12 @@ An admin token that can be guessed from elsewhere is refused.
 from collections.abc import Iterator
 from ipaddress import ip_network
 
+from ..base.public_addresses import is_local_bind
 from ..errors import Problem
-from .forms import split_unix
 from .options import Settings
-from .public_addresses import is_local_bind
-from .secrets import QUOTED, is_quoted
+from .secret import QUOTED, is_quoted
 from .table import full_key
+from .text_formats import split_unix
 
 ADMIN_BIND = full_key(("Admin", "Bind"))
 ADMIN_TOKEN = full_key(("Admin", "TokenEnvVar"))

@@ -1,6 +1,13 @@
 """A text that must not be shown by accident. Pure."""
 
+import base64
+import binascii
+import itertools
 from typing import Final, final
+
+import attrs
+
+from .choices import KeyDerivation
 
 MASK: Final = "********"
 
@@ -40,3 +47,325 @@ class Secret:
 
     def __hash__(self) -> int:
         return hash((Secret, self._text))
+
+
+_P: Final = 2**255 - 19
+_D: Final = -121665 * pow(121666, -1, _P) % _P
+_SQRT_OF_MINUS_1: Final = pow(2, (_P - 1) // 4, _P)
+
+#: The order of the group that every real public key lies in; the whole curve has eight times that.
+_ORDER: Final = 2**252 + 27742317777372353535851937790883648493
+_COFACTOR: Final = 8
+
+#: X, Y, Z and T of RFC 8032, 5.1.4: x = X/Z, y = Y/Z, xy = T/Z.
+_Point = tuple[int, int, int, int]
+_NEUTRAL: Final[_Point] = (0, 1, 1, 0)
+
+
+def is_public_key(encoded: bytes) -> bool:
+    """Say whether these 32 bytes can be somebody's public key: a point of the group in use.
+
+    Of 32 random bytes one in sixteen is.
+    """
+    point = _decode_point(encoded)
+    return (
+        point is not None
+        and not _is_neutral(_times(_COFACTOR, point))
+        and _is_neutral(_times(_ORDER, point))
+    )
+
+
+def is_forgeable(encoded: bytes) -> bool:
+    """Say whether these 32 bytes are no point, or one of small order: nobody's public key."""
+    point = _decode_point(encoded)
+    return point is None or _is_neutral(_times(_COFACTOR, point))
+
+
+def _decode_point(encoded: bytes) -> _Point | None:
+    """Return the point that this encodes in the one correct way, or None (RFC 8032, 5.1.3)."""
+    number = int.from_bytes(encoded, "little")
+    sign, y = number >> 255, number & (1 << 255) - 1
+    if len(encoded) != 32 or y >= _P:
+        return None
+    square = (y * y - 1) * pow(_D * y * y + 1, -1, _P) % _P
+    x = pow(square, (_P + 3) // 8, _P)
+    if (x * x - square) % _P:
+        x = x * _SQRT_OF_MINUS_1 % _P
+    if (x * x - square) % _P or (x == 0 and sign):
+        return None
+    if x & 1 != sign:
+        x = _P - x
+    return x, y, 1, x * y % _P
+
+
+def _times(factor: int, point: _Point) -> _Point:
+    result = _NEUTRAL
+    while factor:
+        if factor & 1:
+            result = _add(result, point)
+        point = _add(point, point)
+        factor >>= 1
+    return result
+
+
+def _add(one: _Point, other: _Point) -> _Point:
+    x1, y1, z1, t1 = one
+    x2, y2, z2, t2 = other
+    a = (y1 - x1) * (y2 - x2) % _P
+    b = (y1 + x1) * (y2 + x2) % _P
+    c = 2 * t1 * t2 * _D % _P
+    d = 2 * z1 * z2 % _P
+    e, f, g, h = b - a, d - c, d + c, b + a
+    return e * f % _P, g * h % _P, f * g % _P, e * h % _P
+
+
+def _is_neutral(point: _Point) -> bool:
+    x, y, z, _ = point
+    return x == 0 and (y - z) % _P == 0
+
+
+HMAC_PREFIX = "whsec_"
+PUBLIC_KEY_PREFIX = "whpk_"
+PRIVATE_KEY_PREFIX = "whsk_"
+
+#: 128 bits: below that a key can be searched for; the scheme itself issues 24 to 64 bytes.
+MINIMUM_KEY_BYTES = 16
+ED25519_KEY_BYTES = 32
+
+#: The scheme issues 24 to 64 bytes (Standard Webhooks, "Signature scheme").
+ISSUED_KEY_BYTES = 24
+
+#: Printed in the documentation or the test vectors of Standard Webhooks and of its first service:
+#: everybody knows them. The last one is a public key, whose private half is printed beside it.
+_PUBLISHED = frozenset(
+    {
+        "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        "MfKQ9r8GKYqrTwUPD8ILPZIo2LaLaSw",
+        "C2FVsBQIhrscChlQIMV+b5sSYspob7oD",
+        "plJ3nmyCDGBKInavdOK15jsl",
+        "1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=",
+    }
+)
+
+#: Fewer different bytes than that are no key that chance has made: 16 random bytes have 15 or 16,
+#: 16 random decimal digits have 8.
+_FEWEST_DIFFERENT = 5
+
+#: What a public key begins with in the forms that other programs keep it in: base64 of DER, PEM,
+#: and the one of SSH.
+_PUBLIC_KEY_FORMS = ("MCowBQYDK2Vw", "-----BEGIN PUBLIC KEY", "ssh-ed25519 ")
+
+
+@attrs.frozen
+class ParsedSecret:
+    """The keys that one configured secret stands for.
+
+    ``hmac_keys`` are the candidates in the order in which they are tried, each with the
+    derivation that made it (never ``AUTO``). ``ed25519_public_key`` is set for ``whpk_`` keys
+    only, and then ``hmac_keys`` is empty. ``warnings`` are sentences for the operator.
+    ``guessable`` says why strangers can know the key, None where they cannot: nobody should use
+    such a secret outside of Development.
+    """
+
+    hmac_keys: tuple[tuple[KeyDerivation, bytes], ...] = attrs.field(repr=False)
+    ed25519_public_key: bytes | None
+    warnings: tuple[str, ...] = ()
+    guessable: str | None = None
+
+
+def is_quoted(text: str) -> bool:
+    """Say whether a text begins and ends with the same quote, which belonged to some syntax."""
+    return len(text) > 1 and text[0] == text[-1] and text[0] in "'\"`"
+
+
+#: What to say of such a text.
+QUOTED = (
+    "begins and ends with a quote, which would be part of the secret: remove both quotes (the "
+    "env files of containers and units keep them)"
+)
+
+
+def parse_secret(text: str, derivation: KeyDerivation) -> ParsedSecret:
+    """Read the keys out of a secret as it was configured.
+
+    Args:
+        text: ``whsec_`` + base64, ``whpk_`` + base64 of an ed25519 public key, or any text that
+            the upstream uses as a key as it is.
+        derivation: which key a text stands for. Under ``AUTO`` the decoded key comes first,
+            then the UTF-8 bytes of the whole text.
+
+    Returns:
+        The candidates; at least one key.
+
+    Raises:
+        ValueError: the secret cannot be used; the message says why and what to do, and completes
+            a sentence that begins with the setting's key.
+    """
+    _check_text(text)
+    if text.startswith(PRIVATE_KEY_PREFIX):
+        raise ValueError(
+            f"is a private signing key ({PRIVATE_KEY_PREFIX}...): a receiver takes the public "
+            f"key ({PUBLIC_KEY_PREFIX}...); keep the private one with the sender"
+        )
+    if text.startswith(PUBLIC_KEY_PREFIX):
+        return _public_key(text.removeprefix(PUBLIC_KEY_PREFIX))
+    return _hmac_keys(text, derivation)
+
+
+def _check_text(text: str) -> None:
+    if not text.strip():
+        raise ValueError("is empty: set the secret that the upstream issued, or remove the key")
+    if text != text.strip():
+        raise ValueError("begins or ends with white space or a line break: remove it")
+    if is_quoted(text):
+        raise ValueError(QUOTED)
+    for prefix in (HMAC_PREFIX, PUBLIC_KEY_PREFIX, PRIVATE_KEY_PREFIX):
+        if text[: len(prefix)].casefold() == prefix and not text.startswith(prefix):
+            # It would be taken for the text itself, and a public key is known to everybody.
+            raise ValueError(f"has its prefix in capitals: write {prefix}")
+    if any(ord(character) < 32 or ord(character) == 127 for character in text):
+        raise ValueError("holds a control character: copy the secret again")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # The codec's own message would quote the secret.
+        raise ValueError("is not valid Unicode text: copy the secret again") from None
+
+
+def _public_key(encoded: str) -> ParsedSecret:
+    key = _decode(encoded)
+    if key is None or len(key) != ED25519_KEY_BYTES:
+        raise ValueError(
+            f"must be base64 of a {ED25519_KEY_BYTES}-byte ed25519 public key after "
+            f"{PUBLIC_KEY_PREFIX}: copy it again"
+        )
+    if is_forgeable(key):
+        raise ValueError(
+            "is a key of ed25519 that nobody can own (no point of the curve, or one of small "
+            "order), so that everybody could sign for it: copy the public key again"
+        )
+    guessable = _PUBLISHED_REASON if _encoded(key) in _PUBLISHED else None
+    return ParsedSecret(hmac_keys=(), ed25519_public_key=key, guessable=guessable)
+
+
+def _hmac_keys(text: str, derivation: KeyDerivation) -> ParsedSecret:
+    prefixed = text.startswith(HMAC_PREFIX)
+    body = text.removeprefix(HMAC_PREFIX)
+    if not body:
+        raise ValueError(f"is the prefix {HMAC_PREFIX} alone: copy the whole secret")
+    if body.startswith((HMAC_PREFIX, PUBLIC_KEY_PREFIX, PRIVATE_KEY_PREFIX)):
+        raise ValueError("has two prefixes: remove the first one")
+    if not prefixed:
+        _refuse_public_key(text, derivation)
+    candidates: list[tuple[KeyDerivation, bytes]] = []
+    if derivation is not KeyDerivation.UTF8:
+        decoded = _standard_key(
+            body, prefixed=prefixed, required=derivation is KeyDerivation.STANDARD
+        )
+        if decoded is not None:
+            candidates.append((KeyDerivation.STANDARD, decoded))
+    if derivation is not KeyDerivation.STANDARD:
+        # The prefix is public, so it adds nothing to the strength of the key.
+        _check_length(len(body.encode()), "has")
+        candidates.append((KeyDerivation.UTF8, text.encode()))
+    warnings = [] if prefixed else [f"does not begin with {HMAC_PREFIX}: check that it is complete"]
+    shortest = min(len(_without_prefix(key)) for _, key in candidates)
+    if shortest < ISSUED_KEY_BYTES:
+        warnings.append(
+            f"holds {shortest} bytes of key, and the scheme issues {ISSUED_KEY_BYTES} to 64: have "
+            "the upstream issue a longer one ('secrets new' makes one for services of your own)"
+        )
+    return ParsedSecret(
+        hmac_keys=tuple(candidates),
+        ed25519_public_key=None,
+        warnings=tuple(warnings),
+        guessable=_why_guessable(body, [key for _, key in candidates]),
+    )
+
+
+def _refuse_public_key(text: str, derivation: KeyDerivation) -> None:
+    """Refuse a public key that lost its prefix: whoever knows it could sign with it as a secret.
+
+    Under ``UTF8`` the operator has said that the upstream signs with the text itself.
+    """
+    bare = _decode(text)
+    if text.startswith(_PUBLIC_KEY_FORMS) or (
+        derivation is not KeyDerivation.UTF8
+        and bare is not None
+        and len(bare) == ED25519_KEY_BYTES
+        and is_public_key(bare)
+    ):
+        raise ValueError(
+            "has no prefix and is a public key of ed25519, or looks like one: write "
+            f"{PUBLIC_KEY_PREFIX} and the base64 of its {ED25519_KEY_BYTES} bytes; if it is a "
+            f"shared secret, write {HMAC_PREFIX} before it, or set Sdk:Webhooks:KeyDerivation to "
+            "Utf8 where the upstream signs with the text itself"
+        )
+
+
+_PUBLISHED_REASON = (
+    "is an example of published documentation, so everybody can sign with it: set the secret that "
+    "the upstream issued for this endpoint"
+)
+
+
+def _why_guessable(body: str, keys: list[bytes]) -> str | None:
+    if body in _PUBLISHED or any(_encoded(key) in _PUBLISHED for key in keys):
+        return _PUBLISHED_REASON
+    if any(_is_regular(_without_prefix(key)) for key in keys):
+        return (
+            "follows a pattern that can be guessed (equal, repeated or counting bytes): set the "
+            "secret that the upstream issued, or one of 'secrets new'"
+        )
+    return None
+
+
+def _is_regular(key: bytes) -> bool:
+    """Whether a key is equal, repeated or counting bytes rather than chance."""
+    steps = {(later - earlier) % 256 for earlier, later in itertools.pairwise(key)}
+    repeated = any(
+        key[period:] == key[:-period]
+        for period in range(1, min(MINIMUM_KEY_BYTES - 1, len(key) // 2) + 1)
+    )
+    return repeated or len(steps) == 1 or len(set(key)) < _FEWEST_DIFFERENT
+
+
+def _without_prefix(key: bytes) -> bytes:
+    return key.removeprefix(HMAC_PREFIX.encode())
+
+
+def _encoded(key: bytes) -> str:
+    return base64.b64encode(key).decode("ascii")
+
+
+def _standard_key(body: str, *, prefixed: bool, required: bool) -> bytes | None:
+    key = _decode(body)
+    if key is None:
+        if required:
+            raise ValueError(
+                "is not base64, which KeyDerivation Standard asks for: copy the secret again, or "
+                "set Sdk:Webhooks:KeyDerivation to Utf8 if the upstream signs with the text itself"
+            )
+        return None
+    if not prefixed and not required and len(key) < MINIMUM_KEY_BYTES:
+        # A plain word is base64 by chance; whoever chose it meant the text itself.
+        return None
+    _check_length(len(key), "decodes to")
+    return key
+
+
+def _check_length(length: int, verb: str) -> None:
+    if length < MINIMUM_KEY_BYTES:
+        raise ValueError(
+            f"{verb} {length} bytes of key, and at least {MINIMUM_KEY_BYTES} are needed: "
+            "copy the whole secret, or have the upstream issue a longer one"
+        )
+
+
+def _decode(text: str) -> bytes | None:
+    """Decode base64 strictly, but for missing padding; None when the text is not base64."""
+    try:
+        padded = text + "=" * (-len(text) % 4) if not text.endswith("=") else text
+        return base64.b64decode(padded.encode("ascii"), validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        return None

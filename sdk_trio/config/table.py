@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 
 import attrs
 
-from .about import About, about_field, pascal_case
+from .metadata import About, about_field, pascal_case
 from .options import Settings
 
 ROOT = "Sdk"

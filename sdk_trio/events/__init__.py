@@ -3,23 +3,15 @@
 Samples are in :mod:`sdk_trio.events.samples`, which is not imported here: receiving needs none.
 """
 
-from .catalog import DEFAULT_CATALOG, Catalog, EventGroup, EventType
-from .decoding import (
-    Drift,
-    Envelope,
-    decode_envelope,
-    decode_event,
-    plain_envelope,
-    subject_of,
-)
-from .event import Event, Payload, UnknownEvent
-from .event_types import (
+from .catalog import (
+    DEFAULT_CATALOG,
     BenefitCreatedEvent,
     BenefitGrantCreatedEvent,
     BenefitGrantCycledEvent,
     BenefitGrantRevokedEvent,
     BenefitGrantUpdatedEvent,
     BenefitUpdatedEvent,
+    Catalog,
     CheckoutCreatedEvent,
     CheckoutExpiredEvent,
     CheckoutUpdatedEvent,
@@ -33,6 +25,8 @@ from .event_types import (
     DiscountCreatedEvent,
     DiscountDeletedEvent,
     DiscountUpdatedEvent,
+    EventGroup,
+    EventType,
     MemberCreatedEvent,
     MemberDeletedEvent,
     MemberUpdatedEvent,
@@ -57,6 +51,8 @@ from .event_types import (
     SubscriptionUncanceledEvent,
     SubscriptionUpdatedEvent,
 )
+from .decoding import Drift, Envelope, decode_envelope, decode_event, plain_envelope, subject_of
+from .event import Event, Payload, UnknownEvent
 from .organization import claimed_organization, organization_of
 from .payloads import (
     ActiveSubscription,

@@ -17,9 +17,7 @@ import msgspec
 from ..errors import DeliveryDecodingError
 from .catalog import DEFAULT_CATALOG, Catalog
 from .event import Event, Payload, Time, UnknownEvent, keep_raw
-from .fitting import fit, identifier_in
-from .legible import NotJsonError, legible
-from .values import UNFIT, decoder_for, members_of
+from .values import UNFIT, NotJsonError, decoder_for, fit, identifier_in, legible, members_of
 
 #: Characters of a type: the upstream's have up to 30, and each is kept, counted and logged.
 MAX_TYPE_LENGTH = 256

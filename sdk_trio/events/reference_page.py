@@ -8,7 +8,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from .catalog import DEFAULT_CATALOG, EventType
 from .event import Payload
-from .fitting import fields_of
+from .values import fields_of
 
 _INTRODUCTION = """\
 <!-- Made by sdk_trio.events.reference_page.render_page; tests/unit/test_events_reference.py

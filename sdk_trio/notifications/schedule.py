@@ -3,8 +3,8 @@
 import attrs
 
 from ..base.backoff import jittered_wait
-from ..storage.notification_records import Ending, NotificationState
-from .outcome import Again, Ambiguous, Outcome, Refused, Sent, Skipped
+from ..records.notifications import Ending, NotificationState
+from .send import Again, Ambiguous, Outcome, Refused, Sent, Skipped
 
 #: The longest reason that is kept, in characters.
 MAX_REASON_LENGTH = 500

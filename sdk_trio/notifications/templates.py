@@ -19,11 +19,10 @@ import unicodedata
 import attrs
 
 from ..base.times import rfc3339
-from ..config.notification_options import TemplateOptions, TemplatesOptions
-from ..config.notification_rules import MAX_SUBJECT_CHARACTERS
-from ..config.placeholders import substitute
-from ..config.segments import cut_sms
-from ..storage.tenant_records import OutboxRecord, Transition
+from ..config.check_notifications import MAX_SUBJECT_CHARACTERS
+from ..config.options.notifications import TemplateOptions, TemplatesOptions
+from ..config.template_text import cut_sms, substitute
+from ..records.tenants import OutboxRecord, Transition
 
 MAX_EMAIL_CHARACTERS = 20_000
 #: The provider refuses more than 1600 characters; ten segments hold 1530 at most.

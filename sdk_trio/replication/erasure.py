@@ -16,15 +16,15 @@ import trio
 
 from ..config import Settings
 from ..config.choices import ReplicaTargetType
-from ..config.replication_options import ReplicationOptions
+from ..config.options.replication import ReplicationOptions
 from ..errors import ReplicationError, StoreUnavailableError
-from ..tenants.database_opener import databases_directory
+from ..tenants.databases import databases_directory
 from ..tenants.identity import is_tenant_id
-from ..tenants.purger import ReplicaHoldings
+from ..tenants.purge import ReplicaHoldings
 from .held_database import HeldDatabase, name_holders
 from .manifest import replica_path
-from .replica_reader import ReplicaReader
-from .scratch_keeper import scratch_directory
+from .replica import ReplicaReader
+from .scratch import scratch_directory
 
 #: How long others may have the database open, in seconds: a daemon lets go of the one of a tenant
 #: that is not active within a second, a replicator after its window and a last sync.
@@ -34,7 +34,7 @@ _TRY_SECONDS: Final = 0.2
 
 
 class ReplicaErasure:
-    """The replicas of these settings; see :class:`~sdk_trio.tenants.purger.Replicas`.
+    """The replicas of these settings; see :class:`~sdk_trio.tenants.purge.Replicas`.
 
     Args:
         settings: validated settings.

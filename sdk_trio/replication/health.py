@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from .control_socket import ReplicatedDatabase
+from .control import ReplicatedDatabase
 from .lag import LagBook
 
 #: How many databases a summary names.

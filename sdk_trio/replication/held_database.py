@@ -19,8 +19,8 @@ import apsw
 import attrs
 
 from ..errors import RestoreError
-from ..tenants.database_opener import SIDE_FILES
-from .scratch_keeper import sync_to_disk
+from ..tenants.databases import SIDE_FILES
+from .scratch import sync_to_disk
 
 try:
     import fcntl

@@ -19,10 +19,10 @@ import filelock
 import trio
 
 from ..errors import RestoreError, SdkError, StoreLockedError
-from ..storage.tenant_records import AuditAction, AuditRecord, Tenant, TenantStatus, Transition
+from ..records.tenants import AuditAction, AuditRecord, Tenant, TenantStatus, Transition
 from ..tenants.service import TenantService
 from .held_database import HeldDatabase, name_holders
-from .restorer import Restored, Restorer
+from .restore import Restored, Restorer
 
 #: How the reason of our suspensions begins, in the audit trail.
 REASON: Final = "replication restore --in-place"
@@ -103,8 +103,8 @@ class InPlaceRestorer:
             TenantError: the tenant is active and cannot be suspended; nothing was changed.
             StoreLockedError: another restore in place runs.
             RestoreError: somebody has the database open all the time; as of
-                :meth:`.Restorer.restore`. The old database is in its place.
-            ReplicatorError: as of :meth:`.Restorer.restore`.
+                :meth:`Restorer.restore`. The old database is in its place.
+            ReplicatorError: as of :meth:`Restorer.restore`.
 
         Cancelled or failed before the new database is in place, the old one is as it was, and the
         tenant is active again if it was.

@@ -1,22 +1,62 @@
-"""The replicator's configuration file, from options and databases (spec 2.7, contracts 7). Pure.
+"""Values as YAML, for a reader that first replaces ``$NAME`` and ``${NAME}`` as text. Pure.
 
-The schema is that of Litestream 0.5. It ignores keys that it does not know, so a slip here is no
-error there: tests ask the real binary what it replicates.
+The replicator expands variables in the whole file before it parses it, so quotes protect nothing
+from that: a ``$`` of ours must not be in the file, and a value that it puts in must not end the
+quotes that it is put into.
 """
 
+import glob
+import os
 import posixpath
 import re
+import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlencode
 
 import attrs
 
+from ..config.check_replication import MISREAD_IN_PATHS
 from ..config.choices import ReplicaTargetType
-from ..config.gates import REPLICATION
-from ..config.replication_options import ReplicationOptions
-from ..config.replication_rules import MISREAD_IN_PATHS
-from .yaml_text import from_variable, quoted
+from ..config.options.replication import ReplicationOptions
+from ..config.section_switches import REPLICATION
+from ..errors import ReplicationError
+
+# Readable as they are between double quotes; a dollar would be expanded.
+_PLAIN_TEXT = frozenset(map(chr, range(0x20, 0x7F))) - set('"\\$')
+
+
+def quoted(text: str) -> str:
+    """Return ``text`` as a YAML scalar that means exactly it, whatever it holds.
+
+    Raises:
+        ValueError: it holds bytes that are no text (a file name that is not UTF-8).
+    """
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(character: str) -> str:
+    if character in _PLAIN_TEXT:
+        return character
+    code = ord(character)
+    if 0xD800 <= code <= 0xDFFF:
+        raise ValueError("the replicator reads UTF-8 only: rename what is not")
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def from_variable(name: str) -> str:
+    """Return a YAML scalar that stands for the value of an environment variable, by reference.
+
+    Between single quotes everything but ``'`` and line breaks stands for itself, so keys with
+    ``#``, ``:`` or a quotation mark arrive whole.
+    """
+    return f"'${{{name}}}'"
+
 
 #: Where the replicator's metrics are served: to this machine only.
 METRICS_HOST: Final = "127.0.0.1"
@@ -337,3 +377,89 @@ def _target(options: ReplicationOptions) -> Iterator[str]:
 
 def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+#: Only its owner reads it: it names hosts, accounts and tenants.
+MODE = 0o600
+
+#: A partial file as old as that is a killed process's, in seconds; no write takes as long.
+_ABANDONED_SECONDS = 3600.0
+
+
+class ManifestWriter:
+    """Keeps one file at the text that it is given.
+
+    Args:
+        path: the file; a link is followed, so that the file it leads to is what is replaced.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def is_current(self, text: str) -> bool:
+        """Return whether the file holds exactly ``text`` and only its owner can read it."""
+        try:
+            with open(self.path, "rb") as file:
+                mode = os.fstat(file.fileno()).st_mode & 0o777
+                # One byte more than expected is read, never a large file that is not ours.
+                expected = text.encode()
+                return mode == MODE and file.read(len(expected) + 1) == expected
+        except OSError:
+            return False
+
+    def write(self, text: str) -> bool:
+        """Replace the file unless it is current; return whether it was replaced.
+
+        A reader sees the old text or the new one, whole, also after a loss of power. Whatever
+        fails, the old text stays.
+
+        Raises:
+            ReplicationError: it cannot be written; the message says why.
+        """
+        if self.is_current(text):
+            return False
+        target = Path(os.path.realpath(self.path))
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
+        try:
+            try:
+                _write_durably(partial, text.encode())
+                os.replace(partial, target)
+            except BaseException:
+                with suppress(OSError):
+                    partial.unlink()
+                raise
+            _sync_directory(target.parent)
+            _sweep(target)
+        except OSError as error:
+            raise ReplicationError(
+                f"the replicator's configuration {self.path} cannot be written "
+                f"({error.strerror}): make its directory writable for this user, with space left, "
+                "or set Sdk:MultiTenant:FileDb:Replication:ConfigOutputPath to another path"
+            ) from error
+        return True
+
+
+def _write_durably(file: Path, content: bytes) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+    with open(descriptor, "wb") as stream:
+        # The umask takes bits away from the mode that open() was given.
+        os.chmod(file, MODE)
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed processes have left beside the file."""
+    for partial in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+        with suppress(OSError):
+            if partial.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
+                partial.unlink()

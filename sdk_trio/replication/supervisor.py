@@ -1,12 +1,4 @@
-"""Runs the replicator as a child, and makes it replicate what the configuration says.
-
-The binary cannot reload: a hangup kills it. Databases that come and go are registered and let go of
-over its control socket, where that replicates them as the configuration says (docs/adr/0033). Any
-other change is a restart, which takes 500 databases two seconds and loses nothing, because what was
-not synced is in their logs. Either way, what counts is what the child then says that it replicates.
-
-One task runs everything, shielded: the caller's cancellation becomes an orderly stop with a bound.
-"""
+"""Takes requests for a reload, many as one, and tells whoever asked how it ended."""
 
 import math
 import os
@@ -22,30 +14,87 @@ from typing import Final
 import trio
 
 from ..base.backoff import jittered_wait
+from ..base.bell import Bell
 from ..base.logs import get_logger
-from ..config.replication_options import ReplicationOptions
+from ..config.options.replication import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError
-from .binary_finder import find_replicator
-from .child_confirmer import ChildLooker, confirm
-from .child_log import LineLimiter
-from .child_output_reader import ChildOutputReader, secret_values
-from .child_runner import KILL_SECONDS, Child, end_child, run_child
-from .control_client import ControlClient
-from .control_socket import control_socket_path
-from .locker import lock_patiently
+from .binary import find_replicator
+from .child import (
+    KILL_SECONDS,
+    Child,
+    ChildLooker,
+    ChildOutputReader,
+    LineLimiter,
+    confirm,
+    end_child,
+    run_child,
+    secret_values,
+)
+from .control import ControlClient, control_socket_path
+from .locks import lock_patiently
 from .manifest import TenantDatabaseFile, child_environment
-from .plan_chooser import PlanChooser
-from .plan_reader import PlanReader
-from .reload_teller import ReloadTeller
-from .restarts import (
+from .plan import (
     BASE_SECONDS,
     CAP_SECONDS,
     STABLE_SECONDS,
     LiveChange,
     Patience,
     Plan,
+    PlanChooser,
+    PlanReader,
     live_change,
 )
+
+
+class ReloadTeller:
+    """Stands between those who want a reload and the one task that does it.
+
+    A request is a number. Settling one settles all before it: they wanted the same, the
+    configuration as it is.
+    """
+
+    def __init__(self) -> None:
+        self._asked = self._settled = 0
+        self._applied = False
+        self._bell = Bell()
+        self._outcome = Bell()
+
+    @property
+    def newest(self) -> int:
+        """The last request; 0: nobody has asked yet."""
+        return self._asked
+
+    def ask(self) -> int:
+        """Ask for a reload, and return the request."""
+        self._asked += 1
+        self.wake()
+        return self._asked
+
+    def wake(self) -> None:
+        """Have :meth:`wait_asked` look again whether it should go on waiting."""
+        self._bell.ring()
+
+    async def wait_asked(self, *, unless: Callable[[], bool]) -> None:
+        """Wait until there is a request that is not settled, or ``unless`` says True."""
+        await trio.lowlevel.checkpoint()
+        while not unless() and self._settled >= self._asked:
+            await self._bell.wait()
+
+    def settle(self, *, applied: bool, up_to: int | None = None) -> None:
+        """Say how the requests up to one, or all, have ended."""
+        self._settled = self._asked if up_to is None else up_to
+        self._applied = applied
+        self._outcome.ring()
+
+    async def wait_settled(self, request: int, *, unless: Callable[[], bool]) -> bool:
+        """Wait for the end of a request, or until ``unless`` says True, which is no success."""
+        await trio.lowlevel.checkpoint()
+        while not unless():
+            if self._settled >= request:
+                return self._applied
+            await self._outcome.wait()
+        return False
+
 
 _log = get_logger("replication")
 
@@ -55,7 +104,7 @@ _UNREGISTER_SECONDS: Final = 5
 
 
 class Supervisor:
-    """One replicator as our child; a :class:`~.ports.Reloader` for the watcher (contracts 7).
+    """One replicator as our child; a :class:`Reloader` for the watcher (contracts 7).
 
     Args:
         options: the replication's.

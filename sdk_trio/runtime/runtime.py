@@ -23,27 +23,32 @@ from ..base.groups import only_member
 from ..base.logs import get_logger
 from ..base.metrics import Sample
 from ..config import Settings, missing_parts, unmet_needs
-from ..config.rules import RECONCILIATION_NEEDS_CLIENT
+from ..config.check import RECONCILIATION_NEEDS_CLIENT
 from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError
+from ..server.limits import Limits
+from ..server.serve import Server
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from ..webhooks.companion import Part, keep
 from ..webhooks.receiver import LIVE_KEYS
-from .client_samples import sample_client
-from .limits import Limits
-from .part_maker import make_administrator, make_client, make_companion, make_notifier
-from .reloader import Prepare, Reloaded, Reloader
-from .routes import Routes
-from .server import Server
+from .reload import Prepare, Reloaded, Reloader
 from .watchdog import Watchdog
+from .wiring import (
+    Routes,
+    make_administrator,
+    make_client,
+    make_companion,
+    make_notifier,
+    sample_client,
+)
 
 if TYPE_CHECKING:
     from ..client.client import Client
-    from ..replication.verification_scheduler import VerificationScheduler
-    from ..tenants.client_pool import ClientFactory
+    from ..replication.verification_schedule import VerificationScheduler
+    from ..tenants.clients import ClientFactory
     from ..tenants.upgrade import HostUpgrade
-    from .administrator import Administrator
-    from .notifier import ChannelFactory
-    from .replication_overseer import ReplicationOverseer
+    from .admin import Administrator
+    from .notifications import ChannelFactory
+    from .replication import ReplicationOverseer
 
 _log = get_logger("runtime")
 
@@ -158,7 +163,7 @@ class Runtime:
         self._served = False
         self._administrator = make_administrator(self, clock) if settings.admin.enabled else None
         if self._administrator is not None:
-            from .administrator import LIVE_KEYS as ADMIN_KEYS  # loaded by those who have one
+            from .admin import LIVE_KEYS as ADMIN_KEYS  # loaded by those who have one
 
             self._reloader.subscribe(self._administrator.prepare_reload, ADMIN_KEYS)
 
@@ -225,7 +230,7 @@ class Runtime:
         """The metrics of replication and its verification; none where there is none."""
         if self.replication is None:
             return ()
-        from .verification_runner import sample_verification  # loaded by those who replicate
+        from .replication import sample_verification  # loaded by those who replicate
 
         return (*self.replication.samples, *sample_verification(self.verification))
 
@@ -425,8 +430,10 @@ class Runtime:
     async def _replicate(  # noqa: ASYNC128 - run_replication calls it
         self, *, task_status: trio.TaskStatus[None]
     ) -> None:
-        from .replication_overseer import ReplicationOverseer  # loaded by those who replicate
-        from .verification_runner import make_scheduler
+        from .replication import (
+            ReplicationOverseer,  # loaded by those who replicate
+            make_scheduler,
+        )
 
         self.replication = ReplicationOverseer(self.settings, self.receiver.tenancy.service)
         self.verification = make_scheduler(
@@ -437,7 +444,7 @@ class Runtime:
             await self.replication.run(task_status=task_status)
 
     async def _reconcile(self, *, task_status: trio.TaskStatus[None]) -> None:
-        from .reconciler import Reconciler  # loads the client, which is optional
+        from ..reconcile.reconciler import Reconciler  # loads the client, which is optional
 
         reconciler = Reconciler(self.client, self.receiver.store, self.settings, clock=self._clock)
         task_status.started()

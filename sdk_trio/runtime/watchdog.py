@@ -14,8 +14,8 @@ import trio
 
 from ..base.logs import get_logger
 from ..base.metrics import Sample
-from ..webhooks.dispatcher import Run, run_in
-from ..webhooks.lifecycle import place_in
+from ..webhooks.outcomes import place_in
+from ..webhooks.run import Run, run_in
 
 _log = get_logger("runtime")
 

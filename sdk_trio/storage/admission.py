@@ -8,7 +8,7 @@ import enum
 
 import attrs
 
-from .records import Admission, DeliveryState
+from ..records.deliveries import Admission, DeliveryState
 
 #: How far a stored time may be ahead of what it can be, in seconds, before it is that of a wrong
 #: clock: small corrections of a clock must not make anything due early.

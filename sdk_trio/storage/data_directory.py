@@ -26,9 +26,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..base.logs import get_logger
-from ..config.ownership import user_name
+from ..base.ownership import user_name
 from ..errors import EXIT_CONFIGURATION, StoreLockedError, StoreUnavailableError
-from .schema import DATABASE_NAME
+from .sqlite.schema import DATABASE_NAME
 
 _log = get_logger("storage")
 

@@ -11,7 +11,7 @@ heard of; so it is after an error that says that the store does not answer. Ever
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from .records import (
+from ..records.deliveries import (
     Admitted,
     AttemptRecord,
     DeliveryRecord,
@@ -25,7 +25,7 @@ from .records import (
 
 if TYPE_CHECKING:
     # Most receivers have no tenants, and start without what is known of them.
-    from .notification_records import (
+    from ..records.notifications import (
         DueNotifications,
         Ending,
         Enlisted,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         NotificationState,
         Recovered,
     )
-    from .tenant_records import (
+    from ..records.tenants import (
         AuditRecord,
         CredentialSource,
         OutboxRecord,
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
         TenantPurged,
         TenantStatus,
     )
-    from .upgrade_records import Assigned, StoredBody, UpgradeMarker
+    from ..records.upgrades import Assigned, StoredBody, UpgradeMarker
 
 
 class Inbox(Protocol):
     """The durable inbox: one record for each key of a delivery, from arrival to its end.
 
-    The key is who signed it and its webhook id, see :func:`.records.key_of`: two senders may use
+    The key is who signed it and its webhook id, see :func:`key_of`: two senders may use
     the same id, and neither touches what the other one has sent. A record of before signers were
     kept is met by a delivery of the host's and by one that its own tenant signed; it becomes that
     signer's when such a delivery is taken.
@@ -194,7 +194,7 @@ class Inbox(Protocol):
     async def evidence(self, key: str) -> Sequence[EvidenceRecord]:
         """Return the other bodies that came under a key, oldest first, each once.
 
-        At most the first :data:`.records.MOST_EVIDENCE`; they go when the first body goes.
+        At most the first :data:`MOST_EVIDENCE`; they go when the first body goes.
         """
         ...
 

@@ -1,6 +1,6 @@
 """Tenants: their status, their audit trail, their credentials, their databases and clients."""
 
-from ..storage.tenant_records import (
+from ..records.tenants import (
     AuditRecord,
     EnvironmentVariable,
     KeyFile,
@@ -10,9 +10,8 @@ from ..storage.tenant_records import (
     TenantStatus,
     Transition,
 )
-from .ports import TenantStatusService
 from .service import TenantService
-from .status import TransitionResult
+from .status import TenantStatusService, TransitionResult
 
 __all__ = [
     "AuditRecord",

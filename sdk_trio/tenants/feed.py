@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 
 import trio
 
+from ..records.tenants import OutboxRecord
 from ..storage.ports import TenantStore
-from ..storage.tenant_records import OutboxRecord
 
 
 class TransitionFeed:

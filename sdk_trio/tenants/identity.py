@@ -3,10 +3,10 @@
 import uuid
 from typing import Any
 
-from ..config.about import Form
-from ..config.forms import check_form
+from ..config.metadata import Form
+from ..config.text_formats import check_form
 from ..errors import InvalidTenantError
-from ..storage.tenant_records import EnvironmentVariable, TenantCredentials
+from ..records.tenants import EnvironmentVariable, TenantCredentials
 
 MAX_NAME_CHARACTERS = 200
 MAX_EMAIL_CHARACTERS = 254

@@ -1,20 +1,17 @@
-"""The service of tenants: they are added, found, changed, and taken through their transitions.
-
-Every change writes the tenant's row, its audit row and, for a transition, its outbox row in one
-transaction, and only on the version that it has read. Of simultaneous changes of one tenant exactly
-one wins (docs/adr/0009-simultaneous-transitions.md). Subscribers learn of changes through ``feed``.
-"""
+"""The records that one change of a tenant writes: row, audit and outbox. Pure."""
 
 import enum
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Final
 
 import attrs
 import trio
 
 from ..base.logs import Throttle, get_logger
+from ..base.lru import Lru
 from ..config import Settings
 from ..errors import (
     IllegalTransitionError,
@@ -24,8 +21,7 @@ from ..errors import (
     TenantNotActiveError,
     UnknownTenantError,
 )
-from ..storage.ports import TenantStore
-from ..storage.tenant_records import (
+from ..records.tenants import (
     AuditAction,
     AuditRecord,
     CredentialSource,
@@ -35,12 +31,135 @@ from ..storage.tenant_records import (
     TenantStatus,
     Transition,
 )
+from ..storage.ports import TenantStore
 from . import identity
-from .changes import audit_of, in_status, is_verified, outbox_of, refused
-from .directory import Answer, Directory
 from .feed import Subscribers, TransitionFeed
-from .ports import APPLICATION, TenantKey
-from .status import ACTIONS, Decision, StatusPolicy, TransitionResult, decide
+from .status import (
+    ACTIONS,
+    APPLICATION,
+    Decision,
+    StatusPolicy,
+    TenantKey,
+    TransitionResult,
+    decide,
+)
+
+
+def is_verified(email: str | None, verified: bool) -> bool:
+    """Return whether there is an address, and it is verified."""
+    return verified and email is not None
+
+
+def in_status(tenant: Tenant, status: TenantStatus, now: float) -> Tenant:
+    """Return the tenant's next version, in another status since ``now``."""
+    return attrs.evolve(
+        tenant,
+        status=status,
+        deleted_at=now if status is TenantStatus.DELETED else None,
+        version=tenant.version + 1,
+    )
+
+
+def audit_of(
+    tenant: Tenant, action: AuditAction, reason: str | None, actor: str, now: float
+) -> AuditRecord:
+    """Return the audit row of a change; raise InvalidTenantError for a bad reason or actor."""
+    return AuditRecord(
+        tenant_id=tenant.id,
+        tenant_identifier=tenant.identifier,
+        action=action,
+        actor=identity.check_actor(actor),
+        reason=identity.check_reason(reason),
+        occurred_at=now,
+    )
+
+
+def refused(audit: AuditRecord, transition: Transition, tenant: Tenant, why: str) -> AuditRecord:
+    """Return the audit row of a transition that was requested and refused.
+
+    Somebody who looks for an intruder or a broken script needs the refused requests as well.
+    """
+    return attrs.evolve(
+        audit,
+        action=AuditAction.REFUSED,
+        previous_status=tenant.status,
+        new_status=tenant.status,
+        details=f"{transition}: {why}",
+    )
+
+
+def outbox_of(
+    tenant: Tenant, transition: Transition, audit: AuditRecord, delivery_id: str
+) -> OutboxRecord:
+    """Return the outbox row that announces a transition to the tenant's present status."""
+    if audit.previous_status is None:
+        raise AssertionError("a transition has a previous status")
+    return OutboxRecord(
+        delivery_id=delivery_id,
+        tenant_id=tenant.id,
+        tenant_identifier=tenant.identifier,
+        tenant_name=tenant.name,
+        transition=transition,
+        previous_status=audit.previous_status,
+        new_status=tenant.status,
+        reason=audit.reason,
+        actor=audit.actor,
+        occurred_at=audit.occurred_at,
+        site_manager_email=tenant.site_manager_email,
+        site_manager_email_verified=tenant.site_manager_email_verified,
+        site_manager_phone=tenant.site_manager_phone,
+    )
+
+
+#: How many answers of the store are remembered, "there is none" included: two for each of 8000
+#: tenants, which are some ten megabytes.
+CAPACITY: Final = 16_384
+
+#: What a question was answered with: a tenant, the id of one that was purged, or None.
+Answer = Tenant | str | None
+
+
+class Directory:
+    """The store's last answers, such as the tenant of an organization.
+
+    They are right until :meth:`forget_all`, which has to follow every change. An answer that was
+    read before the change and arrives after it is not remembered: :meth:`remember` takes the
+    :attr:`generation` at which the store was asked.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._known: Lru[str, Answer] = Lru(capacity)
+        self.generation: int = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._known
+
+    def recall(self, key: str) -> Answer:
+        """Return the answer to a question that is remembered."""
+        return self._known[key]
+
+    def remember(self, key: str, answer: Answer, *, generation: int) -> None:
+        """Remember an answer of the store, and forget the one that was not used for longest.
+
+        A tenant is remembered by its id as well: a delivery asks for both, first whose it is, and
+        then by its id how the tenant is now. All answers have one record of it.
+        """
+        if generation != self.generation:
+            return
+        if isinstance(answer, Tenant):
+            known = self._known.get(own := f"id {answer.id}")
+            answer = known if known == answer else answer
+            self._known[own] = answer
+        self._known[key] = answer
+
+    def forget_all(self) -> None:
+        """Forget every answer, because a tenant has changed."""
+        self._known.clear()
+        self.generation += 1
+
 
 _log = get_logger("tenants")
 
@@ -64,7 +183,7 @@ PAGE = 500
 
 
 class TenantService:
-    """The operations on tenants; it is a :class:`~.ports.TenantStatusService`.
+    """The operations on tenants; it is a :class:`TenantStatusService`.
 
     Args:
         settings: validated settings; ``multi_tenant.tenant_status`` is used.
@@ -247,7 +366,7 @@ class TenantService:
         bypass_email_verification: bool = False,
         expected_version: int | None = None,
     ) -> TransitionResult:
-        """See :meth:`.ports.TenantStatusService.suspend`."""
+        """See :meth:`TenantStatusService.suspend`."""
         return await self._transition(
             tenant,
             Transition.SUSPENDED,
@@ -265,7 +384,7 @@ class TenantService:
         actor: str = APPLICATION,
         expected_version: int | None = None,
     ) -> TransitionResult:
-        """See :meth:`.ports.TenantStatusService.reactivate`."""
+        """See :meth:`TenantStatusService.reactivate`."""
         return await self._transition(
             tenant, Transition.REACTIVATED, reason, actor, expected_version
         )
@@ -278,7 +397,7 @@ class TenantService:
         actor: str = APPLICATION,
         expected_version: int | None = None,
     ) -> TransitionResult:
-        """See :meth:`.ports.TenantStatusService.deactivate`."""
+        """See :meth:`TenantStatusService.deactivate`."""
         return await self._transition(
             tenant, Transition.DEACTIVATED, reason, actor, expected_version
         )
@@ -291,7 +410,7 @@ class TenantService:
         actor: str = APPLICATION,
         expected_version: int | None = None,
     ) -> TransitionResult:
-        """See :meth:`.ports.TenantStatusService.delete`."""
+        """See :meth:`TenantStatusService.delete`."""
         return await self._transition(tenant, Transition.DELETED, reason, actor, expected_version)
 
     async def _transition(

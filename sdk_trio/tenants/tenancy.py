@@ -9,11 +9,11 @@ import trio
 from ..config import Settings
 from ..errors import StoreUnavailableError, TenantNotActiveError, UnknownTenantError
 from ..storage.ports import TenantStore
-from .client_pool import ClientFactory, ClientPool
-from .credential_reader import CredentialReader
-from .database_opener import STALL_SECONDS, TenantDatabase, TenantDatabases, databases_directory
-from .ports import TenantKey
+from .clients import ClientFactory, ClientPool
+from .credentials import CredentialReader
+from .databases import STALL_SECONDS, TenantDatabase, TenantDatabases, databases_directory
 from .service import POLL_SECONDS, TenantService
+from .status import TenantKey
 
 #: How long the databases may take to close, in seconds: longer than their own wait for a disk, so
 #: that their error is raised, which says what hangs.

@@ -11,12 +11,12 @@ import trio
 from ..config import Secret, Settings
 from ..errors import NotRunningError
 from ..events import Event
+from ..records.deliveries import DeliveryRecord, DeliveryState
 from ..runtime import Runtime
 from ..storage.ports import Inbox
-from ..storage.records import DeliveryRecord, DeliveryState
 from ..webhooks import HandlerRegistry
-from ..webhooks.sender import SignedDelivery, own_url, post
 from ..webhooks.signature import new_secret
+from ..webhooks.signed_request import SignedDelivery, own_url, post
 from .signing import sign_delivery
 
 #: How long :meth:`AppUnderTest.settle` waits, in seconds, before it raises an error that names the

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import KeyDerivation, Secret
 from ..errors import VerificationError
-from ..notifications.payload import SIGNATURE_HEADER, body_signature
+from ..notifications.channels.webhook import SIGNATURE_HEADER, body_signature
 from ..webhooks.signature import Keyring
 from ..webhooks.verdict import Delivery, Rejected, judge
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import KeyDerivation, Secret
 from ..events.samples import sample, sample_body, sample_types
-from ..webhooks.sender import SignedDelivery, sign_body
+from ..webhooks.signed_request import SignedDelivery, sign_body
 
 __all__ = ["SignedDelivery", "sample", "sample_body", "sample_types", "sign_delivery"]
 

@@ -22,25 +22,25 @@ from ..base.metrics import Sample
 from ..base.tracing import Links, find_tracer
 from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
-from ..storage import open_store
+from ..records.deliveries import UNFINISHED
 from ..storage.data_directory import lock_data_directory
+from ..storage.open import open_store
 from ..storage.ports import Inbox, Store
-from ..storage.records import UNFINISHED
 from . import answers
 from .answers import Answer
 from .arrival import Arrival
 from .companion import Companion, Part, keep
 from .counters import Counters
-from .dispatcher import CLEANUP_SECONDS, Dispatcher, Run
 from .janitor import Janitor
-from .queuer import Queuer
+from .queue import Queuer
 from .receiver import UNAVAILABLE_RETRY_SECONDS, Receiver
 from .registry import BoundHandlers, HandlerRegistry
 from .rejections import LINES, SECONDS, Rejections
+from .run import CLEANUP_SECONDS, Dispatcher, Run
 from .services import Services
 
 if TYPE_CHECKING:
-    from ..tenants.client_pool import ClientFactory
+    from ..tenants.clients import ClientFactory
     from ..tenants.tenancy import Tenancy
     from ..tenants.upgrade import HostUpgrade
     from .tenant_keys import TenantKeys
@@ -350,7 +350,7 @@ class WebhookReceiver:
 
     async def _upgrade(self, store: Store, tenancy: "Tenancy") -> None:
         from ..tenants.upgrade import Quiescence
-        from ..tenants.upgrader import Upgrader
+        from ..tenants.upgrade_run import Upgrader
 
         quiescence = Quiescence()
         quiescence.signal("the data directory is locked, and nothing is served yet")
@@ -441,7 +441,7 @@ class WebhookReceiver:
         if tracer is None:
             return None
         # Imported here, because it needs an optional package that may not be installed.
-        from .delivery_tracer import TracedDispatcher, TracedReceiver
+        from .tracing import TracedDispatcher, TracedReceiver
 
         links = Links()
         self._receiver = TracedReceiver(

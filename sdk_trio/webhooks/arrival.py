@@ -6,7 +6,7 @@ import msgspec
 import trio
 
 from ..events import Envelope, decode_envelope, plain_envelope
-from ..storage.records import DeliveryRecord, NewDelivery
+from ..records.deliveries import DeliveryRecord, NewDelivery
 
 #: Bodies above this are looked at closely in a thread: at half a second for a megabyte, it would
 #: hold up the event loop.
@@ -25,7 +25,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 async def look_closer(body: bytes) -> Envelope:
-    """Return the envelope of a verified body with surprises; see :func:`.plain_envelope`.
+    """Return the envelope of a verified body with surprises; see :func:`plain_envelope`.
 
     Cancelled, it waits for the thread, if there is one, which ends within a second.
 

@@ -14,7 +14,7 @@ import attrs
 
 from ..errors import HandlerRegistrationError, MissingHandlersError
 from ..events import DEFAULT_CATALOG, Catalog, Event, EventType
-from .lifecycle import describe_error, is_interrupt
+from .outcomes import describe_error, is_interrupt
 from .services import Services
 
 E = TypeVar("E", bound=Event[Any])

@@ -12,9 +12,9 @@ from ..storage.ports import Inbox
 # Imported for type checkers only: the tenants' modules load SQLite, which a receiver without
 # tenants may not need.
 if TYPE_CHECKING:
-    from ..tenants.database_opener import TenantDatabase
-    from ..tenants.ports import TenantKey
+    from ..tenants.databases import TenantDatabase
     from ..tenants.service import TenantService
+    from ..tenants.status import TenantKey
     from ..tenants.tenancy import Tenancy
 
 ClientType = TypeVar("ClientType")

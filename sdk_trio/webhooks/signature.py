@@ -19,7 +19,7 @@ import attrs
 import msgspec
 
 from ..config.options import KeyDerivation, Secret
-from ..config.secrets import HMAC_PREFIX, PRIVATE_KEY_PREFIX, parse_secret
+from ..config.secret import HMAC_PREFIX, PRIVATE_KEY_PREFIX, parse_secret
 from ..errors import OptionsValidationError, Problem, VerificationError
 
 if TYPE_CHECKING:

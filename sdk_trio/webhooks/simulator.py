@@ -17,12 +17,12 @@ import trio
 
 from ..base.asgi import Receive, Scope, Send
 from ..base.logs import get_logger
+from ..base.public_addresses import host_name, is_loopback
 from ..config import Secret, Settings
-from ..config.public_addresses import host_name, is_loopback
 from ..events.samples import UnknownEventTypeError, sample_body
 from .answers import METHOD_NOT_ALLOWED, NOT_FOUND, TOO_LARGE, UNSUPPORTED_MEDIA, Answer
 from .receiver import send_early
-from .sender import DeliveryFailedError, own_url, post, sign_body
+from .signed_request import DeliveryFailedError, own_url, post, sign_body
 
 _log = get_logger("webhooks")
 

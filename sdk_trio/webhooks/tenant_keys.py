@@ -11,11 +11,11 @@ import trio
 
 from ..base.logs import get_logger
 from ..base.lru import Lru
-from ..config.about import Form
-from ..config.forms import check_form
+from ..config.metadata import Form
 from ..config.options import KeyDerivation, Secret
+from ..config.text_formats import check_form
 from ..errors import OptionsValidationError
-from ..storage.tenant_records import Tenant, TenantStatus
+from ..records.tenants import Tenant, TenantStatus
 from ..tenants.identity import is_organization_id
 from .signature import Keyring
 

@@ -21,7 +21,7 @@ from support.programs import program
 
 from sdk_trio.cli.health import LIVE, READY
 from sdk_trio.config import Settings
-from sdk_trio.config.loader import SECRETS_DIRECTORY
+from sdk_trio.config.load import SECRETS_DIRECTORY
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DOCKERFILE = EXAMPLES / "container" / "Dockerfile"

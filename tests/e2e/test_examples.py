@@ -14,7 +14,7 @@ from support.ports import free_port
 from support.scripted_upstream import TOKEN, ScriptedUpstream, scripted_upstream
 
 from sdk_trio.testing import sign_delivery
-from sdk_trio.webhooks.sender import post
+from sdk_trio.webhooks.signed_request import post
 
 ROOT = Path(__file__).parents[2]
 

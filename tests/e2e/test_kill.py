@@ -15,8 +15,8 @@ from support.deliveries import SECRET
 from support.ports import free_port
 from support.wire import Wire
 
-from sdk_trio.storage.records import DeliveryState
-from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
 from sdk_trio.testing import sign_delivery
 
 APPLICATION = """

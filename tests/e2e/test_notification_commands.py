@@ -17,9 +17,9 @@ from support.notifications import VARIABLES, fake_provider, http_answer, read_re
 from support.notified import FakeChannel, stores_of, transition, until
 
 from sdk_trio.config import Settings
-from sdk_trio.notifications.outcome import Ambiguous, Outcome, Sent
+from sdk_trio.notifications.send import Ambiguous, Outcome, Sent
+from sdk_trio.records.notifications import Ending, NotificationState
 from sdk_trio.runtime import Runtime
-from sdk_trio.storage.notification_records import Ending, NotificationState
 
 NOTIFICATIONS = "MultiTenant:Notifications"
 

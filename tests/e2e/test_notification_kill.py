@@ -26,8 +26,8 @@ from support.deliveries import SECRET
 from support.notifications import VARIABLES, FakeProvider, fake_provider, http_answer, read_request
 from support.notified import transition, until
 
-from sdk_trio.storage.notification_records import NotificationRecord
-from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.records.notifications import NotificationRecord
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
 
 CHANNELS = ("email", "sms", "webhook")
 DISPATCHES = int(os.environ.get("SDK_TEST_NOTIFICATION_DISPATCHES", "90"))

@@ -21,7 +21,7 @@ from support.programs import program
 from support.replicating import replicators_of, running, write
 
 from sdk_trio.errors import ReplicatorError
-from sdk_trio.replication.control_client import ControlClient
+from sdk_trio.replication.control import ControlClient
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 

@@ -17,7 +17,7 @@ from support.programs import program
 
 from sdk_trio import Runtime
 from sdk_trio.errors import EXIT_CONFIGURATION, EXIT_UNAVAILABLE, OptionsValidationError
-from sdk_trio.storage import open_store
+from sdk_trio.storage.open import open_store
 from sdk_trio.tenants import TenantService
 
 REPLICATION = "Sdk:MultiTenant:FileDb:Replication"

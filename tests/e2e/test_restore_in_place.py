@@ -22,8 +22,7 @@ from support.replica_host import ReplicaHost, rows_of, wait_for
 from support.replica_targets import local_disk
 
 from sdk_trio.errors import ReplicatorError
-from sdk_trio.replication.control_client import ControlClient
-from sdk_trio.replication.control_socket import control_socket_path
+from sdk_trio.replication.control import ControlClient, control_socket_path
 from sdk_trio.testing import sign_delivery
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -317,8 +316,8 @@ sys.exit(main(sys.argv[4:]))
 
 _SERVICE = "sdk_trio.tenants.service:TenantService"
 _HELD = "sdk_trio.replication.held_database"
-_RESTORE = "sdk_trio.replication.restorer:Restorer.restore"
-_FETCH = "sdk_trio.replication.replica_reader:TenantReplica.restore"
+_RESTORE = "sdk_trio.replication.restore:Restorer.restore"
+_FETCH = "sdk_trio.replication.replica:TenantReplica.restore"
 
 #: Where it is killed, and whether the old database is there then.
 STEPS = {

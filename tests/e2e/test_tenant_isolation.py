@@ -14,8 +14,8 @@ from support.daemon import PATIENCE, Daemon, Place
 
 from sdk_trio.config import Secret
 from sdk_trio.testing import sign_delivery
-from sdk_trio.webhooks.sender import own_url, post
 from sdk_trio.webhooks.signature import new_secret
+from sdk_trio.webhooks.signed_request import own_url, post
 
 APPLICATION = """
 import json, os

@@ -21,7 +21,7 @@ from support.single_tenant import (
 
 from sdk_trio.cli import main
 from sdk_trio.storage.data_directory import lock_data_directory
-from sdk_trio.tenants.database_opener import TenantDatabases
+from sdk_trio.tenants.databases import TenantDatabases
 
 APPLICATION = """
 import trio

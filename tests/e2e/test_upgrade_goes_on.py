@@ -16,7 +16,7 @@ from sdk_trio.testing import sign_delivery
 APPLICATION = """
 import json
 from sdk_trio.events import OrderPaidEvent
-from sdk_trio.tenants.tenant_id_filler import SqliteTenantIds
+from sdk_trio.tenants.upgrade import SqliteTenantIds
 from sdk_trio.tenants.upgrade import HostUpgrade
 from sdk_trio.webhooks import HandlerRegistry
 

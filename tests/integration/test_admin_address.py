@@ -14,11 +14,11 @@ from support.admin import TOKEN, administered
 from support.deliveries import settings
 from support.serving import RawWire, delivery_request, registry, signed
 
+from sdk_trio.admin.app import MOST_REPORTED
 from sdk_trio.base.metrics import Check, Sample
-from sdk_trio.console.app import MOST_REPORTED
 from sdk_trio.errors import StoreLockedError, StoreUnavailableError
+from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.runtime import BindError, Runtime
-from sdk_trio.storage.records import DeliveryState
 
 
 @pytest.fixture(autouse=True)

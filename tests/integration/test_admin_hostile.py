@@ -12,7 +12,7 @@ from support.admin import TOKEN, administered
 from support.serving import RawWire, registry, signed
 from support.wire import Wire
 
-from sdk_trio.console.app import BURST, REQUESTS_PER_SECOND
+from sdk_trio.admin.app import BURST, REQUESTS_PER_SECOND
 
 #: How long each of the measured rounds lasts, in seconds.
 ROUND_SECONDS = 0.8

@@ -13,10 +13,10 @@ from support.programs import program
 from support.serving import registry, signed
 from support.wire import Wire
 
+from sdk_trio.admin.metrics import HISTOGRAM_ENDINGS, METRICS, metric_of
 from sdk_trio.base.metrics import Sample
-from sdk_trio.console.metrics import HISTOGRAM_ENDINGS, METRICS, metric_of
 from sdk_trio.events import OrderPaidEvent
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.webhooks import HandlerRegistry
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.admin import TOKEN, administered
 
-from sdk_trio.console.paging import link_header, page_of, reads_oldest_first
-from sdk_trio.console.queries import LARGEST_SEQUENCE, ListQuery, parse_list
-from sdk_trio.storage.records import DeliveryRecord, DeliveryState
+from sdk_trio.admin.queries import (
+    LARGEST_SEQUENCE,
+    ListQuery,
+    link_header,
+    page_of,
+    parse_list,
+    reads_oldest_first,
+)
+from sdk_trio.records.deliveries import DeliveryRecord, DeliveryState
 
 
 @pytest.fixture(autouse=True)

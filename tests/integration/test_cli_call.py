@@ -9,7 +9,7 @@ from support.command_line import CommandLine, clear_environment
 from support.deliveries import SECRET
 from support.scripted_upstream import TOKEN, scripted_upstream
 
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState
 
 
 class Calls:

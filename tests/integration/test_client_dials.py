@@ -20,9 +20,6 @@ from support.upstreams import (
     until,
 )
 
-from sdk_trio.client import http2, pool
-from sdk_trio.client.attempts import AttemptKind
-from sdk_trio.client.breaker import BreakerState
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import (
     AttemptTimeoutError,
@@ -30,9 +27,12 @@ from sdk_trio.client.errors import (
     CircuitOpenError,
     ConnectionFailedError,
 )
+from sdk_trio.client.layers.admission import AttemptKind
+from sdk_trio.client.layers.breaker import BreakerState
 from sdk_trio.client.retry import FailureKind
-from sdk_trio.client.transport import Transport
 from sdk_trio.config.options import ResilienceOptions
+from sdk_trio.net import http2, pool
+from sdk_trio.net.transport import Transport
 
 PATIENCE_SECONDS = 60
 AUTHORITY = Authority()

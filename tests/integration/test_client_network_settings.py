@@ -12,10 +12,10 @@ from support.upstreams import Upstream, http1_handler, http2_handler, serving
 import sdk_trio
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import ConnectionFailedError
-from sdk_trio.client.proxy import VARIABLES, ignored_variable
 from sdk_trio.config import Mode, Secret, Settings
 from sdk_trio.config.options import ConnectionOptions
 from sdk_trio.errors import OptionsValidationError
+from sdk_trio.net.proxy import VARIABLES, ignored_variable
 
 PATIENCE_SECONDS = 60
 CREDENTIALS = "ada:pass:word"

@@ -23,7 +23,6 @@ from polar.v2026_10 import PolarAsync
 
 from sdk_trio.client.client import Client
 from sdk_trio.client.export import CsvExport
-from sdk_trio.client.listing import Listing
 from sdk_trio.client.operations import (
     OPERATIONS,
     Answer,
@@ -36,6 +35,7 @@ from sdk_trio.client.operations import (
     endpoints,
     find_operation,
 )
+from sdk_trio.client.pages import Listing
 from sdk_trio.client.resources import Nested, Resource
 from sdk_trio.config import Settings
 

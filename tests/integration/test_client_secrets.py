@@ -16,7 +16,7 @@ import trio
 from support.upstreams import Authority, Upstream, http1_answer, http2_handler, serving
 
 from sdk_trio import CallOptions, Client, Settings
-from sdk_trio.client.transport import Transport
+from sdk_trio.net.transport import Transport
 
 sentry_sdk = pytest.importorskip("sentry_sdk")
 

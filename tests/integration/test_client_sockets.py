@@ -16,10 +16,10 @@ from sdk_trio.client.errors import (
     ConnectionFailedError,
     OutcomeUnknownError,
 )
-from sdk_trio.client.transport import Transport
 from sdk_trio.config import Mode, Secret, Settings
 from sdk_trio.config.options import ConnectionOptions
 from sdk_trio.errors import NotRunningError
+from sdk_trio.net.transport import Transport
 
 PATIENCE_SECONDS = 60
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"

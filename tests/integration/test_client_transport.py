@@ -20,9 +20,9 @@ from support.upstreams import (
     until,
 )
 
-from sdk_trio.client import pool
-from sdk_trio.client.transport import Transport, TransportClosed
 from sdk_trio.errors import NotRunningError
+from sdk_trio.net import pool
+from sdk_trio.net.transport import Transport, TransportClosed
 
 STORM_REQUESTS = 12_000
 

@@ -24,11 +24,11 @@ from support.upstreams import (
     until,
 )
 
-from sdk_trio.client import pool
-from sdk_trio.client.exchange import NO_TIMEOUTS, Origin, Outgoing
-from sdk_trio.client.http2 import Http2Connection
-from sdk_trio.client.transport import Transport
-from sdk_trio.client.wire import Wire
+from sdk_trio.net import pool
+from sdk_trio.net.http2 import Http2Connection
+from sdk_trio.net.messages import NO_TIMEOUTS, Origin, Outgoing
+from sdk_trio.net.socket import Wire
+from sdk_trio.net.transport import Transport
 
 CANCEL = int(h2.errors.ErrorCodes.CANCEL)
 AUTHORITY = Authority()
@@ -360,8 +360,8 @@ async def test_a_server_that_closes_fails_all_streams_at_once():
 
 
 async def test_a_silent_server_is_found_out_by_a_ping(monkeypatch):
-    monkeypatch.setattr("sdk_trio.client.pool.SUSPECT_SECONDS", 0.05)
-    monkeypatch.setattr("sdk_trio.client.pool.PING_SECONDS", 0.1)
+    monkeypatch.setattr("sdk_trio.net.pool.SUSPECT_SECONDS", 0.05)
+    monkeypatch.setattr("sdk_trio.net.pool.PING_SECONDS", 0.1)
     upstream = Upstream()
     silence, silent = trio.CancelScope(), trio.Event()
 

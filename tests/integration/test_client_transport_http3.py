@@ -18,9 +18,9 @@ from support.upstreams import (
     until,
 )
 
-from sdk_trio.client import http3_origins
-from sdk_trio.client.transport import Transport
 from sdk_trio.errors import OptionsValidationError
+from sdk_trio.net import http3_origins
+from sdk_trio.net.transport import Transport
 
 aioquic = pytest.importorskip("aioquic")
 
@@ -32,7 +32,7 @@ AUTHORITY = Authority()
 def patience(monkeypatch):
     """Let nobody give up HTTP/3 because this machine is slow."""
     monkeypatch.setattr(http3_origins, "ATTEMPT_SECONDS", 30)
-    monkeypatch.setattr("sdk_trio.client.http3.SILENCE_SECONDS", 30)
+    monkeypatch.setattr("sdk_trio.net.http3.SILENCE_SECONDS", 30)
 
 
 @asynccontextmanager
@@ -213,7 +213,7 @@ async def test_an_untrusted_certificate_is_refused(monkeypatch):
 
 
 async def test_a_server_that_vanished_costs_one_request(monkeypatch):
-    monkeypatch.setattr("sdk_trio.client.http3.SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr("sdk_trio.net.http3.SILENCE_SECONDS", 0.05)
     upstream = Upstream()
     async with serving_http3(upstream, AUTHORITY):
         pass
@@ -227,8 +227,8 @@ async def test_a_server_that_vanished_costs_one_request(monkeypatch):
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
-    monkeypatch.delitem(sys.modules, "sdk_trio.client.http3", raising=False)
-    monkeypatch.delattr("sdk_trio.client.http3", raising=False)
+    monkeypatch.delitem(sys.modules, "sdk_trio.net.http3", raising=False)
+    monkeypatch.delattr("sdk_trio.net.http3", raising=False)
     monkeypatch.setitem(sys.modules, "aioquic", None)
     monkeypatch.setitem(sys.modules, "aioquic.h3.connection", None)
     with pytest.raises(OptionsValidationError, match=r"Sdk:Connection:EnableHttp3.*\[http3\]"):

@@ -17,7 +17,7 @@ import trio
 import trustme
 
 import sdk_trio
-from sdk_trio.client.transport import Transport
+from sdk_trio.net.transport import Transport
 
 CALLS = 50
 WARM_UP = 30

@@ -18,7 +18,7 @@ from support.deliveries import settings
 from support.serving import PATH, signed
 
 from sdk_trio.events import OrderPaidEvent
-from sdk_trio.runtime.deadline_keeper import Expiry
+from sdk_trio.server.deadline import Expiry
 from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
 
 DELIVERIES = 50

@@ -14,12 +14,12 @@ from support.command_line import CommandLine, clear_environment
 from support.deliveries import SECRET
 from support.doctor import Doctor
 
-from sdk_trio.cli import doctor_machine, doctor_store
-from sdk_trio.cli.doctor_findings import Report
-from sdk_trio.cli.presence import SETTINGS_SECRET, Presence, announced
+from sdk_trio.cli.doctor import machine, store
+from sdk_trio.cli.doctor.findings import Report
+from sdk_trio.cli.running_receiver import SETTINGS_SECRET, Presence, announced
 from sdk_trio.config import Settings
-from sdk_trio.storage.examiner import examine
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.storage.examine import examine
 
 
 @pytest.fixture
@@ -223,21 +223,21 @@ def test_the_room_on_the_disk(monkeypatch, tmp_path, free_bytes, free_nodes, gro
     values = list(real)
     values[1], values[4], values[5], values[7] = 1, int(free_bytes), 10**7, free_nodes
     # A full disk cannot be had here; the figures are of the same kind.
-    monkeypatch.setattr(doctor_machine.os, "statvfs", lambda _: os.statvfs_result(values))
+    monkeypatch.setattr(machine.os, "statvfs", lambda _: os.statvfs_result(values))
     settings = Settings.from_mapping(
         {"Webhooks:Secret": SECRET, "Storage:Path": str(tmp_path)}, standalone=True
     )
     report = Report("disk")
-    doctor_machine.check_disk(settings, report, growth)
+    machine.check_disk(settings, report, growth)
     assert any(f.level == level and what in f.what for f in report.findings), report.findings
 
 
 def test_the_limit_of_open_files(monkeypatch, tmp_path):
     settings = Settings.from_mapping({"Webhooks:Secret": SECRET}, standalone=True)
     for limit, level in ((150, "problem"), (1000, "note"), (50_000, "ok")):
-        monkeypatch.setattr(doctor_machine, "descriptor_limit", lambda limit=limit: limit)
+        monkeypatch.setattr(machine, "descriptor_limit", lambda limit=limit: limit)
         report = Report("descriptors")
-        doctor_machine.check_descriptors(settings, report)
+        machine.check_descriptors(settings, report)
         assert [f.level for f in report.findings] == [level]
 
 
@@ -248,7 +248,7 @@ def test_the_limit_of_the_running_receiver_is_what_counts(monkeypatch, tmp_path)
     settings = Settings.from_mapping({"Webhooks:Secret": SECRET}, standalone=True)
     report = Report("descriptors")
     with announced(tmp_path / "sdk-data", presence):
-        doctor_machine.check_descriptors(settings, report)
+        machine.check_descriptors(settings, report)
     assert f"process {os.getpid()}" in report.findings[0].what
 
 
@@ -261,9 +261,9 @@ def test_what_the_kernel_says_of_the_clock(monkeypatch, state, what):
         def adjtimex(_):
             return state
 
-    monkeypatch.setattr(doctor_machine.ctypes, "CDLL", lambda *_, **__: Library)
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda *_, **__: Library)
     report = Report("clock")
-    doctor_machine.check_clock(report)
+    machine.check_clock(report)
     assert what in report.findings[0].what
 
 
@@ -323,8 +323,8 @@ def test_a_damaged_store(doctor):
 
 def test_a_store_that_is_too_large_to_be_checked(doctor, monkeypatch):
     doctor.command_line.seed(*((f"msg_{n}", DeliveryState.DONE) for n in range(3)))
-    monkeypatch.setattr("sdk_trio.storage.examiner._STEPS", 1)
-    monkeypatch.setattr(doctor_store, "CHECK_SECONDS", -1.0)
+    monkeypatch.setattr("sdk_trio.storage.examine._STEPS", 1)
+    monkeypatch.setattr(store, "CHECK_SECONDS", -1.0)
     doctor.alone().one("store", "note", "too large to be checked")
 
 
@@ -334,7 +334,7 @@ def test_a_write_ahead_log_that_is_held_back(doctor, monkeypatch):
     reader.execute("BEGIN; SELECT * FROM inbox").fetchall()
     writer = apsw.Connection(str(doctor.data / "inbox.db"))
     writer.execute("UPDATE inbox SET attempts = attempts + 1")
-    monkeypatch.setattr(doctor_store, "LARGE_LOG_BYTES", 1000)
+    monkeypatch.setattr(store, "LARGE_LOG_BYTES", 1000)
     doctor.alone().one("store", "warning", "a reader that never ends")
     reader.close()
     writer.close()
@@ -416,7 +416,7 @@ def replicated(tmp_path, **keys):
 def test_the_replicator_and_its_process(tmp_path):
     def look(*, may_run=False, **keys):
         report = Report("replication")
-        doctor_machine.check_replication(
+        machine.check_replication(
             replicated(tmp_path, **keys), {"PATH": ""}, report, may_run=may_run
         )
         return [(f.level, f.what) for f in report.findings]
@@ -463,7 +463,7 @@ async def test_a_bare_replicator_would_die_of_the_signal(tmp_path):
         )
         (tmp_path / "pid").write_text(str(process.pid))
         report = Report("replication")
-        doctor_machine.check_replication(replicated(tmp_path), {"PATH": ""}, report, may_run=False)
+        machine.check_replication(replicated(tmp_path), {"PATH": ""}, report, may_run=False)
         process.kill()
     assert any("dies of SIGHUP" in f.what for f in report.findings), report.findings
 

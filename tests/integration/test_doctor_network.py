@@ -17,11 +17,11 @@ from support.serving import serving
 from support.upstreams import Authority, Upstream
 from support.upstreams import serving as serving_upstream
 
-from sdk_trio.cli import doctor as doctor_command
-from sdk_trio.cli.doctor_store import PROBE_ID
-from sdk_trio.cli.presence import SETTINGS_SECRET, Presence, announced
-from sdk_trio.storage.records import DeliveryState
-from sdk_trio.webhooks.sender import own_url
+from sdk_trio.cli.doctor import run as doctor_command
+from sdk_trio.cli.doctor.store import PROBE_ID
+from sdk_trio.cli.running_receiver import SETTINGS_SECRET, Presence, announced
+from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.webhooks.signed_request import own_url
 
 OTHER_SECRET = "whsec_" + "A" * 32
 

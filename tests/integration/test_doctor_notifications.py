@@ -8,7 +8,7 @@ from support.doctor import Doctor
 from support.notifications import VARIABLES
 from support.notified import add_tenant, stores_of, transition
 
-from sdk_trio.storage.notification_records import Ending, NotificationState
+from sdk_trio.records.notifications import Ending, NotificationState
 
 CHECK = "notifications"
 

@@ -118,8 +118,8 @@ async def test_what_needs_the_client_or_an_extra_ends_the_construction(monkeypat
             sdk_trio.Runtime(reconciling, standalone=True)
         http3 = full_stack(upstream, Connection__EnableHttp3=True)
         sdk_trio.Runtime(http3)
-        monkeypatch.delitem(sys.modules, "sdk_trio.client.http3", raising=False)
-        monkeypatch.delattr("sdk_trio.client.http3", raising=False)
+        monkeypatch.delitem(sys.modules, "sdk_trio.net.http3", raising=False)
+        monkeypatch.delattr("sdk_trio.net.http3", raising=False)
         monkeypatch.setitem(sys.modules, "aioquic", None)
         monkeypatch.setitem(sys.modules, "aioquic.h3.connection", None)
         with pytest.raises(

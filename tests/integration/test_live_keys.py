@@ -13,7 +13,7 @@ from support.notifications import VARIABLES
 
 from sdk_trio.client.client import Client
 from sdk_trio.config import Secret, Settings
-from sdk_trio.config.gates import is_below
+from sdk_trio.config.section_switches import is_below
 from sdk_trio.config.table import table
 from sdk_trio.runtime import Runtime
 

@@ -8,10 +8,9 @@ import pytest
 import trio
 from support.notifications import fake_provider, http_answer, options, send
 
-from sdk_trio.notifications.outcome import Again, Refused, Sent
-from sdk_trio.runtime import public_dialer
-from sdk_trio.runtime.poster import HttpPoster
-from sdk_trio.runtime.public_dialer import NoPublicAddressError, dial_public
+from sdk_trio.net import poster as public_dialer
+from sdk_trio.net.poster import HttpPoster, NoPublicAddressError, dial_public
+from sdk_trio.notifications.send import Again, Refused, Sent
 
 KEY = "Sdk:MultiTenant:Notifications:Webhook:AllowPrivateAddresses"
 PUBLIC = "93.184.216.34"

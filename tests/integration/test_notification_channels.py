@@ -27,10 +27,10 @@ from support.notifications import (
 )
 from support.upstreams import Authority
 
-from sdk_trio.config.notification_options import EnabledChannelsOptions
+from sdk_trio.config.options.notifications import EnabledChannelsOptions
 from sdk_trio.errors import AnswerLostError, NotSentError
-from sdk_trio.notifications.outcome import Again, Ambiguous, Refused, Sent, Skipped
-from sdk_trio.runtime.poster import MAX_ANSWER_BYTES, HttpPoster
+from sdk_trio.net.poster import MAX_ANSWER_BYTES, HttpPoster
+from sdk_trio.notifications.send import Again, Ambiguous, Refused, Sent, Skipped
 
 CHANNELS = ("email", "sms", "webhook")
 SUCCESS = {"email": 202, "sms": 201, "webhook": 204}

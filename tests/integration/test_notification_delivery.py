@@ -21,12 +21,11 @@ from support.notifications import (
 )
 from support.notified import LEASE, FakeChannel, Stores, states, stores_of, transition, until
 
-from sdk_trio.notifications.channel_runner import Limits
-from sdk_trio.notifications.dispatcher import Dispatcher
-from sdk_trio.notifications.outcome import Outcome, Sent
+from sdk_trio.notifications.pump import Dispatcher, Limits
 from sdk_trio.notifications.schedule import RetrySchedule
-from sdk_trio.runtime.channel_maker import make_channels
-from sdk_trio.storage.notification_records import Ending, NotificationState
+from sdk_trio.notifications.send import Outcome, Sent
+from sdk_trio.records.notifications import Ending, NotificationState
+from sdk_trio.runtime.notifications import make_channels
 
 CHANNELS = ("email", "sms", "webhook")
 ACCEPTED = {

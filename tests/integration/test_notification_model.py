@@ -20,13 +20,8 @@ from hypothesis.stateful import (
 from support.loop import Loop
 from support.notified import LEASE, Stores, audit, transition
 
-from sdk_trio.storage.notification_records import (
-    CUT_OFF,
-    Ending,
-    NotificationId,
-    NotificationState,
-)
-from sdk_trio.storage.tenant_records import AuditAction
+from sdk_trio.records.notifications import CUT_OFF, Ending, NotificationId, NotificationState
+from sdk_trio.records.tenants import AuditAction
 
 #: Sequences of calls that are tried on each store; a full-size run sets it to 40 or more.
 EXAMPLES = int(os.environ.get("SDK_TEST_MODEL_EXAMPLES", "15"))

@@ -13,7 +13,7 @@ import pytest
 import trio
 from support.notified import transition
 
-from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
 
 #: Short, so that the survivor takes over within the test's patience.
 TERMS = {"lease_seconds": 5.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
@@ -21,10 +21,10 @@ TERMS = {"lease_seconds": 5.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
 SENDS = f"""
 import os, random, sys
 import trio
-from sdk_trio.notifications.channel_runner import Limits
-from sdk_trio.notifications.dispatcher import Dispatcher
-from sdk_trio.notifications.outcome import Sent
-from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.notifications.pump import Limits
+from sdk_trio.notifications.pump import Dispatcher
+from sdk_trio.notifications.send import Sent
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
 
 file, log, owner = sys.argv[1:]
 lines = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -11,9 +11,9 @@ import pytest
 from support.notifications import EMAIL, PHONE, VARIABLES, options, record, send
 from support.programs import node_package, program
 
-from sdk_trio.notifications.outcome import Again, Refused, Sent
-from sdk_trio.runtime.poster import HttpPoster
-from sdk_trio.storage.tenant_records import Transition
+from sdk_trio.net.poster import HttpPoster
+from sdk_trio.notifications.send import Again, Refused, Sent
+from sdk_trio.records.tenants import Transition
 
 MESSAGES = "/2010-04-01/Accounts/{AccountSid}/Messages.json"
 

@@ -21,9 +21,9 @@ from support.notifications import (
 from support.programs import program
 
 from sdk_trio.errors import VerificationError
-from sdk_trio.notifications.outcome import Again, Sent
-from sdk_trio.storage.records import DeliveryState
-from sdk_trio.storage.tenant_records import Transition
+from sdk_trio.notifications.send import Again, Sent
+from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.records.tenants import Transition
 from sdk_trio.testing import running_app, settings_for_tests, verify_notification
 from sdk_trio.webhooks import HandlerRegistry
 

@@ -12,10 +12,10 @@ from support.deliveries import settings
 from support.notified import FakeChannel, answering
 
 from sdk_trio.config import Settings
-from sdk_trio.notifications.outcome import Again, Sent
+from sdk_trio.notifications.send import Again, Sent
+from sdk_trio.records.tenants import AuditAction
 from sdk_trio.runtime import Runtime
-from sdk_trio.storage import open_store
-from sdk_trio.storage.tenant_records import AuditAction
+from sdk_trio.storage.open import open_store
 from sdk_trio.tenants import TenantService
 
 

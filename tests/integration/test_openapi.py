@@ -12,8 +12,8 @@ from support.command_line import CommandLine, clear_environment
 from support.programs import program
 from support.serving import registry
 
-from sdk_trio.console.openapi import admin_document
-from sdk_trio.storage.records import DeliveryRecord
+from sdk_trio.admin.openapi import admin_document
+from sdk_trio.records.deliveries import DeliveryRecord
 from sdk_trio.webhooks.openapi import receiver_document
 
 #: How many requests it makes up for each operation, beside those that cover every value's edges.

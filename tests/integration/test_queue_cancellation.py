@@ -5,8 +5,8 @@ import trio
 from support.deliveries import Bench, arrival
 
 from sdk_trio.events import OrderPaidEvent
-from sdk_trio.storage.records import DeliveryState
-from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
 from sdk_trio.webhooks.registry import HandlerRegistry
 
 

@@ -21,7 +21,7 @@ from support.serving import (
 )
 
 from sdk_trio.errors import RetryLater
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.testing import sign_delivery
 
 OPAQUE = (

@@ -4,7 +4,7 @@ import pytest
 import trio
 from support.serving import RawWire, delivery_request, registry, serving, signed
 
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState
 
 KEY = "Webhooks__InlineTimeoutSeconds"
 

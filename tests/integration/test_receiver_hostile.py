@@ -16,7 +16,7 @@ from support.serving import (
     signed,
 )
 
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState
 
 
 async def works(event):
@@ -121,11 +121,11 @@ async def test_a_change_to_another_protocol_is_passed_over(name):
 
 
 async def test_a_fault_of_the_server_itself_ends_one_connection(monkeypatch, caplog):
-    from sdk_trio.runtime import hypercorn_server
+    from sdk_trio.server import hypercorn
 
     async with serving(registry(works), Server__FastPath=False) as app:
         with monkeypatch.context() as patch, await RawWire.connect(app.url) as wire:
-            patch.setattr(hypercorn_server._Http1, "_create_stream", lambda *_: 1 / 0)
+            patch.setattr(hypercorn._Http1, "_create_stream", lambda *_: 1 / 0)
             await wire.send(request())
             assert await wire.rest() == b""
         await still_serves(app)

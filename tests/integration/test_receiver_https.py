@@ -11,7 +11,7 @@ from support.serving import RawWire, delivery_request, exchange, registry, reque
 
 from sdk_trio.errors import OptionsValidationError
 from sdk_trio.testing import running_app, settings_for_tests
-from sdk_trio.webhooks.sender import own_url, post
+from sdk_trio.webhooks.signed_request import own_url, post
 
 LOOPBACK = ["127.0.0.1/32"]
 OPAQUE = b'{"error":"invalid webhook"}'

@@ -14,8 +14,8 @@ from starlette.routing import Mount, Route
 from support.deliveries import settings
 from support.serving import asgi_headers, ask, registry, signed
 
+from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.runtime import Runtime
-from sdk_trio.storage.records import DeliveryState
 from sdk_trio.webhooks import WebhookReceiver
 
 

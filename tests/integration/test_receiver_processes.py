@@ -35,8 +35,8 @@ import os, sys, trio
 import sdk_trio
 from sdk_trio.base import logs
 from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
-from sdk_trio.runtime.server import Server
-from sdk_trio.storage import open_inbox
+from sdk_trio.server.serve import Server
+from sdk_trio.storage.open import open_inbox
 from sdk_trio.webhooks import WebhookReceiver
 
 descriptor, directory, secret = sys.argv[1:]

@@ -9,7 +9,7 @@ from support.deliveries import SECRET
 from support.serving import registry, serving
 
 from sdk_trio.events import DEFAULT_CATALOG
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.testing import sample_types
 from sdk_trio.webhooks import HandlerRegistry
 from sdk_trio.webhooks.signature import sign

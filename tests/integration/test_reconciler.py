@@ -9,14 +9,14 @@ from support.scripted_upstream import full_stack, scripted_upstream
 
 import sdk_trio
 from sdk_trio.events import OrderPaidEvent
-from sdk_trio.runtime.reconciler import ASK_SECONDS, Reconciler
-from sdk_trio.runtime.reconciliation import (
+from sdk_trio.reconcile.plan import (
     CHECKPOINT_NAME,
     FIRST_WAIT_SECONDS,
     Asked,
     Checkpoint,
     UnknownEndpointError,
 )
+from sdk_trio.reconcile.reconciler import ASK_SECONDS, Reconciler
 
 HOUR = 3600.0
 

@@ -13,12 +13,12 @@ from support.scripted_upstream import TOKEN, full_stack, scripted_upstream
 from support.serving import delivery_request, exchange, registry, serving, signed
 
 import sdk_trio
-from sdk_trio.cli.settings_reloader import SettingsReloader
+from sdk_trio.cli.run import SettingsReloader
 from sdk_trio.config import Secret
-from sdk_trio.config.loader import Loaded
+from sdk_trio.config.load import Loaded
 from sdk_trio.errors import OptionsValidationError, Problem
 from sdk_trio.runtime import Reloaded, Runtime
-from sdk_trio.runtime.systemd_notifier import SystemdNotifier
+from sdk_trio.runtime.systemd import SystemdNotifier
 from sdk_trio.testing import AppUnderTest
 from sdk_trio.webhooks.signature import new_secret
 

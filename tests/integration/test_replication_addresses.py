@@ -19,9 +19,9 @@ import trustme
 from support.programs import program
 
 from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.replication_options import BlobStoreOptions, ReplicationOptions
+from sdk_trio.config.options.replication import BlobStoreOptions, ReplicationOptions
 from sdk_trio.errors import ReplicatorError
-from sdk_trio.replication.control_client import ControlClient
+from sdk_trio.replication.control import ControlClient
 from sdk_trio.replication.manifest import child_environment, replica_url
 
 HOST = "account.blob.core.windows.net"

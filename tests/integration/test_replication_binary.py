@@ -19,7 +19,7 @@ from support.ports import free_port
 from support.programs import program
 
 from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.replication_options import (
+from sdk_trio.config.options.replication import (
     BlobStoreOptions,
     CloudStorageOptions,
     LocalDiskOptions,

@@ -15,10 +15,10 @@ from support.replica_host import ReplicaHost, rows_of, wait_for, write_rows
 from support.replica_targets import Target, local_disk, object_store, sftp
 
 from sdk_trio.errors import ReplicatorError
-from sdk_trio.replication import replica_reader
-from sdk_trio.replication.binary_finder import find_replicator
-from sdk_trio.replication.replica_reader import ReplicaReader
-from sdk_trio.replication.restorer import Restorer
+from sdk_trio.replication import replica as replica_reader
+from sdk_trio.replication.binary import find_replicator
+from sdk_trio.replication.replica import ReplicaReader
+from sdk_trio.replication.restore import Restorer
 
 SECTION = "Sdk:MultiTenant:FileDb:Replication"
 NOW = datetime.now(UTC)

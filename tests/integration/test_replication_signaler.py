@@ -16,8 +16,7 @@ import trio
 from support.programs import program
 
 from sdk_trio.replication.manifest import TenantDatabaseFile
-from sdk_trio.replication.process_inspector import Harm, find_harm
-from sdk_trio.replication.signaler import Signaler, Signalled, parse_pid, send_hangup
+from sdk_trio.replication.signal import Harm, Signaler, Signalled, find_harm, parse_pid, send_hangup
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX processes")
 

@@ -19,7 +19,7 @@ from support.ports import free_port
 from support.programs import program
 from support.replicating import replicators_of, rows, said, until, write
 
-from sdk_trio.replication import health_checker
+from sdk_trio.replication import health_check
 from sdk_trio.replication.health import HealthState
 from sdk_trio.replication.manifest import child_environment
 from sdk_trio.testing import running_app, settings_for_tests
@@ -111,7 +111,7 @@ async def hosted(root: Path, **changes):
 
 
 async def test_tenants_come_and_go_and_the_metrics_follow(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(health_checker, "CHECK_SECONDS", 0.3)
+    monkeypatch.setattr(health_check, "CHECK_SECONDS", 0.3)
     caplog.set_level(logging.INFO, logger="sdk_trio")
     with trio.fail_after(60):
         async with hosted(tmp_path, AutoRegenerateDebounceWindow="00:00:00.2") as host:

@@ -25,14 +25,13 @@ from support.replicating import (
 )
 
 from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.replication_options import ObjectStoreOptions
+from sdk_trio.config.options.replication import ObjectStoreOptions
 from sdk_trio.errors import ReplicatorError, StoreLockedError
-from sdk_trio.replication.child_confirmer import confirm
-from sdk_trio.replication.child_runner import run_child
+from sdk_trio.replication.child import confirm, run_child
 from sdk_trio.replication.health import HealthState
-from sdk_trio.replication.health_checker import HealthChecker
-from sdk_trio.replication.locker import lock_databases
-from sdk_trio.replication.restarts import Patience
+from sdk_trio.replication.health_check import HealthChecker
+from sdk_trio.replication.locks import lock_databases
+from sdk_trio.replication.plan import Patience
 from sdk_trio.replication.supervisor import Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")

@@ -16,12 +16,12 @@ from support.replica_targets import local_disk, object_store
 from support.replicating import said, until
 
 from sdk_trio import Runtime
-from sdk_trio.replication import health_checker, verification_scheduler
+from sdk_trio.replication import health_check, verification_schedule
 from sdk_trio.replication.verification import CHECKPOINT, state_from_text
 from sdk_trio.replication.verifier import LOCK_NAME
-from sdk_trio.runtime.verification_runner import sample_verification
-from sdk_trio.storage import open_store
-from sdk_trio.tenants.database_opener import TenantDatabases
+from sdk_trio.runtime.replication import sample_verification
+from sdk_trio.storage.open import open_store
+from sdk_trio.tenants.databases import TenantDatabases
 
 ROWS = 60
 
@@ -275,8 +275,8 @@ async def _seen_at_the_admin_address(url):
 
 async def test_the_runtime_verifies_by_itself(tmp_path, monkeypatch, caplog):
     """Settings, tenants, watcher, supervised replicator, target, and the schedule: all of it."""
-    monkeypatch.setattr(verification_scheduler, "LOOK_SECONDS", 1.0)
-    monkeypatch.setattr(health_checker, "CHECK_SECONDS", 0.3)
+    monkeypatch.setattr(verification_schedule, "LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(health_check, "CHECK_SECONDS", 0.3)
     caplog.set_level(logging.INFO, "sdk_trio.replication")
     section = "MultiTenant:FileDb:Replication:"
     with local_disk(tmp_path / "target") as target:

@@ -23,16 +23,13 @@ from support.deliveries import settings as settings_of
 from support.replicating import said, until
 
 from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.replication_options import LocalDiskOptions, ReplicationOptions
+from sdk_trio.config.options.replication import LocalDiskOptions, ReplicationOptions
 from sdk_trio.errors import IllegalTransitionError
-from sdk_trio.replication import directory_scanner
-from sdk_trio.replication.database_finder import database_files, find_databases
-from sdk_trio.replication.directory_scanner import DirectoryScanner
-from sdk_trio.replication.identity_reader import read_identity
-from sdk_trio.replication.manifest import TenantDatabaseFile, render_manifest
-from sdk_trio.replication.manifest_writer import ManifestWriter
-from sdk_trio.replication.watcher import Watcher
-from sdk_trio.storage import open_store
+from sdk_trio.replication import watch
+from sdk_trio.replication.databases import database_files, find_databases, read_identity
+from sdk_trio.replication.manifest import ManifestWriter, TenantDatabaseFile, render_manifest
+from sdk_trio.replication.watch import DirectoryScanner, Watcher
+from sdk_trio.storage.open import open_store
 from sdk_trio.tenants import TenantService
 from sdk_trio.tenants import service as service_module
 
@@ -329,16 +326,16 @@ async def test_a_directory_that_stands_still_is_not_read_again(
         reads.append(directory)
         return database_files(directory)
 
-    monkeypatch.setattr(directory_scanner, "database_files", counted)
+    monkeypatch.setattr(watch, "database_files", counted)
     # However slow the machine is, what was just made has just been made.
-    monkeypatch.setattr(directory_scanner, "_SETTLED_SECONDS", 1e6)
-    monkeypatch.setattr(directory_scanner, "_READ_AGAIN_SECONDS", 1e6)
+    monkeypatch.setattr(watch, "_SETTLED_SECONDS", 1e6)
+    monkeypatch.setattr(watch, "_READ_AGAIN_SECONDS", 1e6)
     scanner = DirectoryScanner(tmp_path)
     (tmp_path / "a.db").touch()
     assert scanner.scan().keys() == {"a"}
     assert scanner.scan().keys() == {"a"}
     assert len(reads) == 2, "what changed a moment ago may change again within the same step"
-    monkeypatch.setattr(directory_scanner, "_SETTLED_SECONDS", -1e6)
+    monkeypatch.setattr(watch, "_SETTLED_SECONDS", -1e6)
     for _ in range(3):
         assert scanner.scan().keys() == {"a"}
     assert len(reads) == 3
@@ -347,7 +344,7 @@ async def test_a_directory_that_stands_still_is_not_read_again(
     assert scanner.scan().keys() == {"a", "b"}
     assert scanner.scan().keys() == {"a", "b"}
     assert len(reads) == 4
-    monkeypatch.setattr(directory_scanner, "_READ_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "_READ_AGAIN_SECONDS", 0.0)
     scanner.scan()
     scanner.scan()
     assert len(reads) == 6
@@ -357,8 +354,8 @@ async def test_a_directory_whose_time_is_set_back_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``rsync -a`` and ``tar`` put files in place, and then set the directory's time."""
-    monkeypatch.setattr(directory_scanner, "_SETTLED_SECONDS", -1e6)
-    monkeypatch.setattr(directory_scanner, "_READ_AGAIN_SECONDS", 1e6)
+    monkeypatch.setattr(watch, "_SETTLED_SECONDS", -1e6)
+    monkeypatch.setattr(watch, "_READ_AGAIN_SECONDS", 1e6)
     (tmp_path / "a.db").touch()
     before = tmp_path.stat().st_mtime_ns
     scanner = DirectoryScanner(tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sdk_trio.errors import ReplicationError
-from sdk_trio.replication.manifest_writer import ManifestWriter
+from sdk_trio.replication.manifest import ManifestWriter
 
 
 @pytest.fixture

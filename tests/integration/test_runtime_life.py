@@ -22,14 +22,14 @@ from sdk_trio.errors import (
     PartEndedError,
     StoreLockedError,
 )
+from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.runtime import BindError, Runtime
-from sdk_trio.runtime.administrator import Administrator
-from sdk_trio.runtime.server import Server
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.runtime.admin import Administrator
+from sdk_trio.server.serve import Server
 from sdk_trio.testing import AppUnderTest
 from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
 from sdk_trio.webhooks.janitor import Janitor
-from sdk_trio.webhooks.queuer import Queuer
+from sdk_trio.webhooks.queue import Queuer
 
 
 async def works(event):

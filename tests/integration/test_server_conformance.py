@@ -13,8 +13,7 @@ from support.hostile_requests import BAD_CHUNKS, REFUSED, STRICTER, get, post, s
 from support.http_serving import QUICK, http_server
 from support.serving import RawWire, chunked, delivery_request, serving, signed
 
-from sdk_trio.runtime.exchange import Exchange
-from sdk_trio.runtime.fast_path import Connection
+from sdk_trio.server.connection import Connection, Exchange
 
 both = pytest.mark.parametrize("fast", [True, False], ids=["fast", "stock"])
 

@@ -12,8 +12,8 @@ from support.http_serving import QUICK, http_server
 from support.serving import RawWire, chunked
 
 from sdk_trio.errors import OptionsValidationError
-from sdk_trio.runtime import tls_socket
-from sdk_trio.runtime.certificate_loader import load_certificate
+from sdk_trio.server import tls
+from sdk_trio.server.tls import load_certificate
 
 AUTHORITY = trustme.CA()
 
@@ -184,7 +184,7 @@ async def test_old_versions_are_refused(files):
 @pytest.mark.parametrize("noise", [b"", b"\x16\x03\x01\x02\x00", get()])
 async def test_who_does_not_finish_the_handshake_is_let_go(files, noise, monkeypatch):
     async with http_server(True, certificate=files) as server:
-        monkeypatch.setattr(tls_socket, "HANDSHAKE_SECONDS", 0.1)
+        monkeypatch.setattr(tls, "HANDSHAKE_SECONDS", 0.1)
         with await RawWire.connect(server.url.replace("https", "http")) as wire:
             await wire.send(noise)
             assert b"HTTP" not in await wire.rest()

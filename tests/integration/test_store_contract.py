@@ -10,9 +10,7 @@ import trio
 from msgspec.structs import asdict, replace
 
 from sdk_trio.errors import StoreUnavailableError
-from sdk_trio.storage.memory_store import MemoryInbox
-from sdk_trio.storage.ports import Inbox
-from sdk_trio.storage.records import (
+from sdk_trio.records.deliveries import (
     Admission,
     Admitted,
     Dead,
@@ -25,9 +23,11 @@ from sdk_trio.storage.records import (
     Released,
     Retry,
 )
-from sdk_trio.storage.schema import APPLICATION_ID, MIGRATIONS
-from sdk_trio.storage.sqlite_store import SqliteInbox
-from sdk_trio.storage.tenant_records import EnvironmentVariable
+from sdk_trio.records.tenants import EnvironmentVariable
+from sdk_trio.storage.memory.inbox import MemoryInbox
+from sdk_trio.storage.ports import Inbox
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS
 
 
 class Stores:

@@ -12,11 +12,11 @@ import trio
 import trio.testing
 
 from sdk_trio.errors import StoreLostError, StoreUnavailableError, StoreVersionError
-from sdk_trio.storage import committer as committer_module
-from sdk_trio.storage.records import Admission, DeliveryState, Done, NewDelivery, Retry
-from sdk_trio.storage.schema import APPLICATION_ID, VERSION
-from sdk_trio.storage.sqlite_store import SqliteInbox
-from sdk_trio.storage.store_file import StoreFile
+from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
+from sdk_trio.storage.sqlite import committer as committer_module
+from sdk_trio.storage.sqlite.files import StoreFile
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.storage.sqlite.schema import APPLICATION_ID, VERSION
 
 
 async def open_inbox(file: Path) -> SqliteInbox:

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.loop import Loop
 
-from sdk_trio.storage.memory_store import MemoryInbox
-from sdk_trio.storage.ports import Inbox
-from sdk_trio.storage.records import (
+from sdk_trio.records.deliveries import (
     Admission,
     Dead,
     DeliveryState,
@@ -26,7 +24,9 @@ from sdk_trio.storage.records import (
     Released,
     Retry,
 )
-from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.storage.memory.inbox import MemoryInbox
+from sdk_trio.storage.ports import Inbox
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
 
 LEASE, DEDUP, PAYLOAD = 10.0, 100.0, 40.0
 TERMS = {"lease_seconds": LEASE, "dedup_seconds": DEDUP, "payload_seconds": PAYLOAD}

@@ -17,19 +17,20 @@ from sdk_trio.config import Settings
 from sdk_trio.config.choices import StorageBackend
 from sdk_trio.config.options import StorageOptions
 from sdk_trio.errors import NotInThisVersionError, StoreLockedError, StoreUnavailableError
-from sdk_trio.storage import open_inbox, sqlite_connector
+from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, NewDelivery
 from sdk_trio.storage.data_directory import create_data_directory, lock_data_directory
-from sdk_trio.storage.records import Admission, Dead, DeliveryState, NewDelivery
-from sdk_trio.storage.schema import APPLICATION_ID, MIGRATIONS, VERSION
-from sdk_trio.storage.sqlite_connector import connect_writer
-from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.storage.open import open_inbox
+from sdk_trio.storage.sqlite import connect
+from sdk_trio.storage.sqlite.connect import connect_writer
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION
 
 TERMS = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40}
 
 OPEN = """
 import sys, trio
-from sdk_trio.storage.records import NewDelivery
-from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.records.deliveries import NewDelivery
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
 
 async def open_inbox():
     return await SqliteInbox.open(
@@ -182,7 +183,7 @@ def test_a_migration_that_is_killed_anywhere_has_not_begun_or_is_whole(tmp_path:
 async def test_who_opens_a_store_that_another_brings_up_to_date_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sqlite_connector, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(connect, "BUSY_SECONDS", 0.01)
     file = tmp_path / "inbox.db"
     other = apsw.Connection(str(file))
     for statement in MIGRATIONS[0]:
@@ -195,7 +196,7 @@ async def test_who_opens_a_store_that_another_brings_up_to_date_waits_for_it(
     async def open_it() -> None:
         opened.append(await SqliteInbox.open(file, owner="two", **TERMS))
 
-    caplog.set_level("INFO", logger="sdk_trio.storage")
+    caplog.set_level("INFO", logger="sdk_trio.storage.open")
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(open_it)
@@ -321,6 +322,6 @@ async def test_a_backend_that_is_not_there_yet_is_named(tmp_path: Path) -> None:
 
 
 def test_sqlite_is_not_loaded_where_memory_is_chosen() -> None:
-    code = "import sys, sdk_trio.storage.memory_store as _; print('apsw' in sys.modules)"
+    code = "import sys, sdk_trio.storage.memory.inbox as _; print('apsw' in sys.modules)"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert output.stdout.split() == [b"False"]

@@ -10,11 +10,10 @@ import pytest
 import trio
 from support.single_tenant import CountingStep, host_settings
 
-from sdk_trio.cli.daemon import serve
+from sdk_trio.cli.run import serve
 from sdk_trio.errors import StoreUnavailableError
-from sdk_trio.runtime import Runtime, systemd_notifier
-from sdk_trio.runtime.systemd import ServiceEnvironment
-from sdk_trio.runtime.systemd_notifier import SystemdNotifier
+from sdk_trio.runtime import Runtime, systemd
+from sdk_trio.runtime.systemd import ServiceEnvironment, SystemdNotifier
 from sdk_trio.tenants.upgrade import HostUpgrade
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a service manager's socket")
@@ -102,7 +101,7 @@ async def test_it_asks_for_time_for_as_long_as_it_may(manager, autojump_clock):
 def test_a_long_upgrade_at_the_start_asks_for_time_until_it_is_ready(
     tmp_path, manager, monkeypatch
 ):
-    monkeypatch.setattr(systemd_notifier, "REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(systemd, "REPORT_SECONDS", 0.05)
 
     async def takes_time():
         while len(manager.heard) < 5:
@@ -140,7 +139,7 @@ async def test_what_must_not_get_lost_waits_for_a_place_in_the_queue(manager, mo
                 nursery.start_soon(notifier.ready, "full")
             await trio.sleep(0.1)
             assert len(await manager.hears(30)) == 30
-        monkeypatch.setattr(systemd_notifier, "PATIENCE_SECONDS", 0.1)
+        monkeypatch.setattr(systemd, "PATIENCE_SECONDS", 0.1)
         with trio.fail_after(60):
             for _ in range(30):
                 await notifier.ready("nobody reads")

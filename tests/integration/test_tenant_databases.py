@@ -17,9 +17,10 @@ import trio
 import trio.testing
 
 from sdk_trio.errors import InvalidTenantError, StoreUnavailableError, TenantNotActiveError
-from sdk_trio.storage import open_store
-from sdk_trio.tenants import TenantService, database_opener
-from sdk_trio.tenants.database_opener import FILES_PER_DATABASE, TenantDatabases
+from sdk_trio.storage.open import open_store
+from sdk_trio.tenants import TenantService
+from sdk_trio.tenants import databases as database_opener
+from sdk_trio.tenants.databases import FILES_PER_DATABASE, TenantDatabases
 from sdk_trio.tenants.tenancy import Tenancy
 from sdk_trio.testing import settings_for_tests
 

@@ -10,11 +10,11 @@ from support.single_tenant import host_settings, opened_host, write_database
 
 from sdk_trio.config import Settings
 from sdk_trio.errors import IllegalTransitionError, TenantConflictError, UnknownTenantError
-from sdk_trio.storage import open_store
-from sdk_trio.storage.records import Dead, Done, NewDelivery
-from sdk_trio.storage.tenant_records import AuditAction, AuditRecord, Tenant
-from sdk_trio.tenants.database_opener import TenantDatabases
-from sdk_trio.tenants.purger import Purger
+from sdk_trio.records.deliveries import Dead, Done, NewDelivery
+from sdk_trio.records.tenants import AuditAction, AuditRecord, Tenant
+from sdk_trio.storage.open import open_store
+from sdk_trio.tenants.databases import TenantDatabases
+from sdk_trio.tenants.purge import Purger
 from sdk_trio.tenants.service import TenantService
 
 DAY = 86_400.0

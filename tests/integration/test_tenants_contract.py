@@ -19,13 +19,8 @@ from sdk_trio.errors import (
     TenantExistsError,
     UnknownTenantError,
 )
-from sdk_trio.storage import open_store
-from sdk_trio.storage.memory_store import MemoryInbox
-from sdk_trio.storage.query_runner import QueryRunner
-from sdk_trio.storage.records import NewDelivery
-from sdk_trio.storage.schema import APPLICATION_ID, MIGRATIONS
-from sdk_trio.storage.sqlite_store import SqliteInbox
-from sdk_trio.storage.tenant_records import (
+from sdk_trio.records.deliveries import NewDelivery
+from sdk_trio.records.tenants import (
     AuditAction,
     AuditRecord,
     EnvironmentVariable,
@@ -33,8 +28,13 @@ from sdk_trio.storage.tenant_records import (
     TenantCredentials,
     TenantStatus,
 )
+from sdk_trio.storage.memory.inbox import MemoryInbox
+from sdk_trio.storage.open import open_store
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.storage.sqlite.queries import QueryRunner
+from sdk_trio.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS
 from sdk_trio.tenants import TenantService, TransitionResult
-from sdk_trio.tenants.directory import CAPACITY
+from sdk_trio.tenants.service import CAPACITY
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
 SETTINGS = settings_of(MultiTenant__Enabled=True)

@@ -23,9 +23,7 @@ from support.loop import Loop
 from sdk_trio import HandlerRegistry, KeyFile, TenantCredentials
 from sdk_trio.config import Secret
 from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
-from sdk_trio.storage.memory_store import MemoryInbox
-from sdk_trio.storage.ports import Inbox
-from sdk_trio.storage.records import (
+from sdk_trio.records.deliveries import (
     Dead,
     DeliveryRecord,
     DeliveryState,
@@ -35,11 +33,13 @@ from sdk_trio.storage.records import (
     Retry,
     key_of,
 )
-from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.storage.memory.inbox import MemoryInbox
+from sdk_trio.storage.ports import Inbox
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
 from sdk_trio.testing import running_app, settings_for_tests, sign_delivery
 from sdk_trio.testing.application import AppUnderTest
-from sdk_trio.webhooks.sender import Posted, own_url, post
 from sdk_trio.webhooks.signature import new_secret
+from sdk_trio.webhooks.signed_request import Posted, own_url, post
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
 SENDERS = ("", "tenant-a", "tenant-b")

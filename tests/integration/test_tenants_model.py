@@ -22,15 +22,15 @@ from sdk_trio.errors import (
     TenantExistsError,
     UnknownTenantError,
 )
-from sdk_trio.storage.memory_store import MemoryInbox
-from sdk_trio.storage.sqlite_store import SqliteInbox
-from sdk_trio.storage.tenant_records import (
+from sdk_trio.records.tenants import (
     AuditAction,
     AuditRecord,
     EnvironmentVariable,
     TenantCredentials,
     TenantStatus,
 )
+from sdk_trio.storage.memory.inbox import MemoryInbox
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
 from sdk_trio.tenants import TenantService
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}

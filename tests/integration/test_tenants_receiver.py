@@ -24,8 +24,8 @@ from sdk_trio import (
 from sdk_trio.config import Secret, Settings
 from sdk_trio.config.options import MultiTenantOptions
 from sdk_trio.events import OrderPaidEvent, plain_envelope
-from sdk_trio.storage import open_inbox
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.storage.open import open_inbox
 from sdk_trio.tenants import EnvironmentVariable, TenantService
 from sdk_trio.testing import running_app, settings_for_tests, sign_delivery
 from sdk_trio.testing.application import AppUnderTest

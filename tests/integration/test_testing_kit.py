@@ -9,7 +9,7 @@ from support.deliveries import SECRET
 from sdk_trio.errors import RetryLater
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.events.samples import UnknownEventTypeError
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.testing import (
     application,
     running_app,
@@ -18,8 +18,8 @@ from sdk_trio.testing import (
     sign_delivery,
 )
 from sdk_trio.webhooks import HandlerRegistry
-from sdk_trio.webhooks.sender import DeliveryFailedError, post
 from sdk_trio.webhooks.signature import Keyring
+from sdk_trio.webhooks.signed_request import DeliveryFailedError, post
 from sdk_trio.webhooks.verdict import Accepted, Delivery, judge
 
 pytest_plugins = ["pytester"]
@@ -78,7 +78,7 @@ def test_the_fixtures_are_there_and_deliver_for_real(project):
         """
         import application
         from sdk_trio.events import OrderCreatedEvent
-        from sdk_trio.storage.records import DeliveryState
+        from sdk_trio.records.deliveries import DeliveryState
 
         async def test_paid_order_grants_access(deliver):
             delivered = await deliver("order.paid", {"customer": {"email": "ada@example.com"}})

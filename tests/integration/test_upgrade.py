@@ -30,11 +30,11 @@ from sdk_trio.errors import (
     UpgradeInProgressError,
     UpgradeTimedOutError,
 )
-from sdk_trio.storage.upgrade_records import UpgradeState
-from sdk_trio.tenants import upgrader as upgrader_module
-from sdk_trio.tenants.database_copier import copy_database
-from sdk_trio.tenants.default_tenant_finder import DefaultTenantFinder
-from sdk_trio.tenants.tenant_id_filler import SqliteTenantIds
+from sdk_trio.records.upgrades import UpgradeState
+from sdk_trio.tenants import upgrade_run as upgrader_module
+from sdk_trio.tenants.database_copy import copy_database
+from sdk_trio.tenants.default_tenant import DefaultTenantFinder
+from sdk_trio.tenants.upgrade import SqliteTenantIds
 
 HOST_SUPPLIED = {"DefaultTenantStrategy": "HostSupplied"}
 

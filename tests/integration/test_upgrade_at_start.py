@@ -12,7 +12,7 @@ from support.single_tenant import (
 )
 
 from sdk_trio.errors import NotSupportedError, StoreLockedError, UpgradeTimedOutError
-from sdk_trio.storage.upgrade_records import UpgradeState
+from sdk_trio.records.upgrades import UpgradeState
 from sdk_trio.tenants.upgrade import HostUpgrade
 from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
 

@@ -6,9 +6,9 @@ import trio
 from support.single_tenant import deliver
 
 from sdk_trio.config import Settings
-from sdk_trio.storage import open_store
-from sdk_trio.storage.records import NewDelivery
-from sdk_trio.storage.upgrade_records import UpgradeMarker, UpgradeState
+from sdk_trio.records.deliveries import NewDelivery
+from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
+from sdk_trio.storage.open import open_store
 
 
 @pytest.fixture(params=["Memory", "Sqlite"])

@@ -14,11 +14,11 @@ import trio.testing
 from hypothesis import strategies as st
 
 from sdk_trio.base.http_grammar import IDEMPOTENT_METHODS
-from sdk_trio.client.breaker import BreakerPolicy, BreakerState
-from sdk_trio.client.budget import BudgetPolicy
+from sdk_trio.client.call import Call, HeaderList
 from sdk_trio.client.errors import CallError
+from sdk_trio.client.layers.breaker import BreakerPolicy, BreakerState
 from sdk_trio.client.pipeline import Pipeline, Policies
-from sdk_trio.client.request import Call, HeaderList
+from sdk_trio.client.retry import BudgetPolicy
 
 ORIGIN = "https://api.example:443"
 

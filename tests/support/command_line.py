@@ -13,9 +13,9 @@ import trio
 
 from sdk_trio.cli import main
 from sdk_trio.config import Settings
-from sdk_trio.storage import open_inbox
+from sdk_trio.records.deliveries import Dead, DeliveryState, Done, NewDelivery
+from sdk_trio.storage.open import open_inbox
 from sdk_trio.storage.ports import Inbox
-from sdk_trio.storage.records import Dead, DeliveryState, Done, NewDelivery
 
 #: When every event of :meth:`CommandLine.seed` arrived.
 ARRIVAL = 1_800_000_000.0

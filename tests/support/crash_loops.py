@@ -8,8 +8,8 @@ from pathlib import Path
 import attrs
 import trio
 
-from sdk_trio.storage.records import DeliveryRecord
-from sdk_trio.storage.sqlite_store import SqliteInbox
+from sdk_trio.records.deliveries import DeliveryRecord
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
 from sdk_trio.testing import sign_delivery
 
 from .deliveries import SECRET

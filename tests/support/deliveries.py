@@ -8,13 +8,13 @@ import trio
 
 from sdk_trio.config import Secret, Settings
 from sdk_trio.events import decode_envelope
-from sdk_trio.storage.memory_store import MemoryInbox
-from sdk_trio.storage.records import NewDelivery
+from sdk_trio.records.deliveries import NewDelivery
+from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.webhooks.arrival import Arrival
 from sdk_trio.webhooks.counters import Counters
-from sdk_trio.webhooks.dispatcher import Dispatcher
-from sdk_trio.webhooks.queuer import Queuer
+from sdk_trio.webhooks.queue import Queuer
 from sdk_trio.webhooks.registry import HandlerRegistry
+from sdk_trio.webhooks.run import Dispatcher
 from sdk_trio.webhooks.services import Services
 
 #: A test value: published ones are refused in Production.

@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 import trio
 
-from sdk_trio.runtime.limits import Limits
-from sdk_trio.runtime.server import Server
+from sdk_trio.server.limits import Limits
+from sdk_trio.server.serve import Server
 
 from .serving import RawWire
 

@@ -20,12 +20,12 @@ from pathlib import Path
 import attrs
 import trio
 
-from sdk_trio.client.attempts import AttemptKind
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import CallError
-from sdk_trio.client.transport import Transport
+from sdk_trio.client.layers.admission import AttemptKind
 from sdk_trio.config import Mode, Secret, Settings
 from sdk_trio.config.options import ConnectionOptions
+from sdk_trio.net.transport import Transport
 from support.ports import free_port
 from support.programs import program
 from support.upstreams import Authority, Upstream, http1_handler, http2_handler, serving

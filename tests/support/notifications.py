@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import attrs
 import trio
 
-from sdk_trio.config.notification_options import (
+from sdk_trio.config.options.notifications import (
     EmailOptions,
     EmailProviderAOptions,
     EnabledChannelsOptions,
@@ -16,8 +16,8 @@ from sdk_trio.config.notification_options import (
     SmsProviderAOptions,
     WebhookChannelOptions,
 )
-from sdk_trio.runtime.channel_maker import make_channels
-from sdk_trio.storage.tenant_records import OutboxRecord, TenantStatus, Transition
+from sdk_trio.records.tenants import OutboxRecord, TenantStatus, Transition
+from sdk_trio.runtime.notifications import make_channels
 
 #: Test values: a public vector of Standard Webhooks, and credentials that no provider issues.
 SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"

@@ -9,11 +9,9 @@ from typing import Any
 import attrs
 import trio
 
-from sdk_trio.notifications.outcome import Outcome, Sent
-from sdk_trio.storage.memory_store import MemoryInbox
-from sdk_trio.storage.notification_records import NotificationRecord
-from sdk_trio.storage.sqlite_store import SqliteInbox
-from sdk_trio.storage.tenant_records import (
+from sdk_trio.notifications.send import Outcome, Sent
+from sdk_trio.records.notifications import NotificationRecord
+from sdk_trio.records.tenants import (
     AuditAction,
     AuditRecord,
     OutboxRecord,
@@ -21,6 +19,8 @@ from sdk_trio.storage.tenant_records import (
     TenantStatus,
     Transition,
 )
+from sdk_trio.storage.memory.inbox import MemoryInbox
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
 
 LEASE = 10.0
 TERMS = {"lease_seconds": LEASE, "dedup_seconds": 100.0, "payload_seconds": 40.0}

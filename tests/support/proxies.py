@@ -12,7 +12,7 @@ import httpx
 import trio
 import trustme
 
-from sdk_trio.webhooks.sender import SignedDelivery
+from sdk_trio.webhooks.signed_request import SignedDelivery
 from support.ports import free_port
 from support.programs import program
 

@@ -19,15 +19,10 @@ import trio
 
 from sdk_trio.config import Settings
 from sdk_trio.errors import ReplicatorError
-from sdk_trio.replication.control_client import ControlClient
-from sdk_trio.replication.control_socket import control_socket_path
-from sdk_trio.replication.manifest import (
-    TenantDatabaseFile,
-    child_environment,
-    render_manifest,
-)
-from sdk_trio.storage import open_store
-from sdk_trio.storage.tenant_records import Tenant
+from sdk_trio.records.tenants import Tenant
+from sdk_trio.replication.control import ControlClient, control_socket_path
+from sdk_trio.replication.manifest import TenantDatabaseFile, child_environment, render_manifest
+from sdk_trio.storage.open import open_store
 from sdk_trio.tenants.service import TenantService
 
 from .command_forker import run_command

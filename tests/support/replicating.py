@@ -12,8 +12,8 @@ import attrs
 import trio
 
 from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.replication_options import LocalDiskOptions, ReplicationOptions
-from sdk_trio.replication.control_socket import control_socket_path
+from sdk_trio.config.options.replication import LocalDiskOptions, ReplicationOptions
+from sdk_trio.replication.control import control_socket_path
 from sdk_trio.replication.manifest import TenantDatabaseFile, render_manifest
 
 from .ports import free_port

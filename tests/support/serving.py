@@ -12,7 +12,7 @@ import trio
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.testing import AppUnderTest, running_app, sign_delivery
 from sdk_trio.webhooks import HandlerRegistry
-from sdk_trio.webhooks.sender import SignedDelivery
+from sdk_trio.webhooks.signed_request import SignedDelivery
 
 from .deliveries import SECRET, settings
 from .wire import Wire

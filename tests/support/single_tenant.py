@@ -12,12 +12,12 @@ import attrs
 import trio
 
 from sdk_trio.config import Settings
-from sdk_trio.storage import open_store
+from sdk_trio.records.deliveries import NewDelivery
+from sdk_trio.storage.open import open_store
 from sdk_trio.storage.ports import Store
-from sdk_trio.storage.records import NewDelivery
 from sdk_trio.tenants.service import TenantService
 from sdk_trio.tenants.upgrade import HostUpgrade, Quiescence, StepBatch, UpgradeProgress
-from sdk_trio.tenants.upgrader import Upgrader
+from sdk_trio.tenants.upgrade_run import Upgrader
 
 
 def host_settings(data: Path, *, seconds: float | None = None, **keys: Any) -> Settings:

@@ -21,13 +21,12 @@ import apsw
 import trio
 
 from sdk_trio.config import Settings
-from sdk_trio.storage import open_store
-from sdk_trio.storage.records import NewDelivery
-from sdk_trio.storage.upgrade_records import UpgradeState
-from sdk_trio.tenants import upgrader
+from sdk_trio.records.deliveries import NewDelivery
+from sdk_trio.records.upgrades import UpgradeState
+from sdk_trio.storage.open import open_store
+from sdk_trio.tenants import upgrade_run
 from sdk_trio.tenants.service import TenantService
-from sdk_trio.tenants.tenant_id_filler import SqliteTenantIds
-from sdk_trio.tenants.upgrade import HostUpgrade, Quiescence
+from sdk_trio.tenants.upgrade import HostUpgrade, Quiescence, SqliteTenantIds
 
 DELIVERIES = 600
 SOURCE_ROWS = 3000
@@ -37,13 +36,13 @@ BATCH = 100
 
 #: Every line executed in these is a place to be killed at.
 TRACED = (
-    "tenants/upgrader.py",
-    "tenants/database_copier.py",
-    "tenants/tenant_id_filler.py",
+    "tenants/upgrade_run.py",
+    "tenants/database_copy.py",
+    "tenants/upgrade.py",
     "tenants/service.py",
-    "storage/sqlite_upgrade.py",
-    "storage/sqlite_tenant_rows.py",
-    "storage/committer.py",
+    "storage/sqlite/upgrade.py",
+    "storage/sqlite/tenants.py",
+    "storage/sqlite/committer.py",
 )
 
 
@@ -127,14 +126,14 @@ def run_upgrade(data: Path) -> None:
 
 
 async def upgrade(data: Path) -> None:
-    upgrader.BATCH_DELIVERIES = BATCH
+    upgrade_run.BATCH_DELIVERIES = BATCH
     settings = settings_of(data)
     quiescence = Quiescence()
     quiescence.signal("test")
     host = HostUpgrade(steps=[SqliteTenantIds(data / "host.db", "orders", batch_rows=BATCH)])
     async with open_store(settings, owner="new") as store:
         tenants = TenantService(settings, store.tenants)
-        await upgrader.Upgrader(settings, store, tenants, quiescence=quiescence, host=host).run()
+        await upgrade_run.Upgrader(settings, store, tenants, quiescence=quiescence, host=host).run()
 
 
 def run_killed_at_line(data: Path, line: int) -> None:

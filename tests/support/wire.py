@@ -6,7 +6,7 @@ from typing import Self
 import attrs
 import trio
 
-from sdk_trio.webhooks.sender import SignedDelivery
+from sdk_trio.webhooks.signed_request import SignedDelivery
 
 
 @attrs.frozen

@@ -19,14 +19,11 @@ from support.client_stories import (
     seeds,
 )
 
-from sdk_trio.client.attempts import AttemptKind
-from sdk_trio.client.breaker import BreakerPolicy, BreakerState
-from sdk_trio.client.budget import BudgetPolicy
-from sdk_trio.client.errors import (
-    ServerError,
-)
+from sdk_trio.client.errors import ServerError
+from sdk_trio.client.layers.admission import AttemptKind
+from sdk_trio.client.layers.breaker import BreakerPolicy, BreakerState
 from sdk_trio.client.pipeline import Policies
-from sdk_trio.client.retry import RetryPolicy
+from sdk_trio.client.retry import BudgetPolicy, RetryPolicy
 
 
 class CancelAtStep(trio.abc.Instrument):

@@ -13,7 +13,7 @@ import trio.lowlevel
 
 from sdk_trio import errors as all_errors
 from sdk_trio.client import errors
-from sdk_trio.client.breaker import BreakerState
+from sdk_trio.client.call import CallOptions
 from sdk_trio.client.caller import Sources
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import (
@@ -27,7 +27,7 @@ from sdk_trio.client.errors import (
     ServerError,
     UnexpectedAnswerError,
 )
-from sdk_trio.client.request import CallOptions
+from sdk_trio.client.layers.breaker import BreakerState
 from sdk_trio.client.retry import FailureKind
 from sdk_trio.config import Settings
 

@@ -22,8 +22,6 @@ from support.client_stories import (
     play,
 )
 
-from sdk_trio.client.breaker import BreakerPolicy, BreakerState
-from sdk_trio.client.budget import BudgetPolicy
 from sdk_trio.client.errors import (
     CallError,
     CircuitOpenError,
@@ -32,7 +30,9 @@ from sdk_trio.client.errors import (
     RateLimitedError,
     ServerError,
 )
+from sdk_trio.client.layers.breaker import BreakerPolicy, BreakerState
 from sdk_trio.client.pipeline import Pipeline
+from sdk_trio.client.retry import BudgetPolicy
 
 ok_or_not = st.sampled_from([200, 404, 503, 500, httpx.ReadError, httpx.ConnectError, "break"])
 tenths = st.integers(1, 60).map(lambda number: number / 10)

@@ -17,11 +17,11 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sdk_trio.client.call import CallOptions
 from sdk_trio.client.errors import UnexpectedAnswerError
 from sdk_trio.client.operation import PreparedCall
 from sdk_trio.client.operations import Resources
 from sdk_trio.client.records import Record
-from sdk_trio.client.request import CallOptions
 
 
 class Upstream:

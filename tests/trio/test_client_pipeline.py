@@ -19,13 +19,10 @@ from support.client_stories import (
     seeds,
 )
 
-from sdk_trio.client.attempts import AttemptKind
-from sdk_trio.client.breaker import BreakerState
-from sdk_trio.client.budget import BudgetPolicy
-from sdk_trio.client.errors import (
-    CallError,
-    OutcomeUnknownError,
-)
+from sdk_trio.client.errors import CallError, OutcomeUnknownError
+from sdk_trio.client.layers.admission import AttemptKind
+from sdk_trio.client.layers.breaker import BreakerState
+from sdk_trio.client.retry import BudgetPolicy
 
 #: A budget that runs dry, and no breaker that would keep it from doing so.
 TIGHT = attrs.evolve(CALM, budget=BudgetPolicy(floor_per_second=0.05, floor_seconds=30))

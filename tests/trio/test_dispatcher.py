@@ -6,7 +6,7 @@ from support.deliveries import SECRET, Bench, arrival, memory_inbox, settings
 
 from sdk_trio.errors import HandlerAbortedError, RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderPaidEvent
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.webhooks.registry import HandlerRegistry, WebhookHandlerBase
 
 

@@ -7,8 +7,8 @@ import trio
 from support.deliveries import Bench, arrival
 from support.serving import registry
 
-from sdk_trio.runtime.deadline_keeper import Expiry
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.server.deadline import Expiry
 
 SWEEP_SECONDS = 0.5
 TIMEOUT = "Webhooks__InlineTimeoutSeconds"

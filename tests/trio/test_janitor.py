@@ -4,7 +4,7 @@ import trio
 from support.deliveries import arrival, memory_inbox
 
 from sdk_trio.errors import StoreUnavailableError
-from sdk_trio.storage.records import Done
+from sdk_trio.records.deliveries import Done
 from sdk_trio.webhooks.janitor import Janitor
 from sdk_trio.webhooks.secret_usage import SecretUsage
 

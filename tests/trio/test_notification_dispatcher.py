@@ -11,11 +11,16 @@ from support.notified import FakeChannel, answering, states, transition
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from sdk_trio.errors import StoreUnavailableError
-from sdk_trio.notifications.channel_runner import ATTEMPT_SECONDS, Limits
-from sdk_trio.notifications.dispatcher import NEWS_SECONDS, RETENTION_SECONDS, Dispatcher
-from sdk_trio.notifications.outcome import Again, Ambiguous, Outcome, Refused, Sent, Skipped
+from sdk_trio.notifications.pump import (
+    ATTEMPT_SECONDS,
+    NEWS_SECONDS,
+    RETENTION_SECONDS,
+    Dispatcher,
+    Limits,
+)
 from sdk_trio.notifications.schedule import RetrySchedule
-from sdk_trio.storage.memory_store import MemoryInbox
+from sdk_trio.notifications.send import Again, Ambiguous, Outcome, Refused, Sent, Skipped
+from sdk_trio.storage.memory.inbox import MemoryInbox
 
 TERMS = {"lease_seconds": 75.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
 EPOCH = 1_800_000_000.0

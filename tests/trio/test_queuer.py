@@ -11,7 +11,7 @@ from support.deliveries import Bench, arrival, memory_inbox
 
 from sdk_trio.errors import RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
-from sdk_trio.storage.records import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.webhooks import arrival as arrival_module
 from sdk_trio.webhooks.registry import HandlerRegistry
 

@@ -8,9 +8,10 @@ import pytest
 import trio.testing
 
 from sdk_trio.errors import StoreUnavailableError
-from sdk_trio.storage import memory_rows, memory_store
-from sdk_trio.storage.memory_store import MemoryInbox
-from sdk_trio.storage.records import Admission, Dead, DeliveryState, Done, NewDelivery, Retry
+from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, Done, NewDelivery, Retry
+from sdk_trio.storage.memory import inbox as memory_store
+from sdk_trio.storage.memory import rows
+from sdk_trio.storage.memory.inbox import MemoryInbox
 
 
 def make() -> MemoryInbox:
@@ -92,7 +93,7 @@ async def measure_growth(inbox: MemoryInbox, first: int, count: int, size: int) 
 
 async def test_a_finished_delivery_costs_its_id_and_no_body() -> None:
     inbox = MemoryInbox(owner="one", lease_seconds=10, dedup_seconds=1e6, payload_seconds=1e6)
-    await measure_growth(inbox, 0, memory_rows.RECENT_ROWS, 20)
+    await measure_growth(inbox, 0, rows.RECENT_ROWS, 20)
     tracemalloc.start()
     try:
         small = await measure_growth(inbox, 10_000, 20_000, 20)
@@ -102,14 +103,14 @@ async def test_a_finished_delivery_costs_its_id_and_no_body() -> None:
     assert max(small, large) <= 200
     assert await deliver(inbox, f"msg_{15_000:027}", 50) is Admission.DONE
     assert await inbox.known([f"msg_{15_000:027}", "other"]) == {f"msg_{15_000:027}"}
-    assert (await inbox.counts())[DeliveryState.DONE] == memory_rows.RECENT_ROWS + 40_000
+    assert (await inbox.counts())[DeliveryState.DONE] == rows.RECENT_ROWS + 40_000
 
 
 @pytest.mark.parametrize("webhook_id", ["x" * 256, "\u2603" * 256, "\ud800" * 200])
 async def test_a_long_id_is_remembered_at_the_same_price(
     monkeypatch: pytest.MonkeyPatch, webhook_id: str
 ) -> None:
-    monkeypatch.setattr(memory_rows, "RECENT_ROWS", 0)
+    monkeypatch.setattr(rows, "RECENT_ROWS", 0)
     inbox = make()
     assert await deliver(inbox, webhook_id, 1) is Admission.NEW
     assert await deliver(inbox, webhook_id, 2) is Admission.DONE
@@ -121,8 +122,8 @@ async def test_a_long_id_is_remembered_at_the_same_price(
 async def test_the_oldest_finished_ids_go_first_and_one_warning_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memory_rows, "RECENT_ROWS", 2)
-    monkeypatch.setattr(memory_rows, "REMEMBERED_IDS", 3)
+    monkeypatch.setattr(rows, "RECENT_ROWS", 2)
+    monkeypatch.setattr(rows, "REMEMBERED_IDS", 3)
     inbox = make()
     for number in range(20):
         assert await deliver(inbox, f"m{number}", 1) is Admission.NEW
@@ -137,7 +138,7 @@ async def test_what_waits_for_somebody_gives_way_and_what_is_unfinished_does_not
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_store, "HELD_BYTES", 20_000)
-    monkeypatch.setattr(memory_rows, "HELD_BYTES", 20_000)
+    monkeypatch.setattr(rows, "HELD_BYTES", 20_000)
     inbox = make()
 
     def big(name: str) -> NewDelivery:

@@ -6,8 +6,8 @@ import trio
 import trio.testing
 from support.deliveries import memory_inbox
 
-from sdk_trio.console.pacer import Pacer
-from sdk_trio.console.store_observer import (
+from sdk_trio.admin.access import Pacer
+from sdk_trio.admin.status import (
     COUNTING_SHARE,
     FRESH_SECONDS,
     PATIENCE_SECONDS,
@@ -15,7 +15,7 @@ from sdk_trio.console.store_observer import (
     StoreObserver,
 )
 from sdk_trio.errors import NotRunningError, StoreUnavailableError
-from sdk_trio.storage.tenant_records import TenantStatus
+from sdk_trio.records.tenants import TenantStatus
 
 
 @attrs.define

@@ -14,15 +14,15 @@ from support.deliveries import settings as settings_of
 
 from sdk_trio.config import Secret, Settings
 from sdk_trio.errors import NotInThisVersionError, NotRunningError, TenantCredentialsError
-from sdk_trio.storage.tenant_records import (
+from sdk_trio.records.tenants import (
     CredentialSource,
     EnvironmentVariable,
     KeyFile,
     Tenant,
     TenantCredentials,
 )
-from sdk_trio.tenants.client_pool import ClientPool
-from sdk_trio.tenants.credential_reader import MAX_FILE_BYTES, CredentialReader
+from sdk_trio.tenants.clients import ClientPool
+from sdk_trio.tenants.credentials import MAX_FILE_BYTES, CredentialReader
 
 SETTINGS = attrs.evolve(settings_of(), access_token=Secret("host-token"))
 

@@ -7,7 +7,7 @@ import trio
 from sdk_trio.config import Settings
 from sdk_trio.errors import StoreLockedError, StoreUnavailableError
 from sdk_trio.replication.verification import Verification, VerificationState
-from sdk_trio.replication.verification_scheduler import LOOK_SECONDS, VerificationScheduler
+from sdk_trio.replication.verification_schedule import LOOK_SECONDS, VerificationScheduler
 
 HOUR = 3600.0
 START = 1_800_000_000.0

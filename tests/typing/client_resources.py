@@ -10,7 +10,6 @@ import httpx
 from sdk_trio import CallOptions, Client, Record, SyncClient
 from sdk_trio.client.blocking import SyncExport, SyncListing
 from sdk_trio.client.export import CsvExport
-from sdk_trio.client.listing import Listing
 from sdk_trio.client.models import (
     CustomerOrder,
     CustomerTeam,
@@ -22,7 +21,7 @@ from sdk_trio.client.models import (
     Unlisted,
 )
 from sdk_trio.client.operations.sales import Orders
-from sdk_trio.client.pages import Page
+from sdk_trio.client.pages import Listing, Page
 
 
 async def check(client: Client) -> None:

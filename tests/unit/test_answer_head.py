@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.runtime.answer_head import (
+from sdk_trio.server.head import (
     AnswerError,
     Framing,
     answer_head,
     informational,
+    parse_head,
     refusal,
 )
-from sdk_trio.runtime.limits import Limits
-from sdk_trio.runtime.request_head import parse_head
+from sdk_trio.server.limits import Limits
 
 REQUESTS = [
     b"%b / HTTP/%b\r\nHost: test\r\n%b\r\n" % (method, version, connection)
@@ -90,7 +90,7 @@ def test_a_close_of_the_application_is_kept():
 
 
 def test_many_different_heads_are_not_all_kept():
-    from sdk_trio.runtime import answer_head as module
+    from sdk_trio.server import head as module
 
     request = parse_head(REQUESTS[2], Limits(), {})
     for number in range(1000):

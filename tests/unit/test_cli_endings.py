@@ -13,8 +13,8 @@ from support.deliveries import SECRET
 
 from sdk_trio.base.groups import only_member
 from sdk_trio.cli import main, runner
-from sdk_trio.cli.app_importer import AppBrokenError, AppNotFoundError, import_registry
-from sdk_trio.cli.presence import Presence, announced
+from sdk_trio.cli.application import AppBrokenError, AppNotFoundError, import_registry
+from sdk_trio.cli.running_receiver import Presence, announced
 from sdk_trio.cli.usage import UsageError
 from sdk_trio.errors import (
     NotSupportedError,

@@ -8,10 +8,11 @@ import trio
 from support.command_line import ARRIVAL, CommandLine, clear_environment
 
 from sdk_trio.cli import main
-from sdk_trio.cli.tailer import Tailer
+from sdk_trio.cli.events import Tailer
 from sdk_trio.config import Settings
-from sdk_trio.storage import open_inbox, open_store, replayer
-from sdk_trio.storage.records import Dead, DeliveryState, Done, NewDelivery
+from sdk_trio.records.deliveries import Dead, DeliveryState, Done, NewDelivery
+from sdk_trio.storage import replay
+from sdk_trio.storage.open import open_inbox, open_store
 from sdk_trio.tenants import TenantService
 
 DEAD, DONE, PARKED, RECEIVED = (
@@ -231,7 +232,7 @@ def test_replay_says_why_an_id_was_not_replayed(command_line):
 
 
 def test_replay_of_a_state_goes_through_every_page(command_line, monkeypatch):
-    monkeypatch.setattr(replayer, "CHUNK", 3)
+    monkeypatch.setattr(replay, "CHUNK", 3)
     command_line.seed(*((f"dead-{n}", DEAD) for n in range(8)), ("kept", PARKED))
     rehearsal = command_line("events", "replay", "--state", "dead", "--dry-run")
     assert "8 would be replayed" in rehearsal.err

@@ -8,8 +8,8 @@ import pytest
 from support.command_line import CommandLine, clear_environment
 from support.deliveries import SECRET
 
-from sdk_trio.cli.app_importer import import_registry
-from sdk_trio.cli.starter_files import APPSETTINGS, FILES
+from sdk_trio.cli.application import import_registry
+from sdk_trio.cli.init import APPSETTINGS, FILES
 from sdk_trio.config import read_settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "config" / "appsettings.json"

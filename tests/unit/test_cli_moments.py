@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.cli.header_lines import parse_headers
-from sdk_trio.cli.moments import moment_text, parse_count, parse_moment, parse_since
-from sdk_trio.cli.usage import UsageError
+from sdk_trio.cli.sign import parse_headers
+from sdk_trio.cli.usage import UsageError, moment_text, parse_count, parse_moment, parse_since
 
 NOW = 1_800_000_000.0
 

@@ -16,8 +16,8 @@ from sdk_trio.cli.command_arguments import (
 from sdk_trio.cli.commands import COMMANDS
 from sdk_trio.cli.parser import build_parser
 from sdk_trio.cli.usage import NOT_IN_THIS_VERSION
-from sdk_trio.storage.notification_records import RETRIABLE, NotificationState
-from sdk_trio.storage.records import REPLAYABLE, DeliveryState
+from sdk_trio.records.deliveries import REPLAYABLE, DeliveryState
+from sdk_trio.records.notifications import RETRIABLE, NotificationState
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
 

@@ -16,20 +16,22 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sdk_trio.client.arguments import json_value, path_segment, query_pairs
+from sdk_trio.client.call import UNSET, CallOptions, encode_query
 from sdk_trio.client.client import Client
 from sdk_trio.client.operation import (
     Answer,
     Body,
     Operation,
     description_of,
+    json_value,
     operation,
+    path_segment,
     prepare,
+    query_pairs,
     signature_of,
 )
 from sdk_trio.client.operations import OPERATIONS
 from sdk_trio.client.records import Record
-from sdk_trio.client.request import UNSET, CallOptions, encode_query
 from sdk_trio.client.resources import BoundOperation
 from sdk_trio.config import Settings
 

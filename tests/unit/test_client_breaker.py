@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from sdk_trio.client.breaker import (
+from sdk_trio.client.layers.breaker import (
     PROBE_HINT_SECONDS,
     AttemptOutcome,
     BreakerPolicy,
@@ -23,7 +23,7 @@ from sdk_trio.client.breaker import (
     Permit,
     Refusal,
 )
-from sdk_trio.client.exchange import Incident
+from sdk_trio.net.messages import Incident
 
 OK, FAIL, NEUTRAL = AttemptOutcome.SUCCESS, AttemptOutcome.FAILURE, AttemptOutcome.NEUTRAL
 

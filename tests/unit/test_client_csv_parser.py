@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.client.csv_parser import LONGEST_ROW, CsvParser
+from sdk_trio.client.export import LONGEST_ROW, CsvParser
 
 cells = st.text(
     st.one_of(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.client.exchange import NetworkError, PeerProtocolError
-from sdk_trio.client.http1 import AnswerParser
+from sdk_trio.net.http1 import AnswerParser
+from sdk_trio.net.messages import NetworkError, PeerProtocolError
 
 NAMES = st.from_regex(rb"\A[A-Za-z][A-Za-z0-9-]{0,20}\Z").filter(
     lambda name: (

@@ -4,7 +4,7 @@ from hpack import Decoder, NeverIndexedHeaderTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.client.http2_protocol import FieldEncoder
+from sdk_trio.net.http2_protocol import FieldEncoder
 
 SECRET = (b"cookie", b"authorization")
 NAMES = st.sampled_from(

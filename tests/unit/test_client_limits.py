@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.client.budget import BudgetPolicy, RetryBudget
-from sdk_trio.client.limiter import LimitPolicy, RateLimiter
+from sdk_trio.client.layers.admission import LimitPolicy, RateLimiter
+from sdk_trio.client.retry import BudgetPolicy, RetryBudget
 
 
 class Clock:

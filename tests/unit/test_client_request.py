@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.client.request import (
+from sdk_trio.client.call import (
     NO_OPTIONS,
     Call,
     CallOptions,

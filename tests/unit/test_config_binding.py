@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdk_trio.config import KeyDerivation, Mode, Secret, Settings, describe
-from sdk_trio.config.binding import bind
-from sdk_trio.config.layers import Entry, Layer, Pairs, read_mapping, read_section
-from sdk_trio.config.rules import check
+from sdk_trio.config.bind import bind
+from sdk_trio.config.check import check
+from sdk_trio.config.sources import Entry, Layer, Pairs, read_mapping, read_section
 from sdk_trio.config.table import table
 from sdk_trio.errors import OptionsValidationError, Problem
 

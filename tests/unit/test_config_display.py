@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sdk_trio.config import Settings, describe, json_schema
-from sdk_trio.config.reference import reference_page
+from sdk_trio.config.show import reference_page
 from sdk_trio.config.table import table
 
 # A test value.
@@ -92,5 +92,5 @@ def test_the_defaults_fit_their_own_patterns() -> None:
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    command = "python -m sdk_trio.config.reference > docs/reference/configuration.md"
+    command = "python -m sdk_trio.config.show > docs/reference/configuration.md"
     assert PAGE.read_text("utf-8") == reference_page(), f"run: {command}"

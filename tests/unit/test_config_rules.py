@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.config import BUNDLED_API_VERSION, Secret, Settings, missing_parts
-from sdk_trio.config.binding import bind
-from sdk_trio.config.layers import read_section
-from sdk_trio.config.rules import Findings, check
+from sdk_trio.config.bind import bind
+from sdk_trio.config.check import Findings, check
+from sdk_trio.config.sources import read_section
 from sdk_trio.config.table import table
 from sdk_trio.errors import OptionsValidationError
 

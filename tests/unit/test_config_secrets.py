@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.config import KeyDerivation, ParsedSecret, Secret, parse_secret
-from sdk_trio.config.ed25519_point import is_forgeable, is_public_key
+from sdk_trio.config.secret import is_forgeable, is_public_key
 
 # A test value, and a published key.
 SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"

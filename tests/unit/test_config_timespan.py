@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.config.timespan import MAXIMUM_DAYS, format_timespan, parse_timespan
+from sdk_trio.config.bind import MAXIMUM_DAYS, format_timespan, parse_timespan
 
 SPANS = st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=MAXIMUM_DAYS))
 

@@ -3,8 +3,8 @@
 import pytest
 from support.deliveries import SECRET
 
-from sdk_trio.cli.doctor_findings import Finding, Level, Report, ranked
-from sdk_trio.cli.doctor_settings import (
+from sdk_trio.cli.doctor.findings import Finding, Level, Report, ranked
+from sdk_trio.cli.doctor.settings import (
     check_endpoints,
     check_handlers,
     check_https,
@@ -13,7 +13,7 @@ from sdk_trio.cli.doctor_settings import (
     check_sources,
 )
 from sdk_trio.config import Settings, read_settings
-from sdk_trio.webhooks.peers import TrustedProxies
+from sdk_trio.webhooks.screen import TrustedProxies
 
 PROBLEM, WARNING, NOTE, OK = Level
 

@@ -29,9 +29,15 @@ from sdk_trio.events import (
     subject_of,
 )
 from sdk_trio.events.decoding import MAX_DRIFTS, MAX_TYPE_LENGTH
-from sdk_trio.events.fitting import MAX_REPAIRS, fit
-from sdk_trio.events.legible import MAX_DEPTH, MAX_NUMBER_LENGTH, NotJsonError, legible
 from sdk_trio.events.samples import sample, sample_body
+from sdk_trio.events.values import (
+    MAX_DEPTH,
+    MAX_NUMBER_LENGTH,
+    MAX_REPAIRS,
+    NotJsonError,
+    fit,
+    legible,
+)
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 TYPES = [row.wire_type for row in DEFAULT_CATALOG]

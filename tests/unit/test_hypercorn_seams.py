@@ -1,4 +1,4 @@
-"""A canary for every private part of hypercorn that `runtime/hypercorn_server.py` stands on.
+"""A canary for every private part of hypercorn that `server/hypercorn.py` stands on.
 
 A failure here after an upgrade of hypercorn says which seam has moved; the pin in pyproject.toml is
 widened only after that part of it has been looked at.

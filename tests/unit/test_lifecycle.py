@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sdk_trio.base.backoff import longest_wait
-from sdk_trio.storage.records import Dead, Retry
-from sdk_trio.webhooks.lifecycle import (
+from sdk_trio.records.deliveries import Dead, Retry
+from sdk_trio.webhooks.outcomes import (
     MAX_ERROR_LENGTH,
     RUNS_FOR_PROOF,
     Failure,

@@ -4,11 +4,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.notifications import SECRET, record
 
-from sdk_trio.config.notification_options import NotificationsOptions
-from sdk_trio.notifications.answers import MAX_WAIT_SECONDS, document_of, explained, judge
-from sdk_trio.notifications.outcome import Again, Ambiguous, Refused
-from sdk_trio.notifications.payload import body_signature, payload
-from sdk_trio.notifications.ports import Answer
+from sdk_trio.config.options.notifications import NotificationsOptions
+from sdk_trio.notifications.channels.webhook import body_signature, payload
+from sdk_trio.notifications.send import (
+    MAX_WAIT_SECONDS,
+    Again,
+    Ambiguous,
+    Answer,
+    Refused,
+    document_of,
+    explained,
+    judge,
+)
 from sdk_trio.notifications.templates import render
 
 headers = st.fixed_dictionaries(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from sdk_trio.config.binding import bind
-from sdk_trio.config.layers import read_section
-from sdk_trio.config.notification_options import TemplatesOptions
-from sdk_trio.config.placeholders import unknown_placeholders
-from sdk_trio.config.prober import probe
-from sdk_trio.config.rules import Findings, check
+from sdk_trio.config.bind import bind
+from sdk_trio.config.check import Findings, check
+from sdk_trio.config.options.notifications import TemplatesOptions
+from sdk_trio.config.probe import probe
+from sdk_trio.config.sources import read_section
+from sdk_trio.config.template_text import unknown_placeholders
 
 KEY = "MultiTenant:Notifications"
 BASE = {

@@ -4,16 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.notifications.outcome import Again, Ambiguous, Outcome, Refused, Sent, Skipped
-from sdk_trio.notifications.pace import Pace
+from sdk_trio.notifications.pump import Pace
 from sdk_trio.notifications.schedule import MAX_REASON_LENGTH, RetrySchedule, ending_of, interrupted
-from sdk_trio.runtime.client_samples import Sample
-from sdk_trio.runtime.notification_samples import sample_notifications
-from sdk_trio.storage.notification_records import (
-    NotificationId,
-    NotificationState,
-    parse_notification_id,
-)
+from sdk_trio.notifications.send import Again, Ambiguous, Outcome, Refused, Sent, Skipped
+from sdk_trio.records.notifications import NotificationId, NotificationState, parse_notification_id
+from sdk_trio.runtime.notifications import sample_notifications
+from sdk_trio.runtime.wiring import Sample
 
 NOW = 1000.0
 outcomes = st.one_of(

@@ -9,10 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.notifications import record
 
-from sdk_trio.config.notification_options import TemplateOptions, TemplatesOptions
-from sdk_trio.config.placeholders import PLACEHOLDERS, unknown_placeholders
-from sdk_trio.config.segments import measure_sms
-from sdk_trio.notifications.payload import payload
+from sdk_trio.config.options.notifications import TemplateOptions, TemplatesOptions
+from sdk_trio.config.template_text import PLACEHOLDERS, measure_sms, unknown_placeholders
+from sdk_trio.notifications.channels.webhook import payload
 from sdk_trio.notifications.templates import (
     MAX_EMAIL_CHARACTERS,
     MAX_SMS_SEGMENTS,
@@ -20,7 +19,7 @@ from sdk_trio.notifications.templates import (
     render,
     template_of,
 )
-from sdk_trio.storage.tenant_records import Transition
+from sdk_trio.records.tenants import Transition
 
 ALL = "|".join(f"{{{word}}}" for word in PLACEHOLDERS)
 TEMPLATES = TemplatesOptions()

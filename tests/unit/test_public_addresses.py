@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.config.public_addresses import is_public, names_local_address
+from sdk_trio.base.public_addresses import is_public, names_local_address
 
 PUBLIC_V4 = ["93.184.216.34", "1.1.1.1", "172.15.255.255", "172.32.0.1", "100.63.255.255",
              "100.128.0.1", "192.167.255.255", "169.253.1.1", "223.255.255.254"]  # fmt: skip

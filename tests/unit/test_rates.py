@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sdk_trio.webhooks.rates import MAX_OFFENDERS, MAX_SOURCES, RateLimit
+from sdk_trio.webhooks.screen import MAX_OFFENDERS, MAX_SOURCES, RateLimit
 
 NOW = 1_700_000_000.0
 A, B = "203.0.113.7", "198.51.100.66"

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.runtime.client_samples import sample_client
-from sdk_trio.runtime.reconciliation import (
+from sdk_trio.reconcile.plan import (
     FIRST_WAIT_SECONDS,
     WINDOW_SECONDS,
     Action,
@@ -27,6 +26,7 @@ from sdk_trio.runtime.reconciliation import (
     with_asked,
     without,
 )
+from sdk_trio.runtime.wiring import sample_client
 
 times = st.floats(min_value=0, max_value=2e9)
 

@@ -8,8 +8,7 @@ from support.deliveries import settings
 
 from sdk_trio.config.table import table
 from sdk_trio.errors import OptionsValidationError, Problem
-from sdk_trio.runtime.reload import plan_reload
-from sdk_trio.runtime.reloader import Reloaded, Reloader
+from sdk_trio.runtime.reload import Reloaded, Reloader, plan_reload
 from sdk_trio.webhooks.receiver import LIVE_KEYS
 
 RUNNING = settings()

@@ -5,7 +5,7 @@ import pytest
 
 from sdk_trio.replication.health import DatabaseHealth, HealthState, ReplicationHealth
 from sdk_trio.replication.verification import VerificationState
-from sdk_trio.runtime.replication_checks import NAMED, check_replication, check_verification
+from sdk_trio.runtime.admin import NAMED, check_replication, check_verification
 
 
 @attrs.frozen

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.replication_options import (
+from sdk_trio.config.options.replication import (
     BlobStoreOptions,
     CloudStorageOptions,
     LocalDiskOptions,
@@ -17,10 +17,15 @@ from sdk_trio.config.replication_options import (
     SftpOptions,
 )
 from sdk_trio.errors import ReplicatorError
-from sdk_trio.replication.binary_finder import find_replicator
-from sdk_trio.replication.child_log import LINES_A_WINDOW, WINDOW_SECONDS, LineLimiter, read_line
-from sdk_trio.replication.child_output_reader import secret_values
-from sdk_trio.replication.control_socket import (
+from sdk_trio.replication.binary import find_replicator
+from sdk_trio.replication.child import (
+    LINES_A_WINDOW,
+    WINDOW_SECONDS,
+    LineLimiter,
+    read_line,
+    secret_values,
+)
+from sdk_trio.replication.control import (
     LONGEST_SOCKET_PATH,
     control_socket_path,
     read_error,
@@ -29,12 +34,7 @@ from sdk_trio.replication.control_socket import (
     read_sync,
 )
 from sdk_trio.replication.manifest import TenantDatabaseFile, render_manifest
-from sdk_trio.replication.restarts import (
-    Plan,
-    completed,
-    difference,
-    live_change,
-)
+from sdk_trio.replication.plan import Plan, completed, difference, live_change
 
 OPTIONS = ReplicationOptions(
     replica_target_type=ReplicaTargetType.LOCAL_DISK, local_disk=LocalDiskOptions(path="/replica")

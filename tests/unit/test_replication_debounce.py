@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sdk_trio.replication.debounce import Debounce
+from sdk_trio.replication.watch import Debounce
 
 
 def test_the_first_of_a_burst_opens_the_window_and_the_others_do_not_move_it() -> None:

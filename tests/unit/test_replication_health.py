@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sdk_trio.replication.control_socket import ReplicatedDatabase
+from sdk_trio.replication.control import ReplicatedDatabase
 from sdk_trio.replication.health import (
     NAMED,
     HealthRules,
@@ -15,7 +15,7 @@ from sdk_trio.replication.health import (
     judge_by_replicas,
 )
 from sdk_trio.replication.lag import DatabaseMetrics, LagBook, ReplicaPosition
-from sdk_trio.runtime.replication_samples import sample_replication
+from sdk_trio.runtime.replication import sample_replication
 
 RULES = HealthRules(sync_interval=1, max_lag=30)
 PATHS = ("/t/a.db", "/t/b.db", "/t/c.db")

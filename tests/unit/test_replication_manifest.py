@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.replication_options import (
+from sdk_trio.config.options.replication import (
     BlobStoreOptions,
     CloudStorageOptions,
     LocalDiskOptions,

@@ -18,11 +18,7 @@ from sdk_trio.replication.replica import (
     parse_plan,
     why_impossible,
 )
-from sdk_trio.replication.verification import (
-    Verification,
-    VerificationState,
-    state_from_text,
-)
+from sdk_trio.replication.verification import Verification, VerificationState, state_from_text
 
 ROW = {
     "level": 9,

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.config import Settings, unmet_needs
-from sdk_trio.config.binding import bind
-from sdk_trio.config.layers import read_section
-from sdk_trio.config.private_key import KeyForm, key_form
-from sdk_trio.config.rules import Findings, check
+from sdk_trio.config.bind import bind
+from sdk_trio.config.check import Findings, check
+from sdk_trio.config.probe import KeyForm, key_form
+from sdk_trio.config.sources import read_section
 
 REPLICATION = "MultiTenant:FileDb:Replication"
 ON: dict[str, dict[str, Any]] = {

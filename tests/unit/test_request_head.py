@@ -9,9 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.hostile_requests import BAD_CHUNKS
 
-from sdk_trio.runtime.chunked import ChunkedBody
-from sdk_trio.runtime.limits import Limits
-from sdk_trio.runtime.request_head import RequestError, check_beginning, parse_head
+from sdk_trio.server.head import ChunkedBody, RequestError, check_beginning, parse_head
+from sdk_trio.server.limits import Limits
 
 LIMITS = Limits()
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sdk_trio.cli.settings_reloader import SettingsReloader
+from sdk_trio.cli.run import SettingsReloader
 from sdk_trio.config import Loaded
-from sdk_trio.config.loader import read_settings
+from sdk_trio.config.load import read_settings
 from sdk_trio.errors import OptionsValidationError
 
 JSON = '{"Sdk": {"Webhooks": {"RateLimitPerMinute": 1}}}'

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sdk_trio.records.deliveries import Admission, DeliveryState
 from sdk_trio.storage.admission import (
     ACCEPTING,
     CLAIMING,
@@ -12,7 +13,6 @@ from sdk_trio.storage.admission import (
     Terms,
     standing_of,
 )
-from sdk_trio.storage.records import Admission, DeliveryState
 
 
 def known(state: str, **fields: object) -> Known:

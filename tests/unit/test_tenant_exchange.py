@@ -9,19 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.cli.tenant_exchange import (
-    ExportError,
-    ImportFileError,
-    csv_of,
-    plan,
-    read_tenants,
-)
-from sdk_trio.storage.tenant_records import (
-    EnvironmentVariable,
-    KeyFile,
-    Tenant,
-    TenantCredentials,
-)
+from sdk_trio.cli.tenant_import import ExportError, ImportFileError, csv_of, plan, read_tenants
+from sdk_trio.records.tenants import EnvironmentVariable, KeyFile, Tenant, TenantCredentials
 from sdk_trio.tenants.identity import check_name
 
 #: Begins as a formula, as the guard against one, or with what separates cells and sources.

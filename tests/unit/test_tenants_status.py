@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from sdk_trio.errors import IllegalTransitionError, InvalidTenantError, SuspensionRefusedError
-from sdk_trio.storage.tenant_records import (
+from sdk_trio.records.tenants import (
     EnvironmentVariable,
     KeyFile,
     Tenant,
@@ -15,7 +15,7 @@ from sdk_trio.storage.tenant_records import (
     Transition,
 )
 from sdk_trio.tenants import identity
-from sdk_trio.tenants.directory import Directory
+from sdk_trio.tenants.service import Directory
 from sdk_trio.tenants.status import DAY_SECONDS, StatusPolicy, decide
 
 ACTIVE, SUSPENDED, DEACTIVATED, DELETED = TenantStatus

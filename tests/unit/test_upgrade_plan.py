@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.config.choices import DefaultTenantStrategy
-from sdk_trio.config.tenant_options import SingleTenantUpgradeOptions
+from sdk_trio.config.options.tenants import SingleTenantUpgradeOptions
 from sdk_trio.errors import DefaultTenantError, NotSupportedError, UpgradeError
-from sdk_trio.storage.upgrade_records import UpgradeMarker, UpgradeState
+from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
 from sdk_trio.tenants.identity import is_tenant_id
 from sdk_trio.tenants.upgrade import (
     HostTenant,

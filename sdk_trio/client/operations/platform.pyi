@@ -10,7 +10,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from ..export import CsvExport
-from ..listing import Listing
+from ..pages import Listing
 from ..models import (
     ApiVersion,
     AuthorizeResponseOrganization,
@@ -60,7 +60,7 @@ from ..models import (
     WebhookEventType,
     WebhookFormat,
 )
-from ..request import CallOptions
+from ..call import CallOptions
 from ..resources import Resource
 from .methods import asynchronous
 

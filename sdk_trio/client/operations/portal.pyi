@@ -10,7 +10,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from ..export import CsvExport
-from ..listing import Listing
+from ..pages import Listing
 from ..models import (
     AddressInput,
     BenefitType,
@@ -53,7 +53,7 @@ from ..models import (
     SeatsList,
     ValidatedLicenseKey,
 )
-from ..request import CallOptions
+from ..call import CallOptions
 from ..resources import Resource
 from .methods import asynchronous
 

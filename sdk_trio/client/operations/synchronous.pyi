@@ -194,7 +194,7 @@ from ..models import (
     WebhookEventType,
     WebhookFormat,
 )
-from ..request import CallOptions
+from ..call import CallOptions
 from ..resources import Resource
 from .methods import blocking
 

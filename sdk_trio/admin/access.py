@@ -1,0 +1,151 @@
+"""Who may do what on the admin address. Pure (contracts 8, ADR 18).
+
+- Probes answer everybody: an orchestrator has no token. Their reasons are for this machine, or
+  for who has the token.
+- ``/metrics`` and ``/healthz`` are open while every address is of this machine (loopback or a
+  Unix socket); else they need the token.
+- ``/api`` needs the token always.
+- Everything but the probes wants a known ``Host``, so that a web page which points its own name
+  at this machine (DNS rebinding) reads nothing. IP addresses cannot be pointed elsewhere.
+- A changing call must not come from another site's page, and must be allowed at all.
+"""
+
+import hmac
+import ipaddress
+from collections.abc import Iterable, Mapping
+
+import attrs
+import trio
+
+from ..base.public_addresses import host_name
+from ..base.throttle import TokenBucket
+
+
+@attrs.frozen
+class Refusal:
+    """Why a request is refused: the status and a sentence for who sent it.
+
+    ``guessed`` says that a token was given and is wrong.
+    """
+
+    status: int
+    reason: str
+    guessed: bool = False
+
+
+@attrs.frozen
+class Access:
+    """The rules of one admin address.
+
+    Args:
+        token: what the ``Authorization: Bearer`` header must carry; None: nothing fits.
+        addresses: the URLs that it is reached at; empty while they are not known.
+        allowed_hosts: further names that a ``Host`` header may carry.
+        read_only: changing calls are refused.
+    """
+
+    token: str | None = attrs.field(repr=False)
+    addresses: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    read_only: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every address is of this machine alone."""
+        return bool(self.addresses) and all(map(is_of_this_machine, self.addresses))
+
+    def has_token(self, headers: Mapping[str, str]) -> bool:
+        """Return whether the request carries the token; takes the same time wherever it differs."""
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if self.token is None or scheme.casefold() != "bearer":
+            return False
+        return hmac.compare_digest(
+            given.strip().encode("utf-8", "replace"), self.token.encode("utf-8", "replace")
+        )
+
+    def check_host(self, headers: Mapping[str, str]) -> Refusal | None:
+        """Refuse a ``Host`` that is neither an IP address nor a name of ours."""
+        name = host_name(headers.get("host", ""))
+        own = (host_name(address.partition("://")[2]) for address in self.addresses)
+        if is_address(name) or name == "localhost" or name.endswith(".localhost"):
+            return None
+        if name and name in {*own, *(allowed.casefold() for allowed in self.allowed_hosts)}:
+            return None
+        return Refusal(
+            403, "this Host is not known here: use an IP address, or add it to Admin:AllowedHosts"
+        )
+
+    def check_token(self, headers: Mapping[str, str]) -> Refusal | None:
+        """Refuse a request without the token."""
+        if self.has_token(headers):
+            return None
+        return Refusal(
+            401,
+            "this needs the admin token: Authorization: Bearer TOKEN",
+            guessed="authorization" in headers,
+        )
+
+    def check_change(self, headers: Mapping[str, str]) -> Refusal | None:
+        """Refuse a changing call that another site's page sent, or that nobody may make."""
+        site = headers.get("sec-fetch-site", "none")
+        origin = headers.get("origin")
+        own = (
+            origin is None
+            or origin.casefold().partition("://")[2] == headers.get("host", "").casefold()
+        )
+        if site not in ("none", "same-origin") or not own:
+            return Refusal(403, "a changing call may not come from a page of another site")
+        if self.read_only:
+            return Refusal(403, "nothing can be changed here: Sdk:Admin:ReadOnly is true")
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return Refusal(415, "the body must be application/json")
+        return None
+
+
+def is_address(name: str) -> bool:
+    """Return whether a name is an IP address, version 6 in its brackets."""
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def is_of_this_machine(address: str) -> bool:
+    """Return whether a started address can be reached from this machine alone."""
+    if address.startswith("unix:"):
+        return True
+    name = host_name(address.partition("://")[2]).removeprefix("[").removesuffix("]")
+    return is_address(name) and ipaddress.ip_address(name).is_loopback
+
+
+def header_map(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return ASGI headers by name; of one that comes twice nothing counts, as nobody means that."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        key = name.decode("latin-1").lower()
+        found[key] = "" if key in found else value.decode("latin-1")
+    return found
+
+
+class Pacer:
+    """Lets ``per_second`` pass, and ``burst`` at once after a quiet time; the others wait in turn.
+
+    Nobody is refused: a connection that waits sends nothing more, which holds a flood back.
+    ``waiting`` says how many do at this moment.
+    """
+
+    def __init__(self, *, per_second: float, burst: int) -> None:
+        self._bucket = TokenBucket(per_second=per_second, burst=burst)
+        self.waiting = 0
+
+    async def turn(self) -> None:  # noqa: ASYNC910 - sending the answer is a checkpoint
+        """Wait for a turn. Cancelled, the turn is lost."""
+        now = trio.current_time()
+        due = self._bucket.book(now)
+        if due > now:
+            self.waiting += 1
+            try:
+                await trio.sleep_until(due)
+            finally:
+                self.waiting -= 1

@@ -1,0 +1,362 @@
+"""What the probes answer to a list of checks. Pure (contracts 8).
+
+``/livez`` says only that the event loop moves. ``/readyz`` is for who sends traffic here: one
+failed check is enough. ``/healthz`` is for people: it also names parts that are degraded, which
+still do their work. None of them looks at the upstream, whose faults no restart would mend.
+"""
+
+import platform
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import trio
+
+from ..base.asgi import Receive, Scope, Send
+from ..base.logs import Throttle, get_logger
+from ..base.metrics import Check, CheckSource, Sample
+from ..errors import NotRunningError, StoreUnavailableError
+from .access import Access, Pacer, Refusal, header_map
+from .api import EVENTS, EventAnswerer, Reply, document, problem
+from .metrics import CONTENT_TYPE, UnknownMetricError, expose, metric_of
+from .queries import BadQueryError, parse_list, parse_replay, parse_show
+from .status import Observed, Sources, StoreObserver
+
+
+def is_ready(checks: Iterable[Check]) -> bool:
+    """Return whether deliveries should be sent here."""
+    return all(check.ok for check in checks)
+
+
+def status_of(checks: Iterable[Check]) -> str:
+    """Return ``failing``, ``degraded`` or ``ok``: the worst of the checks."""
+    checks = tuple(checks)
+    if not is_ready(checks):
+        return "failing"
+    return "degraded" if any(check.degraded for check in checks) else "ok"
+
+
+def checks_document(checks: Sequence[Check], *, details: bool) -> list[dict[str, Any]]:
+    """Return the checks as JSON; ``details`` adds the reasons, which strangers need not see."""
+    return [
+        {
+            "name": check.name,
+            "ok": check.ok,
+            "degraded": check.degraded,
+            **({"detail": check.detail} if details else {}),
+        }
+        for check in checks
+    ]
+
+
+_log = get_logger("admin")
+
+
+#: Larger bodies are refused; an order to replay 1000 long ids fits.
+MAX_BODY_BYTES = 256 * 1024
+
+#: Wrong tokens a second that are answered, after the first few: a guess is to take time. Who has
+#: the right one never waits for those who guess.
+GUESSES_PER_SECOND = 5.0
+GUESS_BURST = 10
+
+#: How many of these answers may wait at once, of the connections that there are; the others get
+#: 429 at once, so that guessing takes no places away.
+MOST_GUESSES_WAITING = 16
+
+#: How long a call may look into the store, in seconds.
+CALL_SECONDS = 10.0
+
+#: Requests a second that are served: scrapes, probes and people are far below, and a flood takes
+#: little of the time that deliveries need. Probes have a share of their own.
+REQUESTS_PER_SECOND = 200.0
+BURST = 50
+
+#: What refusals are logged at most, one in so many seconds: the sender decides how many there are.
+REFUSAL_LOG_SECONDS = 10.0
+
+#: How many parts and names that cannot be shown are logged, each once.
+MOST_REPORTED = 100
+
+PROBES = ("/livez", "/readyz")
+REPLAY = f"{EVENTS}/replay"
+LATER = ("/", "/feed")
+
+
+@attrs.frozen
+class _Request:
+    """What is looked at of a request."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: dict[str, str]
+    body: bytes | None
+
+
+class AdminApp:
+    """Probes, metrics and the API of one running program (contracts 8).
+
+    Args:
+        observed: the program.
+        sources: who gives checks and samples; may grow while it runs.
+        access: who may do what; :meth:`listen_at` tells it the real addresses.
+        version: of this package.
+        clock: returns Unix seconds.
+        started_at: when the process started, in Unix seconds.
+
+    :meth:`run` has to run beside it: it looks at the store for whoever asks.
+    """
+
+    def __init__(
+        self,
+        observed: Observed,
+        sources: Sources,
+        access: Access,
+        *,
+        version: str,
+        clock: Callable[[], float] = time.time,
+        started_at: float | None = None,
+    ) -> None:
+        self._observed = observed
+        self._sources = sources
+        self._access = access
+        self._version = version
+        self._clock = clock
+        self._started_at = clock() if started_at is None else started_at
+        self._store = StoreObserver(observed.stores, clock=clock)
+        self._events = EventAnswerer(observed)
+        self._pacers = {
+            probe: Pacer(per_second=REQUESTS_PER_SECOND, burst=BURST) for probe in (True, False)
+        }
+        self._refusals = Throttle(lines=1, seconds=REFUSAL_LOG_SECONDS, clock=trio.current_time)
+        self._guesses = Pacer(per_second=GUESSES_PER_SECOND, burst=GUESS_BURST)
+        self._token_refusals = {"missing": 0, "wrong": 0}
+        self._reported: set[object] = set()
+
+    def listen_at(self, addresses: tuple[str, ...]) -> None:
+        """Take the real addresses, which decide about Host headers and about what is open."""
+        self._access = attrs.evolve(self._access, addresses=addresses)
+
+    def restrict(self, *, allowed_hosts: tuple[str, ...], read_only: bool) -> None:
+        """Change who may do what, from the next request on."""
+        self._access = attrs.evolve(self._access, allowed_hosts=allowed_hosts, read_only=read_only)
+
+    async def run(self) -> None:
+        """Look at the store for whoever asks, until cancelled."""
+        await self._store.run()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI ``http`` request."""
+        if scope["type"] != "http":
+            raise NotRunningError(f"the admin address serves no {scope['type']} connections")
+        await self._pacers[scope["path"] in PROBES].turn()
+        body = await _read_body(receive)
+        request = _Request(
+            scope["method"],
+            scope["path"],
+            scope["query_string"],
+            header_map(scope["headers"]),
+            body,
+        )
+        refusal = self._refusal(request)
+        if refusal is None:
+            reply = await self._answer(request, _address_of(scope))
+        else:
+            reply = await self._refuse(refusal, _address_of(scope))
+        await reply.send(send)
+
+    # -- what is allowed ---------------------------------------------------------------------
+
+    async def _refuse(self, refusal: Refusal, address: str | None) -> Reply:
+        await trio.lowlevel.checkpoint()
+        suppressed = self._refusals.admit("admin.refused")
+        if suppressed is not None:
+            _log.warning(
+                "admin.refused",
+                status=refusal.status,
+                reason=refusal.reason,
+                address=address,
+                suppressed=suppressed,
+                wrong_tokens=self._token_refusals["wrong"],
+            )
+        if refusal.status == 401:
+            self._token_refusals["wrong" if refusal.guessed else "missing"] += 1
+        if refusal.guessed:
+            if self._guesses.waiting >= MOST_GUESSES_WAITING:
+                return problem(429, "too many wrong tokens", (b"retry-after", b"5"))
+            await self._guesses.turn()
+        extra = ((b"www-authenticate", b'Bearer realm="sdk_trio"'),) * (refusal.status == 401)
+        return problem(refusal.status, refusal.reason, *extra)
+
+    def _refusal(self, request: _Request) -> Refusal | None:
+        if request.body is None:
+            return Refusal(413, f"a body may have {MAX_BODY_BYTES} bytes")
+        if request.path in PROBES:
+            return None
+        refusal = self._access.check_host(request.headers)
+        if refusal is None and self._needs_token(request.path):
+            refusal = self._access.check_token(request.headers)
+        if refusal is None and request.path == REPLAY and request.method == "POST":
+            refusal = self._access.check_change(request.headers)
+        return refusal
+
+    def _needs_token(self, path: str) -> bool:
+        return not self._access.is_local or path == "/api" or path.startswith("/api/")
+
+    def _shows_details(self, request: _Request) -> bool:
+        if self._access.has_token(request.headers):
+            return True
+        return self._access.is_local and self._access.check_host(request.headers) is None
+
+    # -- what is answered --------------------------------------------------------------------
+
+    async def _answer(self, request: _Request, address: str | None) -> Reply:
+        await trio.lowlevel.checkpoint()
+        if request.path in LATER:
+            return problem(404, "not in this version: the console and its feed")
+        try:
+            with trio.fail_after(CALL_SECONDS):
+                if request.path == REPLAY:
+                    if request.method != "POST":
+                        return problem(405, "this path changes", (b"allow", b"POST"))
+                    order = parse_replay(request.body or b"")
+                    return await self._events.replay(order, address=address)
+                reply = self._find(request)
+                if reply is None:
+                    return problem(404, "there is nothing at this path")
+                if request.method not in ("GET", "HEAD"):
+                    return problem(405, "this path is read", (b"allow", b"GET, HEAD"))
+                return await reply()
+        except BadQueryError as error:
+            return problem(400, str(error))
+        except (NotRunningError, StoreUnavailableError) as error:
+            return problem(503, str(error), (b"retry-after", b"5"))
+        except trio.TooSlowError:
+            return problem(
+                503, f"the store took longer than {CALL_SECONDS:g} s", (b"retry-after", b"5")
+            )
+
+    def _find(self, request: _Request) -> Callable[[], Awaitable[Reply]] | None:
+        path = request.path
+        if path in PROBES or path == "/healthz":
+            return lambda: self._probe(request)
+        if path == "/metrics":
+            return self._metrics
+        if path == "/api/status":
+            return self._status
+        if path == EVENTS:
+            return lambda: self._events.list(parse_list(request.query))
+        if path.startswith(f"{EVENTS}/") and path != f"{EVENTS}/":
+            webhook_id = path.removeprefix(f"{EVENTS}/")
+            return lambda: self._events.show(webhook_id, body=parse_show(request.query))
+        return None
+
+    async def _probe(self, request: _Request) -> Reply:
+        if request.path == "/livez":
+            await trio.lowlevel.checkpoint()
+            return document(200, {"alive": True})
+        await self._store.wait_for_check()
+        checks = self._checks()
+        shown = checks_document(checks, details=self._shows_details(request))
+        ready = is_ready(checks)
+        if request.path == "/readyz":
+            return document(200 if ready else 503, {"ready": ready, "checks": shown})
+        summary = {
+            "status": status_of(checks),
+            "state": self._observed.state,
+            "version": self._version,
+            "uptime_seconds": self._uptime(),
+            "checks": shown,
+        }
+        return document(200 if ready else 503, summary)
+
+    async def _metrics(self) -> Reply:
+        await self._store.wait_for_figures()
+        return Reply(200, expose(self._samples()), CONTENT_TYPE)
+
+    async def _status(self) -> Reply:
+        await self._store.wait_for_figures()
+        figures = self._store.figures
+        events = figures and {str(state): count for state, count in figures.events.items()}
+        tenants = figures and figures.tenants
+        checks = self._checks()
+        return document(
+            200,
+            {
+                "version": self._version,
+                "state": self._observed.state,
+                "status": status_of(checks),
+                "started_at": self._started_at,
+                "uptime_seconds": self._uptime(),
+                "read_only": self._access.read_only,
+                **self._observed.status(),
+                "oldest_seconds": self._store.oldest_seconds(),
+                "events": events,
+                "tenants": tenants and {str(status): count for status, count in tenants.items()},
+                "checks": checks_document(checks, details=True),
+            },
+        )
+
+    def _checks(self) -> list[Check]:
+        return [self._store.check(), *map(self._ask, self._sources.checks)]
+
+    def _ask(self, source: CheckSource) -> Check:
+        """Return what a part says of itself; one that cannot say anything is not well."""
+        try:
+            return source()
+        except Exception as error:
+            self._report_once(source, error)
+            return Check(getattr(source, "__name__", "part"), False, "the check itself failed")
+
+    def _samples(self) -> Iterator[Sample]:
+        python = platform.python_version()
+        yield Sample("sdk_build_info", (("version", self._version), ("python", python)), 1)
+        yield Sample("process_start_time_seconds", (), self._started_at)
+        yield Sample("sdk_draining", (), self._observed.state == "draining")
+        for check in self._checks():
+            yield Sample("sdk_check_ok", (("check", check.name),), check.ok)
+        for reason, count in self._token_refusals.items():
+            yield Sample("sdk_admin_token_refusals_total", (("reason", reason),), count)
+        yield from self._store.samples()
+        for source in self._sources.samples:
+            # One part's fault must not hide what all the others say.
+            try:
+                yield from filter(self._is_known, source())
+            except Exception as error:
+                self._report_once(source, error)
+
+    def _is_known(self, sample: Sample) -> bool:
+        known = metric_of(sample.name) is not None
+        if not known:
+            self._report_once(sample.name, UnknownMetricError(sample.name))
+        return known
+
+    def _report_once(self, part: object, error: Exception) -> None:
+        # Bounded: a part may make up a new name for every sample.
+        if part not in self._reported and len(self._reported) < MOST_REPORTED:
+            self._reported.add(part)
+            # Its words may hold what no log may: the place is enough to find it.
+            name = part if isinstance(part, str) else getattr(part, "__qualname__", repr(part))
+            _log.error("admin.source_failed", part=name, error=type(error).__name__)
+
+    def _uptime(self) -> float:
+        return round(max(0.0, self._clock() - self._started_at), 3)
+
+
+def _address_of(scope: Any) -> str | None:
+    client = scope.get("client")
+    return (client[0] or None) if client else None
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """Return the body, None if it is too large; it is read first, so that every answer arrives."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY_BYTES:
+            return None
+        if not message.get("more_body", False):
+            return bytes(body)

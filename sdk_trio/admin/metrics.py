@@ -1,0 +1,182 @@
+"""Every metric of the program: name, kind, labels, meaning. Pure (contracts 10).
+
+The exposition, ``docs/reference/metrics.md`` and the tests of the dashboards read this table. A
+sample of a name that is not here is not shown, so that nothing undocumented ever is.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+import attrs
+
+from ..base.metrics import Sample
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+#: What a histogram's samples add to its name.
+HISTOGRAM_ENDINGS: Final = ("_bucket", "_sum", "_count")
+
+
+@attrs.frozen
+class Metric:
+    """One metric; ``help`` is one line for people, ``labels`` the names of its labels."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+METRICS: Final = (
+    Metric("sdk_build_info", "gauge", "Versions; always 1.", ("version", "python")),
+    Metric(
+        "process_start_time_seconds", "gauge", "When this runtime started, in seconds since 1970."
+    ),
+    Metric("sdk_check_ok", "gauge", "A check of /readyz: 1 passes, 0 fails.", ("check",)),
+    Metric(
+        "sdk_admin_token_refusals_total",
+        "counter",
+        "Requests that the admin address refused for want of the token: missing or wrong.",
+        ("reason",),
+    ),
+    Metric(
+        "sdk_runtime_blocked_total",
+        "counter",
+        "How often the event loop stood still for more than a second.",
+    ),
+    Metric("sdk_runtime_blocked_seconds_total", "counter", "For how long it did so, in all."),
+    Metric("sdk_draining", "gauge", "1 from the beginning of a graceful stop on, else 0."),
+    Metric(
+        "sdk_webhook_deliveries_total",
+        "counter",
+        "What happened to deliveries; one delivery may count under several results.",
+        ("result",),
+    ),
+    Metric(
+        "sdk_webhook_refusals_total",
+        "counter",
+        "Requests to the receiver's address that were not answered 200, by cause.",
+        ("cause",),
+    ),
+    Metric(
+        "sdk_webhook_handler_seconds",
+        "histogram",
+        "Time of each run of a handler, whatever its outcome; types outside of the catalogue are "
+        "other.",
+        ("type",),
+    ),
+    Metric(
+        "sdk_webhook_secret_matches_total",
+        "counter",
+        "Deliveries that the secret at this place of the settings has verified.",
+        ("index",),
+    ),
+    Metric("sdk_queue_depth", "gauge", "Events that wait in memory for a worker."),
+    Metric("sdk_queue_capacity", "gauge", "The most that sdk_queue_depth can be."),
+    Metric(
+        "sdk_queue_oldest_seconds",
+        "gauge",
+        "Age of the oldest queued event that waits or runs, retries that wait for their time left "
+        "out; 0 when there is none.",
+    ),
+    Metric("sdk_inbox_events", "gauge", "Events of the inbox in each state.", ("state",)),
+    Metric("sdk_tenants", "gauge", "Tenants in each status.", ("status",)),
+    Metric(
+        "sdk_client_requests_total",
+        "counter",
+        "Finished calls of the upstream API.",
+        ("method", "outcome"),
+    ),
+    Metric(
+        "sdk_client_circuit_state",
+        "gauge",
+        "The circuit breaker: 0 closed, 1 open, 2 probing, 3 isolated by hand.",
+    ),
+    Metric("sdk_client_attempts", "histogram", "Attempts that one call took."),
+    Metric(
+        "sdk_notifications_total",
+        "counter",
+        "Messages to site managers by channel and result.",
+        ("channel", "result"),
+    ),
+    Metric(
+        "sdk_replication_lag_seconds",
+        "gauge",
+        "How far the replica of a tenant's database that lags most is behind; +Inf while one was "
+        "never in step.",
+    ),
+    Metric(
+        "sdk_replication_databases",
+        "gauge",
+        "Tenants' databases by the health of their replicas.",
+        ("state",),
+    ),
+    Metric(
+        "sdk_replication_verified_age_seconds",
+        "gauge",
+        "How long ago every active tenant's replica was restored and found good.",
+    ),
+)
+
+BY_NAME: Final[Mapping[str, Metric]] = {metric.name: metric for metric in METRICS}
+
+
+def metric_of(sample_name: str) -> Metric | None:
+    """Return the metric that a sample of this name belongs to, or None."""
+    found = BY_NAME.get(sample_name)
+    if found is not None:
+        return None if found.kind == "histogram" else found
+    base, _, ending = sample_name.rpartition("_")
+    found = BY_NAME.get(base)
+    if found is None or found.kind != "histogram" or f"_{ending}" not in HISTOGRAM_ENDINGS:
+        return None
+    return found
+
+
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+
+_LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+#: What Python and the format call differently.
+_NAMED: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
+
+_HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
+
+
+class UnknownMetricError(ValueError):
+    """A sample has a name that is not in the table of metrics."""
+
+
+def expose(samples: Iterable[Sample]) -> bytes:
+    """Return the samples, grouped by metric in the order of the table, with help and type.
+
+    Raises:
+        UnknownMetricError: a name is not in :data:`~METRICS`.
+    """
+    lines: dict[str, list[str]] = {}
+    for sample in samples:
+        metric = metric_of(sample.name)
+        if metric is None:
+            raise UnknownMetricError(f"{sample.name} is not in the table of metrics")
+        lines.setdefault(metric.name, []).append(_line(sample))
+    text: list[str] = []
+    for metric in METRICS:
+        if metric.name in lines:
+            text.append(f"# HELP {metric.name} {metric.help.translate(_HELP_ESCAPES)}")
+            text.append(f"# TYPE {metric.name} {metric.kind}")
+            text += lines[metric.name]
+    return ("\n".join(text) + "\n").encode("utf-8", "replace")
+
+
+def _number(value: float) -> str:
+    if value.is_integer():
+        return str(int(value))
+    return _NAMED.get(str(value), repr(value))
+
+
+def _line(sample: Sample) -> str:
+    number = _number(float(sample.value))
+    if not sample.labels:
+        return f"{sample.name} {number}"
+    labels = ",".join(f'{name}="{text.translate(_LABEL_ESCAPES)}"' for name, text in sample.labels)
+    return f"{sample.name}{{{labels}}} {number}"

@@ -1,0 +1,220 @@
+"""What the admin address is told of the program that it belongs to. Pure."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from math import inf
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+import trio
+
+from ..base.bell import Bell
+from ..base.logs import get_logger
+from ..base.metrics import Check, CheckSource, Sample, SampleSource
+from ..errors import NotRunningError, StoreUnavailableError
+from ..records.deliveries import DeliveryState
+from ..storage.ports import Inbox
+
+if TYPE_CHECKING:
+    from ..records.tenants import TenantStatus
+
+
+TenantCounts = Callable[[], Awaitable[Mapping["TenantStatus", int]]]
+
+
+class Observed(Protocol):
+    """The running program, as far as its admin address looks at it or asks it for something."""
+
+    @property
+    def state(self) -> str:
+        """``starting``, ``running`` or ``draining``."""
+        ...
+
+    def stores(self) -> tuple[Inbox, TenantCounts | None]:
+        """Return the open inbox, and what counts the tenants where there are any.
+
+        Raises:
+            NotRunningError: it is not open.
+        """
+        ...
+
+    async def tenant_id(self, name: str) -> str:
+        """Return the id of the tenant with this identifier or id.
+
+        Raises:
+            UnknownTenantError: there is none.
+            NotRunningError: the store is not open.
+        """
+        ...
+
+    def status(self) -> Mapping[str, Any]:
+        """Return addresses and figures of this moment for ``GET /api/status``."""
+        ...
+
+    def wake(self) -> None:
+        """Make the workers look into the store: due events were put there."""
+        ...
+
+
+@attrs.frozen
+class Sources:
+    """Who says how the parts are. A part joins with one line: ``sources.checks.append(...)``."""
+
+    checks: list[CheckSource] = attrs.Factory(list)
+    samples: list[SampleSource] = attrs.Factory(list)
+
+
+_log = get_logger("admin")
+
+#: How long one look serves everybody who asks, in seconds.
+FRESH_SECONDS = 5.0
+
+#: Counting may take this share of the time, at most.
+COUNTING_SHARE = 0.05
+
+#: How long a request waits for a look, in seconds: below the second that an orchestrator commonly
+#: allows a probe.
+PATIENCE_SECONDS = 0.8
+
+#: A write that takes longer than this fails the check, in seconds.
+STALLED_SECONDS = 2.0
+
+#: How long a store that failed is left alone, in seconds.
+PAUSE_SECONDS = 0.2
+
+#: How much is written: as much as a usual delivery, or a disk with room for little more than a
+#: byte would pass while it keeps no delivery.
+PROBE_BYTES = 8192
+
+#: The name of the record that is written to see whether the store can write.
+CHECKPOINT = "admin.probe"
+
+Stores = Callable[[], tuple[Inbox, TenantCounts | None]]
+
+
+@attrs.frozen
+class Figures:
+    """What was counted: events by state, when the oldest waiting one arrived, tenants by status."""
+
+    events: Mapping[DeliveryState, int]
+    oldest_at: float | None
+    tenants: "Mapping[TenantStatus, int] | None"
+
+
+class StoreObserver:
+    """Keeps what was last seen of the store; :meth:`run` looks, everything else only waits.
+
+    Args:
+        stores: returns the open stores, or raises :class:`~sdk_trio.errors.NotRunningError`.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(self, stores: Stores, *, clock: Callable[[], float] = time.time) -> None:
+        self._stores = stores
+        self._clock = clock
+        self._wanted = trio.Event()
+        self._moved = Bell()
+        self._written_at = -inf
+        self._writing_since = inf
+        self._fault: str | None = "the store has not been tried yet"
+        self._failed_looks = 0
+        self._counted_at = -inf
+        self._next_count_at = -inf
+        self.figures: Figures | None = None
+
+    # -- for requests ------------------------------------------------------------------------
+
+    async def wait_for_check(self) -> None:
+        """Wait until the store was tried a moment ago, or until that has taken too long."""
+        await self._wait(lambda: trio.current_time() < self._written_at + FRESH_SECONDS)
+
+    async def wait_for_figures(self) -> None:
+        """Wait until there are figures that are not too old, or until that has taken too long."""
+        await self._wait(
+            lambda: trio.current_time() < max(self._counted_at + FRESH_SECONDS, self._next_count_at)
+        )
+
+    def check(self) -> Check:
+        """Say whether the store can write, by what is known."""
+        with suppress(NotRunningError):
+            if (lost := self._stores()[0].lost) is not None:
+                return Check("store", False, lost)
+        taken = trio.current_time() - self._writing_since
+        if taken > STALLED_SECONDS:
+            return Check("store", False, f"the store has not answered for {taken:.0f} s")
+        return Check("store", self._fault is None, self._fault or "writes")
+
+    def samples(self) -> Iterator[Sample]:
+        """Return ``sdk_inbox_events``, ``sdk_queue_oldest_seconds`` and ``sdk_tenants``."""
+        figures = self.figures
+        if figures is None:
+            return
+        for state, count in figures.events.items():
+            yield Sample("sdk_inbox_events", (("state", str(state)),), count)
+        yield Sample("sdk_queue_oldest_seconds", (), self.oldest_seconds())
+        for status, count in (figures.tenants or {}).items():
+            yield Sample("sdk_tenants", (("status", str(status)),), count)
+
+    def oldest_seconds(self) -> float:
+        """Return the age of the oldest waiting event; 0 without one."""
+        oldest = self.figures.oldest_at if self.figures else None
+        return 0.0 if oldest is None else round(max(0.0, self._clock() - oldest), 3)
+
+    async def _wait(self, is_fresh: Callable[[], bool]) -> None:
+        looks = self._failed_looks
+        with trio.move_on_after(PATIENCE_SECONDS):
+            await trio.lowlevel.checkpoint()
+            while not is_fresh() and looks == self._failed_looks:
+                self._wanted.set()
+                await self._moved.wait()
+
+    # -- looking -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look whenever somebody asks for what is not fresh; runs until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted = trio.Event()
+            try:
+                inbox, tenants = self._stores()
+                await self._try_writing(inbox)
+                await self._count(inbox, tenants)
+            except (NotRunningError, StoreUnavailableError) as error:
+                self._failed_looks += 1
+                self._written_at = -inf
+                self._say(str(error))
+                await trio.sleep(PAUSE_SECONDS)
+
+    async def _try_writing(self, inbox: Inbox) -> None:
+        await trio.lowlevel.checkpoint()
+        if trio.current_time() < self._written_at + FRESH_SECONDS:
+            return
+        self._writing_since = trio.current_time()
+        try:
+            await inbox.write_checkpoint(CHECKPOINT, f"{int(self._clock()):<{PROBE_BYTES}}")
+        finally:
+            self._writing_since = inf
+        self._written_at = trio.current_time()
+        self._say(None)
+
+    async def _count(self, inbox: Inbox, tenants: TenantCounts | None) -> None:
+        await trio.lowlevel.checkpoint()
+        begun = trio.current_time()
+        if begun < max(self._counted_at + FRESH_SECONDS, self._next_count_at):
+            return
+        self.figures = Figures(
+            await inbox.counts(),
+            await inbox.oldest_waiting(),
+            None if tenants is None else await tenants(),
+        )
+        self._counted_at = trio.current_time()
+        self._next_count_at = self._counted_at + (self._counted_at - begun) / COUNTING_SHARE
+        self._wake()
+
+    def _say(self, fault: str | None) -> None:
+        self._fault = fault
+        self._wake()
+
+    def _wake(self) -> None:
+        self._moved.ring()

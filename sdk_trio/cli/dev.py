@@ -1,0 +1,184 @@
+"""``dev``: a receiver to try, without any configuration file."""
+
+import errno
+import shlex
+import socket
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from ..admin.token import AdminToken
+from ..base import logs
+from ..config import Loaded, Settings, StorageBackend
+from ..config.options import DEVELOPMENT, environment_meant
+from ..config.sources import split_mapping_key
+from ..events import Event
+from ..runtime import Runtime, Started
+from ..storage.data_directory import keep_files_private
+from ..storage.sqlite.schema import DATABASE_NAME
+from ..webhooks import HandlerRegistry
+from ..webhooks.signed_request import own_url
+from ..webhooks.simulator import PREFIX
+from .application import import_registry
+from .run import announcement, begin_logs, serve
+from .running_receiver import DEV_SECRET
+from .secrets import DEV_SECRET_NAME, provide_dev_secret
+from .settings_reader import assignments, read
+from .terminal import print_text, program_name
+from .usage import UsageError
+
+_log = logs.get_logger("dev")
+
+_BIND = "Sdk:Server:Bind"
+_ADMIN_BIND = "Sdk:Admin:Bind"
+
+#: The settings of ``dev``; a ``--set`` of the user's wins over them.
+_DEFAULTS = {"Sdk:Environment": "Development", "Sdk:Webhooks:RequireHttps": "false"}
+
+
+def dev(arguments: Namespace) -> int:
+    """Run a receiver in the Development environment and print commands to try with it.
+
+    Raises:
+        SdkError: it could not start.
+    """
+    _refuse_another_environment(arguments)
+    keep_files_private()
+    arguments.development = True
+    loaded = read(arguments, defaults=_DEFAULTS)
+    begin_logs(loaded)
+    handlers = import_registry(arguments.app) if arguments.app else logging_handlers()
+    settings = _for_development(loaded)
+    runtime = Runtime(settings, handlers)
+
+    @contextmanager
+    def announce(started: Started) -> Iterator[None]:
+        with announcement(settings, started, secret=DEV_SECRET):
+            token = runtime.administrator.token if started.admin else None
+            print_text(guide(settings, started, _settings_arguments(arguments), token))
+            sys.stdout.flush()
+            yield
+
+    return serve(runtime, announce)
+
+
+def logging_handlers() -> HandlerRegistry:
+    """Return a registry that logs every event, also of types that are not in the catalogue."""
+    handlers = HandlerRegistry()
+
+    async def log_event(event: Event[Any]) -> None:
+        _log.info(
+            "webhook.dev_event",
+            webhook_id=event.webhook_id,
+            type=event.type,
+            subject=getattr(event.data, "id", None),
+        )
+        await trio.lowlevel.checkpoint()
+
+    for row in handlers.catalog:
+        handlers.register(row.event_class, log_event, enqueue=True)
+    handlers.fallback(log_event, enqueue=True)
+    return handlers
+
+
+def guide(
+    settings: Settings,
+    started: Started,
+    settings_arguments: list[str],
+    token: AdminToken | None = None,
+) -> str:
+    """Return the next steps: addresses, files and commands to copy; it holds no secret."""
+    directory = Path(settings.storage.path).absolute()
+    address = started.receiver[0]
+    program = program_name()
+    options = "".join(f" {shlex.quote(word)}" for word in settings_arguments)
+    store = settings.storage.backend is StorageBackend.SQLITE
+    simulator = own_url(address, f"{PREFIX}order.created")
+    rows = {
+        "receiver": own_url(address, settings.webhooks.path),
+        "secret": f"{directory / DEV_SECRET_NAME} (readable by you alone)",
+        "inbox": str(directory / DATABASE_NAME) if store else "in memory",
+        "send an event": f"{program} events trigger order.created{options}",
+        "or": _curl(simulator),
+        "see what came": f"{program} events list{options}",
+        **_admin_rows(started, token),
+        "stop": "Ctrl-C",
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows.items())
+
+
+def _admin_rows(started: Started, token: AdminToken | None) -> dict[str, str]:
+    if not started.admin or token is None:
+        return {}
+    address = started.admin[0]
+    return {
+        "admin": f"{own_url(address, '/readyz')} /healthz /metrics /api/status",
+        "admin token": token.place,
+    }
+
+
+def _refuse_another_environment(arguments: Namespace) -> None:
+    for key, value in assignments(arguments.set).items():
+        is_environment = split_mapping_key(key)[-1].casefold() == "environment"
+        if is_environment and environment_meant(value) != DEVELOPMENT:
+            raise UsageError(
+                f"--set {key}: 'dev' is the Development environment; 'run' takes another one"
+            )
+
+
+def _for_development(loaded: Loaded) -> Settings:
+    """Return the settings with the generated secret first, and with ports that are free.
+
+    Configured secrets stay valid. A port is changed only if the user has not chosen it.
+    """
+    settings = loaded.require()
+    webhooks = attrs.evolve(
+        settings.webhooks,
+        secret=provide_dev_secret(settings.storage.path),
+        secrets=settings.webhooks.all_secrets,
+    )
+    server = settings.server
+    if _BIND not in loaded.origins:
+        server = attrs.evolve(server, bind=tuple(map(_free_address, server.bind)))
+    admin = settings.admin
+    if _ADMIN_BIND not in loaded.origins:
+        admin = attrs.evolve(admin, bind=_free_address(admin.bind))
+    return attrs.evolve(settings, webhooks=webhooks, server=server, admin=admin)
+
+
+def _free_address(address: str) -> str:
+    """Return ``HOST:PORT``, with port 0 if another program listens there."""
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError as error:
+            # The server reports every other error.
+            return f"{host}:0" if error.errno == errno.EADDRINUSE else address
+    return address
+
+
+def _settings_arguments(arguments: Namespace) -> list[str]:
+    """Return the arguments that another command needs to find the same settings."""
+    words: list[str] = []
+    for file in arguments.config:
+        words += ["--config", file]
+    for assignment in arguments.set:
+        words += ["--set", assignment]
+    return words
+
+
+def _curl(url: str) -> str:
+    if url.startswith("unix:"):
+        _, socket_path, path = url.split(":", 2)
+        return f"curl --unix-socket {shlex.quote(socket_path)} -X POST http://localhost{path}"
+    insecure = "--insecure " if url.startswith("https:") else ""
+    return f"curl {insecure}-X POST {url}"

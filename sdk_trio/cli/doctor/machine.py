@@ -1,0 +1,425 @@
+"""The end of a certificate's validity, found by a TLS handshake in memory.
+
+The standard library shows a certificate's dates only to a client that has verified it, and the
+package has no dependency that reads certificates.
+"""
+
+import ctypes
+import os
+import shutil
+import ssl
+import stat
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ...admin.token import TOKEN_NAME
+from ...base.ownership import user_name
+from ...config import Loaded, Secret, Settings, StorageBackend
+from ...config.choices import ReplicaTargetType
+from ...config.table import table
+from ...errors import OptionsValidationError
+from ...server.limits import Limits
+from ...server.listen import RESERVED_DESCRIPTORS, descriptor_limit
+from ...server.tls import load_certificate
+from ...storage.data_directory import exposure, visibility
+from ..running_receiver import NobodyThereError, find
+from ..secrets import DEV_SECRET_NAME
+from .findings import Report
+
+#: OpenSSL's error codes for a certificate outside of its time (X509_V_ERR_...).
+_NOT_YET_VALID = 9
+_EXPIRED = 10
+
+#: The most rounds of messages in a handshake, with room to spare.
+_ROUNDS = 10
+
+
+class OutsideItsTimeError(Exception):
+    """The certificate has expired, or is not valid yet; the message says which."""
+
+
+def valid_until(cert_file: str, key_file: str) -> float | None:
+    """Return when the certificate of a receiver ends, in Unix seconds; None if it cannot be told.
+
+    The function is both server and client of the handshake; the client trusts this certificate.
+
+    Raises:
+        OptionsValidationError: the certificate or its key cannot be used.
+        OutsideItsTimeError: it is not valid now.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags = ssl.VERIFY_X509_PARTIAL_CHAIN
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server_side = load_certificate(cert_file, key_file).wrap_bio(
+        to_server, to_client, server_side=True
+    )
+    try:
+        client.load_verify_locations(cert_file)
+        client_side = client.wrap_bio(to_client, to_server)
+        for _ in range(_ROUNDS):
+            for side in (client_side, server_side):
+                _go_on(side)
+        found = client_side.getpeercert()
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
+            raise OutsideItsTimeError(error.verify_message) from error
+        return None
+    except (OSError, ValueError):  # SSLError is an OSError; no handshake came about: ValueError
+        return None
+    return ssl.cert_time_to_seconds(str(found["notAfter"])) if found else None
+
+
+def _go_on(side: ssl.SSLObject) -> None:
+    with suppress(ssl.SSLWantReadError):
+        side.do_handshake()
+
+
+REPLICATION = "Sdk:MultiTenant:FileDb:Replication"
+STORAGE_PATH = "Sdk:Storage:Path"
+
+#: The least free bytes and file nodes with which a store can work for a while.
+LEAST_FREE_BYTES = 100 * 1024 * 1024
+COMFORTABLE_FREE_BYTES = 1024 * 1024 * 1024
+LEAST_FREE_NODES = 1000
+
+#: How many days before its end a certificate is mentioned, and should have been renewed.
+NOTABLE_EXPIRY_DAYS = 30
+URGENT_EXPIRY_DAYS = 7
+_DAY_SECONDS = 86_400
+
+#: The result of adjtimex(2) when the clock is not synchronized (TIME_ERROR).
+_CLOCK_ERROR = 5
+#: More bytes than the struct timex of any Linux has.
+_TIMEX_BYTES = 512
+
+#: The binary of a replicator that dies of SIGHUP; Linux cuts process names at 15 characters.
+_DIES_OF_HANGUP = "litestream"
+
+
+def check_permissions(loaded: Loaded, settings: Settings, report: Report) -> None:
+    """Report files that others can read, and directories that this user cannot use."""
+    if settings.storage.backend is StorageBackend.SQLITE:
+        _check_data_directory(Path(settings.storage.path), report)
+    for key, file in _secret_files(loaded, settings):
+        _check_secret_file(key, Path(file), report)
+    server = settings.server
+    if server.cert_file and server.key_file:
+        _check_certificate(server.cert_file, server.key_file, report)
+
+
+def _check_certificate(cert_file: str, key_file: str, report: Report) -> None:
+    where = f"Sdk:Server:CertFile ({cert_file})"
+    renew = "renew it, and put it in the place of the old one: the receiver notices by itself"
+    try:
+        end = valid_until(cert_file, key_file)
+    except OptionsValidationError as error:
+        report.problem(
+            where,
+            f"the certificate and the key cannot be used together: {_reason(error)}",
+            "give the chain in CertFile and its own, unencrypted key in KeyFile, both as PEM",
+        )
+        return
+    except OutsideItsTimeError as error:
+        report.problem(where, f"no sender believes it: {error}", f"{renew}; or the clock is wrong")
+        return
+    if end is None:
+        report.note(where, "it cannot be told until when it is valid")
+        return
+    days = (end - time.time()) / _DAY_SECONDS
+    if days < URGENT_EXPIRY_DAYS:
+        report.warning(where, f"it expires in {days:.0f} days", renew)
+    elif days < NOTABLE_EXPIRY_DAYS:
+        report.note(where, f"it expires in {days:.0f} days", renew)
+    else:
+        report.ok(where, f"it is the key's, and is valid for {days:.0f} more days")
+
+
+def _reason(error: OptionsValidationError) -> str:
+    cause = error.__cause__
+    return getattr(cause, "reason", None) or getattr(cause, "strerror", None) or str(error)
+
+
+def _check_data_directory(directory: Path, report: Report) -> None:
+    where = f"{STORAGE_PATH} ({directory.absolute()})"
+    if not directory.exists():
+        parent = next(p for p in directory.absolute().parents if p.exists())
+        if os.access(parent, os.W_OK | os.X_OK):
+            report.note(where, "it does not exist yet: the first start creates it, for this user")
+        else:
+            report.problem(
+                where,
+                f"it does not exist, and this user cannot create it in {parent}",
+                "create it for the user of the receiver, with mode 0700, or choose another path",
+            )
+        return
+    if not directory.is_dir() or not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        report.problem(
+            where,
+            "this user cannot read and write it as a directory",
+            "give it to the user of the receiver; run doctor as that user",
+        )
+        return
+    fault = exposure(directory)
+    if fault is not None:
+        what, _, remedy = fault.partition(": ")
+        report.problem(where, f"the receiver does not start: it {what}", remedy)
+    elif visible := visibility(directory):
+        what, _, remedy = visible.partition(": ")
+        report.warning(where, f"it {what}", remedy)
+    else:
+        report.ok(where, "this user alone reads and writes it")
+    # Files that a command has made as another user, such as root, cannot be opened by the receiver.
+    for file in sorted(directory.iterdir()):
+        if not os.access(file, os.R_OK | os.W_OK):
+            report.problem(
+                str(file.absolute()),
+                "this user cannot read and write it",
+                "give it to the user of the receiver; do not run commands as another user",
+            )
+
+
+def _secret_files(loaded: Loaded, settings: Settings) -> list[tuple[str, str]]:
+    """Return the files that hold secrets, each with the key that names it."""
+    found: dict[str, str] = {}
+    secret_keys = tuple(row.key.casefold() for row in table() if row.kind is Secret)
+    for key, origin in loaded.origins.items():
+        file = origin if os.path.isfile(origin) else origin.rpartition(":")[0]
+        if key.casefold().startswith(secret_keys) and os.path.isfile(file):
+            found.setdefault(file, key)
+    for name, what in ((DEV_SECRET_NAME, "the secret of dev"), (TOKEN_NAME, "the admin token")):
+        if (file_of := Path(settings.storage.path) / name).is_file():
+            found.setdefault(str(file_of.absolute()), what)
+    if settings.server.key_file:
+        found.setdefault(settings.server.key_file, "Sdk:Server:KeyFile")
+    replication = settings.multi_tenant.file_db.replication
+    if replication.use_replication:
+        target = replication.replica_target_type
+        if target is ReplicaTargetType.SFTP:
+            found[replication.sftp.private_key_path] = f"{REPLICATION}:Sftp:PrivateKeyPath"
+        elif target is ReplicaTargetType.CLOUD_STORAGE:
+            path = replication.cloud_storage.credentials_json_path
+            found[path] = f"{REPLICATION}:CloudStorage:CredentialsJsonPath"
+    return [(key, file) for file, key in found.items()]
+
+
+def _check_secret_file(key: str, file: Path, report: Report) -> None:
+    status = file.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    where = f"{key} ({file})"
+    if status.st_uid not in (os.geteuid(), 0):
+        report.problem(
+            where,
+            f"it belongs to the user {user_name(status.st_uid)}, who knows the secret and can "
+            "change it",
+            "give it to the user of the receiver, or make another secret; run doctor as that user",
+        )
+    elif mode & stat.S_IRWXO:
+        report.problem(
+            where,
+            f"every user of this machine may read the secret in it (mode {mode:04o})",
+            f"chmod 0600 {file}, then replace the secret if strangers had access",
+        )
+    elif mode & stat.S_IRWXG:
+        report.note(where, f"its group may read the secret in it (mode {mode:04o})")
+    else:
+        report.ok(where, f"only its owner reads it (mode {mode:04o})")
+
+
+def check_disk(settings: Settings, report: Report, growth_per_day: float | None = None) -> None:
+    """Compare the room on the data directory's disk with what the inbox needs.
+
+    ``growth_per_day`` is in bytes, None where it is not known.
+    """
+    if settings.storage.backend is not StorageBackend.SQLITE:
+        report.note("Sdk:Storage:Backend", f"{settings.storage.backend}: nothing is kept on disk")
+        return
+    directory = Path(settings.storage.path).absolute()
+    existing = next(p for p in (directory, *directory.parents) if p.exists())
+    room = os.statvfs(existing)
+    free = room.f_bavail * room.f_frsize
+    where = f"{STORAGE_PATH} ({existing})"
+    if free < LEAST_FREE_BYTES:
+        report.problem(
+            where,
+            f"the disk has {size_text(free)} free: deliveries are answered 503 once it is full",
+            "free some space, or move the data directory to another disk",
+        )
+    elif growth_per_day and free / growth_per_day < settings.webhooks.payload_retention_days:
+        report.warning(
+            where,
+            f"the inbox has lately grown by {size_text(growth_per_day)} a day: the "
+            f"{size_text(free)} that are free last for {free / growth_per_day:.0f} days, and "
+            f"bodies are kept for {settings.webhooks.payload_retention_days}",
+            "get a larger disk, or lower Sdk:Webhooks:PayloadRetentionDays",
+        )
+    elif free < COMFORTABLE_FREE_BYTES:
+        report.warning(where, f"the disk has {size_text(free)} free", "free some space soon")
+    else:
+        report.ok(where, f"{size_text(free)} free")
+    # File systems that create nodes on demand report a total of 0.
+    if room.f_files and room.f_favail < LEAST_FREE_NODES:
+        report.problem(
+            where,
+            f"the file system has {room.f_favail} file nodes left: no file can be made soon, "
+            "however many bytes are free",
+            "remove files that nobody needs (df -i shows where)",
+        )
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
+def check_descriptors(settings: Settings, report: Report) -> None:
+    """Compare the limit of open files with the connections that are allowed."""
+    wanted = Limits().connections
+    limit = descriptor_limit()
+    whose = "this shell's"
+    try:
+        pid = find(settings.storage.path).pid
+        limit = _descriptors_of(pid) - RESERVED_DESCRIPTORS
+        whose = f"the running receiver's (process {pid})"
+    except (NobodyThereError, OSError, ValueError):
+        pass
+    calls = settings.connection.max_connections_per_server
+    if limit < calls + 2 * RESERVED_DESCRIPTORS:
+        report.problem(
+            "RLIMIT_NOFILE",
+            f"{whose} limit of open files leaves {limit} for connections, and the client alone "
+            f"may open {calls} (Sdk:Connection:MaxConnectionsPerServer)",
+            "LimitNOFILE=65536 in the systemd unit, or ulimit -n 65536",
+        )
+    elif limit < wanted + calls:
+        report.note(
+            "RLIMIT_NOFILE",
+            f"{whose} limit of open files leaves {limit} for connections; beyond that senders "
+            f"are answered 503, else beyond {wanted}",
+            "LimitNOFILE=65536 in the systemd unit, or ulimit -n 65536",
+        )
+    else:
+        report.ok("RLIMIT_NOFILE", f"{whose} limit allows {wanted} connections")
+
+
+def _descriptors_of(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/limits").read_text(encoding="ascii").splitlines():
+        if line.startswith("Max open files"):
+            return int(line.split()[3])
+    raise ValueError("there is no such limit")
+
+
+def check_clock(report: Report) -> None:
+    """Report whether the kernel considers the clock synchronized.
+
+    A wrong clock rejects every delivery: timestamps count within a tolerance only.
+    """
+    where = "clock of this machine"
+    try:
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(
+            ctypes.create_string_buffer(_TIMEX_BYTES)
+        )
+    except (AttributeError, OSError):
+        state = -1
+    if state == -1:
+        report.note(
+            where,
+            "the kernel does not say whether it is kept right",
+            "compare it with another one: beyond ToleranceSeconds every delivery is refused",
+        )
+    elif state == _CLOCK_ERROR:
+        report.note(
+            where,
+            "the kernel says that nothing keeps it right; in a container the host may do so",
+            "run an NTP client (systemd-timesyncd, chrony) on the host",
+        )
+    else:
+        report.ok(where, "the kernel says that it is kept right by NTP or the like")
+
+
+def check_replication(
+    settings: Settings, environ: Mapping[str, str], report: Report, *, may_run: bool
+) -> None:
+    """Report which replicator would run, and whether the process to signal survives SIGHUP.
+
+    Args:
+        may_run: the user has named the settings' files, so the binary that they name may be asked
+            for its version. A diagnosis never runs a program that the settings of a mere working
+            directory name.
+    """
+    options = settings.multi_tenant.file_db.replication
+    if not options.use_replication:
+        report.note(f"{REPLICATION}:UseReplication", "false: nothing is replicated")
+        return
+    binary = options.replicator_path or _find_binary(environ)
+    if binary is None or not os.access(binary, os.X_OK):
+        where = f"{REPLICATION}:ReplicatorPath"
+        what = "the replicator's binary is not there, or this user cannot run it"
+        remedy = "pip install 'sdk-trio[replication]', or set the path of the binary"
+        if options.supervise:
+            report.problem(where, f"{what}: nothing is replicated", remedy)
+        else:
+            # Another user's process may replicate, with a binary of its own.
+            report.warning(where, f"{what}: 'replication verify' and 'restore' need it", remedy)
+    elif options.replicator_path and not may_run:
+        report.ok(
+            f"{REPLICATION}:ReplicatorPath",
+            f"{binary}; it was not asked for its version, because no file was named with --config",
+        )
+    else:
+        report.ok(f"{REPLICATION}:ReplicatorPath", f"{binary}, version {_version_of(binary)}")
+    if options.supervise:
+        report.ok(f"{REPLICATION}:Supervise", "true: the daemon runs the replicator as its child")
+    elif options.auto_regenerate_on_tenant_change:
+        _check_pid_file(Path(options.replicator_pid_file_path), report)
+
+
+def _find_binary(environ: Mapping[str, str]) -> str | None:
+    import sys
+
+    beside = Path(sys.executable).parent
+    # An empty or relative part of PATH means the working directory, whose programs are not run.
+    parts = filter(os.path.isabs, environ.get("PATH", "").split(os.pathsep))
+    return shutil.which(_DIES_OF_HANGUP, path=os.pathsep.join([str(beside), *parts]))
+
+
+def _version_of(binary: str) -> str:
+    try:
+        ran = subprocess.run(
+            [binary, "version"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return ran.stdout.strip()[:40] or "unknown"
+
+
+def _check_pid_file(file: Path, report: Report) -> None:
+    where = f"{REPLICATION}:ReplicatorPidFilePath ({file})"
+    start = "start the replicator with 'replication run --pid-file', or set Supervise to true"
+    try:
+        pid = int(file.read_text(encoding="ascii"))
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() if pid > 0 else ""
+    except FileNotFoundError:
+        report.problem(where, "the file is not there, or the process in it has ended", start)
+        return
+    except (OSError, ValueError):
+        report.problem(where, "the file holds no process id, or cannot be read", start)
+        return
+    if pid <= 0:
+        report.problem(where, "the file holds no process id", start)
+    elif name == _DIES_OF_HANGUP:
+        report.problem(
+            where,
+            f"process {pid} is a bare {name}, which dies of SIGHUP; it is not signalled, so it "
+            "never learns of new tenants",
+            start,
+        )
+    else:
+        report.ok(where, f"process {pid} ({name})")

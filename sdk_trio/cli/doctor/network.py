@@ -1,0 +1,308 @@
+"""The checks of ``doctor`` over the network: the running receiver, and the upstream."""
+
+import socket
+import ssl
+import time
+from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
+
+import httpx
+import trio
+
+from ...client.client import Client
+from ...client.errors import CallError
+from ...config import Settings
+from ...config.choices import ForwardedHeaders
+from ...errors import OptionsValidationError
+from ...net.proxy import URL_KEY as PROXY_URL
+from ...net.proxy import Proxy, ignored_variable, proxy_of
+from ...net.transport import tls_context
+from ...reconcile.plan import has_path
+from ...webhooks.screen import TrustedProxies
+from ...webhooks.signed_request import DeliveryFailedError, post, sign_body
+from ..running_receiver import Presence, find
+from ..secrets import NoSecretError
+from ..trigger import secret_of
+from .findings import Report
+from .settings import ALLOWED_SOURCES, TRUSTED_PROXIES, check_endpoints
+from .store import PROBE_ID
+
+#: The body of the probe, with a type that no upstream sends. Its bytes are the same each time, so
+#: that the inbox holds one such event at most.
+PROBE_BODY = b'{"type":"sdk_trio.doctor","data":{"id":"doctor"}}'
+
+#: How long each attempt to reach the upstream may take, in seconds.
+STEP_SECONDS = 5.0
+
+#: The smallest difference to the upstream's clock, in seconds, that is reported.
+NOTABLE_SKEW = 5.0
+
+UPSTREAM_KEYS = "Sdk:Mode, Sdk:Upstream"
+TOKEN = "Sdk:AccessToken"
+
+
+async def check_receiver(settings: Settings, report: Report) -> None:
+    """Deliver a signed probe to the running receiver, and explain its answer.
+
+    Raises:
+        NobodyThereError: no receiver is running.
+    """
+    await trio.lowlevel.checkpoint()
+    presence = find(settings.storage.path)
+    where = presence.url
+    ca_file = settings.server.cert_file if where.startswith("https:") else None
+    try:
+        signed = sign_body(
+            PROBE_BODY,
+            secret=secret_of(settings, presence),
+            webhook_id=PROBE_ID,
+            timestamp=int(time.time()),
+            derivation=settings.webhooks.key_derivation,
+        )
+        posted = await post(where, signed, ca_file=ca_file, headers=_as_a_proxy(settings, presence))
+    except NoSecretError as error:
+        report.note(where, f"nothing was delivered: {error}")
+    except DeliveryFailedError as error:
+        report.problem(
+            where, str(error), f"look at process {presence.pid} and its log; start it again"
+        )
+    else:
+        _explain(posted.status, where, settings, report)
+
+
+def _as_a_proxy(settings: Settings, presence: Presence) -> dict[str, str]:
+    """Return the headers that a trusted proxy on this machine would send."""
+    if presence.url.startswith("https:"):
+        return {}
+    unix = presence.url.startswith("unix:")
+    trusted = settings.server.trusted_proxies
+    host = "" if unix else (urlsplit(presence.url).hostname or "")
+    # The receiver's own code decides which headers it believes, so that exactly these are sent.
+    family = settings.server.forwarded_headers
+    name, value = "x-forwarded-proto", "https"
+    if family is ForwardedHeaders.FORWARDED:
+        name, value = "forwarded", "proto=https"
+    headers = [(name.encode(), value.encode())]
+    origin = TrustedProxies(trusted, family).resolve(None if unix else host, "http", headers)
+    return {name: value} if origin.secure else {}
+
+
+def _explain(status: int, where: str, settings: Settings, report: Report) -> None:
+    proxied = settings.server.trusted_proxies
+    match status:
+        case 200:
+            report.ok(where, "a signed delivery went through the whole pipeline: 200")
+        case 400 if settings.webhooks.require_https and not where.startswith("https:"):
+            report.problem(
+                where,
+                "400: the receiver refused a delivery that this machine has signed; RequireHttps "
+                f"is true, and trusted are: {', '.join(proxied) or 'no proxies'}",
+                f"see what is said of {TRUSTED_PROXIES}; if nothing is, compare the secrets and "
+                "settings of the running process with these (its log has webhook.rejected)",
+            )
+        case 400:
+            report.problem(
+                where,
+                "400: the receiver refused a delivery that this machine has signed: it runs with "
+                "another secret, or with another clock",
+                "run doctor with the receiver's own environment and files, or restart the receiver",
+            )
+        case 403:
+            report.note(where, f"403: this machine is not in {ALLOWED_SOURCES}; senders may be")
+        case 404:
+            report.problem(
+                where,
+                "404: nothing is served at Sdk:Webhooks:Path",
+                "restart the receiver: it runs with another path",
+            )
+        case 429:
+            report.note(where, "429: the rate limit is used up at present")
+        case 503:
+            report.problem(
+                where,
+                "503: the receiver has no room or no store, or is stopping",
+                "look at its log: queue.full, store.unavailable or store.lost",
+            )
+        case _:
+            report.problem(where, f"{status} was answered", "look at the receiver's log")
+
+
+async def check_upstream(
+    settings: Settings, handled: tuple[str, ...] | None, report: Report
+) -> None:
+    """Reach the upstream step by step: name, connection, TLS, token, base path, endpoints."""
+    where = settings.base_url
+    await trio.lowlevel.checkpoint()
+    try:
+        made, proxy = Client(settings), proxy_of(settings.connection)
+        tls = tls_context(settings.connection) if where.startswith("https:") else None
+    except OptionsValidationError as error:
+        for problem in error.problems:
+            report.problem(problem.key, problem.message, "change the key, or what it names")
+        return
+    if not await _is_reached(where, proxy, tls, report):
+        return
+    async with made as client:
+        asked_at = time.time()
+        try:
+            response = await client.request(
+                "GET",
+                "/organizations/",
+                params={"limit": 1},
+                accepts_any_status=True,
+                max_retries=0,
+                total_timeout=STEP_SECONDS,
+            )
+        except CallError as error:
+            report.problem(where, f"no answer: {error}", "try again; look at the upstream's status")
+            return
+        _check_skew(response, (asked_at + time.time()) / 2, settings, report)
+        if _is_welcome(response.status_code, where, report):
+            await _check_endpoints(client, settings, handled, report)
+
+
+async def _is_reached(
+    where: str, proxy: Proxy | None, tls: ssl.SSLContext | None, report: Report
+) -> bool:
+    """Try the name, the connection and TLS one after the other; report the first failure."""
+    parts = urlsplit(where)
+    host, port = parts.hostname or "", parts.port or (443 if tls else 80)
+    asked = (host, port) if proxy is None else (proxy.host, proxy.port)
+    ignored = ignored_variable(host) if proxy is None else None
+    hint = f"; {ignored} is set, and is not followed: set {PROXY_URL} to use it" if ignored else ""
+    await trio.lowlevel.checkpoint()
+    try:
+        with trio.fail_after(STEP_SECONDS):
+            await trio.socket.getaddrinfo(*asked, type=socket.SOCK_STREAM)
+    except (OSError, trio.TooSlowError) as error:
+        report.problem(
+            where,
+            f"DNS: the name {asked[0]} cannot be resolved ({_words(error)})",
+            f"check {UPSTREAM_KEYS} and CustomBaseUrl, and this machine's resolver{hint}"
+            if proxy is None
+            else f"check {PROXY_URL}, and this machine's resolver",
+        )
+        return False
+    try:
+        with trio.fail_after(STEP_SECONDS):
+            dial = trio.open_tcp_stream if proxy is None else proxy.dial
+            stream = await dial(host, port)
+    except (OSError, trio.TooSlowError) as error:
+        report.problem(
+            where,
+            f"TCP: no connection to {host} port {port} ({_words(error)})",
+            "let this machine connect out to that port: firewall, proxy, or the address is wrong"
+            f"{hint}"
+            if proxy is None
+            else f"check {PROXY_URL}, and what the proxy {proxy} lets through",
+        )
+        return False
+    async with stream:
+        if tls is None:
+            return True
+        secure = trio.SSLStream(stream, tls, server_hostname=host)
+        try:
+            with trio.fail_after(STEP_SECONDS):
+                await secure.do_handshake()
+        except (trio.BrokenResourceError, ssl.SSLError, trio.TooSlowError) as error:
+            cause = error.__cause__ or error
+            report.problem(
+                where,
+                f"TLS: {host} has no certificate that this machine believes ({_words(cause)})",
+                "set the clock right, or name the authorities of a private certificate, or of a "
+                "proxy in between, with Sdk:Connection:CaFile",
+            )
+            return False
+    return True
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, trio.TooSlowError):
+        return f"nothing within {STEP_SECONDS:g} s"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _is_welcome(status: int, where: str, report: Report) -> bool:
+    match status:
+        case 401:
+            report.problem(
+                TOKEN,
+                "401: the upstream does not know the access token: wrong, revoked, or of the other "
+                "environment (a sandbox token with Mode Live, or the other way round)",
+                "make a token at the upstream for this environment, or set Sdk:Mode to the token's",
+            )
+        case 403:
+            report.problem(
+                TOKEN,
+                "403: the access token is good, and lacks the scope organizations:read",
+                "give the token the scopes that the application needs",
+            )
+        case 404:
+            report.problem(
+                "Sdk:BasePath",
+                f"404: {where} has no such route below the base path; an upstream that does not "
+                "know the version header's value answers so too",
+                "compare Sdk:BasePath, Sdk:ApiVersion and Sdk:Upstream:VersionHeader with the "
+                "upstream's documentation",
+            )
+        case _ if 200 <= status < 300:
+            report.ok(where, "reached, and the access token is accepted")
+            return True
+        case 429:
+            report.note(where, "429: reached, and the rate limit is used up at present")
+        case _:
+            report.problem(where, f"{status} was answered", "look at the upstream's status")
+    return False
+
+
+def _check_skew(response: httpx.Response, now: float, settings: Settings, report: Report) -> None:
+    """Compare our clock with the upstream's, whose timestamps deliveries have."""
+    where = "clock of this machine"
+    try:
+        # The header has whole seconds, so its middle is compared.
+        theirs = parsedate_to_datetime(response.headers["date"]).timestamp() + 0.5
+    except (KeyError, ValueError):
+        report.note(where, "the upstream tells no time to compare it with")
+        return
+    skew = now - theirs
+    way = "ahead of" if skew > 0 else "behind"
+    tolerance = settings.webhooks.tolerance_seconds
+    what = f"{abs(skew):.0f} s {way} the upstream's"
+    remedy = "set it right: run an NTP client (systemd-timesyncd, chrony)"
+    if abs(skew) >= tolerance:
+        report.problem(
+            where, f"it is {what}: beyond ToleranceSeconds ({tolerance}) all is refused", remedy
+        )
+    elif abs(skew) > max(NOTABLE_SKEW, tolerance / 10):
+        report.warning(where, f"it is {what}; at {tolerance} s all deliveries are refused", remedy)
+    else:
+        report.ok(where, "it agrees with the upstream's")
+
+
+async def _check_endpoints(
+    client: Client, settings: Settings, handled: tuple[str, ...] | None, report: Report
+) -> None:
+    await trio.lowlevel.checkpoint()
+    try:
+        listed = [
+            record.raw
+            async for record in client.with_options(
+                max_retries=0, total_timeout=STEP_SECONDS
+            ).webhooks.list_webhook_endpoints()
+        ]
+    except CallError as error:
+        report.note(
+            "webhook endpoints",
+            f"the upstream does not list them: {error}",
+            "give the token the scope webhooks:read to have them compared",
+        )
+        return
+    chosen = settings.webhooks.reconciliation.endpoint_ids
+    ours = [
+        entry
+        for entry in listed
+        if (entry.get("id") in chosen if chosen else has_path(entry, settings.webhooks.path))
+    ]
+    check_endpoints(ours, settings.webhooks.path, handled, report)

@@ -1,0 +1,240 @@
+"""``doctor``: an examination of the whole installation, with one list of findings.
+
+Each check runs within a time of its own, and one that fails or hangs is a finding itself: a
+diagnosis is wanted exactly when parts of the installation do not answer.
+"""
+
+import os
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import attrs
+import trio
+
+from ...config import Loaded, Settings
+from ...errors import EXIT_CONFIGURATION, EXIT_FAILURE, SdkError
+from ...storage.examine import Examination
+from ..application import import_registry
+from ..running_receiver import NobodyThereError
+from ..settings_reader import read
+from ..terminal import is_terminal, print_json, print_text, say
+from .findings import Finding, Level, Report, ranked
+from .machine import (
+    check_clock,
+    check_descriptors,
+    check_disk,
+    check_permissions,
+    check_replication,
+)
+from .notifications import check_notifications
+from .settings import check_handlers, check_https, check_secrets, check_settings, check_sources
+from .store import check_tenants, describe_store, examine_store
+
+#: How long one check may take, and how long all of them together, in seconds.
+CHECK_SECONDS = 20.0
+TOTAL_SECONDS = 40.0
+
+Check = Callable[[Report], Awaitable[None]]
+
+
+def doctor(arguments: Namespace) -> int:
+    """Examine the installation; 0 without problems, 1 with some, 78 if the settings are invalid.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+    loaded = read(arguments, standalone=arguments.standalone, receiver=True)
+    first = Report("settings")
+    check_settings(loaded, first)
+    findings = first.findings
+    settings = loaded.settings
+    if settings is not None:
+        handled = _Handled(arguments.app)
+        findings += trio.run(partial(_examine, loaded, settings, handled, arguments))
+    else:
+        first.note("doctor", "everything else needs valid settings, and was not looked at")
+    _show(ranked(findings), as_json=arguments.format == "json")
+    if settings is None:
+        return EXIT_CONFIGURATION
+    return EXIT_FAILURE if any(f.level is Level.PROBLEM for f in findings) else 0
+
+
+@attrs.define
+class _Handled:
+    """The application of ``--app``, and the types that it handles once it is imported."""
+
+    reference: str | None
+    types: tuple[str, ...] | None = None
+
+    def check(self, settings: Settings, report: Report) -> None:
+        """Import the application and report the types without a handler."""
+        if self.reference is None:
+            report.note("--app", "not given, so handlers were not looked at", "--app MODULE:ATTR")
+            return
+        registry = import_registry(self.reference)
+        self.types = tuple(registry)
+        known = [row.wire_type for row in registry.catalog.known]
+        check_handlers(
+            tuple(name for name in known if name not in self.types),
+            len(known),
+            len(registry),
+            required=settings.webhooks.fail_on_missing_handlers,
+            report=report,
+        )
+
+
+async def _examine(
+    loaded: Loaded, settings: Settings, handled: _Handled, arguments: Namespace
+) -> list[Finding]:
+    """Run every check; a check that fails or takes too long is reported, and the others go on."""
+    reports: list[Report] = []
+    found: list[Examination] = []
+
+    async def look_at_store(report: Report) -> None:
+        examination = await examine_store(settings)
+        if examination is not None:
+            found.append(examination)
+        describe_store(settings, examination, report)
+
+    def look_at_disk(report: Report) -> None:
+        check_disk(settings, report, found[0].growth_per_day if found else None)
+
+    async def look_at_tenants(report: Report) -> None:
+        await check_tenants(settings, found[0] if found else None, report)
+
+    async def look_at_notifications(report: Report) -> None:
+        await check_notifications(settings, found[0] if found else None, os.environ, report)
+
+    # The application is the user's code, so it is imported here, before other checks run beside it.
+    await _run("handlers", _plain(partial(handled.check, settings)), reports)
+    one_by_one: list[tuple[str, Check]] = [
+        ("secrets", _plain(partial(check_secrets, settings))),
+        ("https", _plain(partial(check_https, settings))),
+        ("sources", _plain(partial(check_sources, settings))),
+        ("permissions", _threaded(partial(check_permissions, loaded, settings))),
+        ("descriptors", _threaded(partial(check_descriptors, settings))),
+        ("clock", _plain(check_clock)),
+        ("store", look_at_store),
+        ("disk", _threaded(look_at_disk)),
+        ("tenants", look_at_tenants),
+        ("notifications", look_at_notifications),
+        (
+            "replication",
+            _threaded(
+                partial(check_replication, settings, os.environ, may_run=bool(arguments.config))
+            ),
+        ),
+    ]
+    with trio.move_on_after(TOTAL_SECONDS) as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_run_all, one_by_one, reports)
+            nursery.start_soon(_run_all, _network(settings, handled, arguments), reports)
+    if scope.cancelled_caught:
+        report = Report("doctor")
+        report.warning(
+            "doctor", f"not everything was looked at within {TOTAL_SECONDS:g} s", "try again"
+        )
+        reports.append(report)
+    order = {name: rank for rank, name in enumerate(_ORDER)}
+    reports.sort(key=lambda report: order.get(report.check, len(order)))
+    return [finding for report in reports for finding in report.findings]
+
+
+_ORDER = (
+    *("secrets", "https", "sources", "permissions", "disk", "descriptors", "clock", "store"),
+    *("receiver", "upstream", "handlers", "tenants", "notifications", "replication"),
+)
+
+
+def _network(
+    settings: Settings, handled: _Handled, arguments: Namespace
+) -> list[tuple[str, Check]]:
+    async def look_at_receiver(report: Report) -> None:
+        from .network import check_receiver  # brings httpx along
+
+        await trio.lowlevel.checkpoint()
+        try:
+            await check_receiver(settings, report)
+        except NobodyThereError as error:
+            report.note("receiver", f"nothing was delivered: {error}")
+
+    async def look_at_upstream(report: Report) -> None:
+        from .network import check_upstream
+
+        if arguments.offline or arguments.standalone or settings.access_token is None:
+            report.note("upstream", "not reached: offline, standalone, or without an access token")
+            await trio.lowlevel.checkpoint()
+            return
+        await check_upstream(settings, handled.types, report)
+
+    return [("receiver", look_at_receiver), ("upstream", look_at_upstream)]
+
+
+def _plain(check: Callable[[Report], None]) -> Check:
+    async def run(report: Report) -> None:
+        check(report)
+        await trio.lowlevel.checkpoint()
+
+    return run
+
+
+def _threaded(check: Callable[[Report], None]) -> Check:
+    """Run a check in a thread, because it asks the file system, which may hang."""
+
+    async def run(report: Report) -> None:
+        await trio.to_thread.run_sync(check, report, abandon_on_cancel=True)
+
+    return run
+
+
+async def _run_all(checks: list[tuple[str, Check]], reports: list[Report]) -> None:
+    await trio.lowlevel.checkpoint()
+    for name, check in checks:
+        await _run(name, check, reports)
+
+
+async def _run(name: str, check: Check, reports: list[Report]) -> None:
+    report = Report(name)
+    reports.append(report)
+    try:
+        with trio.fail_after(CHECK_SECONDS):
+            await check(report)
+    except trio.TooSlowError:
+        report.warning(
+            name,
+            f"this was not looked at to its end within {CHECK_SECONDS:g} s",
+            "a disk or a server that hangs is the usual cause",
+        )
+    except SdkError as error:
+        report.problem(name, str(error), "see the message")
+    except Exception as error:
+        report.warning(
+            name,
+            f"this could not be looked at: {type(error).__name__}",
+            "report it, with the output of --format json",
+        )
+    await trio.lowlevel.checkpoint()
+
+
+_STYLES = {Level.PROBLEM: "31;1", Level.WARNING: "33", Level.NOTE: "36", Level.OK: "32"}
+
+
+def _show(findings: list[Finding], *, as_json: bool) -> None:
+    if as_json:
+        print_json([attrs.asdict(finding) for finding in findings])
+        return
+    from ...config.sources import printable
+
+    colored = is_terminal() and not os.environ.get("NO_COLOR")
+    for finding in findings:
+        level = f"{finding.level:<8}"
+        if colored:
+            level = f"\x1b[{_STYLES[finding.level]}m{level}\x1b[0m"
+        print_text(f"{level} {finding.check}: {printable(finding.where)}")
+        print_text(f"         {printable(finding.what)}")
+        if finding.remedy:
+            print_text(f"         -> {printable(finding.remedy)}")
+    counts = Counter(finding.level for finding in findings)
+    say(", ".join(f"{level}: {counts[level]}" for level in Level))

@@ -1,0 +1,225 @@
+"""The checks of ``doctor`` on the store and its tenants; they change nothing."""
+
+import os
+import time
+from pathlib import Path
+
+import trio
+
+from ...config import Secret, Settings, StorageBackend, parse_secret
+from ...errors import TenantCredentialsError
+from ...records.deliveries import DeliveryState
+from ...records.tenants import Tenant, TenantStatus
+from ...storage.examine import Examination, examine
+from ...storage.open import open_store
+from ...storage.sqlite.schema import DATABASE_NAME, VERSION
+from ...tenants.credentials import CredentialReader
+from ..running_receiver import NobodyThereError, find
+from .findings import Report
+from .machine import STORAGE_PATH, size_text
+
+#: The event that ``doctor`` delivers to the running receiver, always the same.
+PROBE_ID = "msg_sdk_trio_doctor"
+
+#: How long SQLite may look for damage, in seconds.
+CHECK_SECONDS = 5.0
+
+#: The size in bytes from which the write-ahead log is reported: ten times the size at which it is
+#: usually cleared, so a reader keeps it.
+LARGE_LOG_BYTES = 160 * 1024 * 1024
+
+#: The age in seconds from which an unfinished event is reported: older than usual retries last.
+OLD_SECONDS = 86_400.0
+
+#: The most tenants whose credentials are read.
+MOST_TENANTS = 1000
+
+
+async def examine_store(settings: Settings) -> Examination | None:
+    """Return the findings' data from the store, None if there is no store to examine.
+
+    Raises:
+        StoreUnavailableError: it cannot be read.
+    """
+    file = Path(settings.storage.path) / DATABASE_NAME
+    if settings.storage.backend is not StorageBackend.SQLITE or not file.exists():
+        await trio.lowlevel.checkpoint()
+        return None
+    return await trio.to_thread.run_sync(
+        lambda: examine(file, now=time.time(), check_seconds=CHECK_SECONDS, besides=PROBE_ID),
+        abandon_on_cancel=True,
+    )
+
+
+def describe_store(settings: Settings, found: Examination | None, report: Report) -> None:
+    """Report the state of the store, and the events in it that a person has to look at."""
+    backend = settings.storage.backend
+    if backend is StorageBackend.SQLITE:
+        _compare_with_receiver(settings, report)
+    if found is None:
+        why = (
+            "there is no inbox yet: the first start makes it"
+            if backend is StorageBackend.SQLITE
+            else f"{backend}: it is not examined from here"
+        )
+        report.note(STORAGE_PATH, why)
+        return
+    _describe_file(found, report)
+    if found.is_current:
+        _describe_contents(found, report)
+
+
+def _compare_with_receiver(settings: Settings, report: Report) -> None:
+    """Report a running receiver that writes to another file than a restart would open."""
+    try:
+        receiver = find(settings.storage.path)
+    except NobodyThereError:
+        return
+    file = Path(settings.storage.path) / DATABASE_NAME
+    if not _writes_elsewhere(receiver.pid, file):
+        return
+    what = "was replaced" if file.exists() else "is gone"
+    report.problem(
+        str(file),
+        f"it {what}: the receiver (process {receiver.pid}) has another file open; nothing that it "
+        "is sent is accepted",
+        "put back what was there, or restore a backup, and restart the receiver; until it ends, "
+        f"Linux still has what it wrote under /proc/{receiver.pid}/fd",
+    )
+
+
+def _writes_elsewhere(pid: int, file: Path) -> bool:
+    """Return whether a process has another store open than ``file``; False if unknown."""
+    directory = f"/proc/{pid}/fd"
+    try:
+        # Under /proc a removed file keeps its name, with "(deleted)" behind it.
+        opened = [
+            os.stat(f"{directory}/{number}")
+            for number in os.listdir(directory)
+            if os.path.basename(os.readlink(f"{directory}/{number}")).split(" ")[0] == DATABASE_NAME
+        ]
+        wanted = file.stat() if file.exists() else None
+    except OSError:
+        return False
+    return bool(opened) and not any(wanted and os.path.samestat(wanted, one) for one in opened)
+
+
+def _describe_file(found: Examination, report: Report) -> None:
+    where = found.file
+    if not found.is_ours:
+        report.problem(
+            where,
+            "it is a database of another program",
+            f"set {STORAGE_PATH} to a directory of its own",
+        )
+    elif found.version > VERSION:
+        report.problem(
+            where,
+            f"its schema has version {found.version}, and this program knows up to {VERSION}",
+            "install the version that wrote it",
+        )
+    elif found.version < VERSION:
+        report.note(
+            where, f"its schema has version {found.version}: the next start brings it to {VERSION}"
+        )
+    if found.damage is not None:
+        report.problem(
+            where, f"it is damaged: {found.damage}", "stop the receiver, and restore a backup"
+        )
+    elif not found.checked:
+        report.note(where, f"it is too large to be checked for damage in {CHECK_SECONDS:g} s")
+    else:
+        report.ok(where, f"{size_text(found.file_size)}, no damage")
+    if found.wal_size > LARGE_LOG_BYTES:
+        report.warning(
+            f"{where}-wal",
+            f"the write-ahead log has {size_text(found.wal_size)}: a reader that never ends, such "
+            "as an open sqlite3 shell or a stopped backup, keeps it from being written back",
+            "end that reader (lsof shows it)",
+        )
+
+
+def _describe_contents(found: Examination, report: Report) -> None:
+    dead = found.states.get(DeliveryState.DEAD, 0)
+    if dead:
+        report.warning(
+            "inbox",
+            f"{dead} dead letters: their handlers failed for good",
+            "'events list --state dead' shows why; 'events replay --state dead' once it is mended",
+        )
+    if found.parked_types:
+        types = ", ".join(f"{name} ({count})" for name, count in found.parked_types.items())
+        report.warning(
+            "inbox",
+            f"parked, because no handler took them: {types}",
+            "register handlers or a fallback, then 'events replay --state parked'",
+        )
+    age = 0.0 if found.oldest_unfinished is None else time.time() - found.oldest_unfinished
+    if age > OLD_SECONDS:
+        report.warning(
+            "inbox",
+            f"the oldest unfinished event came {age / 3600:.0f} hours ago",
+            "start a receiver if none runs; 'events list --state retrying' shows what fails",
+        )
+    if not dead and not found.parked_types and age <= OLD_SECONDS:
+        waiting = sum(found.states.values())
+        report.ok("inbox", f"{waiting} events wait, none is dead, parked or old")
+
+
+async def check_tenants(settings: Settings, found: Examination | None, report: Report) -> None:
+    """Read every tenant's credentials, and report those that cannot be read or used."""
+    key = "Sdk:MultiTenant:Enabled"
+    if not settings.multi_tenant.enabled:
+        report.note(key, "false: there are no tenants")
+        await trio.lowlevel.checkpoint()
+        return
+    if found is None or not found.is_current:
+        report.note(key, "there is no store of this version yet, so no tenants either")
+        await trio.lowlevel.checkpoint()
+        return
+    async with open_store(settings, owner="doctor") as store:
+        tenants = await store.tenants.page(status=TenantStatus.ACTIVE, limit=MOST_TENANTS)
+    reader = CredentialReader()
+    before = len(report.findings)
+    for tenant in tenants:
+        await _check_tenant(settings, tenant, reader, report)
+    if len(report.findings) == before:
+        report.ok(key, f"{len(tenants)} active tenants, and every credential can be read")
+    unowned = not settings.webhooks.all_secrets and not any(
+        tenant.credentials.webhook_secrets for tenant in tenants
+    )
+    if unowned:
+        report.problem(
+            "Sdk:Webhooks:Secrets",
+            "neither the host nor any tenant has a webhook secret: no delivery can be verified",
+            "set one, or give tenants theirs ('tenant add --webhook-secret-env')",
+        )
+
+
+async def _check_tenant(
+    settings: Settings, tenant: Tenant, reader: CredentialReader, report: Report
+) -> None:
+    await trio.lowlevel.checkpoint()
+    where = f"tenant {tenant.identifier}"
+    remedy = "set the variable, or put the file there, for the user of the receiver"
+    try:
+        await reader.access_token(tenant)
+    except TenantCredentialsError as error:
+        report.problem(where, str(error), remedy)
+    for source in tenant.credentials.webhook_secrets:
+        try:
+            secrets = await reader.read_webhook_secrets(tenant, source)
+        except TenantCredentialsError as error:
+            report.problem(where, str(error), remedy)
+            continue
+        for secret in secrets:
+            if (fault := _fault_of(secret, settings)) is not None:
+                report.problem(where, f"a webhook secret of its own {fault}", "replace it")
+
+
+def _fault_of(secret: Secret, settings: Settings) -> str | None:
+    try:
+        parse_secret(secret.reveal(), settings.webhooks.key_derivation)
+    except ValueError as error:
+        return str(error)
+    return None

@@ -1,0 +1,227 @@
+"""``replication restore``: a tenant's database from its replica, into a file or in its place."""
+
+import os
+import time
+import uuid
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from ..base import logs
+from ..config import Settings
+from ..errors import ReplicatorError, RestoreError, StoreUnavailableError
+from ..records.tenants import Tenant
+from ..replication.control import ControlClient, control_socket_path
+from ..replication.in_place import DEFAULT_WAIT_SECONDS, InPlaceRestorer, Wish
+from ..replication.replica import ReplicaReader
+from ..replication.restore import Report, Restored, RestoreProgress, Restorer
+from ..storage.data_directory import create_data_directory
+from ..storage.open import open_store
+from ..tenants.databases import database_path, databases_directory
+from ..tenants.service import TenantService
+from .replication import find_tenant, open_reader, run_until_signal
+from .settings_reader import load
+from .store_opener import why_unreachable
+from .tenant_access import actor_of
+from .terminal import ByteProgress, Row, print_json, print_text, say
+from .usage import UsageError, moment_text, parse_count, parse_since
+
+
+def restore(arguments: Namespace) -> int:
+    """Restore a tenant's database into a file, of any status and even after a purge, or in place.
+
+    Raises:
+        UsageError: the arguments do not fit together, or ``--at`` is no time, or in the future.
+        UnknownTenantError: there is no such tenant.
+        TenantError: in place, and the tenant cannot be suspended.
+        RestoreError: the output exists, a process has it open, or the replica does not hold the
+            requested time.
+        ReplicatorError: there is no binary, or the target cannot be reached.
+    """
+    _check_arguments(arguments)
+    settings = load(arguments)
+    logs.configure(level="Error", format=settings.logging.format)
+    at = None if arguments.at is None else _moment(arguments.at)
+    reader = open_reader(settings)
+    if arguments.in_place is not None:
+        wish = Wish(
+            at=at,
+            keep=None if arguments.keep is None else Path(arguments.keep).absolute(),
+            reason=arguments.reason,
+            actor=actor_of(arguments),
+            bypass_email_verification=arguments.bypass_email_verification,
+            wait_seconds=_wait_seconds(arguments),
+        )
+        work = partial(_restore_in_place, settings, reader, arguments.in_place, wish)
+    else:
+        work = partial(_restore_into, settings, reader, arguments, at)
+    status, row = run_until_signal(work)
+    if row is not None:
+        _print(row, as_json=arguments.format == "json")
+    return status
+
+
+def _check_arguments(arguments: Namespace) -> None:
+    if arguments.in_place is not None:
+        others = {"--tenant": arguments.tenant, "--output": arguments.output}
+        given = [name for name, value in others.items() if value is not None]
+        if given:
+            raise UsageError(
+                f"{given[0]} does not go with --in-place, which restores that tenant's own database"
+            )
+        return
+    if arguments.tenant is None or arguments.output is None:
+        raise UsageError("say --tenant T --output F, or --in-place T")
+    unused = {
+        "--keep": arguments.keep,
+        "--wait": arguments.wait,
+        "--reason": arguments.reason,
+        "--actor": arguments.actor,
+        "--bypass-email-verification": arguments.bypass_email_verification or None,
+    }
+    for name, value in unused.items():
+        if value is not None:
+            raise UsageError(f"{name} goes with --in-place alone: --output changes no tenant")
+
+
+def _wait_seconds(arguments: Namespace) -> float:
+    if arguments.wait is None:
+        return DEFAULT_WAIT_SECONDS
+    return parse_count(arguments.wait, option="--wait", greatest=86_400)
+
+
+async def _restore_into(
+    settings: Settings, reader: ReplicaReader, arguments: Namespace, at: float | None
+) -> Row:
+    output = Path(arguments.output)
+    tenant_id, tenant = await find_tenant(settings, arguments.tenant)
+    # The replicator has the old file open and would not notice the new one in its place.
+    if _is_its_place(settings, tenant_id, tenant, output):
+        await _refuse_replicated(settings, tenant_id, output)
+    with _shown_progress() as report:
+        restored = await Restorer(reader, report=report).restore(
+            tenant_id, output, at=at, overwrite=arguments.force
+        )
+    return _row(tenant.identifier if tenant else tenant_id, restored)
+
+
+async def _restore_in_place(settings: Settings, reader: ReplicaReader, key: str, wish: Wish) -> Row:
+    missing = why_unreachable(settings)
+    if missing is not None:
+        raise StoreUnavailableError(
+            f"{missing}; --in-place suspends the tenant there: without a store, use --output"
+        )
+    directory = create_data_directory(databases_directory(settings)).absolute()
+    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        tenants = TenantService(settings, store.tenants)
+        tenant = await tenants.get(key)
+        with _shown_progress() as report:
+            in_place = InPlaceRestorer(Restorer(reader, report=report), tenants, notice=say)
+            done = await in_place.restore(tenant, database_path(directory, tenant.id), wish)
+    return {
+        **_row(tenant.identifier, done.restored),
+        "reactivated": done.reactivated,
+        "kept": os.fspath(wish.keep) if done.kept and wish.keep is not None else None,
+    }
+
+
+def _moment(text: str) -> float:
+    now = time.time()
+    at = parse_since(text, now=now, option="--at")
+    # A time in the future is mostly one without its offset from UTC.
+    if at > now:
+        raise UsageError(
+            f"--at {text} is in the future; leave it out for the newest state, and give a time "
+            "with its offset from UTC, such as 2026-01-31T12:00Z"
+        )
+    return at
+
+
+def _is_its_place(settings: Settings, tenant_id: str, tenant: Tenant | None, output: Path) -> bool:
+    """Return whether the output is the tenant's own file.
+
+    Raises:
+        RestoreError: it is one that the runtime may have open at this moment.
+    """
+    directory = databases_directory(settings).resolve()
+    place = output.resolve()
+    if place.parent != directory:
+        if place.parent == Path(settings.storage.path).resolve():
+            raise RestoreError(
+                f"{output} would lie in the data directory, among the runtime's own files: restore "
+                "to another directory"
+            )
+        return False
+    if place != database_path(directory, tenant_id).resolve():
+        raise RestoreError(
+            f"{output} would lie among the tenants' databases under a name that is not this "
+            f"tenant's: restore to another directory, or to {tenant_id}.db"
+        )
+    # While the tenant is active, the daemon may have the database open, and would go on with the
+    # deleted file.
+    if tenant is not None and tenant.is_active:
+        raise RestoreError(
+            f"{output} is the database of {tenant.identifier}, which is in use while the tenant is "
+            f"active: restore to another file, or first 'tenant suspend {tenant.identifier}'"
+        )
+    return True
+
+
+async def _refuse_replicated(settings: Settings, tenant_id: str, output: Path) -> None:
+    """Raise if a replicator says that it has the tenant's database, which is the output."""
+    directory = databases_directory(settings).absolute()
+    try:
+        client = ControlClient(control_socket_path(os.fspath(directory)))
+        listed = await client.list_databases()
+    except ReplicatorError:
+        await trio.lowlevel.checkpoint()
+        return
+    if os.fspath(database_path(directory, tenant_id)) in {each.path for each in listed}:
+        raise RestoreError(
+            f"{output} is still in the replicator's hands: wait until 'replication status' no "
+            "longer lists the tenant"
+        )
+
+
+@contextmanager
+def _shown_progress() -> Iterator[Report]:
+    progress = ByteProgress()
+
+    def report(done: RestoreProgress) -> None:
+        progress.show(done.step, done.bytes)
+
+    try:
+        yield report
+    finally:
+        progress.end()
+
+
+def _row(name: str, restored: Restored) -> Row:
+    return {
+        "tenant": name,
+        "tenant_id": restored.tenant_id,
+        "output": restored.output,
+        "txid": restored.txid,
+        "as_of": restored.as_of,
+        "bytes": restored.bytes,
+        "seconds": round(restored.seconds, 3),
+    }
+
+
+def _print(row: Row, *, as_json: bool) -> None:
+    if as_json:
+        print_json(row)
+        return
+    print_text(str(row["output"]))
+    say(
+        f"{row['tenant']} as of {moment_text(row['as_of'])} (transaction {row['txid']}), "
+        f"{row['bytes']} bytes in {row['seconds']:.1f} s; its integrity was checked"
+    )
+    if row.get("kept"):
+        say(f"the database before is in {row['kept']}")
+    if row.get("reactivated") is False:
+        say("the tenant was not active before, so it is not now")

@@ -1,0 +1,366 @@
+"""The reload of a running daemon's settings: at HUP, and when a key file has changed."""
+
+import os
+import signal
+from argparse import Namespace
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..base import logs
+from ..base.logs import get_logger
+from ..config import Loaded, Settings
+from ..config.load import KeyFileReader, key_directories, key_files
+from ..config.table import ROOT
+from ..errors import EXIT_FAILURE, OptionsValidationError, Problem
+from ..runtime import Runtime, Started
+from ..runtime.systemd import (
+    ServiceEnvironment,
+    SystemdNotifier,
+    claim_environment,
+    with_inherited_sockets,
+)
+from ..storage.data_directory import keep_files_private
+from ..webhooks.signed_request import own_url
+from .application import import_part, import_registry
+from .ending import Ending
+from .running_receiver import SETTINGS_SECRET, Presence, announced
+from .settings_reader import read
+from .usage import UsageError
+
+if TYPE_CHECKING:
+    from ..tenants.upgrade import HostUpgrade
+
+
+_runtime_log = get_logger("runtime")
+
+_VANISHED = "the file has vanished: put it back, or restart without it"
+_EMPTIED = "the file holds no settings any more: put them back, or restart without them"
+
+
+class SettingsReloader:
+    """Makes one reload at a time; a request during a reload leads to another one after it.
+
+    Args:
+        read: reads all layers again; called in a thread.
+        complete: makes the settings of a start from the layers, or raises
+            OptionsValidationError; called in a thread.
+        environ: the environment, which names the directory of credentials.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Loaded],
+        complete: Callable[[Loaded], Settings],
+        *,
+        environ: dict[str, str] | None = None,
+    ) -> None:
+        self._read = read
+        self._complete = complete
+        self._directories = key_directories(os.environ if environ is None else environ)
+        self._key_files = KeyFileReader()
+        self._wanted = trio.Event()
+        self._files: tuple[str, ...] = ()
+        # Taken before the settings are first read, so that a change in between is noticed later.
+        self._key_files.look(self._directories)
+
+    def began_with(self, loaded: Loaded) -> None:
+        """Remember the files of the settings in force; none of them may vanish."""
+        self._files = _with_settings(loaded)
+
+    def request(self) -> None:
+        """Request a reload, as HUP does; several requests before it begins count as one."""
+        self._wanted.set()
+
+    async def run(self, runtime: Runtime, notifier: SystemdNotifier, status: str) -> None:
+        """Reload at each request and when a key file has changed, until cancelled.
+
+        When it is cancelled, either all of the new settings are in force or none of them.
+        ``status`` is the text that the service manager shows after each reload.
+        """
+        await self._look(runtime)
+        while True:
+            asked = await self._wait(runtime.settings.server.key_file_poll_seconds)
+            files = await self._look(runtime)
+            if not asked and not files:
+                continue
+            if not runtime.ready:
+                _runtime_log.warning("runtime.reload_ignored", hint="the daemon is stopping")
+                continue
+            await notifier.reloading()
+            await self._reload(runtime, cause="signal" if asked else "key files", files=files)
+            if runtime.ready:
+                await notifier.ready(status)
+
+    async def _wait(self, seconds: float) -> bool:
+        """Wait for a request, at most ``seconds`` (0: without a bound); say whether one came."""
+        with trio.move_on_after(seconds or float("inf")):
+            await self._wanted.wait()
+        asked = self._wanted.is_set()
+        self._wanted = trio.Event()
+        return asked
+
+    async def _look(self, runtime: Runtime) -> tuple[str, ...]:
+        places = (*self._directories, *key_files(runtime.settings))
+        # Abandoned on cancel, so that a hanging file system cannot hold up a stop. Otherwise it is
+        # awaited, so that there is never more than one such thread.
+        return await trio.to_thread.run_sync(self._key_files.look, places, abandon_on_cancel=True)
+
+    async def _reload(self, runtime: Runtime, *, cause: str, files: tuple[str, ...]) -> None:
+        try:
+            loaded, settings = await trio.to_thread.run_sync(self._read_all, abandon_on_cancel=True)
+            done = runtime.reload(settings)
+            self.began_with(loaded)
+        except OptionsValidationError as error:
+            _report_failure(error.problems, cause=cause, files=files)
+            await trio.lowlevel.checkpoint()
+            return
+        for warning in loaded.warnings:
+            _runtime_log.warning("config.warning", key=warning.key, message=str(warning))
+        log = _runtime_log.warning if done.restart else _runtime_log.info
+        log(
+            "runtime.reloaded",
+            cause=cause,
+            files=files,
+            changed=done.applied,
+            restart_needed_for=done.restart,
+        )
+
+    def _read_all(self) -> tuple[Loaded, Settings]:
+        loaded = self._read()
+        if any(file not in loaded.files and os.path.exists(file) for file in self._files):
+            # A file may have been replaced at that moment, or belong to another Environment now, so
+            # everything is read once more.
+            loaded = self._read()
+        told = {problem.origin for problem in loaded.problems}
+        # A file that was not named explicitly may be missing at the start, but one that vanishes is
+        # an accident: its settings would fall back to the defaults, and a list of allowed sources
+        # would become "everybody".
+        lost = [file for file in self._files if file not in {*told, *_with_settings(loaded)}]
+        gone = tuple(
+            Problem(ROOT, _EMPTIED if file in loaded.files else _VANISHED, file)
+            for file in lost
+            if file in loaded.files or not os.path.exists(file)
+        )
+        if gone:
+            raise OptionsValidationError((*gone, *loaded.problems))
+        return loaded, self._complete(loaded)
+
+
+def _with_settings(loaded: Loaded) -> tuple[str, ...]:
+    """Return the files that hold settings."""
+    empty = {warning.origin for warning in loaded.warnings if warning.key == ROOT}
+    return tuple(file for file in loaded.files if file not in empty)
+
+
+def _report_failure(problems: tuple[Problem, ...], *, cause: str, files: tuple[str, ...]) -> None:
+    _runtime_log.error(
+        "runtime.reload_failed",
+        cause=cause,
+        files=files,
+        problems=[str(problem) for problem in problems],
+        hint="the settings in force stay; put right what is listed, and send HUP",
+    )
+
+
+_log = logs.get_logger("cli")
+
+Announce = Callable[[Started], AbstractContextManager[None]]
+
+#: The signals that end a daemon; Windows has no HUP.
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
+
+#: How long a start keeps extending the service manager's timeout, in seconds. After that the
+#: manager ends a start that hangs. An upgrade from a single tenant has MaxRunDuration in addition.
+START_SECONDS = 300.0
+
+
+def run(arguments: Namespace) -> int:
+    """Run until TERM or INT; return 0 after a graceful stop, 128 + signal after a forced one.
+
+    HUP, or a key file that has changed, puts new settings into force; see the how-to pages.
+
+    Raises:
+        SdkError: it could not start; every problem of the settings at once.
+    """
+    # Before any file is created: the umask holds for the store, its logs and files of handlers.
+    keep_files_private()
+    manager = claim_environment(os.environ)
+    read_again = partial(read, arguments, standalone=arguments.standalone, receiver=True)
+
+    def complete(loaded: Loaded) -> Settings:
+        return with_inherited_sockets(loaded.require(), manager.sockets)
+
+    reloader = SettingsReloader(read_again, complete)
+    if _HANGUP is not None:
+        # A HUP that comes before the runtime watches must neither end the process nor get lost.
+        before = signal.signal(_HANGUP, lambda *_: reloader.request())
+        if getattr(before, "called", False):  # a HUP that __main__ has noted before this code ran
+            reloader.request()
+    loaded = read_again()
+    settings = complete(loaded)
+    # The reloader compares with the files of the start: one that vanishes later is an error and no
+    # silent return to the defaults.
+    reloader.began_with(loaded)
+    begin_logs(loaded)
+    handlers = import_registry(arguments.app) if arguments.app else None
+    runtime = Runtime(
+        settings, handlers, standalone=arguments.standalone, host_upgrade=_host(arguments, settings)
+    )
+    runtime.on_reload(_prepare_logs, ("Sdk:Logging",))
+    return serve(
+        runtime,
+        lambda started: announcement(settings, started),
+        reloader=reloader,
+        manager=manager,
+    )
+
+
+def _host(arguments: Namespace, settings: Settings) -> "HostUpgrade | None":
+    if not arguments.upgrade_host:
+        return None
+    if not settings.multi_tenant.enabled:
+        raise UsageError("--upgrade-host takes part in MultiTenant:Enabled, which is false")
+    from ..tenants.upgrade import HostUpgrade  # only here, because a lean start knows no tenants
+
+    return import_part("--upgrade-host", arguments.upgrade_host, HostUpgrade, example="app:upgrade")
+
+
+def _prepare_logs(settings: Settings) -> Callable[[], None]:
+    options = settings.logging
+    return partial(logs.configure, level=options.level, format=options.format)
+
+
+def begin_logs(loaded: Loaded) -> None:
+    """Configure the logs as the settings say, and log the warnings about the settings."""
+    options = loaded.require().logging
+    logs.configure(level=options.level, format=options.format)
+    for warning in loaded.warnings:
+        _log.warning("config.warning", key=warning.key, message=str(warning))
+
+
+def announcement(
+    settings: Settings, started: Started, *, secret: str = SETTINGS_SECRET
+) -> AbstractContextManager[None]:
+    """Return the block in which ``events trigger`` finds the receiver."""
+    if not os.path.isdir(settings.storage.path):
+        return nullcontext()  # a store in memory needs no data directory
+    address = started.receiver[0]
+    url = own_url(address, settings.webhooks.path)
+    return announced(settings.storage.path, Presence(address, url, os.getpid(), secret))
+
+
+def serve(
+    runtime: Runtime,
+    announce: Announce,
+    *,
+    reloader: SettingsReloader | None = None,
+    manager: ServiceEnvironment | None = None,
+) -> int:
+    """Run ``runtime`` with signals; ``announce`` is entered once it accepts deliveries.
+
+    The first TERM or INT begins a graceful stop, the second one forces it. HUP asks ``reloader``
+    for a reload; without one, it ends the program as TERM does. If a handler cannot be ended, the
+    process ends in spite of it: see :class:`Ending`.
+
+    Returns:
+        0, 128 + the number of the signal that forced the end, or 1 if no signal asked for it.
+    """
+    ends_too = () if reloader is not None or _HANGUP is None else (_HANGUP,)
+    with Ending(runtime, (*_ENDING, *ends_too)) as ending:
+        return trio.run(
+            _serve, runtime, announce, reloader, manager or ServiceEnvironment(), ending
+        )
+
+
+async def _serve(
+    runtime: Runtime,
+    announce: Announce,
+    reloader: SettingsReloader | None,
+    manager: ServiceEnvironment,
+    ending: Ending,
+) -> int:
+    signals = _Signals(runtime, reloader)
+    watched = _ENDING if _HANGUP is None else (*_ENDING, _HANGUP)
+    with (
+        trio.open_signal_receiver(*watched) as arriving,
+        closing(SystemdNotifier(manager.notify_socket)) as notifier,
+        ExitStack() as while_running,
+    ):
+        async with trio.open_nursery() as outer:
+            # Signals and the bound of the end are watched in the outer nursery: they have to work
+            # while the runtime in the inner one starts, drains, or hangs.
+            outer.start_soon(signals.watch, arriving)
+            outer.start_soon(ending.watch)
+            async with ending.until_the_end(), trio.open_nursery() as inner:
+                started = await _start(runtime, inner, notifier)
+                while_running.enter_context(announce(started))
+                status = f"serving on {', '.join(started.receiver)}"
+                await notifier.ready(status)
+                outer.start_soon(_report_end, runtime, notifier)
+                outer.start_soon(
+                    notifier.keep_watchdog, manager.watchdog_seconds, partial(_ask_store, runtime)
+                )
+                if reloader is not None:
+                    outer.start_soon(reloader.run, runtime, notifier, status)
+            outer.cancel_scope.cancel()
+    if signals.forced_by is not None:
+        return 128 + signals.forced_by
+    return 0 if signals.stopped else EXIT_FAILURE
+
+
+async def _start(runtime: Runtime, nursery: trio.Nursery, notifier: SystemdNotifier) -> Started:
+    """Start the runtime, and meanwhile tell the service manager that it is not stuck."""
+    tenants = runtime.settings.multi_tenant
+    upgrade = tenants.single_tenant_upgrade.max_run_duration.total_seconds()
+    longest = START_SECONDS + (upgrade if tenants.enabled else 0.0)
+    # A start may take long (a large store that is checked, an upgrade). systemd would kill it after
+    # TimeoutStartSec unless it is told that the start goes on.
+    async with trio.open_nursery() as starting:
+        starting.start_soon(partial(notifier.extend, lambda: "starting", at_most=longest))
+        started: Started = await nursery.start(runtime.run)
+        starting.cancel_scope.cancel()
+    return started
+
+
+async def _report_end(runtime: Runtime, notifier: SystemdNotifier) -> None:
+    """Tell the service manager that the end has begun, and how many events it waits for."""
+    reason = await runtime.wait_stopping()
+    await notifier.stopping(f"stopping: {reason}")
+    await notifier.extend(lambda: f"stopping: {reason}; {runtime.receiver.unfinished} events left")
+
+
+async def _ask_store(runtime: Runtime) -> None:
+    """Return once the store has answered.
+
+    It deletes a key that never exists: a write without effect, which proves that the commit thread
+    works.
+    """
+    await runtime.receiver.store.write_checkpoint("watchdog", None)
+
+
+class _Signals:
+    """The requests of the signals so far."""
+
+    def __init__(self, runtime: Runtime, reloader: SettingsReloader | None) -> None:
+        self._runtime = runtime
+        self._reloader = reloader
+        self.stopped = False
+        self.forced_by: int | None = None
+
+    async def watch(self, arriving: AsyncIterator[int]) -> None:
+        """Obey signals as they arrive, until cancelled."""
+        async for number in arriving:
+            if number == _HANGUP and self._reloader is not None:
+                self._reloader.request()
+            elif not self.stopped:
+                self.stopped = True
+                self._runtime.shut_down(signal.Signals(number).name)
+            elif self.forced_by is None:
+                self.forced_by = number
+                _log.warning("runtime.forced", signal=signal.Signals(number).name)
+                self._runtime.force()

@@ -1,0 +1,228 @@
+"""Reading of a request's headers as people have copied them: lines or JSON. Pure."""
+
+import json
+import re
+import secrets
+import shlex
+import time
+import uuid
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from ..base.http_grammar import is_token
+from ..config import Settings
+from ..config.text_formats import split_unix
+from ..errors import EXIT_FAILURE, DeliveryDecodingError
+from ..events import decode_envelope
+from ..webhooks.signature import NEW_SECRET_BYTES, Keyring, new_secret, sign
+from ..webhooks.verdict import Accepted, Cause, Delivery, Rejected, judge
+from .secrets import chosen_secrets, for_signing
+from .settings_reader import load
+from .terminal import print_json, print_rows, print_text, read_bytes
+from .usage import UsageError, moment_text, parse_count, parse_moment
+
+_REQUEST_LINE = re.compile(r"[A-Z]+ \S+( HTTP/[0-9.]+)?")
+
+
+def parse_headers(content: bytes) -> list[tuple[bytes, bytes]]:
+    """Return names and values in their order, repeated ones as they came.
+
+    Args:
+        content: ``Name: value`` lines, as a proxy or ``curl -v`` shows them (a request line and
+            the marks ``>`` are skipped); or a JSON object of names and values; or a JSON list of
+            pairs.
+
+    Raises:
+        UsageError: it is none of these; the message names the line.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError("--headers: the file is not UTF-8 text") from None
+    pairs = _from_json(text) if text.lstrip()[:1] in ("{", "[") else _from_lines(text)
+    try:
+        return [(name.encode("ascii"), value.encode("latin-1")) for name, value in pairs]
+    except UnicodeEncodeError:
+        raise UsageError("--headers: a header holds characters that no header can have") from None
+
+
+def _from_lines(text: str) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.removeprefix(">").strip()
+        if not stripped or (not pairs and _REQUEST_LINE.fullmatch(stripped)):
+            continue
+        name, colon, value = stripped.partition(":")
+        if not colon or not is_token(name):
+            raise UsageError(f"--headers: line {number} is not of the form 'Name: value'")
+        pairs.append((name, value.strip()))
+    return pairs
+
+
+def _from_json(text: str) -> list[tuple[str, str]]:
+    try:
+        document: Any = json.loads(text, object_pairs_hook=list)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--headers: the file is not valid JSON: {error}") from None
+    pairs: list[tuple[str, str]] = []
+    for item in document:
+        if not (isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], str)):
+            raise UsageError(
+                "--headers takes a JSON object of names and values, or a list of [name, value]"
+            )
+        name, value = item
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(v, str | int) and not isinstance(v, bool) for v in values):
+            raise UsageError(f"--headers: the value of {name!r} is no text")
+        pairs += [(name, str(v)) for v in values]
+    return pairs
+
+
+#: The address in the printed curl command for a receiver that listens on all addresses.
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+
+
+def sign_file(arguments: Namespace) -> int:
+    """Print the headers that make a body a signed delivery.
+
+    Raises:
+        UsageError: the id, the time or the secret is one that a receiver would refuse.
+    """
+    settings = load(arguments)
+    secret = for_signing(chosen_secrets(arguments, settings))
+    given = arguments.timestamp
+    timestamp = int(time.time()) if given is None else parse_moment(given, option="--timestamp")
+    webhook_id = arguments.id or f"msg_{uuid.uuid4().hex}"
+    body = read_bytes(arguments.file)
+    try:
+        signature = sign(
+            secret, webhook_id, timestamp, body, derivation=settings.webhooks.key_derivation
+        )
+    except (ValueError, ImportError) as error:
+        raise UsageError(str(error)) from None
+    headers = {
+        "content-type": "application/json",
+        "webhook-id": webhook_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signature,
+    }
+    if arguments.format == "json":
+        print_json(headers)
+    elif arguments.format == "curl":
+        print_text(_curl(settings, headers, arguments.file))
+    else:
+        for name, value in headers.items():
+            print_text(f"{name}: {value}")
+    return 0
+
+
+def new_secrets(arguments: Namespace) -> int:
+    """Print new webhook secrets, a line each."""
+    count = parse_count(arguments.count, option="--count", greatest=1000)
+    made = [new_secret(secrets.token_bytes(NEW_SECRET_BYTES)) for _ in range(count)]
+    if arguments.format == "json":
+        print_rows([{"secret": text} for text in made], ("secret",), as_json=True)
+    else:
+        for text in made:
+            print_text(text)
+    return 0
+
+
+def _curl(settings: Settings, headers: dict[str, str], file: str) -> str:
+    server = settings.server
+    host, _, port = server.bind[0].rpartition(":")
+    scheme = "https" if server.cert_file else "http"
+    path = settings.webhooks.path
+    target = ["--url", f"{scheme}://{_ANYWHERE.get(host, host)}:{port}{path}"]
+    if server.bind[0].startswith("unix:"):
+        socket_path, _ = split_unix(server.bind[0])
+        target = ["--unix-socket", socket_path, "--url", f"http://localhost{path}"]
+    elif server.bind[0].startswith("fd:"):
+        target = ["--url", f"{scheme}://127.0.0.1:8080{path}"]
+    words = ["curl", *target]
+    for name, value in headers.items():
+        words += ["--header", f"{name}: {value}"]
+    return shlex.join([*words, "--data-binary", f"@{file}"])
+
+
+def verify_file(arguments: Namespace) -> int:
+    """Print whether a delivery is authentic, and if not, which check failed; return 0 or 1."""
+    if arguments.headers == "-" and arguments.file == "-":
+        raise UsageError("headers and body cannot both come from standard input: name a FILE")
+    settings = load(arguments)
+    webhooks = settings.webhooks
+    keyring = Keyring.from_secrets(chosen_secrets(arguments, settings), webhooks.key_derivation)
+    now = time.time() if arguments.at is None else parse_moment(arguments.at, option="--at")
+    delivery = Delivery(
+        parse_headers(read_bytes(arguments.headers)), read_bytes(arguments.file), now
+    )
+    tolerance = webhooks.tolerance_seconds
+    verdict = judge(delivery, keyring, tolerance_seconds=tolerance)
+    hint = None
+    if isinstance(verdict, Rejected):
+        hint = _hint(verdict, delivery, keyring)
+    answer = _answer(verdict, delivery.raw, hint)
+    if arguments.format == "json":
+        print_json(answer)
+    elif answer["authentic"]:
+        print_text(f"authentic: {answer['detail']}")
+    else:
+        print_text(f"rejected: {answer['cause']}: {answer['detail']}")
+        if hint is not None:
+            print_text(f"hint: {hint}")
+    return 0 if answer["authentic"] else EXIT_FAILURE
+
+
+def _answer(
+    verdict: Accepted | Rejected, raw: bytes, hint: str | None
+) -> dict[str, str | int | bool | None]:
+    """Return the text to print: the verdict, and whether the body is an event."""
+    if isinstance(verdict, Rejected):
+        cause, detail, matched = str(verdict.cause), verdict.detail, None
+        webhook_id = None
+    else:
+        webhook_id, matched = verdict.webhook_id, verdict.secret_index
+        how = "ed25519" if verdict.derivation is None else f"key derivation {verdict.derivation}"
+        cause = None
+        detail = (
+            f"{webhook_id}, signed at {moment_text(verdict.timestamp)} with secret {matched} "
+            f"({how})"
+        )
+        try:
+            decode_envelope(raw)
+        except DeliveryDecodingError as error:
+            cause, detail = "not_an_event", f"the signature is good, but {error}"
+    return {
+        "authentic": cause is None,
+        "cause": cause,
+        "detail": detail,
+        "hint": hint,
+        "webhook_id": webhook_id,
+        "secret_index": matched,
+    }
+
+
+def _hint(verdict: Rejected, delivery: Delivery, keyring: Keyring) -> str | None:
+    """Return a hint if a small change of the body would have been accepted."""
+    if verdict.cause in (Cause.TOO_OLD, Cause.TOO_NEW):
+        return "to check a delivery of another time, give its webhook-timestamp with --at"
+    if verdict.cause is not Cause.NO_MATCH:
+        return None
+    for body, reason in _variants(delivery.raw):
+        tried = replace(delivery, raw=body)
+        # The timestamp has been checked already, so any age passes here.
+        if isinstance(judge(tried, keyring, tolerance_seconds=2**40), Accepted):
+            return f"it is authentic {reason}; the signature covers the exact bytes that were sent"
+    return None
+
+
+def _variants(raw: bytes) -> Iterator[tuple[bytes, str]]:
+    """Yield the forms that a body often takes between the wire and a file."""
+    yield raw.rstrip(b"\r\n"), "without the line break at the end, which an editor or echo adds"
+    yield raw + b"\n", "with a line break at the end, which was lost on the way"
+    yield raw.replace(b"\r\n", b"\n"), "with LF instead of CRLF line ends"
+    yield raw.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"), "with CRLF instead of LF line ends"
+    yield raw.removeprefix(b"\xef\xbb\xbf"), "without the byte order mark at the beginning"

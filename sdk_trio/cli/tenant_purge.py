@@ -1,0 +1,162 @@
+"""``tenant purge``: removal of deleted tenants, after their retention or on demand."""
+
+import time
+import uuid
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from ..base import logs
+from ..config import Settings
+from ..errors import EXIT_FAILURE, ReplicationError, StoreUnavailableError, TenantError
+from ..replication.erasure import ReplicaErasure
+from ..storage.open import open_store
+from ..tenants.purge import PurgeCandidate, Purger, TenantRemoved
+from .settings_reader import load
+from .tenant_access import actor_of
+from .terminal import Progress, confirmed, print_rows, say
+from .upgrade import require_tenants
+from .usage import UsageError
+
+COLUMNS = (
+    "identifier",
+    "tenant_id",
+    "deleted_days_ago",
+    "deliveries",
+    "messages",
+    "outbox",
+    "audit",
+    "bytes",
+    "replica",
+    "purged",
+    "reason",
+)
+
+_DAY_SECONDS = 86_400
+
+
+def purge_tenants(arguments: Namespace) -> int:
+    """Show the data to remove, ask, and remove them; return 1 if any part could not be removed.
+
+    With ``--dry-run`` it ends after showing them. A script without a terminal is not asked.
+
+    Raises:
+        UsageError: ``--now`` or ``--orphans`` without or with an identifier.
+        TenantError: the tenant that was named cannot be removed.
+    """
+    if arguments.now and arguments.identifier is None:
+        raise UsageError("--now removes one tenant within its retention: name it")
+    if arguments.orphans and arguments.identifier is not None:
+        raise UsageError("--orphans looks for all replicas without a tenant: name no tenant")
+    settings = load(arguments)
+    require_tenants(settings)
+    logs.configure(level="Error", format=settings.logging.format)
+    candidates = trio.run(_candidates, settings, arguments)
+    as_json = arguments.format == "json"
+    days = settings.multi_tenant.tenant_status.deleted_tenant_retention_days
+    none = f"no tenant was deleted more than {days} days ago"
+    if arguments.dry_run:
+        print_rows([_row(c, purged=False) for c in candidates], COLUMNS, as_json=as_json)
+        _say_places(candidates)
+        say(f"{len(candidates)} would be removed for ever" if candidates else none)
+        return 0
+    if candidates and not arguments.yes:
+        _say_places(candidates)
+        if not confirmed(_question(candidates)):
+            say("nothing was removed")
+            return EXIT_FAILURE
+    rows, unreached = trio.run(_purge, settings, candidates, arguments)
+    print_rows(rows, COLUMNS, as_json=as_json)
+    removed = sum(row["purged"] for row in rows)
+    say(f"{removed} removed; backups elsewhere are not looked for" if rows else none)
+    for left in unreached:
+        say(f"not reached: {left}")
+    return 0 if removed == len(rows) and not unreached else EXIT_FAILURE
+
+
+async def _candidates(settings: Settings, arguments: Namespace) -> Sequence[PurgeCandidate]:
+    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        purger = Purger(settings, store, replicas=ReplicaErasure(settings))
+        if arguments.identifier is not None:
+            return [await purger.candidate(arguments.identifier, now=arguments.now)]
+        return await purger.candidates(orphans=arguments.orphans)
+
+
+async def _purge(
+    settings: Settings, candidates: Sequence[PurgeCandidate], arguments: Namespace
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for each candidate, and descriptions of the data that could not be reached."""
+    actor = actor_of(arguments)
+    rows = []
+    unreached: list[str] = []
+    progress = Progress("removed", len(candidates))
+    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        purger = Purger(settings, store, replicas=ReplicaErasure(settings))
+        for candidate in candidates:
+            try:
+                removed = await purger.purge(
+                    candidate,
+                    actor=actor,
+                    reason=arguments.reason,
+                    forget_audit=arguments.forget_audit,
+                    now=arguments.now,
+                )
+            except (TenantError, StoreUnavailableError, ReplicationError) as error:
+                rows.append(_row(candidate, purged=False, reason=str(error)))
+            else:
+                rows.append(_row(candidate, purged=True, removed=removed))
+                unreached += removed.unreached
+            progress.advance()
+        # Also without a candidate: an earlier purge may have been cut short before its wipe.
+        left = await purger.wipe()
+    return rows, unreached if left is None else [*unreached, left]
+
+
+def _row(
+    candidate: PurgeCandidate,
+    *,
+    purged: bool,
+    reason: str | None = None,
+    removed: TenantRemoved | None = None,
+) -> dict[str, Any]:
+    tenant = candidate.tenant
+    if tenant is None and reason is None:
+        reason = "left behind by an earlier purge, or of an unknown tenant"
+    days = None
+    if tenant is not None and tenant.deleted_at is not None:
+        days = int((time.time() - tenant.deleted_at) // _DAY_SECONDS)
+    return {
+        "identifier": None if tenant is None else tenant.identifier,
+        "tenant_id": candidate.tenant_id,
+        "deleted_days_ago": days,
+        **candidate.rows,
+        "bytes": candidate.bytes if removed is None else removed.bytes,
+        "files": list(candidate.files),
+        "replica": None if candidate.replica is None else candidate.replica.where,
+        "replica_files": None if candidate.replica is None else candidate.replica.files,
+        "purged": purged,
+        "unreached": [] if removed is None else list(removed.unreached),
+        "reason": reason,
+    }
+
+
+def _say_places(candidates: Sequence[PurgeCandidate]) -> None:
+    """Name every file and replica, and how many rows there are."""
+    for candidate in candidates:
+        name = candidate.tenant.identifier if candidate.tenant else candidate.tenant_id
+        rows = ", ".join(f"{number} {what}" for what, number in candidate.rows.items())
+        say(f"{name}: {rows}")
+        for file in candidate.files:
+            say(f"  file {file}")
+        replica = candidate.replica
+        if replica is not None:
+            size = "" if replica.files is None else f" ({replica.files} files)"
+            say(f"  replica {replica.where}{size}")
+
+
+def _question(candidates: Sequence[PurgeCandidate]) -> str:
+    names = ", ".join(c.tenant.identifier if c.tenant else c.tenant_id for c in candidates[:5])
+    more = f" and {len(candidates) - 5} more" if len(candidates) > 5 else ""
+    return f"remove {names}{more} for ever?"

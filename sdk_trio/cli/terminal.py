@@ -1,0 +1,211 @@
+"""The output of commands: data to standard output, everything else to standard error."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config.sources import printable
+from ..errors import SdkError
+
+Row = Mapping[str, Any]
+
+
+def print_text(text: str) -> None:
+    """Print one line of data."""
+    sys.stdout.write(f"{text}\n")
+
+
+def print_json(document: Any) -> None:
+    """Print a JSON document: ASCII, indented, so that it survives any terminal and locale."""
+    print_text(json.dumps(document, indent=2))
+
+
+def print_json_line(document: Any) -> None:
+    """Print a JSON document on a line of its own, at once: for streams."""
+    print_text(json.dumps(document))
+    sys.stdout.flush()
+
+
+def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) -> None:
+    """Print rows as a table of ``columns``, or whole as a JSON array of objects.
+
+    On a terminal that is wide enough the table is drawn, and texts such as errors are shortened
+    to fit. Elsewhere every cell is printed whole, in aligned columns.
+    """
+    if as_json:
+        print_json([dict(row) for row in rows])
+        return
+    if not rows:
+        return
+    headings = [column.replace("_", " ") for column in columns]
+    cells = [[cell(row.get(column)) for column in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    if is_terminal():
+        fitted = _fit(columns, widths, shutil.get_terminal_size().columns)
+        if fitted is not None:
+            _draw(headings, cells, fitted)
+            return
+    for line in (headings, *cells):
+        padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+        print_text("  ".join(padded).rstrip())
+
+
+def cell(value: Any) -> str:
+    """Return a value as one line of text, without terminal control characters.
+
+    Senders choose ids and subjects; a control sequence in one could rewrite what an operator sees.
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return printable(str(value))
+
+
+def is_terminal() -> bool:
+    """Say whether standard output is a terminal that draws: not with ``TERM=dumb``."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def say(text: str) -> None:
+    """Print a remark for people, which is no data, to standard error."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def program_name(*, elsewhere: bool = False) -> str:
+    """Return how this program is called in a shell, so that printed commands work as they are.
+
+    ``elsewhere``: they must also work in another directory.
+    """
+    script = sys.argv[0]
+    if not script.endswith("__main__.py"):
+        name = os.path.basename(script)
+        if shutil.which(name) == os.path.abspath(script):
+            return name
+        return shlex.quote(os.path.abspath(script) if elsewhere else script)
+    python = shutil.which("python")
+    if python is not None and os.path.dirname(python) == os.path.dirname(sys.executable):
+        return "python -m sdk_trio"
+    relative = os.path.relpath(sys.executable)
+    interpreter = sys.executable if elsewhere or relative.startswith("..") else relative
+    return f"{shlex.quote(interpreter)} -m sdk_trio"
+
+
+class Progress:
+    """Shows the progress of long work in one line on a terminal's standard error.
+
+    ``total`` is how many steps there will be; below ``quiet_below`` nothing is shown.
+    """
+
+    def __init__(self, label: str, total: int, *, quiet_below: int = 20) -> None:
+        self._label = label
+        self._total = total
+        self._done = 0
+        self._shown = total >= quiet_below and sys.stderr.isatty()
+
+    def advance(self, steps: int = 1) -> None:
+        """Count steps that were done."""
+        self._done += steps
+        if self._shown:
+            end = "\n" if self._done >= self._total else ""
+            sys.stderr.write(f"\r{self._label}: {self._done} of {self._total}{end}")
+            sys.stderr.flush()
+
+
+class ByteProgress:
+    """Shows the present step and the number of bytes, as :class:`Progress` does."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+        self._width = 0
+
+    def show(self, step: str, size: int) -> None:
+        """Replace the line by this one."""
+        if self._shown:
+            text = f"{step}: {size / 1_000_000:.1f} MB" if size else step
+            sys.stderr.write(f"\r{text.ljust(self._width)}")
+            sys.stderr.flush()
+            self._width = len(text)
+
+    def end(self) -> None:
+        """Remove the line."""
+        if self._width:
+            sys.stderr.write(f"\r{' ' * self._width}\r")
+            sys.stderr.flush()
+
+
+#: Columns of texts of any length, and the least number of characters of each that is shown.
+_SHORTENED = frozenset({"subject", "last_error", "error", "place", "reason", "value", "origin"})
+_LEAST_WIDTH = 12
+
+#: The characters that the table's style draws between two columns, and at both edges together.
+_GAP, _EDGES = 3, 2
+
+
+def _fit(columns: Sequence[str], widths: Sequence[int], available: int) -> list[int] | None:
+    """Return the widths at which the columns fit into ``available`` characters; None if not."""
+    fitted = list(widths)
+    left = available - _EDGES - _GAP * (len(columns) - 1) - sum(widths)
+    for index, column in reversed(list(enumerate(columns))):
+        if left < 0 and column in _SHORTENED:
+            fitted[index] = max(min(widths[index], _LEAST_WIDTH), widths[index] + left)
+            left += widths[index] - fitted[index]
+    return fitted if left >= 0 else None
+
+
+def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int]) -> None:
+    # Imported here, because rich takes half of the time of a command that prints no table.
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading, width in zip(headings, widths, strict=True):
+        table.add_column(heading, width=width, no_wrap=True, overflow="ellipsis")
+    for line in cells:
+        table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in line))
+    Console(file=sys.stdout).print(table)
+
+
+#: The colours of states; those that a person should look at stand out.
+_STYLES = {"dead": "bold red", "retrying": "yellow", "parked": "yellow", "done": "green"}
+
+
+def confirmed(question: str) -> bool:
+    """Ask on standard error and return whether the answer was yes.
+
+    If standard input is no terminal, the answer is yes: a script cannot be asked, and its author
+    has chosen the command.
+    """
+    if not sys.stdin.isatty():
+        return True
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().casefold() in ("y", "yes")
+
+
+class UnreadableFileError(SdkError):
+    """A file that was named cannot be read."""
+
+
+def read_bytes(file: str) -> bytes:
+    """Return the bytes of a file, or of standard input for ``-``.
+
+    Raises:
+        UnreadableFileError: the message names the file.
+    """
+    if file == "-":
+        if sys.stdin.isatty():
+            say("reading from standard input; Ctrl-D ends")
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise UnreadableFileError(f"the file {file} cannot be read: {error.strerror}") from None

@@ -1,0 +1,444 @@
+"""The rate limiter of the client: a token bucket, and a gate that a 429 shuts. Pure.
+
+Both return a time to wait; the pipeline waits, and bounds how long.
+"""
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+import httpx
+import trio
+
+from ...base.bell import Bell
+from ...base.throttle import TokenBucket
+from ..call import Call
+from ..errors import RateLimitedError
+from ..retry import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, parse_retry_after
+from .deadline import CallCut, CallsUnderWay
+
+SECONDS_PER_MINUTE = 60.0
+
+
+@attrs.frozen
+class LimitPolicy:
+    """The client's own rate.
+
+    ``per_minute`` attempts a minute are let through on average, ``burst`` at once; None: no limit
+    but the gate. None is the default, because the upstream knows its own limit better.
+    """
+
+    per_minute: float | None = None
+    burst: int = 10
+
+
+class Place:
+    """A place in the order of departure: the attempt leaves at ``due``, or when that has passed.
+
+    ``due`` changes with the rate while a call waits for the place.
+    """
+
+    __slots__ = ("due",)
+
+    def __init__(self, due: float) -> None:
+        self.due: float = due
+
+
+class RateLimiter:
+    """The limiter of one access token at one origin.
+
+    Args:
+        policy: the rate.
+        clock: returns the current time in seconds; it must never go back.
+    """
+
+    def __init__(self, policy: LimitPolicy, *, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._shut_until = -math.inf
+        self._waited_for: set[Place] = set()
+        self.policy = policy
+        self._bucket = _bucket_of(policy)
+
+    @property
+    def shut_until(self) -> float:
+        """Return the time until which the gate is shut; a time in the past when it is open."""
+        return self._shut_until
+
+    @property
+    def backlog(self) -> float:
+        """Return how many attempts the bucket still has to make good for; 0 when it is full."""
+        return 0.0 if self._bucket is None else self._bucket.missing(self._clock())
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether forgetting this limiter would change nothing."""
+        return self._shut_until <= self._clock() and not self.backlog
+
+    def shut(self, seconds: float) -> None:
+        """Let no attempt leave for ``seconds``, after a 429; this never shortens a longer wait."""
+        self._shut_until = max(self._shut_until, self._clock() + seconds)
+
+    def change(self, policy: LimitPolicy) -> None:
+        """Go on at another rate.
+
+        No place is lost and none is given twice: the bucket lacks as many attempts as before, and
+        waiting calls leave in the same order, at the new rate from now on.
+        """
+        now = self._clock()
+        before, bucket = self.policy, self._bucket
+        self.policy = policy
+        if bucket is None or policy.per_minute is None:
+            # Nobody waited before, or nobody has to wait any more.
+            self._bucket = _bucket_of(policy)
+            for place in self._waited_for:
+                place.due = now
+            return
+        bucket.change(per_second=_per_second(policy), burst=_burst(policy), now=now)
+        for place in self._waited_for:
+            ahead = (place.due - now) * _per_second(before) + _burst(before)
+            place.due = max(now, now + (ahead - _burst(policy)) / _per_second(policy))
+
+    def book(self) -> Place:
+        """Take the next place in the order of departure; :meth:`leave` it when its time has come.
+
+        A place that is due at once need not be left.
+        """
+        now = self._clock()
+        place = Place(now if self._bucket is None else self._bucket.book(now))
+        if place.due > now:
+            self._waited_for.add(place)
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Stop waiting for ``place``, whether the attempt departs or not."""
+        self._waited_for.discard(place)
+
+    def book_now(self) -> bool:
+        """Take a place if an attempt may leave at once; return whether it may."""
+        now = self._clock()
+        if self._shut_until > now:
+            return False
+        return self._bucket is None or not self._bucket.admit(now)
+
+    def give_back(self) -> None:
+        """Return a place that was booked and not used: all later ones move up."""
+        if self._bucket is not None:
+            self._bucket.give_back()
+
+
+def _bucket_of(policy: LimitPolicy) -> TokenBucket | None:
+    if policy.per_minute is None:
+        return None
+    return TokenBucket(per_second=_per_second(policy), burst=_burst(policy))
+
+
+def _per_second(policy: LimitPolicy) -> float:
+    return (policy.per_minute or 0.0) / SECONDS_PER_MINUTE
+
+
+def _burst(policy: LimitPolicy) -> int:
+    return max(policy.burst, 1)
+
+
+class AttemptKind(enum.StrEnum):
+    """The reason for an attempt."""
+
+    FIRST = "first"
+    RETRY = "retry"
+    HEDGE = "hedge"
+
+
+class AttemptResult(enum.StrEnum):
+    """The end of an attempt."""
+
+    ANSWERED = "answered"
+    """With an answer of any status."""
+    FAILED = "failed"
+    """Without a whole answer."""
+    CANCELLED = "cancelled"
+    """Given up by us: another attempt won, the call's deadline passed, or the caller cancelled."""
+
+
+@attrs.frozen(kw_only=True)
+class AttemptRecord:
+    """One attempt that has ended, as hooks see it; it holds no query, header or body.
+
+    ``number`` counts the attempts of its call from 1. ``started_at`` is on the client's clock,
+    ``duration`` in seconds. ``status`` is None without the head of an answer, ``error`` the name of
+    the exception's class without a whole one.
+    """
+
+    method: str
+    path: str
+    origin: str
+    number: int
+    kind: AttemptKind
+    result: AttemptResult
+    started_at: float
+    duration: float
+    status: int | None = None
+    http_version: str | None = None
+    request_id: str | None = None
+    error: str | None = None
+
+
+@attrs.define
+class ClientCounters:
+    """Totals since the client was made.
+
+    ``requests`` are finished calls by method and outcome: ``ok``, the name of the error's class
+    in words (``not_found``, ``circuit_open``), or ``cancelled``. ``attempts_per_call`` is a
+    histogram: how many calls took 0, 1, 2, ... attempts.
+    """
+
+    requests: Counter[tuple[str, str]] = attrs.field(factory=Counter)
+    attempts_per_call: Counter[int] = attrs.field(factory=Counter)
+    attempts: Counter[AttemptKind] = attrs.field(factory=Counter)
+    hedges_won: int = 0
+    budget_refusals: int = 0
+    circuits_opened: int = 0
+
+
+class AttemptObserver(Protocol):
+    """The receiver of the innermost layer's notes about attempts; no method may raise or wait."""
+
+    @property
+    def wants_records(self) -> bool:
+        """Return whether records are wanted; otherwise none are made."""
+        ...
+
+    def attempt_started(self, kind: AttemptKind) -> None:
+        """Note that a request is being handed to the transport."""
+        ...
+
+    def attempt_ended(self, record: AttemptRecord) -> None:
+        """Note that an attempt has ended, in whichever way."""
+        ...
+
+
+#: The longest time that one answer can shut the gate for, in seconds: a day. A mistaken header must
+#: not silence a process for good.
+LONGEST_GATE_SECONDS = 86_400.0
+
+#: Above this number idle limiters are forgotten: there may be as many tokens as customers.
+_KEPT_LIMITERS = 256
+
+
+class CallLayer(Protocol):
+    """A layer that sees whole calls."""
+
+    async def send(self, call: Call) -> httpx.Response:
+        """Make the call's attempts and return its final answer."""
+        ...
+
+
+class AttemptLayer(Protocol):
+    """A layer that sees single attempts."""
+
+    async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
+        """Make the attempt and return its answer."""
+        ...
+
+
+@attrs.frozen
+class TooLong:
+    """A refusal: the attempt's turn comes after ``seconds``, later than the call may wait."""
+
+    seconds: float
+
+
+class Limiters:
+    """One limiter for each access token at each origin.
+
+    Args:
+        policy: the rate of each of them.
+        clock: returns the current time in seconds.
+    """
+
+    def __init__(self, policy: LimitPolicy, *, clock: Callable[[], float]) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._by_token: dict[tuple[str, str], RateLimiter] = {}
+        #: Rings at each :meth:`change`.
+        self.changed = Bell()
+
+    def change(self, policy: LimitPolicy) -> None:
+        """Go on at another rate; waiting calls keep their position and learn their new time."""
+        if policy == self._policy:
+            return
+        self._policy = policy
+        for limiter in self._by_token.values():
+            limiter.change(policy)
+        self.changed.ring()
+
+    def of(self, call: Call) -> RateLimiter:
+        """Return the limiter of ``call``'s token and origin."""
+        key = (call.origin, call.token)
+        found = self._by_token.get(key)
+        if found is None:
+            if len(self._by_token) >= _KEPT_LIMITERS:
+                self._by_token = {k: v for k, v in self._by_token.items() if not v.is_idle}
+            found = self._by_token[key] = RateLimiter(self._policy, clock=self._clock)
+        return found
+
+
+class Admitter:
+    """Holds attempts until the limiter lets them leave.
+
+    Args:
+        inner: brings admitted calls to their end.
+        limiters: who may leave when.
+        under_way: keeps each wait, so that closing the client ends it.
+        clock: returns the current time in seconds.
+        longest_wait: seconds; a call that would wait longer is ended instead.
+    """
+
+    def __init__(
+        self,
+        limiters: Limiters,
+        *,
+        under_way: CallsUnderWay,
+        clock: Callable[[], float],
+        longest_wait: float,
+    ) -> None:
+        self._limiters = limiters
+        self._under_way = under_way
+        self._clock = clock
+        self._longest_wait = longest_wait
+
+    async def admit(self, call: Call, *, not_before: float = -math.inf) -> TooLong | None:
+        """Wait until an attempt of ``call`` may leave, and not before ``not_before``.
+
+        Returns:
+            None when it may leave now; its place counts as used, unless it is given back. TooLong
+            when its turn comes too late.
+
+        Raises:
+            CallCut: the client was closed meanwhile.
+
+        Returns at once, without a checkpoint, when it need not wait or will not.
+        Cancelling gives the place up.
+        """
+        limiter = self._limiters.of(call)
+        place = limiter.book()
+        admitted = False
+        try:
+            while True:
+                # The time is computed again after each wait: the gate may have been shut
+                # meanwhile, or the rate changed by a reload.
+                now = self._clock()
+                leaves_at = max(not_before, place.due, limiter.shut_until)
+                if leaves_at <= now:
+                    admitted = True
+                    return None  # noqa: ASYNC910 - the attempt follows at once
+                if leaves_at - now > self._longest_wait or leaves_at >= call.deadline:
+                    return TooLong(leaves_at - now)  # noqa: ASYNC910 - callers wait
+                await self._wait(leaves_at)
+        finally:
+            limiter.leave(place)
+            if not admitted:
+                limiter.give_back()
+
+    async def _wait(self, leaves_at: float) -> None:
+        """Wait until then, or until the rate has changed."""
+        scope = self._under_way.begin(leaves_at)
+        try:
+            with scope:
+                await self._limiters.changed.wait()
+        finally:
+            self._under_way.end(scope)
+        if self._under_way.is_closed:
+            raise CallCut
+
+    def admit_now(self, call: Call) -> bool:
+        """Take a place for an attempt of ``call`` if one may leave at once; say whether it may."""
+        return self._clock() >= call.not_before and self._limiters.of(call).book_now()
+
+    def give_back(self, call: Call) -> None:
+        """Return the place of an attempt that was not sent."""
+        self._limiters.of(call).give_back()
+
+
+class AdmissionLayer:
+    """The limiter as a layer: the first attempt of each call waits for its turn.
+
+    Args:
+        inner: sends admitted calls.
+        admitter: decides when they may leave.
+    """
+
+    def __init__(self, inner: CallLayer, admitter: Admitter) -> None:
+        self._inner = inner
+        self._admitter = admitter
+
+    async def send(self, call: Call) -> httpx.Response:
+        """Wait for the call's turn, then hand the call on.
+
+        Raises:
+            RateLimitedError: its turn comes after the deadline or the longest wait; not sent.
+
+        Cancelling gives the place up.
+        """
+        refusal = await self._admitter.admit(call)
+        if refusal is not None:
+            await trio.lowlevel.checkpoint()
+            raise RateLimitedError(
+                f"not sent: this token is to pause for {refusal.seconds:.1f} s",
+                status=TOO_MANY_REQUESTS,
+                method=call.method,
+                path=call.path,
+                retry_after=refusal.seconds,
+            )
+        try:
+            return await self._inner.send(call)
+        except BaseException:
+            if call.attempts == 0:
+                self._admitter.give_back(call)
+            raise
+
+
+class Gatekeeper:
+    """Applies Retry-After: of every answer to its call, of a 429 to all calls of the token.
+
+    Other calls with the same token would be answered 429 as well, and upstreams count these.
+
+    Args:
+        limiters: the limiters whose gates it shuts.
+        clock: returns the current time in seconds.
+        wall_clock: returns Unix time, for dates of answers that have no ``Date``.
+    """
+
+    def __init__(
+        self,
+        limiters: Limiters,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._limiters = limiters
+        self._clock = clock
+        self._wall_clock = wall_clock
+
+    def note(self, call: Call, response: httpx.Response) -> None:
+        """Note how long the upstream wants no request, from this moment on."""
+        if response.status_code not in RETRYABLE_STATUSES:
+            return
+        seconds = retry_after_of(response, now=self._wall_clock())
+        if seconds is None:
+            return
+        call.not_before = max(call.not_before, self._clock() + seconds)
+        if response.status_code == TOO_MANY_REQUESTS:
+            self._limiters.of(call).shut(min(seconds, LONGEST_GATE_SECONDS))
+
+
+def retry_after_of(response: httpx.Response, *, now: float) -> float | None:
+    """Return the wait in seconds that ``response`` asks for, None when it asks for none.
+
+    ``now`` is Unix time, for a date in an answer that has no ``Date``.
+    """
+    headers = response.headers
+    asked = headers.get("retry-after")
+    return None if asked is None else parse_retry_after(asked, date=headers.get("date"), now=now)

@@ -1,0 +1,420 @@
+"""Time spans as the settings write them: ``[d.]hh:mm:ss[.fffffff]``. Pure (contracts 2)."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, time, timedelta
+from enum import StrEnum
+from typing import Any, cast
+
+import attrs
+
+from ..errors import Problem
+from .metadata import Form
+from .options import Settings
+from .secret import HMAC_PREFIX, PUBLIC_KEY_PREFIX, Secret
+from .sources import Entry, Layer, Pairs, printable
+from .table import Setting, by_folded_path, fold, full_key, sections, table
+
+#: The most days that the form's original can hold: 2**63 units of 100 ns.
+MAXIMUM_DAYS = 10_675_199
+
+_FORM = re.compile(
+    r"(?:(?P<days>[0-9]{1,8})\.)?"
+    r"(?P<hours>[0-9]{2}):(?P<minutes>[0-9]{2}):(?P<seconds>[0-9]{2})"
+    r"(?:\.(?P<fraction>[0-9]{1,7}))?"
+)
+
+
+def parse_timespan(text: str) -> timedelta:
+    """Read a time span.
+
+    Args:
+        text: days, then hours 00-23, minutes and seconds 00-59 in two digits each, then up to
+            seven digits of a second, of which the seventh (100 ns) is dropped.
+
+    Raises:
+        ValueError: the text has another form; the message completes a sentence.
+    """
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise ValueError("must be a time span, [d.]hh:mm:ss[.fffffff], such as 00:30:00")
+    days, hours = int(match["days"] or 0), int(match["hours"])
+    minutes, seconds = int(match["minutes"]), int(match["seconds"])
+    if hours > 23:
+        raise ValueError("has more than 23 hours: write whole days in front, as in 1.06:00:00")
+    if minutes > 59 or seconds > 59:
+        raise ValueError("has more than 59 minutes or seconds: carry them over")
+    if days > MAXIMUM_DAYS:
+        raise ValueError(f"has more than {MAXIMUM_DAYS} days")
+    microseconds = int((match["fraction"] or "").ljust(6, "0")[:6])
+    return timedelta(
+        days=days, hours=hours, minutes=minutes, seconds=seconds, microseconds=microseconds
+    )
+
+
+def format_timespan(span: timedelta) -> str:
+    """Write a time span; days and the fraction are left out where they are zero.
+
+    Raises:
+        ValueError: the span is negative, which the form cannot say.
+    """
+    if span < timedelta(0):
+        raise ValueError("a time span cannot be negative")
+    minutes, seconds = divmod(span.seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days = f"{span.days}." if span.days else ""
+    fraction = f".{span.microseconds * 10:07d}" if span.microseconds else ""
+    return f"{days}{hours:02d}:{minutes:02d}:{seconds:02d}{fraction}"
+
+
+#: Shorter than any usable secret (16 bytes).
+LONGEST_QUOTED = 12
+
+_INT = re.compile(r"[+-]?[0-9]{1,20}")
+_FLOAT = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
+_TRUE = frozenset({"true", "1", "yes", "on"})
+_FALSE = frozenset({"false", "0", "no", "off"})
+
+#: Items of these forms hold no comma, so that a list may be written with commas.
+_COMMA_FORMS = frozenset({Form.BIND, Form.CIDR, Form.PROXY})
+
+
+def coerce(setting: Setting, value: Any) -> Any:
+    """Return ``value`` as the type of ``setting``, or of one of its items.
+
+    Text is converted wherever it came from; an empty text stands for null where the setting is
+    nullable and no secret.
+
+    Raises:
+        ValueError: the value is of another kind.
+    """
+    if setting.nullable:
+        if value is None:
+            return None
+        if setting.kind is not Secret and isinstance(value, str) and not value.strip():
+            return None
+    if setting.kind is Secret and isinstance(value, Secret):
+        return value
+    if setting.kind is Secret or setting.kind is str:
+        text = _text(value)
+        return Secret(text) if setting.kind is Secret else text
+    if setting.kind is bool:
+        return _bool(value)
+    if setting.kind is int:
+        return _int(value)
+    if setting.kind is float:
+        return _float(value)
+    if setting.kind is timedelta:
+        return _timespan(value)
+    return _choice(cast("type[StrEnum]", setting.kind), value)
+
+
+def split_list(setting: Setting, value: Any) -> list[Any]:
+    """Return the items of a list that may be a list, a JSON array in text, or text with commas.
+
+    Raises:
+        ValueError: the value is none of these.
+    """
+    if isinstance(value, list | tuple):
+        return list(value)
+    if not isinstance(value, str):
+        raise ValueError(f"must be a list of text, not {shown(value)}")
+    if not value:
+        return []
+    array = _json_array(value)
+    if array is not None:
+        return array
+    parts = [part.strip() for part in value.split(",")]
+    if setting.about.form in _COMMA_FORMS or all(
+        part.startswith((HMAC_PREFIX, PUBLIC_KEY_PREFIX)) for part in parts
+    ):
+        return parts
+    return [value]
+
+
+def shown(value: Any) -> str:
+    """Return how a message names a wrong value: its kind, or the value itself when short."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        short = len(value) <= LONGEST_QUOTED
+        return f"'{printable(value)}'" if short else "this text"
+    if isinstance(value, Mapping | Pairs):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, int | float):
+        return "this number"
+    return f"a value of type {type(value).__name__}"
+
+
+def _json_array(text: str) -> list[Any] | None:
+    if not (text.startswith("[") and text.rstrip().endswith("]")):
+        return None
+    try:
+        array = json.loads(text)
+    except (ValueError, RecursionError):
+        return None  # an address such as [::1] begins so, too
+    return array if isinstance(array, list) else None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Secret):
+        return value.reveal()
+    if type(value) is date:
+        return value.isoformat()  # TOML has dates; ApiVersion is one
+    raise ValueError(f"must be text in quotes, not {shown(value)}")
+
+
+def _bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().casefold() if isinstance(value, str) else ""
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    raise ValueError(f"must be true or false, not {shown(value)}")
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and _INT.fullmatch(value.strip()):
+        return int(value)
+    raise ValueError(f"must be a whole number, not {shown(value)}")
+
+
+def _float(value: Any) -> float:
+    number = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+    elif isinstance(value, str) and _FLOAT.fullmatch(value.strip()):
+        number = float(value)
+    if math.isfinite(number):
+        return number
+    raise ValueError(f"must be a number, not {shown(value)}")
+
+
+def _timespan(value: Any) -> timedelta:
+    if isinstance(value, str):
+        return parse_timespan(value.strip())
+    if isinstance(value, timedelta):
+        return parse_timespan(format_timespan(value))
+    if isinstance(value, time):  # what TOML makes of 00:30:00 without quotes
+        return parse_timespan(value.isoformat())
+    raise ValueError(f"must be a time span in quotes, [d.]hh:mm:ss, not {shown(value)}")
+
+
+def _choice(kind: type[StrEnum], value: Any) -> StrEnum:
+    word = value.strip().casefold() if isinstance(value, str) else None
+    for member in kind:
+        if member.value.casefold() == word:
+            return member
+    raise ValueError(f"must be one of {', '.join(kind)}, not {shown(value)}")
+
+
+#: How alike two names must be for a "did you mean".
+SIMILARITY = 0.7
+
+#: Digits of the greatest index that a list item may have.
+LONGEST_INDEX = 4
+
+_MISFIT = object()
+
+_Merged = dict[tuple[str, ...], Entry]
+
+
+@attrs.frozen
+class Bound:
+    """The settings with what could be bound (else the default), and what could not.
+
+    ``origins`` says for each full key that some layer gave where its value came from; items of
+    lists have keys of their own.
+    """
+
+    settings: Settings
+    problems: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
+    origins: Mapping[str, str]
+
+
+def bind(layers: Iterable[Layer]) -> Bound:
+    """Bind layers to settings; a later layer wins.
+
+    A whole list replaces the one of the layers before; an indexed key (``Secrets:0``) replaces
+    that item alone. Never raises on account of what the layers hold.
+    """
+    layers = list(layers)
+    problems = [problem for layer in layers for problem in layer.problems]
+    warnings = [warning for layer in layers for warning in layer.warnings]
+    merged = merge(layer.entries for layer in layers)
+    binding = _Binding(merged)
+    values = {setting.attributes: binding.value(setting) for setting in table()}
+    binding.leftovers()
+    return Bound(
+        settings=_build(Settings(), (), values),
+        problems=(*problems, *binding.problems),
+        warnings=(*warnings, *binding.warnings),
+        origins=binding.origins,
+    )
+
+
+def merge(layers: Iterable[Sequence[Entry]]) -> _Merged:
+    """Return the winning entry of each folded path."""
+    merged: _Merged = {}
+    for entries in layers:
+        for entry in entries:
+            path = fold(entry.path)
+            setting = by_folded_path().get(path)
+            if setting is not None and setting.many:
+                for item in [known for known in merged if known[: len(path)] == path]:
+                    del merged[item]
+            merged[path] = entry
+    return merged
+
+
+class _Binding:
+    """Takes entries out of the merged layers, setting by setting."""
+
+    def __init__(self, merged: _Merged) -> None:
+        self._items: dict[tuple[str, ...], dict[str, Entry]] = {}
+        for path, entry in merged.items():
+            parent = by_folded_path().get(path[:-1])
+            if parent is not None and parent.many:
+                self._items.setdefault(path[:-1], {})[path[-1]] = entry
+        self._unused = dict(merged)
+        self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
+        self.origins: dict[str, str] = {}
+
+    def value(self, setting: Setting) -> Any:
+        """Return the value of one setting: bound, or its default."""
+        if setting.many:
+            return self._list(setting)
+        entry = self._unused.pop(setting.folded, None)
+        if entry is None:
+            return setting.default
+        return self._coerced(setting, entry, setting.key, setting.default)
+
+    def _coerced(self, setting: Setting, entry: Entry, key: str, otherwise: Any) -> Any:
+        if entry.origin is not None:
+            self.origins[setting.key] = entry.origin
+        try:
+            return coerce(setting, entry.value)
+        except ValueError as error:
+            self.problems.append(Problem(key, str(error), entry.origin))
+            return otherwise
+
+    def _list(self, setting: Setting) -> tuple[Any, ...]:
+        entries = self._list_entries(setting)
+        if entries is None:
+            return tuple(setting.default)
+        values: list[Any] = []
+        origins: list[str] = []
+        for index in sorted(entries):
+            entry = entries[index]
+            value = self._coerced(setting, entry, f"{setting.key}:{index}", _MISFIT)
+            if entry.origin is not None:
+                origins.append(entry.origin)
+            if value is not _MISFIT:
+                if entry.origin is not None:
+                    self.origins[f"{setting.key}:{len(values)}"] = entry.origin
+                values.append(value)
+        if origins:
+            self.origins[setting.key] = ", ".join(dict.fromkeys(origins))
+        return tuple(values)
+
+    def _list_entries(self, setting: Setting) -> dict[int, Entry] | None:
+        """Return the items by index, or None when nothing sets the list."""
+        entries: dict[int, Entry] = {}
+        whole = self._unused.pop(setting.folded, None)
+        if whole is not None:
+            if whole.origin is not None:
+                self.origins[setting.key] = whole.origin
+            try:
+                items = split_list(setting, whole.value)
+            except ValueError as error:
+                self.problems.append(Problem(setting.key, str(error), whole.origin))
+                items = []
+            entries = {i: Entry(setting.path, item, whole.origin) for i, item in enumerate(items)}
+        for name, entry in self._items.get(setting.folded, {}).items():
+            if name.isascii() and name.isdigit() and len(name) <= LONGEST_INDEX:
+                del self._unused[*setting.folded, name]
+                entries[int(name)] = entry
+        return entries if entries or whole is not None else None
+
+    def leftovers(self) -> None:
+        """Report what belongs to no setting: wrong kinds as problems, unknown keys as warnings."""
+        reported: set[tuple[str, ...]] = set()
+        for path, entry in self._unused.items():
+            known = next(path[:n] for n in range(len(path), -1, -1) if _is_known(path[:n]))
+            place = path[: len(known) + 1]
+            if place in reported:
+                continue
+            reported.add(place)
+            if known == path:
+                self._misplaced_section(entry)
+            elif (setting := by_folded_path().get(known)) is not None:
+                self._below_a_value(setting, entry)
+            else:
+                self.warnings.append(_unknown(known, entry))
+
+    def _misplaced_section(self, entry: Entry) -> None:
+        if entry.value is None or entry.value == {}:
+            return
+        message = f"is a section with keys of its own, not {shown(entry.value)}"
+        self.problems.append(Problem(entry.key, message, entry.origin))
+
+    def _below_a_value(self, setting: Setting, entry: Entry) -> None:
+        message = (
+            "is no item of the list: items are numbered from 0"
+            if setting.many
+            else f"has no place: {setting.key} is a single value, not an object"
+        )
+        self.problems.append(Problem(entry.key, message, entry.origin))
+
+
+def _is_known(path: tuple[str, ...]) -> bool:
+    return path in by_folded_path() or path in sections()
+
+
+def _unknown(known: tuple[str, ...], entry: Entry) -> Problem:
+    """Return the warning about a key of which ``known`` is the part that exists."""
+    depth = len(known) + 1
+    suggestion = _similar(known, fold(entry.path)[depth - 1])
+    advice = f": did you mean {suggestion}?" if suggestion else "; it is ignored"
+    key = Entry(entry.path[:depth], None, None).key
+    return Problem(key, f"is not a known key{advice}", entry.origin)
+
+
+def _similar(known: tuple[str, ...], name: str) -> str | None:
+    """Return the full key that was probably meant: a neighbour, else any key of such a name."""
+    import difflib  # on the path of a mistake only
+
+    paths = [*sections().values(), *(setting.path for setting in table())]
+    neighbours = {path[-1].casefold(): path for path in paths if path and fold(path[:-1]) == known}
+    anywhere = {path[-1].casefold(): path for path in reversed(paths) if path}
+    for candidates in (neighbours, anywhere):
+        matches = difflib.get_close_matches(name, candidates, n=1, cutoff=SIMILARITY)
+        if matches:
+            return full_key(candidates[matches[0]])
+    return None
+
+
+def _build(section: Any, attributes: tuple[str, ...], values: Mapping[tuple[str, ...], Any]) -> Any:
+    """Return ``section`` with the bound values below ``attributes`` in place."""
+
+    def changed(name: str) -> Any:
+        inner = (*attributes, name)
+        return values[inner] if inner in values else _build(getattr(section, name), inner, values)
+
+    names = [field.name for field in attrs.fields(type(section))]
+    return attrs.evolve(section, **{name: changed(name) for name in names})

@@ -1,0 +1,386 @@
+"""What keeps the runtime from starting with valid settings: parts that are missing. Pure.
+
+Apart from ``rules.py``, so that a file which conforms to the specification can always be loaded;
+the runtime refuses to start instead, with :class:`~sdk_trio.errors.NotInThisVersionError`.
+"""
+
+from collections.abc import Collection, Iterator
+from datetime import timedelta
+from typing import Any
+
+import attrs
+
+from ..errors import Problem
+from .check_notifications import notification_problems, notification_warnings
+from .check_replication import replication_problems, replication_warnings
+from .choices import ApiVersionStrictness, Mode, StorageBackend
+from .exposure import exposure_warnings
+from .metadata import Form
+from .options import Settings, bundled_api_version, environment_meant
+from .options.client import ConnectionOptions
+from .options.webhooks import MOST_TOLERANCE
+from .secret import QUOTED, Secret, is_quoted, parse_secret
+from .section_switches import SIMULATOR, is_below, used_settings
+from .table import Setting, full_key
+from .text_formats import check_form
+
+
+def missing_parts(settings: Settings) -> list[Problem]:
+    """Return one problem for each part that is asked for and missing; empty when all are there."""
+    asked: list[tuple[bool, tuple[str, ...], str, str]] = [
+        (
+            settings.storage.backend is StorageBackend.POSTGRES,
+            ("Storage", "Backend"),
+            "the PostgreSQL store",
+            "Sqlite",
+        ),
+        (
+            settings.server.processes > 1,
+            ("Server", "Processes"),
+            "more than one receiver process",
+            "1",
+        ),
+        (settings.relay.enabled, ("Relay", "Enabled"), "the relay", "false"),
+    ]
+    return [
+        Problem(full_key(path), f"not in this version: {part}; remove the key or set it to {value}")
+        for wanted, path, part, value in asked
+        if wanted
+    ]
+
+
+def unmet_needs(settings: Settings) -> list[Problem]:
+    """Return one problem for each part that is asked for without what it works on."""
+    multi_tenant = settings.multi_tenant
+    if multi_tenant.enabled:
+        return []
+    asked: list[tuple[bool, tuple[str, ...], str]] = [
+        (
+            multi_tenant.file_db.replication.use_replication,
+            ("FileDb", "Replication", "UseReplication"),
+            "whose databases are replicated",
+        ),
+        (
+            multi_tenant.notifications.enabled,
+            ("Notifications", "Enabled"),
+            "whose site managers are told",
+        ),
+    ]
+    return [
+        Problem(
+            full_key(("MultiTenant", *path)),
+            f"needs tenants, {why}: set Sdk:MultiTenant:Enabled to true, or remove the key",
+        )
+        for wanted, path, why in asked
+        if wanted
+    ]
+
+
+ACCESS_TOKEN = full_key(("AccessToken",))
+WEBHOOK_SECRET = full_key(("Webhooks", "Secret"))
+SIMULATOR_SECRET = f"{SIMULATOR}:SecretEnvVar"
+
+#: Environments that people use; another name that is nearly one of them is probably a slip.
+USUAL_ENVIRONMENTS = ("Production", "Staging", "Development")
+
+
+RECONCILIATION_NEEDS_CLIENT = Problem(
+    full_key(("Webhooks", "Reconciliation", "Enabled")),
+    "needs the client, and standalone is the receiver alone: set it to false, or run the full "
+    "stack with an AccessToken",
+)
+
+
+@attrs.frozen
+class Findings:
+    """What is wrong (``problems``) and what is merely odd (``warnings``)."""
+
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+
+
+def check(
+    settings: Settings,
+    *,
+    standalone: bool = False,
+    receiver: bool = True,
+    invalid: Collection[str] = (),
+) -> Findings:
+    """Check settings against every rule.
+
+    Args:
+        settings: what was bound, or made by hand.
+        standalone: the receiver alone runs, so no AccessToken is needed (spec 1.6).
+        receiver: the receiver runs, so at least one webhook secret is needed.
+        invalid: full keys that could not be bound; nothing more is said about them.
+    """
+    used = used_settings(settings, invalid)
+    problems = [problem for setting in used for problem in _check_value(setting, settings)]
+    problems += _core(settings, standalone=standalone)
+    secret_findings = _webhook_secrets(settings, receiver=receiver, invalid=invalid)
+    problems += secret_findings.problems
+    problems += _queue_and_servers(settings)
+    problems += _connection(settings.connection)
+    problems += _reconciliation(settings, standalone=standalone)
+    problems += _replay_window(settings)
+    problems += notification_problems(settings.multi_tenant.notifications)
+    warnings = [*_version(settings, ApiVersionStrictness.WARN), *secret_findings.warnings]
+    warnings += _environment(settings)
+    warnings += exposure_warnings(settings)
+    warnings += notification_warnings(settings.multi_tenant.notifications)
+    if settings.multi_tenant.file_db.replication.use_replication:
+        problems += replication_problems(settings)
+        warnings += replication_warnings(settings)
+    problems += _version(settings, ApiVersionStrictness.STRICT)
+    told = [p for p in problems if not any(is_below(key, p.key) for key in invalid)]
+    odd = [p for p in warnings if not any(is_below(key, p.key) for key in invalid)]
+    return Findings(tuple(told), tuple(odd))
+
+
+def _check_value(setting: Setting, settings: Settings) -> Iterator[Problem]:
+    """Check one setting by its metadata: required, range, form."""
+    value = setting.of(settings)
+    if setting.about.required and _is_blank(value):
+        yield Problem(
+            setting.key,
+            "is required: set a value, or remove the key for the default"
+            if setting.default
+            else "is required: set a value",
+        )
+        return
+    values = enumerate(value) if setting.many else [(None, value)]
+    for index, item in values:
+        wrong = _range_fault(setting, item) or _form_fault(setting, item, settings)
+        if wrong:
+            key = setting.key if index is None else f"{setting.key}:{index}"
+            yield Problem(key, wrong)
+
+
+def _is_blank(value: Any) -> bool:
+    return not value.strip() if isinstance(value, str) else value is None or value == ()
+
+
+def _range_fault(setting: Setting, value: Any) -> str | None:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    least, greatest = setting.bounds
+    if (least is None or value >= least) and (greatest is None or value <= greatest):
+        return None
+    unit = f" {setting.about.unit}" if setting.about.unit else ""
+    # Digits beyond that say nothing, and Python refuses to print thousands of them.
+    shown = f", not {value}" if abs(value) < 10**15 else ""
+    if greatest is None:
+        return f"must be at least {least:.15g}{unit}{shown}"
+    return f"must be {least:.15g} to {greatest:.15g}{unit}{shown}"
+
+
+def _form_fault(setting: Setting, value: Any, settings: Settings) -> str | None:
+    if setting.about.form is None or not isinstance(value, str):
+        return None
+    if value == "" and not setting.many:
+        return None
+    return check_form(setting.about.form, value, development=settings.is_development)
+
+
+def _core(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
+    token = settings.access_token
+    if token is None or not settings.has_access_token:
+        if not standalone:
+            yield Problem(
+                ACCESS_TOKEN,
+                "is required: set it through the variable SDK__ACCESSTOKEN or a secret store, or "
+                "run standalone, without the client (run --standalone)",
+            )
+    elif is_quoted(token.reveal()):
+        yield Problem(ACCESS_TOKEN, QUOTED)
+    elif not all("!" <= character <= "~" for character in token.reveal()):
+        yield Problem(
+            ACCESS_TOKEN,
+            "holds white space, a line break or characters outside ASCII: copy it again",
+        )
+    if settings.mode is Mode.CUSTOM and _is_blank(settings.custom_base_url):
+        yield Problem(
+            full_key(("CustomBaseUrl",)), "is required when Mode is Custom: set an HTTPS URL"
+        )
+
+
+def _version(settings: Settings, strictness: ApiVersionStrictness) -> Iterator[Problem]:
+    """Speak of an ApiVersion that is not the bundled one, if that is how strict we are (spec 9)."""
+    version = settings.api_version
+    bundled = bundled_api_version(settings.upstream.version_header)
+    differs = version is not None and version != bundled
+    if version and check_form(Form.API_VERSION, version, development=False):
+        return  # it is no version at all, and is told as that
+    if differs and settings.api_version_strictness is strictness:
+        yield Problem(
+            full_key(("ApiVersion",)),
+            f"differs from the bundled version {bundled}, and ApiVersionStrictness is "
+            f"{strictness}: remove the key, or set ApiVersionStrictness to Off if this is meant",
+        )
+
+
+def _environment(settings: Settings) -> Iterator[Problem]:
+    name = settings.environment
+    if environment_meant(name) is not None:
+        return
+    import difflib  # on the path of an unusual name only
+
+    meant = difflib.get_close_matches(name.title(), USUAL_ENVIRONMENTS, n=1, cutoff=0.8)
+    near = f": did you mean {meant[0]}?" if meant and meant[0].casefold() != name.casefold() else ""
+    yield Problem(
+        full_key(("Environment",)),
+        "counts as Production, as every name but Development (or dev) does"
+        f"{near or ', which is right for a copy of it; only its files have names of their own'}",
+    )
+
+
+def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[str]) -> Findings:
+    """Check every webhook secret; verification is never skipped for want of one."""
+    webhooks = settings.webhooks
+    problems: list[Problem] = []
+    warnings: list[Problem] = []
+    seen: dict[Secret, str] = {}
+    for key, secret in _keyed_secrets(settings):
+        try:
+            parsed = parse_secret(secret.reveal(), webhooks.key_derivation)
+        except ValueError as error:
+            problems.append(Problem(key, str(error)))
+            continue
+        warnings += [Problem(key, warning) for warning in parsed.warnings]
+        if parsed.guessable is not None:
+            # To try things out an example serves; where money is, it is everybody's secret.
+            found = warnings if settings.is_development else problems
+            found.append(Problem(key, parsed.guessable))
+        first = seen.setdefault(secret, key)
+        if first != key and key == SIMULATOR_SECRET:
+            problems.append(
+                Problem(
+                    key,
+                    f"names a variable with the secret of {first}, which is not for tests: what "
+                    "the simulator signs could be sent to whoever verifies with that; give it one "
+                    "of its own ('secrets new')",
+                )
+            )
+        elif first != key:
+            warnings.append(Problem(key, f"is the same secret as {first}: remove one of them"))
+    unread = any(key.startswith(WEBHOOK_SECRET) for key in invalid)
+    # Tenants bring their own secrets.
+    required = receiver and not settings.multi_tenant.enabled
+    if required and not webhooks.all_secrets and not unread:
+        problems.append(
+            Problem(
+                WEBHOOK_SECRET,
+                "is required: the receiver needs at least one secret; set it through the variable "
+                "SDK__WEBHOOKS__SECRET or a secret store (a program with a client alone reads its "
+                "settings with receiver=False)",
+            )
+        )
+    return Findings(tuple(problems), tuple(warnings))
+
+
+def _keyed_secrets(settings: Settings) -> Iterator[tuple[str, Secret]]:
+    if settings.webhooks.secret is not None:
+        yield WEBHOOK_SECRET, settings.webhooks.secret
+    for index, secret in enumerate(settings.webhooks.secrets):
+        yield SIMULATOR_SECRET if secret.made_for_tests else f"{WEBHOOK_SECRET}s:{index}", secret
+
+
+def _queue_and_servers(settings: Settings) -> Iterator[Problem]:
+    queue, server = settings.webhooks.queue, settings.server
+    if queue.retry_cap_seconds < queue.retry_base_seconds:
+        yield Problem(
+            full_key(("Webhooks", "Queue", "RetryCapSeconds")),
+            f"must be at least RetryBaseSeconds ({queue.retry_base_seconds:g})",
+        )
+    yield from _both_or_neither(
+        "Server", {"CertFile": server.cert_file, "KeyFile": server.key_file}
+    )
+    taken: dict[str, str] = {}
+    addresses = [(f"{full_key(('Server', 'Bind'))}:{i}", b) for i, b in enumerate(server.bind)]
+    if settings.admin.enabled:
+        addresses.append((full_key(("Admin", "Bind")), settings.admin.bind))
+    for key, address in addresses:
+        first = taken.setdefault(address.casefold(), key)
+        if first != key and not address.endswith(":0"):
+            yield Problem(key, f"is the same address as {first}: choose another one")
+    admin = full_key(("Admin", "Bind"))
+    for key, address in addresses:
+        if settings.admin.enabled and key != admin and _covers(address, settings.admin.bind):
+            yield Problem(admin, f"has the port of {key}, which takes it on every address")
+
+
+def _connection(connection: ConnectionOptions) -> Iterator[Problem]:
+    """Check what lies between the client and the upstream."""
+    proxy = (connection.proxy_url or "").casefold()
+    if proxy.startswith("https:"):
+        yield Problem(
+            full_key(("Connection", "ProxyUrl")),
+            "must begin with http://: the way to the proxy is plain, and TLS runs through it to "
+            "the upstream",
+        )
+    elif proxy and proxy.removeprefix("http://").rstrip("/").count("/"):
+        yield Problem(full_key(("Connection", "ProxyUrl")), "has a path: leave host and port")
+    yield from _both_or_neither(
+        "Connection",
+        {
+            "ClientCertFile": connection.client_cert_file,
+            "ClientKeyFile": connection.client_key_file,
+        },
+    )
+    if connection.enable_http3 and (proxy or connection.client_cert_file):
+        yield Problem(
+            full_key(("Connection", "EnableHttp3")),
+            "cannot be with ProxyUrl or ClientCertFile, which HTTP/3 would pass by: set it to "
+            "false",
+        )
+
+
+def _both_or_neither(section: str, files: dict[str, str | None]) -> Iterator[Problem]:
+    """Check a certificate and its key, by their names in ``section``."""
+    missing = [name for name, file in files.items() if _is_blank(file)]
+    if len(missing) == 1:
+        yield Problem(
+            full_key((section, missing[0])),
+            f"is required: TLS needs both {' and '.join(files)}, or neither",
+        )
+
+
+def _covers(one: str, other: str) -> bool:
+    """Whether one of two different addresses stands for every host, the port being the same."""
+    hosts, ports = zip(*(text.rpartition(":")[::2] for text in (one, other)), strict=True)
+    same_port = ports[0] == ports[1] != "0"
+    return same_port and hosts[0] != hosts[1] and not {"0.0.0.0", "[::]"}.isdisjoint(hosts)
+
+
+def _replay_window(settings: Settings) -> Iterator[Problem]:
+    """Refuse a captured delivery that is still in time when its id has been forgotten."""
+    webhooks = settings.webhooks
+    if webhooks.dedup_retention_hours * 3600 <= webhooks.tolerance_seconds <= MOST_TOLERANCE:
+        yield Problem(
+            full_key(("Webhooks", "ToleranceSeconds")),
+            "must be less than DedupRetentionHours "
+            f"({webhooks.dedup_retention_hours}): a delivery that is sent again after its id has "
+            "been forgotten would be handled again",
+        )
+
+
+def _reconciliation(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
+    options = settings.webhooks.reconciliation
+    if not options.enabled:
+        return
+    if standalone:
+        yield RECONCILIATION_NEEDS_CLIENT
+    if options.max_lookback_hours > settings.webhooks.dedup_retention_hours:
+        # An id that the inbox has forgotten would be asked for, and its handler run again.
+        yield Problem(
+            full_key(("Webhooks", "Reconciliation", "MaxLookbackHours")),
+            f"must be at most DedupRetentionHours ({settings.webhooks.dedup_retention_hours})",
+        )
+    if options.max_lookback_hours > settings.webhooks.payload_retention_days * 24:
+        yield Problem(
+            full_key(("Webhooks", "Reconciliation", "MaxLookbackHours")),
+            "must be at most PayloadRetentionDays, after which parked events are forgotten "
+            f"({settings.webhooks.payload_retention_days * 24} hours)",
+        )

@@ -1,0 +1,212 @@
+"""What the options of replication must fulfil together, and what is odd about them. Pure.
+
+Called only while UseReplication is true; ranges, forms and required values are in the metadata.
+"""
+
+import ipaddress
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from ..errors import Problem
+from .choices import ReplicaTargetType
+from .options import Settings
+from .section_switches import REPLICATION
+from .table import full_key
+
+#: Full copies of one database that are kept; the defaults keep 720.
+MANY_SNAPSHOTS = 1000
+
+#: The replicator opens a database by a URL that it does not escape: what follows a # or ? is cut
+#: off, and it makes, replicates and reports an empty database of the shorter name.
+MISREAD_IN_PATHS = frozenset("#?%")
+
+_ANY_HOST = frozenset({"", "0.0.0.0", "127.0.0.1", "localhost", "::", "[::]"})
+
+
+def replication_problems(settings: Settings) -> Iterator[Problem]:
+    """Yield what keeps the replicator from doing its work."""
+    options = settings.multi_tenant.file_db.replication
+    if options.auto_regenerate_on_tenant_change:
+        paths = (
+            ("ConfigOutputPath", options.config_output_path),
+            ("ReplicatorPidFilePath", options.replicator_pid_file_path),
+        )
+        for name, value in paths:
+            if not value.strip():
+                yield Problem(
+                    f"{REPLICATION}:{name}",
+                    "is required when AutoRegenerateOnTenantChange is true: set a path",
+                )
+        if len({value for _, value in paths}) == 1 and options.config_output_path.strip():
+            yield Problem(
+                f"{REPLICATION}:ReplicatorPidFilePath",
+                "is the same file as ConfigOutputPath: choose another path",
+            )
+    elif options.supervise and not options.config_output_path.strip():
+        yield Problem(
+            f"{REPLICATION}:ConfigOutputPath",
+            "is required when Supervise is true: set a path",
+        )
+    key, directory = databases_setting(settings)
+    fault = database_path_fault(directory)
+    if fault is not None:
+        yield Problem(key, fault)
+    for key, value in _written(settings):
+        fault = _text_fault(value)
+        if fault is not None:
+            yield Problem(key, fault)
+    for key, value in _places(settings):
+        if "://" in value:
+            yield Problem(key, "is an address: it must be a path without a scheme")
+    if options.replica_target_type is ReplicaTargetType.SFTP:
+        fault = _host_fault(options.sftp.host)
+        if fault is not None:
+            yield Problem(f"{REPLICATION}:Sftp:Host", fault)
+    yield from _metrics_port(settings)
+
+
+def replication_warnings(settings: Settings) -> Iterator[Problem]:
+    """Yield what works, and probably not as meant."""
+    options = settings.multi_tenant.file_db.replication
+    sync, lag = options.sync_interval_seconds, options.health_check_max_lag_seconds
+    if options.health_check_enabled and lag < sync:
+        yield Problem(
+            f"{REPLICATION}:HealthCheckMaxLagSeconds",
+            f"is below SyncIntervalSeconds ({sync}): lag is counted from when a sync is due, so up "
+            f"to {sync} seconds more may be missing from the replica while it is Healthy",
+        )
+    snapshots = options.retention_days * 1440 // max(1, options.snapshot_interval_minutes)
+    if snapshots > MANY_SNAPSHOTS:
+        yield Problem(
+            f"{REPLICATION}:SnapshotIntervalMinutes",
+            f"keeps up to {snapshots} full copies of each database for RetentionDays "
+            f"({options.retention_days}): a longer interval needs less room, and the moments that "
+            "can be restored stay the same",
+        )
+    store = options.object_store
+    if (
+        options.replica_target_type is ReplicaTargetType.OBJECT_STORE
+        and not store.force_path_style
+        and _has_bare_name(store.endpoint_url)
+    ):
+        yield Problem(
+            f"{REPLICATION}:ObjectStore:ForcePathStyle",
+            "is false, so the bucket's name is put before the host's, and a name without a dot, as "
+            "in EndpointUrl, seldom has names below it: set it to true",
+        )
+    if options.replica_target_type is ReplicaTargetType.SFTP and not options.sftp.host_key:
+        yield Problem(
+            f"{REPLICATION}:Sftp:HostKey",
+            "is not set, so every host that answers is trusted: set it to the host's public key, "
+            "such as ssh-ed25519 AAAA...",
+        )
+
+
+def databases_setting(settings: Settings) -> tuple[str, str]:
+    """Return the key and the value of the setting that says where the tenants' databases are."""
+    directory = settings.multi_tenant.file_db.directory
+    if directory is None:
+        return full_key(("Storage", "Path")), settings.storage.path
+    return full_key(("MultiTenant", "FileDb", "Directory")), directory
+
+
+def database_path_fault(path: str) -> str | None:
+    """Return why the replicator cannot open a database below this path, or None."""
+    if not MISREAD_IN_PATHS.isdisjoint(path):
+        return (
+            "leads to a path with a # ? or %, by which the replicator would take a database for "
+            "another file: choose another path"
+        )
+    return _text_fault(path)
+
+
+def _written(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield the target's texts that are written into the replicator's configuration."""
+    options = settings.multi_tenant.file_db.replication
+    values: dict[str, str | None]
+    match options.replica_target_type:
+        case ReplicaTargetType.OBJECT_STORE:
+            store = options.object_store
+            values = {
+                "Bucket": store.bucket,
+                "Region": store.region,
+                "PathPrefix": store.path_prefix,
+                "EndpointUrl": store.endpoint_url,
+            }
+        case ReplicaTargetType.BLOB_STORE:
+            blobs = options.blob_store
+            values = {
+                "AccountName": blobs.account_name,
+                "Container": blobs.container,
+                "PathPrefix": blobs.path_prefix,
+                "EndpointUrl": blobs.endpoint_url,
+            }
+        case ReplicaTargetType.CLOUD_STORAGE:
+            cloud = options.cloud_storage
+            values = {"Bucket": cloud.bucket, "PathPrefix": cloud.path_prefix}
+        case ReplicaTargetType.SFTP:
+            sftp = options.sftp
+            values = {
+                "Host": sftp.host,
+                "User": sftp.user,
+                "Path": sftp.path,
+                "PrivateKeyPath": sftp.private_key_path,
+                "HostKey": sftp.host_key,
+            }
+        case ReplicaTargetType.LOCAL_DISK:
+            values = {"Path": options.local_disk.path}
+    for name, value in values.items():
+        if value is not None:
+            yield f"{REPLICATION}:{options.replica_target_type}:{name}", value
+
+
+def _places(settings: Settings) -> Iterator[tuple[str, str]]:
+    return (
+        (key, value) for key, value in _written(settings) if key.endswith((":Path", ":PathPrefix"))
+    )
+
+
+def _text_fault(text: str) -> str | None:
+    if "$" in text:
+        return (
+            "holds a $: variables are not put into settings here, and the replicator would take "
+            "it for one; write the value itself"
+        )
+    if any(ord(character) < 32 or ord(character) == 127 for character in text):
+        return "holds a line break or another control character: remove it"
+    if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+        return "holds bytes that are not UTF-8, which the replicator cannot read: rename it"
+    return None
+
+
+def _host_fault(host: str) -> str | None:
+    bare = host.removeprefix("[").removesuffix("]")
+    if ":" in bare:
+        try:
+            ipaddress.IPv6Address(bare)
+        except ValueError:
+            return "must be a host's name or address alone: the port is set by Port"
+    if any(character in host for character in "/@ "):
+        return "must be a host's name or address alone: User and Path are settings of their own"
+    return None
+
+
+def _metrics_port(settings: Settings) -> Iterator[Problem]:
+    """The replicator only logs that its port is taken, and then nobody can ask for the lag."""
+    port = settings.multi_tenant.file_db.replication.metrics_port
+    bound = [(f"{full_key(('Server', 'Bind'))}:{i}", b) for i, b in enumerate(settings.server.bind)]
+    if settings.admin.enabled:
+        bound.append((full_key(("Admin", "Bind")), settings.admin.bind))
+    for key, address in bound:
+        host, _, number = address.rpartition(":")
+        if number == str(port) and host.casefold() in _ANY_HOST:
+            yield Problem(f"{REPLICATION}:MetricsPort", f"is the port of {key}: choose another one")
+
+
+def _has_bare_name(url: str | None) -> bool:
+    """Whether a URL has a host such as localhost; an IP address is never given a bucket's name."""
+    try:
+        host = urlsplit(url or "").hostname or ""
+    except ValueError:
+        return False  # told by the form of the setting
+    return bool(host) and "." not in host and ":" not in host

@@ -1,0 +1,276 @@
+"""The settings as the program sees them: frozen records in the order of the specification. Pure.
+
+The key of a field is its name in PascalCase, under the key of its class: ``webhooks.path`` is
+``Sdk:Webhooks:Path``. Everything else about a setting is the metadata beside it (``about.py``);
+``table.py`` lists them all. A record made by hand is not validated: ``Settings.from_mapping`` and
+``load_settings`` do that.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from ..choices import (
+    ApiVersionStrictness,
+    DefaultTenantStrategy,
+    EmailProvider,
+    ForwardedHeaders,
+    KeyDerivation,
+    LogFormat,
+    LogLevel,
+    Mode,
+    ReplicaTargetType,
+    SmsProvider,
+    StorageBackend,
+)
+from ..metadata import Form, about
+from ..secret import Secret
+from .client import ConnectionOptions, ResilienceOptions, UpstreamOptions
+from .notifications import (
+    EmailOptions,
+    EmailProviderAOptions,
+    EnabledChannelsOptions,
+    NotificationsOptions,
+    SmsOptions,
+    SmsProviderAOptions,
+    TemplateOptions,
+    TemplatesOptions,
+    WebhookChannelOptions,
+)
+from .replication import (
+    BlobStoreOptions,
+    CloudStorageOptions,
+    LocalDiskOptions,
+    ObjectStoreOptions,
+    ReplicationOptions,
+    SftpOptions,
+)
+from .server import AdminOptions, LoggingOptions, RelayOptions, ServerOptions, StorageOptions
+from .tenants import (
+    FileDbOptions,
+    MultiTenantOptions,
+    SingleTenantUpgradeOptions,
+    TenantStatusOptions,
+)
+from .webhooks import QueueOptions, ReconciliationOptions, SimulatorOptions, WebhooksOptions
+
+#: The upstream API's schema version that this release was written against (spec 9).
+BUNDLED_API_VERSION = "2026-04-01"
+
+#: Header names, in lower case, of upstreams that know versions by year and month only: any other
+#: value is answered 404 there, on every route.
+_VERSIONS_BY_MONTH = frozenset({"polar-version"})
+
+DEVELOPMENT = "Development"
+PRODUCTION = "Production"
+
+_ENVIRONMENTS = {
+    "dev": DEVELOPMENT,
+    "development": DEVELOPMENT,
+    "prod": PRODUCTION,
+    "production": PRODUCTION,
+}
+
+
+def environment_meant(name: str) -> str | None:
+    """Return ``Development`` or ``Production`` for their usual spellings, else None."""
+    return _ENVIRONMENTS.get(name.casefold())
+
+
+def bundled_api_version(version_header: str) -> str:
+    """Return the bundled version in the form that the header of this name has it."""
+    by_month = version_header.lower() in _VERSIONS_BY_MONTH
+    return BUNDLED_API_VERSION[: len("2026-04")] if by_month else BUNDLED_API_VERSION
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """All settings, in the order of spec 2; the root key is ``Sdk``."""
+
+    mode: Mode = attrs.field(
+        default=Mode.TEST,
+        metadata=about(
+            "Test is the sandbox, Live is production, Custom uses CustomBaseUrl.", "spec 2.1"
+        ),
+    )
+    access_token: Secret | None = attrs.field(
+        default=None,
+        metadata=about(
+            "Organization access token; keep it in a secret store.",
+            "spec 2.1",
+            default_note="none, required",
+            live=True,
+        ),
+    )
+    custom_base_url: str | None = attrs.field(
+        default=None,
+        metadata=about(
+            "Base address of Mode Custom, and required by it.", "spec 2.1", form=Form.HTTPS_URL
+        ),
+    )
+    base_path: str = attrs.field(
+        default="/v1",
+        metadata=about("Path prefix of all requests.", "spec 2.1", form=Form.ROUTE, required=True),
+    )
+    api_version: str | None = attrs.field(
+        default=None,
+        metadata=about(
+            "Version of the upstream's schema, sent in the version header.",
+            "spec 2.1",
+            form=Form.API_VERSION,
+            default_note=f"the bundled version, {BUNDLED_API_VERSION}; for Polar-Version its month",
+        ),
+    )
+    api_version_strictness: ApiVersionStrictness = attrs.field(
+        default=ApiVersionStrictness.WARN,
+        metadata=about(
+            "What an ApiVersion other than the bundled one leads to; Strict fails startup.",
+            "spec 2.1",
+        ),
+    )
+    timeout_ms: int = attrs.field(
+        default=30_000,
+        metadata=about(
+            "Timeout of one HTTP attempt.",
+            "spec 2.1",
+            minimum=1000,
+            maximum=300_000,
+            unit="milliseconds",
+            live=True,
+        ),
+    )
+    max_retries: int = attrs.field(
+        default=3,
+        metadata=about(
+            "Retries of one upstream call.", "spec 2.1", minimum=0, maximum=10, live=True
+        ),
+    )
+    total_timeout_ms: int | None = attrs.field(
+        default=None,
+        metadata=about(
+            "Deadline over all attempts and waits of one call.",
+            "contracts 2",
+            minimum=1,
+            unit="milliseconds",
+            default_note="two minutes, or what attempts and retries need if that is more",
+            live=True,
+        ),
+    )
+    environment: str = attrs.field(
+        default=PRODUCTION,
+        metadata=about(
+            "Development (or dev) shows full exception detail at start-up and maps the simulator; "
+            "every other name counts as Production. Also from SDK_ENVIRONMENT.",
+            "contracts 2",
+            form=Form.ENVIRONMENT_NAME,
+            required=True,
+        ),
+    )
+    upstream: UpstreamOptions = attrs.field(factory=UpstreamOptions)
+    resilience: ResilienceOptions = attrs.field(factory=ResilienceOptions)
+    connection: ConnectionOptions = attrs.field(factory=ConnectionOptions)
+    webhooks: WebhooksOptions = attrs.field(factory=WebhooksOptions)
+    simulator: SimulatorOptions = attrs.field(factory=SimulatorOptions)
+    server: ServerOptions = attrs.field(factory=ServerOptions)
+    admin: AdminOptions = attrs.field(factory=AdminOptions)
+    relay: RelayOptions = attrs.field(factory=RelayOptions)
+    storage: StorageOptions = attrs.field(factory=StorageOptions)
+    logging: LoggingOptions = attrs.field(factory=LoggingOptions)
+    multi_tenant: MultiTenantOptions = attrs.field(factory=MultiTenantOptions)
+
+    @property
+    def is_development(self) -> bool:
+        """Return whether Environment is ``Development`` or ``dev``, in any case."""
+        return environment_meant(self.environment) == DEVELOPMENT
+
+    @property
+    def has_access_token(self) -> bool:
+        """Return whether there is an access token; one that is blank counts for none."""
+        return self.access_token is not None and bool(self.access_token.reveal().strip())
+
+    @property
+    def base_url(self) -> str:
+        """Return the upstream's base address for Mode, without BasePath; empty when unset."""
+        addresses = {
+            Mode.LIVE: self.upstream.production_url,
+            Mode.TEST: self.upstream.sandbox_url,
+            Mode.CUSTOM: self.custom_base_url or "",
+        }
+        return addresses[self.mode]
+
+    @classmethod
+    def from_mapping(
+        cls, mapping: Mapping[str, Any], *, standalone: bool = False, receiver: bool = True
+    ) -> "Settings":
+        """Validate a plain nested mapping, with or without the root key ``Sdk``.
+
+        Nothing but the mapping is read: no file, no environment variable.
+
+        Args:
+            mapping: keys as in a file, in any case; ``Webhooks:Path`` may be one key.
+            standalone: no AccessToken is needed (spec 1.6).
+            receiver: the receiver runs, so at least one webhook secret is needed.
+
+        Raises:
+            OptionsValidationError: with every problem there is.
+        """
+        from ..load import settings_from_mapping  # it needs this module first
+
+        return settings_from_mapping(mapping, standalone=standalone, receiver=receiver)
+
+
+__all__ = [
+    "BUNDLED_API_VERSION",
+    "DEVELOPMENT",
+    "PRODUCTION",
+    "environment_meant",
+    "Settings",
+    "bundled_api_version",
+    "Secret",
+    # sections
+    "AdminOptions",
+    "ConnectionOptions",
+    "LoggingOptions",
+    "QueueOptions",
+    "ReconciliationOptions",
+    "RelayOptions",
+    "ResilienceOptions",
+    "ServerOptions",
+    "SimulatorOptions",
+    "StorageOptions",
+    "UpstreamOptions",
+    "WebhooksOptions",
+    # sections of MultiTenant
+    "BlobStoreOptions",
+    "CloudStorageOptions",
+    "EmailOptions",
+    "EmailProviderAOptions",
+    "EnabledChannelsOptions",
+    "FileDbOptions",
+    "LocalDiskOptions",
+    "MultiTenantOptions",
+    "NotificationsOptions",
+    "ObjectStoreOptions",
+    "ReplicationOptions",
+    "SftpOptions",
+    "SingleTenantUpgradeOptions",
+    "SmsOptions",
+    "SmsProviderAOptions",
+    "TemplateOptions",
+    "TemplatesOptions",
+    "TenantStatusOptions",
+    "WebhookChannelOptions",
+    # choices
+    "ApiVersionStrictness",
+    "DefaultTenantStrategy",
+    "EmailProvider",
+    "ForwardedHeaders",
+    "KeyDerivation",
+    "LogFormat",
+    "LogLevel",
+    "Mode",
+    "ReplicaTargetType",
+    "SmsProvider",
+    "StorageBackend",
+]

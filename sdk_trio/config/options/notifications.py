@@ -1,0 +1,247 @@
+"""Site-manager notifications: spec 2.9 and its extensions in contracts 2. Pure."""
+
+import attrs
+
+from ..choices import EmailProvider, SmsProvider
+from ..metadata import Form, about
+from ..template_text import DEACTIVATED, DELETED, REACTIVATED, SUSPENDED, TemplateTexts
+
+
+@attrs.frozen(kw_only=True)
+class EnabledChannelsOptions:
+    """Which channels dispatch (spec 2.9)."""
+
+    email: bool = attrs.field(default=True, metadata=about("Email channel dispatches.", "spec 2.9"))
+    sms: bool = attrs.field(default=False, metadata=about("SMS channel dispatches.", "spec 2.9"))
+    webhook: bool = attrs.field(
+        default=False, metadata=about("Webhook channel dispatches.", "spec 2.9")
+    )
+
+
+@attrs.frozen(kw_only=True)
+class EmailProviderAOptions:
+    """The email provider's account (spec 2.9)."""
+
+    api_key_env_var: str = attrs.field(
+        default="EMAIL_API_KEY",
+        metadata=about(
+            "Variable with the provider key.", "spec 2.9", form=Form.ENV_VAR, required=True
+        ),
+    )
+    base_url: str = attrs.field(
+        default="https://api.sendgrid.com",
+        metadata=about(
+            "Base address, for regions and tests.",
+            "contracts 2",
+            form=Form.HTTPS_URL,
+            required=True,
+        ),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class EmailOptions:
+    """The email channel (spec 2.9)."""
+
+    provider: EmailProvider = attrs.field(
+        default=EmailProvider.EMAIL_PROVIDER_A,
+        metadata=about("The only provider of v1.0.", "spec 2.9"),
+    )
+    from_address: str = attrs.field(
+        default="",
+        metadata=about(
+            "From header of outgoing messages.", "spec 2.9", form=Form.EMAIL, required=True
+        ),
+    )
+    from_display_name: str = attrs.field(
+        default="Platform",
+        metadata=about("Display name in the From header.", "spec 2.9", form=Form.HEADER_TEXT),
+    )
+    timeout_seconds: int = attrs.field(
+        default=30,
+        metadata=about(
+            "Timeout of one request to the provider.",
+            "ours",
+            minimum=1,
+            maximum=300,
+            unit="seconds",
+        ),
+    )
+    email_provider_a: EmailProviderAOptions = attrs.field(factory=EmailProviderAOptions)
+
+
+@attrs.frozen(kw_only=True)
+class SmsProviderAOptions:
+    """The SMS provider's account (spec 2.9)."""
+
+    account_sid_env_var: str = attrs.field(
+        default="SMS_ACCOUNT_SID",
+        metadata=about(
+            "Variable with the account id.", "spec 2.9", form=Form.ENV_VAR, required=True
+        ),
+    )
+    auth_token_env_var: str = attrs.field(
+        default="SMS_AUTH_TOKEN",
+        metadata=about(
+            "Variable with the auth token.", "spec 2.9", form=Form.ENV_VAR, required=True
+        ),
+    )
+    from_number: str = attrs.field(
+        default="",
+        metadata=about("Sender number.", "spec 2.9", form=Form.PHONE, required=True),
+    )
+    base_url: str = attrs.field(
+        default="https://api.twilio.com",
+        metadata=about(
+            "Base address, for regions and tests.",
+            "contracts 2",
+            form=Form.HTTPS_URL,
+            required=True,
+        ),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class SmsOptions:
+    """The SMS channel (spec 2.9)."""
+
+    provider: SmsProvider = attrs.field(
+        default=SmsProvider.SMS_PROVIDER_A,
+        metadata=about("The only provider of v1.0.", "spec 2.9"),
+    )
+    timeout_seconds: int = attrs.field(
+        default=30,
+        metadata=about(
+            "Timeout of one request to the provider.",
+            "ours",
+            minimum=1,
+            maximum=300,
+            unit="seconds",
+        ),
+    )
+    sms_provider_a: SmsProviderAOptions = attrs.field(factory=SmsProviderAOptions)
+
+
+@attrs.frozen(kw_only=True)
+class WebhookChannelOptions:
+    """The webhook channel (spec 2.9)."""
+
+    url: str = attrs.field(
+        default="",
+        metadata=about(
+            "Receives the JSON payload by POST.",
+            "spec 2.9",
+            form=Form.HOOK_URL,
+            required=True,
+            masked=True,
+        ),
+    )
+    signing_secret_env_var: str = attrs.field(
+        default="SDK_WEBHOOK_SECRET",
+        metadata=about(
+            "Variable with the HMAC signing secret.",
+            "spec 2.9",
+            form=Form.ENV_VAR,
+            required=True,
+        ),
+    )
+    timeout_seconds: int = attrs.field(
+        default=10,
+        metadata=about("Timeout of one POST.", "spec 2.9", minimum=1, maximum=300, unit="seconds"),
+    )
+    allow_private_addresses: bool = attrs.field(
+        default=False,
+        metadata=about(
+            "Connect to loopback, private and link-local addresses too, when the name in Url "
+            "resolves to one.",
+            "ours",
+        ),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class TemplateOptions:
+    """The texts of one transition; placeholders such as ``{TenantName}`` are substituted."""
+
+    email_subject: str = attrs.field(
+        metadata=about(
+            "Subject of the email.", "spec 2.9", form=Form.HEADER_TEXT, required=True, live=True
+        )
+    )
+    email_body: str = attrs.field(
+        metadata=about(
+            "Text of the email; its HTML form is made of it.", "spec 2.9", required=True, live=True
+        )
+    )
+    sms_body: str = attrs.field(
+        metadata=about("Text of the SMS.", "spec 2.9", required=True, live=True)
+    )
+
+
+def _template(texts: TemplateTexts) -> TemplateOptions:
+    return TemplateOptions(
+        email_subject=texts.email_subject, email_body=texts.email_body, sms_body=texts.sms_body
+    )
+
+
+@attrs.frozen(kw_only=True)
+class TemplatesOptions:
+    """One template per status transition (spec 2.9)."""
+
+    suspended: TemplateOptions = attrs.field(factory=lambda: _template(SUSPENDED))
+    reactivated: TemplateOptions = attrs.field(factory=lambda: _template(REACTIVATED))
+    deactivated: TemplateOptions = attrs.field(factory=lambda: _template(DEACTIVATED))
+    deleted: TemplateOptions = attrs.field(factory=lambda: _template(DELETED))
+
+
+@attrs.frozen(kw_only=True)
+class NotificationsOptions:
+    """Site-manager notifications, gated by Enabled (spec 2.9)."""
+
+    enabled: bool = attrs.field(
+        default=False,
+        metadata=about("Master toggle; when false the section is ignored.", "spec 2.9"),
+    )
+    enabled_channels: EnabledChannelsOptions = attrs.field(factory=EnabledChannelsOptions)
+    send_to_unverified_email: bool = attrs.field(
+        default=False,
+        metadata=about(
+            "When false, the email channel skips recipients whose email is not verified.",
+            "spec 2.9",
+        ),
+    )
+    max_attempts: int = attrs.field(
+        default=8,
+        metadata=about("Attempts of one message on one channel.", "contracts 2", minimum=1),
+    )
+    retry_base_seconds: float = attrs.field(
+        default=30.0,
+        metadata=about(
+            "Longest wait after the first failed attempt, doubled after each further one.",
+            "ours",
+            minimum=0,
+            maximum=86_400,
+            unit="seconds",
+        ),
+    )
+    retry_cap_seconds: float = attrs.field(
+        default=3600.0,
+        metadata=about(
+            "The wait between two attempts grows no longer than this.",
+            "ours",
+            minimum=0,
+            maximum=86_400,
+            unit="seconds",
+        ),
+    )
+    email: EmailOptions = attrs.field(factory=EmailOptions)
+    sms: SmsOptions = attrs.field(factory=SmsOptions)
+    webhook: WebhookChannelOptions = attrs.field(factory=WebhookChannelOptions)
+    templates: TemplatesOptions = attrs.field(factory=TemplatesOptions)
+
+
+def enabled_channels(options: NotificationsOptions) -> tuple[str, ...]:
+    """Return the names of the channels that dispatch: ``email``, ``sms``, ``webhook``."""
+    chosen = options.enabled_channels
+    wanted = {"email": chosen.email, "sms": chosen.sms, "webhook": chosen.webhook}
+    return tuple(name for name, enabled in wanted.items() if enabled)

@@ -1,0 +1,242 @@
+"""The webhook receiver's settings: spec 2.4 and its extensions in contracts 2. Pure."""
+
+import attrs
+
+from ..choices import KeyDerivation
+from ..metadata import Form, about
+from ..secret import Secret
+
+#: For so long a captured delivery can be sent again, in seconds. Senders sign each attempt anew, so
+#: five minutes, the default, are enough for clocks that differ.
+MOST_TOLERANCE = 3600
+
+
+@attrs.frozen(kw_only=True)
+class QueueOptions:
+    """The background queue (spec 2.4, contracts 2)."""
+
+    capacity: int = attrs.field(
+        default=1000,
+        metadata=about(
+            "Events that wait in memory; a full queue answers 503.", "contracts 2", minimum=1
+        ),
+    )
+    workers: int = attrs.field(
+        default=8, metadata=about("Worker tasks.", "contracts 2", minimum=1, maximum=1024)
+    )
+    max_attempts: int = attrs.field(
+        default=8,
+        metadata=about("Attempts before an event is a dead letter.", "contracts 2", minimum=1),
+    )
+    retry_base_seconds: float = attrs.field(
+        default=1.0,
+        metadata=about(
+            "First retry delay, doubled each time and fully jittered.",
+            "contracts 2",
+            minimum=0,
+            maximum=86_400,
+            unit="seconds",
+        ),
+    )
+    retry_cap_seconds: float = attrs.field(
+        default=900.0,
+        metadata=about(
+            "Longest retry delay; at least RetryBaseSeconds.",
+            "contracts 2",
+            minimum=0,
+            maximum=604_800,
+            unit="seconds",
+        ),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ReconciliationOptions:
+    """Fetching missed deliveries from the upstream (contracts 2)."""
+
+    enabled: bool = attrs.field(
+        default=False,
+        metadata=about(
+            "Fetch what was missed from the upstream's list of deliveries.", "contracts 2"
+        ),
+    )
+    interval_minutes: int = attrs.field(
+        default=15,
+        metadata=about(
+            "Time between passes.", "contracts 2", minimum=1, maximum=1440, unit="minutes"
+        ),
+    )
+    max_lookback_hours: int = attrs.field(
+        default=24,
+        metadata=about(
+            "How far back a pass looks; at most DedupRetentionHours and PayloadRetentionDays.",
+            "contracts 2",
+            minimum=1,
+            maximum=8760,
+            unit="hours",
+        ),
+    )
+    endpoint_ids: tuple[str, ...] = attrs.field(
+        default=(),
+        metadata=about(
+            "The upstream's ids of the webhook endpoints that lead here; when empty, the only "
+            "endpoint there is, or the only one whose URL ends in Path.",
+            "ours",
+        ),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class WebhooksOptions:
+    """The webhook receiver (spec 2.4, contracts 2)."""
+
+    secret: Secret | None = attrs.field(
+        default=None,
+        metadata=about(
+            "Single webhook secret; combined with Secrets.",
+            "spec 2.4",
+            form=Form.SIGNING,
+            default_note="none",
+            live=True,
+        ),
+    )
+    secrets: tuple[Secret, ...] = attrs.field(
+        default=(),
+        metadata=about(
+            "Active secrets; verification passes if any one matches (rotation).",
+            "spec 2.4",
+            form=Form.SIGNING,
+            live=True,
+        ),
+    )
+    path: str = attrs.field(
+        default="/hooks/sdk",
+        metadata=about(
+            "Route that receives deliveries.", "spec 2.4", form=Form.ROUTE, required=True
+        ),
+    )
+    require_https: bool = attrs.field(
+        default=True,
+        metadata=about(
+            "Requests that are not HTTPS are rejected with 400, not redirected.", "spec 2.4"
+        ),
+    )
+    tolerance_seconds: int = attrs.field(
+        default=300,
+        metadata=about(
+            "Maximum age of the webhook timestamp, in either direction; below DedupRetentionHours.",
+            "spec 2.4",
+            minimum=1,
+            maximum=MOST_TOLERANCE,
+            unit="seconds",
+            live=True,
+        ),
+    )
+    fail_on_missing_handlers: bool = attrs.field(
+        default=False,
+        metadata=about(
+            "Startup fails if any known event type has no handler; otherwise a warning.",
+            "spec 2.4",
+        ),
+    )
+    key_derivation: KeyDerivation = attrs.field(
+        default=KeyDerivation.AUTO,
+        metadata=about(
+            "How a secret becomes the HMAC key: Standard (decoded), Utf8 (whole text), "
+            "Auto (either).",
+            "contracts 2",
+            live=True,
+        ),
+    )
+    max_payload_bytes: int = attrs.field(
+        default=1_048_576,
+        metadata=about(
+            "Larger bodies are answered 413 while they stream.",
+            "contracts 2",
+            minimum=1024,
+            maximum=104_857_600,
+            unit="bytes",
+        ),
+    )
+    inline_timeout_seconds: float = attrs.field(
+        default=8.0,
+        metadata=about(
+            "An inline handler is cancelled after this time; the sender waits 10 s.",
+            "contracts 2",
+            minimum=0.01,
+            maximum=3600,
+            unit="seconds",
+        ),
+    )
+    graceful_drain_timeout_seconds: float = attrs.field(
+        default=30.0,
+        metadata=about(
+            "Time that a shutdown gives the queue to drain.",
+            "contracts 2",
+            minimum=0,
+            maximum=3600,
+            unit="seconds",
+        ),
+    )
+    queue: QueueOptions = attrs.field(factory=QueueOptions)
+    inline_max_attempts: int = attrs.field(
+        default=5,
+        metadata=about(
+            "Deliveries of one event whose inline handler failed, before it is a dead letter "
+            "and answered 200.",
+            "contracts 2",
+            minimum=1,
+        ),
+    )
+    dedup_retention_hours: int = attrs.field(
+        default=168,
+        metadata=about(
+            "How long a finished id is remembered.", "contracts 2", minimum=1, unit="hours"
+        ),
+    )
+    payload_retention_days: int = attrs.field(
+        default=30,
+        metadata=about("How long bodies are kept.", "contracts 2", minimum=1, unit="days"),
+    )
+    allowed_source_ip_ranges: tuple[str, ...] = attrs.field(
+        default=(),
+        metadata=about(
+            "When not empty, other addresses get 403 before the body is read.",
+            "contracts 2",
+            form=Form.CIDR,
+            live=True,
+        ),
+    )
+    rate_limit_per_minute: int | None = attrs.field(
+        default=None,
+        metadata=about(
+            "Deliveries a minute from one address; above it 429 with Retry-After.",
+            "contracts 2",
+            minimum=1,
+            unit="per minute",
+            default_note="no limit",
+            live=True,
+        ),
+    )
+    reconciliation: ReconciliationOptions = attrs.field(factory=ReconciliationOptions)
+
+    @property
+    def all_secrets(self) -> tuple[Secret, ...]:
+        """Return Secret (if set) and then Secrets: the list that verification goes through."""
+        return (*(() if self.secret is None else (self.secret,)), *self.secrets)
+
+
+@attrs.frozen(kw_only=True)
+class SimulatorOptions:
+    """The simulator, which Development alone maps."""
+
+    secret_env_var: str | None = attrs.field(
+        default=None,
+        metadata=about(
+            "Variable with the secret that the simulator signs with, and that the receiver "
+            "accepts beside its own in Development. No other installation may verify with it.",
+            "ours",
+            form=Form.ENV_VAR,
+            default_note="the one that dev generates",
+        ),
+    )

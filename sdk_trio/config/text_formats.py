@@ -1,0 +1,285 @@
+"""What the texts in settings must look like. Pure.
+
+Each check returns what is wrong, as the end of a sentence that begins with the setting's key, or
+None. Values are not quoted: a credential may have been put where its name belongs.
+"""
+
+import ipaddress
+import re
+import unicodedata
+from collections.abc import Callable
+from datetime import date
+from urllib.parse import SplitResult, urlsplit
+
+from ..base.http_grammar import is_token
+from .metadata import Form
+
+#: The kernel's limit of a Unix socket's address, without the closing NUL.
+UNIX_PATH_BYTES = 107
+
+_SOCKET_MODE = "?mode="
+#: Who may connect to a socket: this user, its group as well, or every user of the machine.
+SOCKET_MODES = ("0600", "0660", "0666")
+
+#: The longest name that can be looked up, its last dot included (RFC 1035).
+HOST_BYTES = 254
+
+_ROUTE = re.compile(r"/[!-~]*")
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ENV_VAR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SLUG = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+_PHONE = re.compile(r"\+[1-9]\d{1,14}", re.ASCII)
+_EMAIL = re.compile(r"[^\s@<>,;\"]+@[^\s@<>,;\"]+")
+_API_VERSION = re.compile(r"([0-9]{4})-([0-9]{2})(?:-([0-9]{2}))?")
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
+_URL_HOST = re.compile(r"[\w.-]+")
+_LOOPBACK = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
+_DESCRIPTOR = re.compile(r"[0-9]{1,6}|[A-Za-z_][A-Za-z0-9_.@-]{0,254}")
+_WINDOWS_ROOT = re.compile(r"[A-Za-z]:[\\/]")
+
+#: Control characters, lone surrogates, and the separators of lines and paragraphs.
+_NOT_IN_A_LINE = ("Cc", "Cs", "Zl", "Zp")
+#: Change the direction in which the text around them is written.
+_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+#: Letters and symbols that are drawn as nothing: fillers of Hangul, a Braille cell without dots.
+_BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+
+
+def check_form(form: Form, text: str, *, development: bool) -> str | None:
+    """Return what is wrong with ``text``, or None.
+
+    Args:
+        form: the form that it must have.
+        text: a value that is not empty.
+        development: plain HTTP to this machine is allowed.
+    """
+    if form in (Form.HTTPS_URL, Form.HOOK_URL):
+        return _https_url(text, development=development, query=form is Form.HOOK_URL)
+    return _CHECKS[form](text)
+
+
+def _https_url(text: str, *, development: bool, query: bool) -> str | None:
+    url = _split_url(text, query=query)
+    if isinstance(url, str):
+        return url
+    if url.scheme == "https":
+        return None
+    if not _is_plain_loopback(url):
+        return "must be an absolute HTTPS URL, such as https://api.example.com"
+    if development:
+        return None
+    return "must be an HTTPS URL; plain HTTP to this machine is allowed in Development only"
+
+
+def is_plain_loopback(text: str) -> bool:
+    """Say whether this is a URL of plain HTTP to this machine, as Development allows it."""
+    url = _split_url(text, query=True)
+    return not isinstance(url, str) and _is_plain_loopback(url)
+
+
+def _is_plain_loopback(url: SplitResult) -> bool:
+    return url.scheme == "http" and bool(_LOOPBACK.fullmatch(url.hostname or ""))
+
+
+def _url(text: str) -> str | None:
+    url = _split_url(text)
+    return url if isinstance(url, str) else None
+
+
+def _split_url(text: str, *, query: bool = False) -> SplitResult | str:
+    """Return the parts of an absolute URL, or what is wrong with it; ``query``: it may have one."""
+    if any(character <= " " or character == "\x7f" for character in text):
+        return "holds white space or a control character: remove it"
+    try:
+        url = urlsplit(text)
+        complete = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        complete = False
+    if not complete or not _is_host(url.hostname or ""):
+        return "must be an absolute URL with a host, such as https://api.example.com"
+    if "@" in url.netloc:
+        return "holds a user or password: remove it, credentials have settings of their own"
+    if query and "#" in text:
+        return "holds a fragment, which is never sent: remove it"
+    if not query and ("?" in text or "#" in text):
+        return "holds a query or fragment: remove it"
+    return url
+
+
+def _is_host(text: str) -> bool:
+    """Say whether this is an address of IPv6, or can be looked up as a name."""
+    if ":" in text:  # urlsplit has read it between brackets
+        return True
+    try:
+        return bool(_URL_HOST.fullmatch(text)) and len(text.encode("idna")) <= HOST_BYTES
+    except UnicodeError:  # a label is empty or too long
+        return False
+
+
+def _api_version(text: str) -> str | None:
+    match = _API_VERSION.fullmatch(text)
+    try:
+        if match is not None:
+            date(int(match[1]), int(match[2]), int(match[3] or 1))
+            return None
+    except ValueError:
+        pass  # such as month 13: the same advice serves
+    return "must be an ISO date, such as 2026-04-01 or 2026-04"
+
+
+def _route(text: str) -> str | None:
+    if not text.startswith("/"):
+        return "must start with /"
+    if not _ROUTE.fullmatch(text) or "?" in text or "#" in text:
+        return "must be a plain path: no white space, ?, # or characters outside ASCII"
+    return None
+
+
+def _header(text: str) -> str | None:
+    return None if is_token(text) else "must be the name of an HTTP header"
+
+
+def _environment_name(text: str) -> str | None:
+    if _ENVIRONMENT_NAME.fullmatch(text):
+        return None
+    return "must be 1 to 64 letters, digits, _ or -, such as Production or Development"
+
+
+def _env_var(text: str) -> str | None:
+    if _ENV_VAR.fullmatch(text):
+        return None
+    return "must be the name of an environment variable, never its value"
+
+
+def _slug(text: str) -> str | None:
+    if _SLUG.fullmatch(text):
+        return None
+    return "must be 1 to 64 lowercase letters, digits and hyphens, with no hyphen at either end"
+
+
+def _phone(text: str) -> str | None:
+    if _PHONE.fullmatch(text):
+        return None
+    return "must be a phone number in E.164 format, such as +15551234567"
+
+
+def _email(text: str) -> str | None:
+    hidden = [c for c in text if unicodedata.category(c) in (*_NOT_IN_A_LINE, "Cf")]
+    if hidden:
+        return f"holds {_code_point(hidden[0])}, which cannot be seen: remove it"
+    return None if _EMAIL.fullmatch(text) else "must be an email address, without a display name"
+
+
+def _header_text(text: str) -> str | None:
+    if text.isascii() and text.isprintable():
+        return None
+    for character in text:
+        if unicodedata.category(character) in _NOT_IN_A_LINE:
+            return f"must be one line without control characters; it holds {_code_point(character)}"
+        if character in _BIDI:
+            return (
+                f"holds {_code_point(character)}, which changes the direction of writing: remove it"
+            )
+    if text.strip() and not any(map(_can_be_seen, text)):
+        return f"holds nothing that can be seen, only {_code_point(text.strip()[0])} and the like"
+    return None
+
+
+def _can_be_seen(character: str) -> bool:
+    return unicodedata.category(character)[0] in "LNPS" and character not in _BLANK
+
+
+def _code_point(character: str) -> str:
+    return f"U+{ord(character):04X}"
+
+
+def _absolute_path(text: str) -> str | None:
+    absolute = text.startswith("/") or _WINDOWS_ROOT.match(text)
+    return None if absolute else "must be an absolute path"
+
+
+def _bind(text: str) -> str | None:
+    if text.startswith("unix:"):
+        return _unix_path(*split_unix(text))
+    if text.startswith("fd:"):
+        valid = _DESCRIPTOR.fullmatch(text.removeprefix("fd:"))
+        return None if valid else "must be fd: and the number or the name of an inherited socket"
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or len(port) > 5:
+        return "must be HOST:PORT, [IPv6]:PORT, unix:PATH, fd:N or fd:NAME"
+    if int(port) > 65_535:
+        return "has a port above 65535"
+    if host.startswith("[") and host.endswith("]"):
+        return _ipv6(host[1:-1])
+    if not _HOST.fullmatch(host):
+        return "must name a host before the port; an IPv6 address goes in brackets"
+    return None
+
+
+def _host(text: str) -> str | None:
+    return None if _HOST.fullmatch(text) else "must be a host name, without a port"
+
+
+def split_unix(address: str) -> tuple[str, str]:
+    """Return the path of ``unix:PATH?mode=0660``, and the mode as it is written: usually 0600."""
+    path, asked, mode = address.removeprefix("unix:").partition(_SOCKET_MODE)
+    return path, mode if asked else "0600"
+
+
+def _unix_path(path: str, mode: str) -> str | None:
+    if mode not in SOCKET_MODES:
+        return f"has a mode that is none of {', '.join(SOCKET_MODES)}"
+    if not path or "\0" in path:
+        return "must have a path after unix:"
+    if len(path.encode(errors="surrogateescape")) > UNIX_PATH_BYTES:
+        return f"has a path of more than {UNIX_PATH_BYTES} bytes: Unix sockets take no longer one"
+    return None
+
+
+def _ipv6(text: str) -> str | None:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return "must have an IPv6 address in its brackets"
+    return None
+
+
+def _cidr(text: str) -> str | None:
+    try:
+        loose = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return "must be a CIDR block, such as 10.0.0.0/8, or an address"
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return f"has bits set beyond its prefix: write {loose}"
+    return None
+
+
+def _proxy(text: str) -> str | None:
+    wrong = None if text == "unix" else _cidr(text)
+    return f"{wrong}, or unix" if wrong and wrong.endswith("an address") else wrong
+
+
+def _signing(_text: str) -> str | None:
+    return None  # depends on KeyDerivation: rules.py goes through the secrets together
+
+
+_CHECKS: dict[Form, Callable[[str], str | None]] = {
+    Form.URL: _url,
+    Form.API_VERSION: _api_version,
+    Form.ROUTE: _route,
+    Form.HEADER: _header,
+    Form.ENVIRONMENT_NAME: _environment_name,
+    Form.ENV_VAR: _env_var,
+    Form.SLUG: _slug,
+    Form.PHONE: _phone,
+    Form.EMAIL: _email,
+    Form.HEADER_TEXT: _header_text,
+    Form.HOST: _host,
+    Form.BIND: _bind,
+    Form.CIDR: _cidr,
+    Form.PROXY: _proxy,
+    Form.ABSOLUTE_PATH: _absolute_path,
+    Form.SIGNING: _signing,
+}

@@ -1,0 +1,417 @@
+"""HTTP/1.1 on one connection: requests written by hand, answers parsed by httptools.
+
+One exchange at a time, no pipelining. A connection is reused only when both the request and the
+answer ended where their heads announced it; every other end, cancellation included, closes it,
+which needs no waiting. So bytes of one answer can never be read as the beginning of the next.
+"""
+
+import re
+from collections.abc import AsyncIterable, Callable
+
+import httptools
+import trio
+
+from ..base.http_grammar import breaks_value, is_token_bytes
+from .messages import (
+    Answer,
+    Headers,
+    NetworkError,
+    OurProtocolError,
+    Outgoing,
+    PeerProtocolError,
+    ReadFailedError,
+    ReadTimedOutError,
+    StaleConnectionError,
+    WriteFailedError,
+    WriteTimedOutError,
+    chunks_of,
+    content_length,
+)
+from .socket import Wire
+
+RECEIVE_BYTES = 64 * 1024
+#: The largest head of an answer; servers commonly stop at 8 to 64 KiB themselves. The same bound
+#: holds for trailers and for a chunk's extension, of which the parser would keep a copy.
+MAX_HEAD_BYTES = 128 * 1024
+#: A body up to this size is sent with the head in one write, which saves a system call.
+JOINED_BODY_BYTES = 16 * 1024
+
+_BAD_TARGET = re.compile(rb"[\x00-\x20\x7f]")
+
+
+class Http1Connection:
+    """One connection that carries one exchange after the other.
+
+    Args:
+        wire: the connected socket, owned from now on.
+        released: called without arguments and without waiting whenever the connection is free
+            for the next exchange, or closed.
+        created: ``trio.current_time()`` of connecting.
+    """
+
+    __slots__ = ("_released", "_wire", "created", "idle_since", "is_closed", "served")
+
+    def __init__(
+        self, wire: Wire, *, released: "Callable[[Http1Connection], None]", created: float
+    ) -> None:
+        self._wire = wire
+        self._released = released
+        self.created = created
+        self.idle_since = created
+        self.is_closed = False
+        self.served = 0
+
+    def is_quiet(self) -> bool:
+        """Say whether the server has neither closed the idle connection nor sent anything."""
+        return self._wire.is_quiet()
+
+    def close(self) -> None:
+        """Close at once; idempotent."""
+        self.is_closed = True
+        self._wire.close()
+
+    def released(self) -> None:
+        """Tell the pool that the exchange assigned here did not take place."""
+        self._released(self)
+
+    async def exchange(self, request: Outgoing) -> Answer:
+        """Send ``request`` and return the answer's head; see :class:`exchange.Connection`."""
+        try:
+            # Both come before ``before_send``: a request that cannot be sent, or was cancelled
+            # already, is known not to have reached the server.
+            head = request_head(request)
+            await trio.lowlevel.checkpoint_if_cancelled()
+            parse = AnswerParser(is_head=request.method == b"HEAD")
+            if request.before_send is not None:
+                request.before_send()
+            lost = await self._send(request, head)
+            if lost is not None:
+                parse.keeps_alive = False
+            try:
+                while not parse.head_ended:
+                    await self._receive(parse, request.timeouts.read)
+            except PeerProtocolError as error:
+                if not parse.head_ended:
+                    raise
+                # The status was said; that it came in one segment with a broken body is chance.
+                self.abandon()
+                return Answer(
+                    parse.status, parse.reason, parse.headers, parse.version, _BrokenBody(error)
+                )
+            except ReadFailedError as error:
+                if parse.received or isinstance(error, ReadTimedOutError):
+                    raise
+                # A kept connection that ends without a byte was most likely closed by the server
+                # while it was idle (RFC 9112, 9.3.1 has clients expect that).
+                if self.served:
+                    raise StaleConnectionError(str(lost or error)) from error
+                if lost is not None:
+                    raise lost from error
+                raise
+        except BaseException:
+            self.close()
+            self._released(self)
+            raise
+        body = _Body(self, parse, request.timeouts.read)
+        if parse.ended:
+            self.finish(parse)
+        return Answer(parse.status, parse.reason, parse.headers, parse.version, body)
+
+    async def _send(self, request: Outgoing, head: bytes) -> NetworkError | None:
+        """Send head and body; return an error of writing instead of raising it.
+
+        A server that refuses a large body answers and closes before it has read all of it: the
+        write fails then, and the answer can still be received.
+        """
+        limit = request.timeouts.write
+        try:
+            if request.stream is not None:
+                await self._write(head, limit)
+                await self._send_stream(request, request.stream, limit)
+            elif len(request.body) <= JOINED_BODY_BYTES:
+                await self._write(head + request.body, limit)
+            else:
+                await self._write(head, limit)
+                await self._write(request.body, limit)
+        except WriteTimedOutError:
+            raise
+        except WriteFailedError as error:
+            return error
+        return None
+
+    async def _send_stream(
+        self, request: Outgoing, stream: AsyncIterable[bytes], limit: float | None
+    ) -> None:
+        length = content_length(request.headers)
+        async with chunks_of(stream, length=length) as chunks:
+            async for chunk in chunks:
+                if length is None:
+                    await self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk), limit)
+                else:
+                    await self._write(chunk, limit)
+        if length is None:
+            await self._write(b"0\r\n\r\n", limit)
+
+    async def _write(self, data: bytes, limit: float | None) -> None:
+        if limit is None:
+            await self._wire.send_all(data)
+            return
+        with trio.move_on_after(limit) as scope:
+            await self._wire.send_all(data)
+        if scope.cancelled_caught:
+            raise WriteTimedOutError(f"the server took no bytes for {limit:g} s")
+
+    async def _receive(self, parse: "AnswerParser", limit: float | None) -> None:
+        if limit is None:
+            data = await self._wire.receive(RECEIVE_BYTES)
+        else:
+            with trio.move_on_after(limit) as scope:
+                data = await self._wire.receive(RECEIVE_BYTES)
+            if scope.cancelled_caught:
+                raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
+        parse.feed(data)
+
+    async def receive_body(self, parse: "AnswerParser", limit: float | None) -> None:
+        """Receive until ``parse`` holds some of the body, or its end."""
+        try:
+            while not parse.chunks and not parse.ended:
+                await self._receive(parse, limit)
+        except BaseException:
+            self.abandon()
+            raise
+        if parse.ended:
+            self.finish(parse)
+
+    def finish(self, parse: "AnswerParser") -> None:
+        """Note the end of the answer: be free for the next exchange, or close."""
+        self.served += 1
+        if not parse.keeps_alive:
+            self.close()
+        self._released(self)
+
+    def abandon(self) -> None:
+        """Give up the exchange that is under way."""
+        self.close()
+        self._released(self)
+
+
+class _Body:
+    """Reads one answer's body; the connection is given up or handed back exactly once."""
+
+    __slots__ = ("_connection", "_limit", "_parse")
+
+    def __init__(
+        self, connection: Http1Connection, parse: "AnswerParser", limit: float | None
+    ) -> None:
+        # None once the exchange is over, because the connection may serve another one by then and
+        # must not be abandoned on behalf of this one.
+        self._connection = None if parse.ended else connection
+        self._parse = parse
+        self._limit = limit
+
+    async def receive(self) -> bytes:
+        parse = self._parse
+        if not parse.chunks and self._connection is not None:
+            connection = self._connection
+            try:
+                await connection.receive_body(parse, self._limit)
+            except BaseException:
+                self._connection = None
+                raise
+            if parse.ended:
+                self._connection = None
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        data = parse.chunks[0] if len(parse.chunks) == 1 else b"".join(parse.chunks)
+        parse.chunks.clear()
+        return data
+
+    def abandon(self) -> None:
+        if self._connection is not None:
+            self._connection.abandon()
+            self._connection = None
+
+
+class _BrokenBody:
+    """The body of an answer whose head was good, and what came with it was not."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: PeerProtocolError) -> None:
+        self._error = error
+
+    async def receive(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        raise self._error
+
+    def abandon(self) -> None:
+        pass
+
+
+class AnswerParser:
+    """Parses one answer, fed as it arrives; httptools calls the ``on_`` methods.
+
+    Args:
+        is_head: the answer is to HEAD and has no body, whatever its headers say.
+    """
+
+    __slots__ = (
+        "_coding",
+        "_head_bytes",
+        "_is_head",
+        "_parser",
+        "_until_close",
+        "chunks",
+        "ended",
+        "head_ended",
+        "headers",
+        "keeps_alive",
+        "reason",
+        "received",
+        "status",
+        "version",
+    )
+
+    def __init__(self, *, is_head: bool) -> None:
+        self._is_head = is_head
+        self._coding: bytes | None = None
+        self._head_bytes = 0
+        self._until_close = False
+        self._parser = httptools.HttpResponseParser(self)
+        self.headers: Headers = []
+        self.chunks: list[bytes] = []
+        self.reason = b""
+        self.status = 0
+        self.version = b"HTTP/1.1"
+        self.received = False
+        self.head_ended = False
+        self.ended = False
+        self.keeps_alive = True
+
+    def feed(self, data: bytes) -> None:
+        """Take received bytes, ``b""`` for the end of the connection; not after ``ended``.
+
+        Raises:
+            PeerProtocolError: the answer is no HTTP/1.1, too long, or ends too early.
+            ReadFailedError: the connection ended with no answer at all.
+        """
+        if not data:
+            self._feed_end()
+            return
+        self.received = True
+        held = len(self.chunks)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            raise PeerProtocolError("the server switched protocols without being asked") from None
+        except httptools.HttpParserError as error:
+            if self.ended:
+                self.keeps_alive = False  # garbage behind a complete answer does not spoil it
+                return
+            raise PeerProtocolError(f"the server's answer is no HTTP/1.1: {error}") from error
+        if self._coding is not None:
+            raise PeerProtocolError(f"the answer has the transfer coding {self._coding!r}")
+        if self.ended:
+            del self._parser  # it refers to this object, which would be a cycle for each answer
+            return
+        self._head_bytes = self._head_bytes + len(data) if len(self.chunks) == held else 0
+        if self._head_bytes > MAX_HEAD_BYTES:
+            part = "trailer" if self.head_ended else "head"
+            raise PeerProtocolError(f"the answer's {part} is longer than {MAX_HEAD_BYTES} bytes")
+
+    def _feed_end(self) -> None:
+        if not self.received:
+            raise ReadFailedError("the server closed the connection without an answer")
+        # Only a body without a length ends with the connection (RFC 9112, 6.3); any other answer
+        # was cut.
+        if not (self.head_ended and self._until_close):
+            raise PeerProtocolError("the server closed the connection before the answer's end")
+        self.keeps_alive = False
+        self.ended = True
+
+    def on_message_begin(self) -> None:
+        """Note another message behind the answer: the connection is not reused then."""
+        if self.ended:
+            self.keeps_alive = False
+
+    def on_status(self, status: bytes) -> None:
+        """Keep the reason phrase, unless it belongs to a message behind the answer."""
+        if not self.head_ended:
+            self.reason += status
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header, not a trailer."""
+        if not self.head_ended:
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Read from the head how the body ends, or forget an interim head (1xx)."""
+        if self.ended:
+            return
+        status = self._parser.get_status_code()
+        # Any number of interim answers may come before the final one (RFC 9110, 15.2).
+        if 100 <= status < 200:
+            self.headers = []
+            self.reason = b""
+            return
+        self.status = status
+        self.version = b"HTTP/" + self._parser.get_http_version().encode()
+        self.head_ended = True
+        self.keeps_alive = self.keeps_alive and self._parser.should_keep_alive()
+        if self._is_head:
+            self.ended = True
+        else:
+            self._until_close = True
+            for name, value in self.headers:
+                lower = name.lower()
+                if lower == b"content-length":
+                    self._until_close = False
+                elif lower == b"transfer-encoding":
+                    self._until_close = False
+                    if value.strip().lower() != b"chunked":
+                        self._coding = value  # requests ask for none but chunked (RFC 9112, 7.4)
+
+    def on_body(self, body: bytes) -> None:
+        """Keep some of the body."""
+        if self.ended:
+            self.keeps_alive = False
+        else:
+            self.chunks.append(body)
+
+    def on_message_complete(self) -> None:
+        """Note the end of the answer, unless the message was an interim one."""
+        if self.head_ended:
+            self.ended = True
+
+
+def are_sound(headers: Headers) -> bool:
+    """Say whether no name or value holds bytes that would end it early somewhere on its way.
+
+    A line break in a value would make the next reader see another header, or another message.
+    """
+    for name, value in headers:  # noqa: SIM110 - twice as fast as all(), on every request
+        if not is_token_bytes(name) or breaks_value(value):
+            return False
+    return True
+
+
+def check_request(request: Outgoing) -> None:
+    """Refuse a request that the server would read as another one than was meant.
+
+    Raises:
+        OurProtocolError: a space in the target, a line break in a header, and the like.
+    """
+    if not is_token_bytes(request.method) or _BAD_TARGET.search(request.target):
+        raise OurProtocolError(f"not a method and target: {request.method!r} {request.target!r}")
+    if not are_sound(request.headers):
+        names = [name for name, value in request.headers if not are_sound([(name, value)])]
+        raise OurProtocolError(f"bytes that a header must not have, in {names!r}")
+
+
+def request_head(request: Outgoing) -> bytes:
+    """Write the request line and headers; raises :class:`OurProtocolError`."""
+    check_request(request)
+    lines = [b"%b %b HTTP/1.1" % (request.method, request.target)]
+    lines += [b"%b: %b" % header for header in request.headers]
+    lines.append(b"\r\n")
+    return b"\r\n".join(lines)

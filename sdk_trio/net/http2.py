@@ -1,0 +1,563 @@
+"""HTTP/2 on one connection: h2 for the protocol, one task that reads and one that writes.
+
+The tasks of requests never wait for the socket. They change h2's state, which is synchronous, and
+wake the writer; so a cancelled request can never leave half a frame on the connection, its
+RST_STREAM needs no waiting at all, and frames of many requests leave in one write. A request that
+is alone on its connection leaves at once, as far as the socket takes it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import h2.errors
+import h2.events
+import h2.exceptions
+import h2.settings
+import trio
+
+from ..base.bell import Bell
+from .http2_protocol import CorrectedProtocol, Stream, answer_head, request_headers
+from .messages import (
+    Answer,
+    ConnectFailedError,
+    Incident,
+    NetworkError,
+    NotProcessedError,
+    OurProtocolError,
+    Outgoing,
+    PeerProtocolError,
+    ReadFailedError,
+    ReadTimedOutError,
+    RenewedError,
+    WriteTimedOutError,
+    chunks_of,
+    content_length,
+)
+from .socket import MAX_SEND_BYTES, Wire
+
+RECEIVE_BYTES = 256 * 1024
+#: How many bytes the server may send ahead of the reader, of one stream and of all: enough for a
+#: fast line (1 MiB at 100 ms is 80 Mbit/s), and a bound on the memory that slow readers need.
+STREAM_WINDOW_BYTES = 1024 * 1024
+CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
+#: Uploads wait while more bytes than this are queued for the writer.
+QUEUED_BYTES = 256 * 1024
+#: A server that takes no bytes for this long is gone; everything on the connection fails.
+WRITE_STALL_SECONDS = 30.0
+#: A connection on which a PING stays unanswered for this long, with nothing else arriving, is gone.
+PING_SECONDS = 5.0
+#: How long the reader needs at most, in seconds, to read data that have arrived already.
+READER_SECONDS = 0.05
+
+
+class Http2Connection:
+    """One connection that carries many exchanges at once.
+
+    Args:
+        wire: the connected socket, owned from now on.
+        released: called without arguments and without waiting whenever there may be room for
+            another exchange, and once when the connection has ended.
+        created: ``trio.current_time()`` of connecting.
+
+    ``in_use`` counts exchanges; the pool raises it when it assigns one, the connection lowers it.
+    ``is_draining`` is set by either side: no new exchange, close after the last one.
+    """
+
+    def __init__(
+        self, wire: Wire, *, released: "Callable[[Http2Connection], None]", created: float
+    ) -> None:
+        self._wire = wire
+        self._released = released
+        self.created = created
+        self.idle_since = created
+        self.in_use = 0
+        self.is_closed = False
+        self.is_draining = False
+        self._streams: dict[int, Stream] = {}
+        self._h2 = CorrectedProtocol()
+        self._settings_arrived = trio.Event()
+        self._work = trio.Event()
+        self._drained = Bell()
+        self._queued = 0
+        self._is_writing = False
+        self._left = b""  # what the socket did not take at once, for the writer
+        self._received_at = created
+        self._pinged_at: float | None = None
+        self._error: NetworkError | None = None
+        self._incident = Incident()
+        self._silence = Incident()
+        self._unsent: list[Stream] = []
+        self._sent_away: type[NotProcessedError] = NotProcessedError
+
+    # -- used by the pool
+
+    @property
+    def has_room(self) -> bool:
+        """Say whether another exchange may start; the server's own limit counts."""
+        return (
+            not self.is_closed
+            and not self.is_draining
+            and self._settings_arrived.is_set()
+            and self.in_use < self._h2.remote_settings.max_concurrent_streams
+        )
+
+    @property
+    def takes_none(self) -> bool:
+        """Say whether the server wants no exchange at all for now (RFC 9113, 5.1.2)."""
+        return self._h2.remote_settings.max_concurrent_streams == 0
+
+    def released(self) -> None:
+        """Tell the pool that an exchange assigned here did not take place."""
+        self._released(self)
+
+    def is_suspect(self, now: float, grace: float = 0.0) -> bool:
+        """Say whether a PING has been unanswered, and the line silent, for over ``grace`` s."""
+        return self._pinged_at is not None and now - self._pinged_at > grace
+
+    def close(self) -> None:
+        """Close at once, failing the exchanges under way; idempotent."""
+        self._say_goodbye()
+        self._fail(ReadFailedError("the connection was closed"))
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Run the connection until it ends; report the start once the server's settings are here.
+
+        Cancelling sends GOAWAY as far as that is possible without waiting.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                self._h2.initiate_connection()
+                self._h2.update_settings(
+                    {
+                        # A pushed answer would belong to no request.
+                        h2.settings.SettingCodes.ENABLE_PUSH: 0,
+                        h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+                    }
+                )
+                self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65_535)
+                self._work.set()
+                nursery.start_soon(self._write, nursery.cancel_scope)
+                nursery.start_soon(self._read, nursery.cancel_scope)
+                nursery.start_soon(self._listen, nursery.cancel_scope)
+                await self._settings_arrived.wait()
+                task_status.started()
+            if not self._settings_arrived.is_set():
+                raise ConnectFailedError(f"no HTTP/2 from the server: {self._error}")
+        finally:
+            self._say_goodbye()
+            self._fail(self._error or ReadFailedError("the connection was closed"))
+
+    # -- the tasks of the connection
+
+    async def _read(self, scope: trio.CancelScope) -> None:
+        try:
+            while True:
+                data = await self._wire.receive(RECEIVE_BYTES)
+                if not data:
+                    raise ReadFailedError("the server closed the connection")
+                self._received_at = trio.current_time()
+                was_suspect, self._pinged_at = self._pinged_at is not None, None
+                for event in self._h2.receive_data(data):
+                    handle = _HANDLERS.get(type(event))
+                    if handle is not None:
+                        handle(self, event)
+                if self.is_closed:
+                    break
+                self._wake_writer()
+                if was_suspect:
+                    self._silence = Incident()
+                    self._released(self)
+        except NetworkError as error:
+            self._error = error
+        except Exception as error:  # h2's own, or a fault in h2: only this connection ends
+            self._error = PeerProtocolError(f"the server broke HTTP/2: {error!r}")
+        self.is_draining = True  # no request may start here before run() has closed everything
+        scope.cancel()
+
+    async def _listen(self, scope: trio.CancelScope) -> None:
+        """Send a PING to a server that is silent while it owes answers, and give it up in time.
+
+        Otherwise each call on a lost route would have to find that out by its own timeout, and all
+        of them would count against the upstream.
+        """
+        while True:
+            await trio.sleep(PING_SECONDS)
+            now = trio.current_time()
+            if self.is_suspect(now, PING_SECONDS):
+                # After the event loop was blocked for long, the answer to the PING may have arrived
+                # and not been read yet.
+                await trio.sleep(READER_SECONDS)
+            if self.is_suspect(now, PING_SECONDS):
+                self._error = ReadFailedError(f"the server has been silent for {PING_SECONDS:g} s")
+                break
+            if self._streams and now - self._received_at >= PING_SECONDS:
+                self._ping()
+        scope.cancel()
+
+    async def _write(self, scope: trio.CancelScope) -> None:
+        while True:
+            await self._work.wait()
+            self._work = trio.Event()
+            self._queued = 0
+            data, self._left = self._left + self._h2.data_to_send(), b""
+            if data:
+                self._is_writing = True
+                try:
+                    sent = self._wire.send_now(data[:MAX_SEND_BYTES])
+                    self._unsent.clear()
+                    if sent < len(data):
+                        with trio.fail_after(WRITE_STALL_SECONDS):
+                            await self._wire.send_all(data[sent:])
+                except trio.TooSlowError:
+                    self._error = WriteTimedOutError(
+                        f"the server took no bytes for {WRITE_STALL_SECONDS:g} s"
+                    )
+                    break
+                except NetworkError as error:
+                    self._error = error
+                    self.is_draining = True
+                    self._send_unsent_away()
+                    # The reader goes on for a while, because the server may have sent answers
+                    # before it closed.
+                    await trio.sleep(PING_SECONDS)
+                    break
+                self._is_writing = False
+            self._drained.ring()
+        scope.cancel()
+
+    def _wake_writer(self) -> None:
+        if self._h2.has_data_to_send:
+            self._work.set()
+
+    def _send_at_once(self) -> None:
+        """Send what is queued without the writer, who sends what the socket does not take."""
+        if self._is_writing or self._left:
+            self._work.set()
+            return
+        data, sent = self._h2.data_to_send(), 0
+        try:
+            sent = self._wire.send_now(data[:MAX_SEND_BYTES])
+            self._unsent.clear()
+        except NetworkError:
+            pass  # the writer meets it again, and knows what follows
+        self._left = data[sent:]
+        if self._left:
+            self._work.set()
+
+    def _say_goodbye(self) -> None:
+        """Send what is queued and GOAWAY as far as the socket takes it without waiting."""
+        if self._is_writing or self._left or self.is_closed:
+            return  # half a frame is on its way, anything after it would be garbage
+        try:
+            self._h2.close_connection()
+            if self._wire.send_now(self._h2.data_to_send()):
+                self._unsent.clear()
+        except (NetworkError, h2.exceptions.ProtocolError):
+            return
+
+    def _fail(self, error: NetworkError) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._wire.close()
+        if error.incident is None:
+            error.incident = self._incident
+        self._send_unsent_away()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)
+            self.in_use -= 1
+        self._drained.ring()
+        self._released(self)
+
+    def _send_unsent_away(self) -> None:
+        """Fail the requests of which no byte has left; any method may be sent again elsewhere."""
+        unsent, self._unsent = self._unsent, []
+        for stream in unsent:
+            if stream.id in self._streams:
+                self._fail_stream(
+                    stream, NotProcessedError("the connection ended before the request was sent")
+                )
+
+    # -- one exchange
+
+    async def exchange(self, request: Outgoing) -> Answer:
+        """Send ``request`` and return the answer's head; see :class:`exchange.Connection`."""
+        stream = None
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            stream = self._open(request)
+            if request.stream is not None or request.body:
+                await self._upload(stream, request)
+            limit = request.timeouts.read
+            while stream.headers is None:
+                await self._wait(stream, limit)
+        except BaseException:
+            if stream is None:
+                self.in_use -= 1
+                self._after_exchange()
+            else:
+                if request.abandoned is not None and self._received_at < stream.opened:
+                    request.abandoned(self._silence, True)
+                self.abandon(stream)
+            raise
+        status, headers = stream.headers
+        return Answer(status, b"", headers, b"HTTP/2", _Body(self, stream, limit))
+
+    def _open(self, request: Outgoing) -> Stream:
+        if self.is_closed or self.is_draining:
+            raise self._sent_away("the connection ended before the request was sent")
+        headers = request_headers(request)
+        has_body = request.stream is not None or bool(request.body)
+        if request.before_send is not None:
+            request.before_send()
+        try:
+            stream_id = self._h2.get_next_available_stream_id()
+            self._h2.send_headers(stream_id, headers, end_stream=not has_body)
+        except h2.exceptions.NoAvailableStreamIDError as error:
+            self.is_draining = True
+            raise NotProcessedError("the connection has used all its stream ids") from error
+        except h2.exceptions.TooManyStreamsError as error:
+            raise NotProcessedError("the server lowered its limit of streams") from error
+        except h2.exceptions.ProtocolError as error:
+            raise OurProtocolError(f"HTTP/2 cannot carry this request: {error}") from error
+        stream = Stream(stream_id, opened=trio.current_time(), upload_ended=not has_body)
+        self._streams[stream_id] = stream
+        self._unsent.append(stream)
+        if has_body or len(self._streams) > 1:
+            self._work.set()
+        else:
+            self._send_at_once()
+        return stream
+
+    async def _upload(self, stream: Stream, request: Outgoing) -> None:
+        limit = request.timeouts.write
+        if request.stream is None:
+            if await self._send(stream, request.body, limit):
+                self._end_upload(stream)
+            return
+        length = content_length(request.headers)
+        async with chunks_of(request.stream, length=length) as chunks:
+            async for chunk in chunks:
+                if not await self._send(stream, chunk, limit):
+                    return
+        self._end_upload(stream)
+
+    async def _send(self, stream: Stream, body: bytes, limit: float | None) -> bool:
+        """Queue ``body`` as the server's windows allow; return False when it wants no more."""
+        view = memoryview(body)
+        while view:
+            if stream.ended or stream.error is not None:
+                stream.check()
+                return False
+            # One frame at most. h2 counts the connection's window into that of the stream.
+            window = min(
+                self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size
+            )
+            if window <= 0 or self._queued > QUEUED_BYTES:
+                gate = stream.window if window <= 0 else self._drained
+                with trio.move_on_after(float("inf") if limit is None else limit) as scope:
+                    await gate.wait()
+                if scope.cancelled_caught:
+                    raise WriteTimedOutError(f"the server took no bytes for {limit:g} s")
+                continue
+            chunk = view[:window]
+            try:
+                self._h2.send_data(stream.id, chunk.tobytes())
+            except h2.exceptions.ProtocolError as error:
+                raise ReadFailedError(f"the stream has ended: {error}") from error
+            self._queued += len(chunk)
+            view = view[window:]
+            self._work.set()
+        return True
+
+    def _end_upload(self, stream: Stream) -> None:
+        if not stream.ended and stream.error is None:
+            self._h2.end_stream(stream.id)
+            stream.upload_ended = True
+            self._work.set()
+
+    async def _wait(self, stream: Stream, limit: float | None) -> None:
+        """Wait until the server's next frame for ``stream``."""
+        stream.check()
+        if limit is None:
+            await stream.arrival.wait()
+        else:
+            with trio.move_on_after(limit) as scope:
+                await stream.arrival.wait()
+            if scope.cancelled_caught:
+                raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
+        stream.arrival = trio.Event()
+        stream.check()
+
+    async def receive_body(self, stream: Stream, limit: float | None) -> bytes:
+        """Return the next bytes of ``stream``, ``b""`` at its end."""
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            while not stream.chunks and not stream.ended:
+                await self._wait(stream, limit)
+        except BaseException:
+            self.abandon(stream)
+            raise
+        data = stream.chunks[0] if len(stream.chunks) == 1 else b"".join(stream.chunks)
+        stream.chunks.clear()
+        if stream.ended:
+            self._close_stream(stream)
+        self._acknowledge(stream)
+        return data
+
+    def _acknowledge(self, stream: Stream) -> None:
+        """Open the windows again by the bytes that the reader has taken.
+
+        Windows open when bytes are read, not when they arrive: so a slow reader slows the server
+        down, and does not fill the memory.
+        """
+        amount, stream.unacknowledged = stream.unacknowledged, 0
+        if amount and not self.is_closed:
+            self._h2.acknowledge_received_data(amount, stream.id)
+            self._wake_writer()
+
+    def abandon(self, stream: Stream) -> None:
+        """Give ``stream`` up: tell the server so unless the exchange is over."""
+        if stream.id not in self._streams:
+            return
+        self._close_stream(stream)
+        self._acknowledge(stream)
+        # Nothing was heard since this request was sent, so a PING checks whether the server is
+        # still there before further requests rely on it.
+        if self._received_at < stream.opened:
+            self._ping()
+
+    def _ping(self) -> None:
+        if self._pinged_at is None and not self.is_closed:
+            self._pinged_at = trio.current_time()
+            self._h2.ping(b"sdktrio?")
+            self._work.set()
+
+    def _reset(self, stream: Stream) -> None:
+        try:
+            self._h2.reset_stream(stream.id, h2.errors.ErrorCodes.CANCEL)
+        except h2.exceptions.ProtocolError:
+            return  # it ended in the meantime
+        self._work.set()
+
+    def _close_stream(self, stream: Stream) -> None:
+        if self._streams.pop(stream.id, None) is None:
+            return
+        if stream.error is None and not (stream.ended and stream.upload_ended):
+            self._reset(stream)
+        self.in_use -= 1
+        self._after_exchange()
+
+    def _after_exchange(self) -> None:
+        self.idle_since = trio.current_time()
+        if not self.is_closed:
+            self._released(self)
+
+    # -- the server's frames
+
+    def _on_settings(self, _event: Any) -> None:
+        if not self._settings_arrived.is_set():
+            self._settings_arrived.set()
+            return
+        for stream in self._streams.values():  # the initial window may have grown
+            stream.open_window()
+        self._released(self)
+
+    def _on_headers(self, event: Any) -> None:
+        stream = self._streams.get(event.stream_id)
+        if stream is not None and stream.headers is None:
+            try:
+                stream.headers = answer_head(event.headers)
+            except PeerProtocolError as error:
+                self._reset(stream)
+                self._fail_stream(stream, error)
+            stream.arrival.set()
+
+    def _on_data(self, event: Any) -> None:
+        stream = self._streams.get(event.stream_id)
+        if stream is None:
+            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            return
+        stream.unacknowledged += event.flow_controlled_length
+        if event.data:
+            stream.chunks.append(event.data)
+            stream.arrival.set()
+
+    def _on_end(self, event: Any) -> None:
+        stream = self._streams.get(event.stream_id)
+        if stream is not None:
+            stream.ended = True
+            stream.arrival.set()
+            stream.open_window()
+
+    def _on_reset(self, event: Any) -> None:
+        stream = self._streams.get(event.stream_id)
+        if stream is None:
+            return
+        code = event.error_code
+        if code == h2.errors.ErrorCodes.REFUSED_STREAM:
+            self._fail_stream(stream, NotProcessedError("the server refused the stream"))
+        elif code == h2.errors.ErrorCodes.NO_ERROR and stream.ended:
+            stream.open_window()
+            stream.upload_ended = True  # answered in full; it wants no more of the body (8.1)
+        else:
+            name = getattr(code, "name", code)
+            self._fail_stream(stream, ReadFailedError(f"the server reset the stream: {name}"))
+
+    def _on_window(self, event: Any) -> None:
+        if event.stream_id:
+            stream = self._streams.get(event.stream_id)
+            if stream is not None:
+                stream.open_window()
+            return
+        for stream in self._streams.values():
+            stream.open_window()
+
+    def _on_goaway(self, event: Any) -> None:
+        # The server has not processed the streams above the one that it names (RFC 9113, 6.8), so
+        # these may be sent again elsewhere. Those up to it are still answered here.
+        self.is_draining = True
+        last = event.last_stream_id or 0
+        # A connection that has served requests may say goodbye any number of times; one that never
+        # served any may be a broken server, and such requests are tried three times only.
+        if last and self._h2.highest_outbound_stream_id:
+            self._sent_away = RenewedError
+        for stream in list(self._streams.values()):
+            if stream.id > last:
+                self._fail_stream(stream, self._sent_away("the server is going away"))
+        self._released(self)
+
+    def _fail_stream(self, stream: Stream, error: NetworkError) -> None:
+        """End ``stream`` with ``error``, without telling the server."""
+        stream.fail(error)
+        self._close_stream(stream)
+        self._acknowledge(stream)
+
+
+_HANDLERS: dict[type, Callable[[Http2Connection, Any], None]] = {
+    h2.events.RemoteSettingsChanged: Http2Connection._on_settings,
+    h2.events.ResponseReceived: Http2Connection._on_headers,
+    h2.events.DataReceived: Http2Connection._on_data,
+    h2.events.StreamEnded: Http2Connection._on_end,
+    h2.events.StreamReset: Http2Connection._on_reset,
+    h2.events.WindowUpdated: Http2Connection._on_window,
+    h2.events.ConnectionTerminated: Http2Connection._on_goaway,
+}
+
+
+class _Body:
+    """Reads one stream's body."""
+
+    __slots__ = ("_connection", "_limit", "_stream")
+
+    def __init__(self, connection: Http2Connection, stream: Stream, limit: float | None) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._limit = limit
+
+    async def receive(self) -> bytes:
+        return await self._connection.receive_body(self._stream, self._limit)
+
+    def abandon(self) -> None:
+        self._connection.abandon(self._stream)

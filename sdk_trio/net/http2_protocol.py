@@ -1,0 +1,217 @@
+"""The parts of HTTP/2 beside h2: corrections of h2, headers in its form, the state of a stream."""
+
+import re
+from typing import Any
+
+import h2.config
+import h2.connection
+import trio
+from hpack import Encoder, NeverIndexedHeaderTuple
+from hpack.hpack import encode_integer
+
+from ..base.bell import Bell
+from .http1 import are_sound, check_request
+from .messages import Headers, NetworkError, Outgoing, PeerProtocolError
+
+#: The number of streams that h2 remembers above which ended ones are removed.
+SWEEP_STREAMS = 512
+
+#: Headers that belong to a connection of HTTP/1.1 and are forbidden here (RFC 9113, 8.2.2).
+_CONNECTION_HEADERS = frozenset(
+    [b"host", b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"]
+)
+#: h2's checks of headers are off, because this file checks them in both directions in a fifth of
+#: the time.
+CONFIG = h2.config.H2Configuration(
+    client_side=True,
+    header_encoding=None,
+    validate_outbound_headers=False,
+    normalize_outbound_headers=False,
+    validate_inbound_headers=False,
+    normalize_inbound_headers=False,
+)
+_STATUS = re.compile(rb"[1-9][0-9][0-9]")
+#: Values that must not enter the compression tables, of ours or of a proxy (RFC 7541, 7.1.3).
+_SECRET_HEADERS = frozenset([b"authorization", b"cookie", b"proxy-authorization"])
+
+
+#: How a field begins that is to stay out of our table, and of every other (RFC 7541, 6.2).
+_NOT_INDEXED, _NEVER_INDEXED = 0x00, 0x10
+_NAME_BITS, _LENGTH_BITS = 4, 7
+
+
+class FieldEncoder(Encoder):
+    """An HPACK encoder that looks up what it has encoded: the requests of one client differ little.
+
+    hpack puts each new field into the table, which pushes out others and changes every index. Here
+    the first value of a name is put there, and what differs from it is sent as it is: so the table
+    settles with the first requests, and a field of it costs a look-up. Nor are such values
+    Huffman-coded, which would save some of their bytes. A call costs a tenth less by all this.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[tuple[bytes, bytes], bytes] = {}
+        self._names: set[bytes] = set()  # of which a value was put into the table
+
+    def encode(self, headers: Any, huffman: bool = True) -> bytes:
+        """Return the block of ``headers``, pairs of bytes with the pseudo-headers first."""
+        sizes = b"" if not self.table_size_changes else self._say_size()
+        known = self._known
+        return sizes + b"".join([known.get(field) or self._encode(field) for field in headers])
+
+    def _say_size(self) -> bytes:
+        """Return what tells of the table's new size, the smallest one in between included.
+
+        hpack tells of every one, which a server may refuse by then (RFC 7541, 4.2), and of none
+        when the same was asked for twice.
+        """
+        self._known.clear()
+        self._names.clear()
+        self.table_size_changes = sorted({min(self.table_size_changes), self.header_table_size})
+        self.header_table.resized = True
+        return super().encode(())
+
+    def _encode(self, field: tuple[bytes, bytes]) -> bytes:
+        name, value = field
+        is_secret = isinstance(field, NeverIndexedHeaderTuple)
+        index, _, whole = self.header_table.search(name, value) or (0, name, None)
+        if whole is not None and not is_secret:
+            self._known[name, value] = encoded = self.add((name, value), sensitive=False)
+            return encoded
+        if index and (is_secret or name in self._names):
+            kind = _NEVER_INDEXED if is_secret else _NOT_INDEXED
+            length = _integer(len(value), _LENGTH_BITS, 0)
+            return b"".join((_integer(index, _NAME_BITS, kind), length, value))
+        if not is_secret:
+            self._known.clear()  # the new entry moves all others
+            self._names.add(name)
+        return self.add((name, value), sensitive=is_secret, huffman=True)
+
+
+def _integer(value: int, bits: int, first: int) -> bytes:
+    """Return ``value`` as an integer with a prefix of ``bits``, the others those of ``first``."""
+    if value < (1 << bits) - 1:
+        return bytes((first | value,))
+    encoded = encode_integer(value, bits)
+    encoded[0] |= first
+    return bytes(encoded)
+
+
+class CorrectedProtocol(h2.connection.H2Connection):
+    """h2, corrected in two places and with our encoder; a canary test watches what is overridden.
+
+    GOAWAY ends no stream that the server still answers. h2 treats GOAWAY as the end of the
+    connection: it drops queued frames and refuses later ones. But a server that sends it gracefully
+    (as nginx does after some 1000 requests) goes on answering every stream up to the one it names
+    (RFC 9113, 6.8).
+
+    Opening a stream counts none of the others. h2 would go through all of them each time, although
+    the pool has kept the server's limit already. That walk also removes ended streams, so it is
+    still done once there are many.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(CONFIG)
+        self.encoder = FieldEncoder()
+
+    @property
+    def has_data_to_send(self) -> bool:
+        """Whether ``data_to_send`` would return anything."""
+        return bool(self._data_to_send)
+
+    @property
+    def open_outbound_streams(self) -> int:
+        """Return a number below every limit; with many streams, remove ended ones and count."""
+        return super().open_outbound_streams if len(self.streams) > SWEEP_STREAMS else 0
+
+    def _receive_goaway_frame(self, frame: Any) -> Any:
+        state, queued = self.state_machine.state, self.data_to_send()
+        result = super()._receive_goaway_frame(frame)
+        self.state_machine.state = state
+        self._data_to_send += queued
+        return result
+
+
+def request_headers(request: Outgoing) -> Headers:
+    """Return the pseudo-headers and headers of ``request``; raises :class:`OurProtocolError`."""
+    check_request(request)
+    authority = str(request.origin).partition("://")[2].encode()
+    headers: Headers = []
+    for name, value in request.headers:
+        lower = name.lower()
+        if lower == b"host":
+            authority = value
+        elif lower in _SECRET_HEADERS:
+            headers.append(NeverIndexedHeaderTuple(lower, value.strip()))
+        elif lower == b"te":
+            if value.strip().lower() == b"trailers":  # nothing else is allowed (RFC 9113, 8.2.2)
+                headers.append((lower, b"trailers"))
+        elif lower not in _CONNECTION_HEADERS:
+            headers.append((lower, value.strip()))
+    return [
+        (b":method", request.method),
+        (b":authority", authority),
+        (b":scheme", request.origin.scheme.encode()),
+        (b":path", request.target),
+        *headers,
+    ]
+
+
+def answer_head(fields: Headers) -> tuple[int, Headers]:
+    """Return status and headers of an answer.
+
+    Raises:
+        PeerProtocolError: they are no valid headers, or hold bytes that would break a message that
+            they are passed on in.
+    """
+    (name, status), *headers = fields or [(b"", b"")]
+    if name == b":status" and _STATUS.fullmatch(status) and are_sound(headers):
+        return int(status), headers
+    raise PeerProtocolError("the answer's headers are no headers of HTTP/2")
+
+
+class Stream:
+    """One exchange's state; the reader fills it, the request's task empties it."""
+
+    __slots__ = (
+        "arrival",
+        "chunks",
+        "ended",
+        "error",
+        "headers",
+        "id",
+        "opened",
+        "unacknowledged",
+        "upload_ended",
+        "window",
+    )
+
+    def __init__(self, stream_id: int, *, opened: float, upload_ended: bool) -> None:
+        self.id = stream_id
+        self.opened = opened
+        self.upload_ended = upload_ended
+        self.headers: tuple[int, Headers] | None = None
+        self.chunks: list[bytes] = []
+        self.unacknowledged = 0
+        self.ended = False
+        self.error: NetworkError | None = None
+        self.arrival = trio.Event()
+        self.window = Bell()
+
+    def open_window(self) -> None:
+        """Wake the upload, if one waits for the server's window."""
+        if self.upload_ended:
+            return
+        self.window.ring()
+
+    def fail(self, error: NetworkError) -> None:
+        """End with ``error``; each stream raises a new one, so that tracebacks stay apart."""
+        self.error = error
+        self.arrival.set()
+        self.open_window()
+
+    def check(self) -> None:
+        """Raise the stream's error, unless the answer is complete all the same."""
+        if self.error is not None and not self.ended:
+            raise self.error.again()

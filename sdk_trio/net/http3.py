@@ -1,0 +1,449 @@
+"""HTTP/3 on one connection: aioquic for the protocol, a UDP socket and one task for the rest.
+
+As with HTTP/2, the tasks of requests only change aioquic's state and hand its datagrams to the
+socket, neither of which waits. Needs the extra ``http3``; imported by ``http3_origins.py`` when
+it is asked for.
+"""
+
+import socket
+import ssl
+from collections.abc import AsyncIterable, Callable
+from typing import Any
+
+import trio
+from aioquic.h3.connection import H3_ALPN, ErrorCode, H3Connection
+from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.events import (
+    ConnectionTerminated,
+    HandshakeCompleted,
+    QuicEvent,
+    StopSendingReceived,
+    StreamReset,
+)
+
+from ..base.bell import Bell
+from .http2_protocol import answer_head, request_headers
+from .messages import (
+    Answer,
+    ConnectFailedError,
+    Headers,
+    Incident,
+    NetworkError,
+    NotProcessedError,
+    OurProtocolError,
+    Outgoing,
+    PeerProtocolError,
+    ReadFailedError,
+    ReadTimedOutError,
+    WriteTimedOutError,
+    chunks_of,
+    content_length,
+)
+
+#: How many datagrams are received in one turn, so that a fast server does not starve other tasks.
+DATAGRAMS_PER_TURN = 64
+#: Uploads wait while more bytes than this of a stream are unsent or unacknowledged.
+UNSENT_BYTES = 256 * 1024
+#: A stream with more unread bytes than ``UNREAD_BYTES`` gets no larger window, and one with more
+#: than ``MAX_UNREAD_BYTES`` is ended: aioquic's windows grow with the bytes that have arrived, not
+#: with those that were read, so a stalled reader of a long body could take any amount of memory.
+UNREAD_BYTES = 1024 * 1024
+MAX_UNREAD_BYTES = 64 * 1024 * 1024
+#: A request that is given up after at least this time in silence, in seconds, marks its connection
+#: as lost: no further request is sent on it.
+SILENCE_SECONDS = 0.5
+
+
+class _Quic(QuicConnection):
+    """aioquic with the peer's limit of streams, and with windows that follow the reader."""
+
+    unread: dict[int, int]
+
+    @property
+    def may_open_stream(self) -> bool:
+        """Say whether the peer's limit allows another stream now."""
+        # A client's bidirectional streams are numbered 0, 4, 8, ... (RFC 9000, 2.1).
+        limit: int = self._remote_max_streams_bidi
+        return self.get_next_available_stream_id() // 4 < limit
+
+    def unsent(self, stream_id: int) -> int:
+        """Return how many bytes of a stream are unsent or unacknowledged."""
+        stream = self._streams.get(stream_id)
+        return 0 if stream is None else len(stream.sender._buffer)
+
+    def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
+        if self.unread.get(stream.stream_id, 0) <= UNREAD_BYTES:
+            super()._write_stream_limits(builder=builder, space=space, stream=stream)
+
+
+class Http3Connection:
+    """One QUIC connection that carries many exchanges at once.
+
+    Args:
+        sock: a UDP socket connected to the server, non-blocking, owned from now on.
+        host: the name that the server's certificate must have.
+        context: the TLS context whose authorities and verification mode are used.
+        idle_seconds: after this long without a datagram the connection ends by itself.
+        ended: called without waiting once the connection has ended.
+
+    ``in_use`` counts exchanges; ``Http3Origins`` raises it, the connection lowers it.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        host: str,
+        context: ssl.SSLContext,
+        idle_seconds: float,
+        ended: "Callable[[Http3Connection], None]",
+    ) -> None:
+        self._sock = sock
+        self._peer = sock.getpeername()
+        self._ended = ended
+        self._quic = _Quic(configuration=_configuration(host, context, idle_seconds))
+        self._quic.unread = {}
+        self._h3 = H3Connection(self._quic)
+        self._streams: dict[int, _Stream] = {}
+        self._handshake = trio.Event()
+        self._progress = Bell()
+        self._timer = trio.CancelScope()
+        self._received_at = trio.current_time()
+        self._error: NetworkError | None = None
+        self._incident = Incident()
+        self.created = trio.current_time()
+        self.idle_since = self.created
+        self.in_use = 0
+        self.is_closed = False
+        self.is_draining = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Run the connection until it ends; report the start once the handshake is complete.
+
+        Cancelling sends CONNECTION_CLOSE as far as that is possible without waiting.
+        """
+        started = False
+        try:
+            self._quic.connect(self._peer, now=trio.current_time())
+            self._transmit()
+            while not self.is_closed:
+                timer = self._quic.get_timer()
+                with trio.CancelScope() as self._timer:
+                    self._timer.deadline = float("inf") if timer is None else timer
+                    await trio.lowlevel.wait_readable(self._sock)
+                self._receive()
+                if self._handshake.is_set() and not started and not self.is_closed:
+                    started = True
+                    task_status.started()
+        except Exception as error:  # a fault in aioquic ends only this connection
+            self._fail(PeerProtocolError(f"HTTP/3 failed: {error!r}"))
+        finally:
+            self.close()
+        if not started:
+            raise ConnectFailedError(f"no HTTP/3 from the server: {self._error}")
+
+    def close(self) -> None:
+        """Send CONNECTION_CLOSE and close at once, failing exchanges under way; idempotent."""
+        if not self.is_closed:
+            self._quic.close(error_code=ErrorCode.H3_NO_ERROR)
+            self._transmit()
+            self._fail(ReadFailedError("the connection was closed"))
+
+    # -- the socket
+
+    def _receive(self) -> None:
+        now = trio.current_time()
+        for _ in range(DATAGRAMS_PER_TURN):
+            try:
+                datagram = self._sock.recv(65_536)
+            except BlockingIOError:
+                break
+            except OSError as error:  # an ICMP error, mostly because nothing listens at that port
+                self._fail(ReadFailedError(f"the server is gone: {error}"))
+                return
+            self._received_at = now
+            self._quic.receive_datagram(datagram, self._peer, now=now)
+        timer = self._quic.get_timer()
+        if timer is not None and timer <= now:
+            self._quic.handle_timer(now=now)
+        while (event := self._quic.next_event()) is not None:
+            self._on_quic(event)
+            for h3_event in self._h3.handle_event(event):
+                self._on_h3(h3_event)
+        if not self.is_closed:
+            self._transmit()
+            self._progress.ring()
+
+    def _transmit(self) -> None:
+        """Send pending datagrams; those that the socket does not take count as lost.
+
+        QUIC repeats lost datagrams by itself, so nothing has to wait here.
+        """
+        if self.is_closed:
+            return
+        for datagram, _ in self._quic.datagrams_to_send(now=trio.current_time()):
+            try:
+                self._sock.send(datagram)
+            except BlockingIOError:
+                break
+            except OSError:
+                break  # the next receive gets the error and its reason
+        timer = self._quic.get_timer()
+        self._timer.deadline = float("inf") if timer is None else timer
+
+    def _fail(self, error: NetworkError) -> None:
+        if self.is_closed:
+            return
+        self._error = self._error or error
+        self._error.incident = self._incident
+        self.is_closed = True
+        trio.lowlevel.notify_closing(self._sock)
+        self._sock.close()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(self._error)
+            self.in_use -= 1
+        self._progress.ring()
+        self._ended(self)
+
+    def _on_quic(self, event: QuicEvent) -> None:
+        if isinstance(event, HandshakeCompleted):
+            self._handshake.set()
+        elif isinstance(event, ConnectionTerminated):
+            self._fail(
+                ReadFailedError(f"the server ended it: {event.error_code:#x} {event.reason_phrase}")
+            )
+        elif isinstance(event, StreamReset):
+            stream = self._streams.get(event.stream_id)
+            if stream is None:
+                return
+            if event.error_code == ErrorCode.H3_REQUEST_REJECTED:
+                stream.fail(NotProcessedError("the server refused the request"))
+            else:
+                stream.fail(ReadFailedError(f"the server reset the stream: {event.error_code:#x}"))
+        elif isinstance(event, StopSendingReceived):
+            stream = self._streams.get(event.stream_id)
+            if stream is not None:
+                stream.upload_refused = True
+
+    def _on_h3(self, event: H3Event) -> None:
+        if not isinstance(event, HeadersReceived | DataReceived):
+            return
+        stream = self._streams.get(event.stream_id)
+        if stream is None:
+            return
+        if isinstance(event, HeadersReceived):
+            if stream.headers is None:
+                self._take_headers(stream, event.headers)
+        elif event.data:
+            stream.chunks.append(event.data)
+            unread = self._quic.unread.get(stream.id, 0) + len(event.data)
+            self._quic.unread[stream.id] = unread
+            # Only this stream ends; the others of the connection go on.
+            if unread > MAX_UNREAD_BYTES:
+                stream.fail(ReadFailedError(f"{unread} bytes of the answer wait to be read"))
+        stream.ended = stream.ended or event.stream_ended
+        stream.arrival.set()
+
+    def _take_headers(self, stream: "_Stream", headers: Headers) -> None:
+        try:
+            status, rest = answer_head(headers)
+        except PeerProtocolError as error:
+            stream.fail(error)
+            return
+        if status >= 200:  # interim answers (1xx) may come before it
+            stream.headers = status, rest
+
+    # -- one exchange
+
+    async def exchange(self, request: Outgoing) -> Answer:
+        """Send ``request`` and return the answer's head; see :class:`exchange.Connection`."""
+        stream = None
+        try:
+            headers = request_headers(request)
+            await trio.lowlevel.checkpoint_if_cancelled()
+            await self._wait_for_room()
+            if request.before_send is not None:
+                request.before_send()
+            stream = self._open(headers, has_body=bool(request.stream or request.body))
+            if request.stream is not None:
+                await self._upload(stream, request, request.stream)
+            elif request.body:
+                await self._send(stream, request.body, request.timeouts.write, end=True)
+            while stream.headers is None:
+                await self._wait(stream, request.timeouts.read)
+        except BaseException:
+            if stream is None:
+                if request.abandoned is not None:
+                    request.abandoned(None, False)
+                self._after_exchange()
+            else:
+                self.abandon(stream)
+            raise
+        status, answer_headers = stream.headers
+        body = _Body(self, stream, request.timeouts.read)
+        return Answer(status, b"", answer_headers, b"HTTP/3", body)
+
+    async def _wait_for_room(self) -> None:
+        while not self.is_closed and not self._quic.may_open_stream:
+            await self._progress.wait()
+        if self.is_closed:
+            raise NotProcessedError("the connection ended before the request was sent")
+
+    def _open(self, headers: Headers, *, has_body: bool) -> "_Stream":
+        stream = _Stream(self._quic.get_next_available_stream_id(), opened=trio.current_time())
+        try:
+            self._h3.send_headers(stream.id, headers, end_stream=not has_body)
+        except Exception as error:
+            raise OurProtocolError(f"HTTP/3 cannot carry this request: {error}") from error
+        stream.upload_ended = not has_body
+        self._streams[stream.id] = stream
+        self._transmit()
+        return stream
+
+    async def _upload(
+        self, stream: "_Stream", request: Outgoing, body: AsyncIterable[bytes]
+    ) -> None:
+        length = content_length(request.headers)
+        async with chunks_of(body, length=length) as chunks:
+            async for chunk in chunks:
+                await self._send(stream, chunk, request.timeouts.write, end=False)
+        await self._send(stream, b"", request.timeouts.write, end=True)
+
+    async def _send(
+        self, stream: "_Stream", data: bytes, limit: float | None, *, end: bool
+    ) -> None:
+        view = memoryview(data)
+        while True:
+            while self._quic.unsent(stream.id) > UNSENT_BYTES:
+                stream.check()
+                with trio.move_on_after(float("inf") if limit is None else limit) as scope:
+                    await self._progress.wait()
+                if scope.cancelled_caught:
+                    raise WriteTimedOutError(f"the server took no bytes for {limit:g} s")
+            if stream.ended or stream.upload_refused or stream.error is not None:
+                stream.check()
+                return
+            chunk, view = view[:UNSENT_BYTES], view[UNSENT_BYTES:]
+            self._h3.send_data(stream.id, chunk.tobytes(), end_stream=end and not view)
+            self._transmit()
+            if not view:
+                stream.upload_ended = end
+                return
+
+    async def _wait(self, stream: "_Stream", limit: float | None) -> None:
+        stream.check()
+        if limit is None:
+            await stream.arrival.wait()
+        else:
+            with trio.move_on_after(limit) as scope:
+                await stream.arrival.wait()
+            if scope.cancelled_caught:
+                raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
+        stream.arrival = trio.Event()
+        stream.check()
+
+    async def receive_body(self, stream: "_Stream", limit: float | None) -> bytes:
+        """Return the next bytes of ``stream``, ``b""`` at its end."""
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            while not stream.chunks and not stream.ended:
+                await self._wait(stream, limit)
+        except BaseException:
+            self.abandon(stream)
+            raise
+        data = b"".join(stream.chunks)
+        stream.chunks.clear()
+        held_back = self._quic.unread.pop(stream.id, 0) > UNREAD_BYTES
+        if stream.ended:
+            self._close_stream(stream)
+        elif held_back:
+            self._transmit()  # the larger window
+        return data
+
+    def abandon(self, stream: "_Stream") -> None:
+        """Give ``stream`` up, and reset it unless the exchange is over."""
+        if stream.id not in self._streams:
+            return
+        silent_for = trio.current_time() - max(stream.opened, self._received_at)
+        if self._received_at < stream.opened and silent_for > SILENCE_SECONDS:
+            self.is_draining = True
+        self._close_stream(stream)
+
+    def _close_stream(self, stream: "_Stream") -> None:
+        if self._streams.pop(stream.id, None) is None:
+            return
+        self._quic.unread.pop(stream.id, None)
+        if not self.is_closed:
+            if not stream.upload_ended:
+                self._quic.reset_stream(stream.id, ErrorCode.H3_REQUEST_CANCELLED)
+            if not stream.ended and stream.id in self._quic._streams:
+                self._quic.stop_stream(stream.id, ErrorCode.H3_REQUEST_CANCELLED)
+            self._transmit()
+        self._after_exchange()
+
+    def _after_exchange(self) -> None:
+        self.in_use -= 1
+        self.idle_since = trio.current_time()
+        if self.is_draining and not self.in_use:
+            self.close()
+
+
+class _Stream:
+    """One exchange's state; the connection's task fills it, the request's task empties it."""
+
+    def __init__(self, stream_id: int, *, opened: float) -> None:
+        self.id = stream_id
+        self.opened = opened
+        self.headers: tuple[int, Headers] | None = None
+        self.chunks: list[bytes] = []
+        self.ended = False
+        self.upload_ended = False
+        self.upload_refused = False
+        self.error: NetworkError | None = None
+        self.arrival = trio.Event()
+
+    def fail(self, error: NetworkError) -> None:
+        """End with ``error``; each stream raises a new one, so that tracebacks stay apart."""
+        self.error = error
+        self.arrival.set()
+
+    def check(self) -> None:
+        """Raise the stream's error, unless the answer is complete all the same."""
+        if self.error is not None and not self.ended:
+            raise self.error.again()
+
+
+class _Body:
+    """Reads one stream's body."""
+
+    def __init__(self, connection: Http3Connection, stream: _Stream, limit: float | None) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._limit = limit
+
+    async def receive(self) -> bytes:
+        return await self._connection.receive_body(self._stream, self._limit)
+
+    def abandon(self) -> None:
+        self._connection.abandon(self._stream)
+
+
+def _configuration(host: str, context: ssl.SSLContext, idle_seconds: float) -> QuicConfiguration:
+    authorities = "".join(
+        ssl.DER_cert_to_PEM_cert(der) for der in context.get_ca_certs(binary_form=True)
+    )
+    configuration = QuicConfiguration(
+        alpn_protocols=H3_ALPN,
+        is_client=True,
+        server_name=host,
+        idle_timeout=idle_seconds,
+        max_data=16 * UNREAD_BYTES,
+        max_stream_data=UNREAD_BYTES,
+        verify_mode=context.verify_mode,
+    )
+    if authorities:
+        configuration.load_verify_locations(cadata=authorities.encode())
+    return configuration

@@ -1,0 +1,142 @@
+"""The records of the pool: servers with their slots, lanes to their origins, waiting requests."""
+
+from collections import OrderedDict
+from typing import Protocol
+
+import attrs
+import trio
+
+from .http1 import Http1Connection
+from .http2 import Http2Connection
+from .messages import Incident, NetworkError, Origin, Timeouts
+
+
+class ConnectionLimits(Protocol):
+    """The settings of the pool, ``Sdk:Connection``."""
+
+    @property
+    def max_connections_per_server(self) -> int:
+        """Cap on simultaneous TCP connections per host."""
+
+    @property
+    def pooled_connection_lifetime_minutes(self) -> float:
+        """After this a connection takes no new request and closes after its last."""
+
+    @property
+    def pooled_connection_idle_timeout_minutes(self) -> float:
+        """After this long without a request a connection is closed."""
+
+    @property
+    def enable_http2(self) -> bool:
+        """Say whether HTTP/2 is offered."""
+
+    @property
+    def enable_multiple_http2_connections(self) -> bool:
+        """Say whether another connection may be opened beside a full HTTP/2 connection."""
+
+
+@attrs.frozen
+class PoolStatistics:
+    """Counts of the pool: connections (and idle ones among them), dials, waiting requests."""
+
+    connections: int
+    idle: int
+    connecting: int
+    waiting: int
+    exchanges: int
+
+
+class Waiter:
+    """A request that waits for a connection."""
+
+    __slots__ = ("arrival", "began", "connection", "error", "timeouts")
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.timeouts = timeouts
+        self.began = trio.current_time()
+        self.connection: Http1Connection | Http2Connection | None = None
+        self.error: NetworkError | None = None
+        self.arrival = trio.Event()
+
+
+class ConnectionAttempt:
+    """One dial in progress. It is *overdue* once it has taken longer than ``patience`` seconds.
+
+    Another attempt is begun beside an overdue one, and the first connection is used. ``is_second``
+    says that the attempt repeats a failed one. ``since`` is the time at which the first attempt of
+    a row began in which each took the slot of the one before. ``address`` is known once the attempt
+    is connected, or while it tries a single address.
+    """
+
+    __slots__ = (
+        "address",
+        "began",
+        "incident",
+        "is_given_up",
+        "is_overdue",
+        "is_second",
+        "patience",
+        "scope",
+        "since",
+        "watch",
+    )
+
+    def __init__(self, *, patience: float, limit: float) -> None:
+        self.began = trio.current_time()
+        self.since = self.began
+        self.patience = patience
+        self.incident = Incident()
+        self.scope = trio.CancelScope(deadline=self.began + limit)
+        self.watch = trio.CancelScope()
+        self.is_overdue = False
+        self.is_given_up = False
+        self.is_second = False
+        self.address: str | None = None
+
+
+class Lane:
+    """The connections, attempts and waiting requests of one origin."""
+
+    __slots__ = (
+        "active",
+        "attempts",
+        "connect_seconds",
+        "dial_after",
+        "given_up",
+        "http2",
+        "idle",
+        "multiplexed",
+        "origin",
+        "patience",
+        "promising",
+        "server",
+        "waiters",
+    )
+
+    def __init__(self, origin: Origin, server: "Server") -> None:
+        self.origin = origin
+        self.server = server
+        self.idle: list[Http1Connection] = []  # the most recently used last, and used first
+        self.active: set[Http1Connection] = set()
+        self.multiplexed: list[Http2Connection] = []
+        self.attempts: list[ConnectionAttempt] = []
+        self.promising = 0  # the number of attempts that are not overdue
+        self.patience = 0.0  # of the next attempt, in seconds
+        self.connect_seconds = 0.0  # the time that the last successful attempt took
+        self.dial_after = 0.0
+        self.given_up: ConnectionAttempt | None = None  # the next attempt takes its slot
+        # None until the first connection has negotiated. It decides how many connections are
+        # opened at a time: one for each request with HTTP/1.1, one for all with HTTP/2.
+        self.http2: bool | None = None
+        # An ordered dictionary, so that a cancelled request leaves the middle in constant time.
+        self.waiters: OrderedDict[Waiter, None] = OrderedDict()
+
+
+class Server:
+    """One host, to which the limit of connections applies: its lanes share the slots."""
+
+    __slots__ = ("lanes", "slots_taken")
+
+    def __init__(self) -> None:
+        self.lanes: dict[Origin, Lane] = {}
+        self.slots_taken = 0

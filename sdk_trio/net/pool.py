@@ -1,0 +1,580 @@
+"""The connection pool of a client: assignment, dialling and ageing of connections.
+
+Every decision is synchronous and takes constant time in the number of requests and of HTTP/1.1
+connections. Connecting runs in tasks of the pool, not of the requests: a cancelled request
+leaves the connection to the next one. A slot is taken when connecting starts and freed when the
+connection is closed, in one place each.
+
+An attempt to connect that takes long is raced by another one, as "Happy Eyeballs" does over
+addresses (RFC 8305), so that a lost SYN or a server that accepts and stays silent holds up no
+request. docs/adr/0028-one-event-one-failure.md has the measurements behind the times.
+"""
+
+import contextlib
+import socket
+from collections.abc import Callable
+from functools import partial
+from ssl import SSLCertVerificationError, SSLContext
+
+import trio
+
+from ..base.logs import get_logger
+from .http1 import Http1Connection
+from .http2 import PING_SECONDS, Http2Connection
+from .messages import (
+    Abandoned,
+    ClosedError,
+    ConnectFailedError,
+    ConnectTimedOutError,
+    Incident,
+    NetworkError,
+    Origin,
+    PoolTimedOutError,
+    Timeouts,
+)
+from .origin import ConnectionAttempt, ConnectionLimits, Lane, PoolStatistics, Server, Waiter
+from .socket import Dial, open_wire
+
+#: The limit in seconds of connecting, TLS and the first settings, when the request sets none of its
+#: own. Without it, an attempt that no request waits for any longer would hold its slot for the
+#: kernel's two minutes.
+CONNECT_SECONDS = 10.0
+#: A connection whose PING is unanswered for this time, in seconds, gets no new requests.
+SUSPECT_SECONDS = 1.0
+#: How long a failed attempt to add an HTTP/2 connection is not repeated, in seconds, while others
+#: work.
+REDIAL_SECONDS = 1.0
+#: A first attempt to connect is overdue after ``RACE_SECONDS``, the delay that RFC 8305 (5)
+#: recommends, or after twice the time that the last connection took. Each further attempt may take
+#: twice as long as the one before, up to ``LONGEST_RACE_SECONDS``: ten seconds of silence so meet
+#: eight attempts.
+RACE_SECONDS = 0.25
+LONGEST_RACE_SECONDS = 2.0
+#: An overdue attempt of this age, in seconds, gives its slot to a new one when no other is free.
+GIVE_UP_SECONDS = 1.0
+#: The shortest and the longest pause, in seconds, between two rounds of the reaper.
+REAP_SECONDS = (0.02, 15.0)
+
+_log = get_logger("client")
+
+
+class ConnectionPool:
+    """Connections by origin, bounded by host.
+
+    Args:
+        limits: the settings, read on each use.
+        tls: called at the first ``https`` connection for the context of all of them.
+        nursery: runs dials, HTTP/2 connections and the reaper; cancelling it ends all of them.
+        dial: makes TCP connections; None: Trio, and an attempt that races another one takes an
+            address of the name that no other tries.
+    """
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        *,
+        tls: Callable[[], SSLContext],
+        nursery: trio.Nursery,
+        dial: Dial | None = None,
+    ) -> None:
+        self._limits = limits
+        self._dial_tcp = dial
+        self._tls = tls
+        self._nursery = nursery
+        self._servers: dict[str, Server] = {}
+        self._closed = False
+
+    def statistics(self) -> PoolStatistics:
+        """Count connections, attempts and waiting requests at this moment."""
+        lanes = [lane for server in self._servers.values() for lane in server.lanes.values()]
+        multiplexed = [connection for lane in lanes for connection in lane.multiplexed]
+        idle = sum(len(lane.idle) for lane in lanes)
+        active = sum(len(lane.active) for lane in lanes)
+        return PoolStatistics(
+            connections=idle + active + len(multiplexed),
+            idle=idle + sum(connection.in_use == 0 for connection in multiplexed),
+            connecting=sum(len(lane.attempts) for lane in lanes),
+            waiting=sum(len(lane.waiters) for lane in lanes),
+            exchanges=active + sum(connection.in_use for connection in multiplexed),
+        )
+
+    async def acquire(
+        self, origin: Origin, timeouts: Timeouts, abandoned: Abandoned | None = None
+    ) -> Http1Connection | Http2Connection:
+        """Return a connection on which one exchange with ``origin`` may start, in FIFO order.
+
+        It does not checkpoint when a connection is free; the exchange does. Cancelling gives back a
+        connection that was assigned in the meantime, and calls ``abandoned`` with the attempt that
+        the request waited for.
+
+        Raises:
+            ConnectFailedError: the server cannot be reached.
+            ClosedError: the pool was closed.
+            PoolTimedOutError: none became free within the timeouts.
+        """
+        if self._closed:
+            await trio.lowlevel.checkpoint()
+            raise ClosedError("the client was closed")
+        lane = self._lane(origin)
+        # Requests that wait go first, even if a connection is free at this moment.
+        if not lane.waiters:
+            connection = self._take(lane)
+            if connection is not None:
+                return connection
+        waiter = Waiter(timeouts)
+        if not lane.waiters:
+            self._begin_race(lane, waiter.began)
+        lane.waiters[waiter] = None
+        self._dial_where_needed(lane.server)
+        limit = float("inf")
+        if timeouts.pool is not None:
+            limit = timeouts.pool + (timeouts.connect or 0)
+        try:
+            with trio.move_on_after(limit):
+                await waiter.arrival.wait()
+        except BaseException:
+            lane.waiters.pop(waiter, None)
+            if waiter.connection is not None:
+                self._give_back(waiter.connection)
+            if abandoned is not None:
+                abandoned(_held_up_by(lane, waiter), False)
+            raise
+        if waiter.connection is not None:
+            return waiter.connection
+        if waiter.error is not None:
+            raise waiter.error
+        lane.waiters.pop(waiter, None)
+        raise PoolTimedOutError(f"no connection to {origin} was free within {limit:g} s")
+
+    def forget_idle(self, origin: Origin) -> None:
+        """Close the unused connections to ``origin``, since one of them was found dead."""
+        lane = self._lane(origin)
+        for connection in lane.idle:
+            self._close(lane, connection)
+        lane.idle.clear()
+
+    def close(self) -> None:
+        """Close everything at once; waiting requests get an error. The pool is then unusable."""
+        self._closed = True
+        for server in self._servers.values():
+            for lane in server.lanes.values():
+                for connection in lane.idle:
+                    self._close(lane, connection)
+                lane.idle.clear()
+                for active in list(lane.active):
+                    active.close()
+                for multiplexed in list(lane.multiplexed):
+                    multiplexed.close()
+                for attempt in list(lane.attempts):
+                    self._give_up(lane, attempt)
+                self._fail_waiters(lane, ClosedError("the client was closed"))
+
+    async def reap(self) -> None:
+        """Close idle and old connections; runs until cancelled.
+
+        Otherwise they would be noticed only when a request comes, and a quiet client would keep its
+        connections for as long as it is quiet.
+        """
+        while True:
+            shortest = 60 * min(
+                self._limits.pooled_connection_idle_timeout_minutes,
+                self._limits.pooled_connection_lifetime_minutes,
+            )
+            await trio.sleep(max(REAP_SECONDS[0], min(shortest / 4, REAP_SECONDS[1])))
+            for name, server in list(self._servers.items()):
+                for lane in server.lanes.values():
+                    self._reap_lane(lane)
+                self._dial_where_needed(server)
+                if not server.slots_taken and not any(
+                    lane.waiters for lane in server.lanes.values()
+                ):
+                    del self._servers[name]
+
+    # -- taking a connection
+
+    def _lane(self, origin: Origin) -> Lane:
+        server = self._servers.get(origin.host)
+        if server is None:
+            server = self._servers[origin.host] = Server()
+        lane = server.lanes.get(origin)
+        if lane is None:
+            lane = server.lanes[origin] = Lane(origin, server)
+            if origin.scheme == "http" or not self._limits.enable_http2:
+                lane.http2 = False
+        return lane
+
+    def _take(self, lane: Lane) -> Http1Connection | Http2Connection | None:
+        now = trio.current_time()
+        for multiplexed in lane.multiplexed:
+            if multiplexed.is_suspect(now, SUSPECT_SECONDS):
+                # Closing may change the list that this loop goes through, so it begins anew.
+                if multiplexed.is_suspect(now, PING_SECONDS):
+                    multiplexed.close()
+                    return self._take(lane)
+            elif multiplexed.has_room:
+                if not self._is_old(multiplexed, now):
+                    multiplexed.in_use += 1
+                    return multiplexed
+                multiplexed.is_draining = True
+                if not multiplexed.in_use:
+                    multiplexed.close()
+                    return self._take(lane)
+        # The most recently used one first: the others grow idle and are closed, so that a quiet
+        # time after a burst leaves few connections.
+        while lane.idle:
+            connection = lane.idle.pop()
+            if self._is_worn(connection, now):
+                self._close(lane, connection)
+            else:
+                lane.active.add(connection)
+                return connection
+        return None
+
+    def _is_old(self, connection: Http1Connection | Http2Connection, now: float) -> bool:
+        return now - connection.created >= 60 * self._limits.pooled_connection_lifetime_minutes
+
+    def _is_spent(self, connection: Http1Connection | Http2Connection, now: float) -> bool:
+        idle = 60 * self._limits.pooled_connection_idle_timeout_minutes
+        return now - connection.idle_since >= idle
+
+    def _is_worn(self, connection: Http1Connection, now: float) -> bool:
+        return (
+            self._is_old(connection, now)
+            or self._is_spent(connection, now)
+            or not connection.is_quiet()
+        )
+
+    # -- giving a connection back
+
+    def _give_back(self, connection: Http1Connection | Http2Connection) -> None:
+        """Undo an assignment that was not used."""
+        if isinstance(connection, Http2Connection):
+            connection.in_use -= 1
+        connection.released()
+
+    def _http1_released(self, lane: Lane, connection: Http1Connection) -> None:
+        lane.active.discard(connection)
+        now = trio.current_time()
+        # Checked here as well, because under a constant load a connection goes straight to the next
+        # waiting request and never through ``_take``.
+        if connection.is_closed or self._is_old(connection, now) or self._closed:
+            self._close(lane, connection)
+            self._dial_where_needed(lane.server)
+        elif lane.waiters:
+            lane.active.add(connection)
+            self._assign(lane, connection)
+        else:
+            connection.idle_since = now
+            lane.idle.append(connection)
+            if len(lane.server.lanes) > 1:
+                self._dial_where_needed(lane.server)  # another origin may want its slot
+
+    def _http2_released(self, lane: Lane, connection: Http2Connection) -> None:
+        if connection.is_closed:
+            if connection in lane.multiplexed:
+                lane.multiplexed.remove(connection)
+                lane.server.slots_taken -= 1
+        else:
+            if self._is_old(connection, trio.current_time()):
+                connection.is_draining = True
+            if connection.is_draining and not connection.in_use:
+                connection.close()  # which calls this method again
+                return
+            while lane.waiters and connection.has_room:
+                connection.in_use += 1
+                self._assign(lane, connection)
+        if lane.waiters:
+            self._dial_where_needed(lane.server)
+
+    def _assign(self, lane: Lane, connection: Http1Connection | Http2Connection) -> None:
+        waiter, _ = lane.waiters.popitem(last=False)
+        waiter.connection = connection
+        waiter.arrival.set()
+
+    def _close(self, lane: Lane, connection: Http1Connection) -> None:
+        connection.close()
+        lane.server.slots_taken -= 1
+
+    def _fail_waiters(self, lane: Lane, error: NetworkError) -> None:
+        while lane.waiters:
+            self._fail_waiter(lane, error)
+
+    def _fail_waiter(self, lane: Lane, error: NetworkError) -> None:
+        waiter, _ = lane.waiters.popitem(last=False)
+        waiter.error = error.again()
+        waiter.arrival.set()
+
+    # -- connecting
+
+    def _begin_race(self, lane: Lane, now: float) -> None:
+        """Mark attempts that hang already as overdue, for the first request that waits.
+
+        It would else wait for their patience to end, although they were slow before it came.
+        """
+        usual = 2 * lane.connect_seconds
+        lane.patience = min(max(RACE_SECONDS, usual), LONGEST_RACE_SECONDS)
+        for attempt in lane.attempts:
+            if now - attempt.began >= lane.patience:
+                self._note_overdue(lane, attempt)
+
+    def _note_overdue(self, lane: Lane, attempt: ConnectionAttempt) -> None:
+        if not attempt.is_overdue:
+            attempt.is_overdue = True
+            lane.promising -= 1
+
+    def _dial_where_needed(self, server: Server) -> None:
+        for lane in server.lanes.values():
+            if not lane.waiters:
+                continue
+            while lane.promising < self._dials_wanted(lane):
+                if server.slots_taken >= self._limits.max_connections_per_server and not (
+                    self._evict_for(lane)
+                ):
+                    return
+                self._begin_dial(lane)
+
+    def _dials_wanted(self, lane: Lane) -> int:
+        """Return how many attempts the lane should have that are not overdue."""
+        if self._closed or not lane.waiters:
+            return 0
+        has_live_http2 = lane.http2 is not False and self._has_live_http2(lane)
+        if (has_live_http2 or lane.attempts) and trio.current_time() < lane.dial_after:
+            return 0
+        if lane.http2 is False:
+            return len(lane.waiters)
+        if has_live_http2 and not self._limits.enable_multiple_http2_connections:
+            return 0
+        if has_live_http2 and lane.multiplexed[-1].takes_none:
+            return 0  # the server would give another connection the same limit
+        # One at a time: the number of streams that it will carry decides whether more are needed.
+        return 1
+
+    def _has_live_http2(self, lane: Lane) -> bool:
+        now = trio.current_time()
+        return any(
+            not connection.is_draining and not connection.is_suspect(now, SUSPECT_SECONDS)
+            for connection in lane.multiplexed
+        )
+
+    def _evict_for(self, lane: Lane) -> bool:
+        """Free a slot of an unused connection to another origin of the host, or of an old dial."""
+        now = trio.current_time()
+        for other in lane.server.lanes.values():
+            if other is not lane and other.idle:
+                self._close(other, other.idle.pop(0))
+                return True
+            for connection in other.multiplexed:
+                if other is not lane and not connection.in_use:
+                    connection.close()
+                    return True
+            if (other is lane or not other.waiters) and other.attempts:
+                oldest = other.attempts[0]
+                if oldest.is_overdue and now - oldest.began >= GIVE_UP_SECONDS:
+                    self._give_up(other, oldest)
+                    lane.given_up = oldest if other is lane else None
+                    return True
+        return False
+
+    def _begin_dial(self, lane: Lane, *, is_second: bool = False) -> None:
+        first = next(iter(lane.waiters))
+        connect = first.timeouts.connect
+        limit = CONNECT_SECONDS if connect is None else connect
+        attempt = ConnectionAttempt(patience=lane.patience, limit=limit)
+        attempt.is_second = is_second
+        predecessor, lane.given_up = lane.given_up, None
+        if predecessor is not None and predecessor.since >= first.began:
+            # The attempt continues the one whose slot it took: the request's time to connect has
+            # been running since that one began.
+            attempt.since = predecessor.since
+            attempt.scope.deadline = predecessor.scope.deadline
+        lane.attempts.append(attempt)
+        lane.promising += 1
+        lane.server.slots_taken += 1
+        self._nursery.start_soon(self._dial, lane, attempt, limit)
+        self._nursery.start_soon(self._watch, lane, attempt)
+
+    async def _watch(self, lane: Lane, attempt: ConnectionAttempt) -> None:
+        """Have another attempt begun when ``attempt`` is overdue, and when it may be given up."""
+        with attempt.watch:
+            await trio.sleep(attempt.patience)
+            self._note_overdue(lane, attempt)
+            lane.patience = min(max(lane.patience, 2 * attempt.patience), LONGEST_RACE_SECONDS)
+            self._dial_where_needed(lane.server)
+            await trio.sleep(max(0.0, GIVE_UP_SECONDS - attempt.patience))
+            self._dial_where_needed(lane.server)
+
+    async def _dial_later(self, server: Server, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._dial_where_needed(server)
+
+    def _end_attempt(self, lane: Lane, attempt: ConnectionAttempt) -> None:
+        """Remove ``attempt`` from the lane; the caller takes care of its slot."""
+        if attempt in lane.attempts:
+            lane.attempts.remove(attempt)
+            self._note_overdue(lane, attempt)
+            attempt.watch.cancel()
+
+    def _give_up(self, lane: Lane, attempt: ConnectionAttempt) -> None:
+        """Cancel ``attempt`` at once and free its slot."""
+        attempt.is_given_up = True
+        lane.server.slots_taken -= 1
+        self._end_attempt(lane, attempt)
+        attempt.scope.cancel()
+
+    async def _dial(self, lane: Lane, attempt: ConnectionAttempt, limit: float) -> None:
+        try:
+            await self._connect(lane, attempt, limit)
+        except NetworkError as error:
+            failure: NetworkError = error
+        except Exception as error:  # a fault here must not end the whole client
+            _log.error("client.connection_failed", origin=str(lane.origin), exc_info=error)
+            failure = ConnectFailedError(f"cannot connect: {error!r}")
+        else:
+            return
+        if not attempt.is_given_up:
+            failure.incident = attempt.incident
+            self._dial_failed(lane, attempt, failure)
+
+    async def _connect(self, lane: Lane, attempt: ConnectionAttempt, limit: float) -> None:
+        connection: Http1Connection | Http2Connection | None = None
+        try:
+            with attempt.scope:
+                protocols = ["http/1.1"]
+                if self._limits.enable_http2:
+                    protocols.insert(0, "h2")
+                secure = lane.origin.scheme == "https"
+                wire = await open_wire(
+                    lane.origin,
+                    context=self._tls() if secure else None,
+                    protocols=protocols,
+                    limit=limit,
+                    dial=self._dial_tcp or partial(self._open_tcp, lane, attempt),
+                )
+                if wire.protocol == "h2":
+                    multiplexed = Http2Connection(
+                        wire,
+                        released=lambda it: self._http2_released(lane, it),
+                        created=trio.current_time(),
+                    )
+                    await self._nursery.start(multiplexed.run)
+                    connection = multiplexed
+                else:
+                    connection = Http1Connection(
+                        wire,
+                        released=lambda it: self._http1_released(lane, it),
+                        created=trio.current_time(),
+                    )
+            if connection is None:
+                raise ConnectTimedOutError(f"{lane.origin} did not answer within {limit:g} s")
+            ended = connection.is_closed
+            if isinstance(connection, Http2Connection) and connection.is_draining:
+                # A server that says goodbye in its first frames takes no requests. Counting this as
+                # a connection would have it dialled again and again while a request waits.
+                ended = True
+            if attempt.is_given_up or ended:
+                connection.close()
+                connection = None
+                raise ConnectFailedError(f"{lane.origin} closed the connection at once")
+        finally:
+            self._end_attempt(lane, attempt)
+            if connection is None and not attempt.is_given_up:
+                lane.server.slots_taken -= 1
+        self._connected(lane, attempt, connection)
+
+    async def _open_tcp(
+        self, lane: Lane, attempt: ConnectionAttempt, host: str, port: int
+    ) -> trio.SocketStream:
+        """Connect to ``host``, if possible at an address that no other attempt of the lane uses."""
+        taken = {rival.address for rival in lane.attempts if rival is not attempt} - {None}
+        if taken:
+            for *_, address in await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                if address[0] not in taken:
+                    attempt.address = str(address[0])
+                    with contextlib.suppress(OSError):
+                        return await trio.open_tcp_stream(attempt.address, port)
+        stream = await trio.open_tcp_stream(host, port)
+        attempt.address = stream.socket.getpeername()[0]
+        return stream
+
+    def _connected(
+        self,
+        lane: Lane,
+        attempt: ConnectionAttempt,
+        connection: Http1Connection | Http2Connection,
+    ) -> None:
+        lane.connect_seconds = connection.created - attempt.began
+        lane.dial_after = 0.0
+        if isinstance(connection, Http2Connection):
+            lane.http2 = True
+            lane.multiplexed.append(connection)
+            self._http2_released(lane, connection)
+        else:
+            lane.http2 = False
+            self._http1_released(lane, connection)
+        # With HTTP/2 one connection is enough, so every other attempt is given up; with HTTP/1.1
+        # only those that hang.
+        if not lane.waiters:  # the race is over
+            for rival in list(lane.attempts):
+                if rival.is_overdue or lane.http2:
+                    self._give_up(lane, rival)
+        self._dial_where_needed(lane.server)
+
+    def _dial_failed(self, lane: Lane, attempt: ConnectionAttempt, error: NetworkError) -> None:
+        """Fail the requests that waited for this attempt, and let the others go on."""
+        now = trio.current_time()
+        if isinstance(error, ConnectTimedOutError):
+            # Only requests that have waited for the whole time fail; later ones go on waiting.
+            while lane.waiters and next(iter(lane.waiters)).began <= attempt.since:
+                self._fail_waiter(lane, error)
+                if lane.http2 is False:
+                    break
+        elif lane.http2 is False and len(lane.waiters) > len(lane.attempts):
+            self._fail_waiter(lane, error)
+        elif lane.http2 is not False and self._has_live_http2(lane):
+            lane.dial_after = now + REDIAL_SECONDS
+        elif not lane.attempts:
+            # One connection would have carried all of these requests. A second dial costs one
+            # handshake, their retries would cost each an attempt and the retry budget all of it.
+            # A certificate that is refused will be refused again.
+            certified = not isinstance(error.__cause__, SSLCertVerificationError)
+            if len(lane.waiters) > 1 and certified and not attempt.is_second:
+                self._begin_dial(lane, is_second=True)
+            else:
+                self._fail_waiters(lane, error)
+        elif lane.waiters:
+            # Other attempts are under way and may succeed, so the next one is begun after a pause.
+            lane.dial_after = now + lane.patience
+            self._nursery.start_soon(self._dial_later, lane.server, lane.patience)
+            lane.patience = min(2 * lane.patience, LONGEST_RACE_SECONDS)
+        self._dial_where_needed(lane.server)
+
+    # -- ageing
+
+    def _reap_lane(self, lane: Lane) -> None:
+        now = trio.current_time()
+        kept = []
+        for connection in lane.idle:
+            if self._is_worn(connection, now):
+                self._close(lane, connection)
+            else:
+                kept.append(connection)
+        lane.idle = kept
+        for multiplexed in list(lane.multiplexed):
+            if self._is_old(multiplexed, now):
+                multiplexed.is_draining = True
+            unused = not multiplexed.in_use
+            if multiplexed.is_suspect(now, PING_SECONDS) or (
+                unused and (multiplexed.is_draining or self._is_spent(multiplexed, now))
+            ):
+                multiplexed.close()
+
+
+def _held_up_by(lane: Lane, waiter: Waiter) -> Incident | None:
+    """Return the incident of the attempt that ``waiter`` waited for, None without an attempt.
+
+    Without one it waited for a free slot, which says nothing about the upstream.
+    """
+    if not lane.attempts:
+        return None
+    seen = (attempt for attempt in lane.attempts if attempt.began >= waiter.began)
+    return next(seen, lane.attempts[-1]).incident

@@ -1,0 +1,207 @@
+"""Connections to public addresses only, for URLs that a customer may have chosen.
+
+Otherwise a webhook URL could make this process send requests inside the operator's network (SSRF).
+"""
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import attrs
+import httpx
+import trio
+
+from ..base.public_addresses import is_public
+from ..client.retry import parse_retry_after
+from ..config.options.client import ConnectionOptions
+from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
+from ..notifications.send import Answer
+from .socket import Dial
+from .transport import BEFORE_SEND, Transport
+
+#: Time for one address while others are left to try, in seconds.
+PATIENCE_SECONDS = 3.0
+
+#: Resolves a host and port to addresses; raises ``OSError`` when it cannot.
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+class NoPublicAddressError(OSError):
+    """A host has no public address."""
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a host in the resolver's order, each once."""
+    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+async def dial_public(
+    host: str,
+    port: int,
+    *,
+    resolve: Resolve = resolve,
+    connect: Callable[[str, int], Awaitable[trio.SocketStream]] = trio.open_tcp_stream,
+) -> trio.SocketStream:
+    """Connect to the first public address of a host that answers.
+
+    The name is resolved once, and the very address that was checked is connected to: a name server
+    that gives another address the second time (DNS rebinding) gains nothing. Addresses that are not
+    public are skipped, however they are written (``2130706433``, ``::ffff:127.0.0.1``).
+
+    Args:
+        resolve: looks names up.
+        connect: connects to an address.
+
+    Raises:
+        NoPublicAddressError: the host has no public address; nothing was connected to.
+        OSError: it cannot be resolved, or no public address answers.
+    """
+    addresses = await resolve(host, port)
+    public = [address for address in addresses if is_public(address)]
+    if not public:
+        raise NoPublicAddressError(
+            f"{host!r} has no address of the public internet"
+            if addresses
+            else f"{host!r} has no address"
+        )
+    for address in public[:-1]:
+        with trio.move_on_after(PATIENCE_SECONDS), contextlib.suppress(OSError):
+            return await connect(address, port)
+    return await connect(public[-1], port)
+
+
+#: Bytes of an answer that are kept; providers' answers have a few hundred.
+MAX_ANSWER_BYTES = 64 * 1024
+
+#: Errors of a URL that nothing can be sent to; UnicodeError: its host cannot be a host name.
+_NO_ADDRESS = (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError)
+
+#: HTTP/1.1, as each connection serves one exchange and gains nothing from streams.
+_CONNECTION = ConnectionOptions(enable_http2=False)
+
+
+class HttpPoster:
+    """A :class:`~sdk_trio.notifications.send.Poster`.
+
+    Each request has a connection of its own. Notifications are rare, and if the server closed a
+    kept connection at the wrong moment, nobody would know whether the message was sent. Proxies
+    are not supported.
+
+    Args:
+        clock: returns Unix seconds, for dates in ``Retry-After``.
+        verify: of TLS; default httpx's authorities or ``SSL_CERT_FILE``. Certificates are always
+            verified.
+        dial: makes TCP connections.
+        dial_public: makes those of requests that are ``public_only``.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        verify: ssl.SSLContext | None = None,
+        dial: Dial = trio.open_tcp_stream,
+        dial_public: Dial = dial_public,
+    ) -> None:
+        self._clock = clock
+        self._verify = verify
+        self._dial = dial
+        self._dial_public = dial_public
+
+    async def post(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes,
+        timeout_seconds: float,
+        public_only: bool = False,
+        wants_body: bool = True,
+    ) -> Answer:
+        """Send one POST request; see :class:`~sdk_trio.notifications.send.Poster`.
+
+        Cancelling abandons the request; whether it arrived is then unknown.
+        """
+        exchange = _Exchange(wants_body)
+        try:
+            with trio.fail_after(timeout_seconds):
+                async with self._transport(url, public_only=public_only) as transport:
+                    await exchange.run(transport, _request(url, headers, body, exchange.depart))
+        except trio.TooSlowError as error:
+            failure: Exception = error
+            text = f"no whole answer within {timeout_seconds:g} s"
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            failure = error
+            text = str(error) or type(error).__name__
+        else:
+            return self._answer(exchange)
+        if exchange.response is not None and not exchange.response.is_success:
+            # The body is missing, but the status of a failure says what became of the message.
+            return self._answer(exchange)
+        if exchange.has_begun:
+            raise AnswerLostError(text) from failure
+        if _has_cause(failure, NoPublicAddressError):
+            raise AddressRefusedError(text) from failure
+        if _has_cause(failure, _NO_ADDRESS):
+            raise AddressInvalidError(text) from failure
+        raise NotSentError(text) from failure
+
+    def _transport(self, url: str, *, public_only: bool) -> Transport:
+        if self._verify is None and url.startswith("https:"):
+            self._verify = httpx.create_ssl_context()
+        dial = self._dial_public if public_only else self._dial
+        return Transport(_CONNECTION, verify=self._verify, dial=dial)
+
+    def _answer(self, exchange: "_Exchange") -> Answer:
+        if exchange.response is None:
+            raise AssertionError("an exchange that ended well has a response")
+        headers = {name.lower(): value for name, value in exchange.response.headers.items()}
+        retry_after = parse_retry_after(
+            headers.get("retry-after"), date=headers.get("date"), now=self._clock()
+        )
+        status = exchange.response.status_code
+        return Answer(status, headers, exchange.content[:MAX_ANSWER_BYTES], retry_after)
+
+
+@attrs.define
+class _Exchange:
+    """The progress of one request."""
+
+    wants_body: bool
+    has_begun: bool = False
+    response: httpx.Response | None = None
+    content: bytes = b""
+
+    def depart(self) -> None:
+        self.has_begun = True
+
+    async def run(self, transport: Transport, request: httpx.Request) -> None:
+        self.response = await transport.handle_async_request(request)
+        if not self.wants_body:
+            return
+        stream = self.response.stream
+        if not isinstance(stream, httpx.AsyncByteStream):
+            raise TypeError("the transport's answers are asynchronous")
+        async for chunk in stream:  # the connection is closed with whatever is left unread
+            self.content += chunk
+            if len(self.content) >= MAX_ANSWER_BYTES:
+                break
+
+
+def _request(
+    url: str, headers: Mapping[str, str], body: bytes, depart: Callable[[], None]
+) -> httpx.Request:
+    sent = {**headers, "user-agent": "sdk-trio", "connection": "close"}
+    return httpx.Request("POST", url, headers=sent, content=body, extensions={BEFORE_SEND: depart})
+
+
+def _has_cause(
+    error: BaseException | None, kind: type[BaseException] | tuple[type[BaseException], ...]
+) -> bool:
+    while error is not None:
+        if isinstance(error, kind):
+            return True
+        error = error.__cause__
+    return False

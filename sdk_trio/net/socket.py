@@ -1,0 +1,185 @@
+"""A connected socket, plain or TLS, that tries first and waits only when it must.
+
+Trio's own streams run the scheduler on every send and receive. A request on a kept connection
+needs one wait, for the answer, because the send succeeds at once into the socket's buffer. So the
+socket is used directly, non-blocking, and Trio only waits until it is ready.
+"""
+
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from .messages import (
+    ConnectFailedError,
+    ConnectTimedOutError,
+    Origin,
+    ReadFailedError,
+    WriteFailedError,
+)
+
+#: The most bytes of one TLS write: OpenSSL demands that a write which had to wait is repeated with
+#: the same bytes.
+MAX_SEND_BYTES = 64 * 1024
+
+#: A function that connects to a host and port, or raises ``OSError``.
+Dial = Callable[[str, int], Awaitable[trio.SocketStream]]
+
+_NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Wire:
+    """A connected, non-blocking socket; one task may receive while another sends.
+
+    Nothing here shields: a send that is cancelled may have sent a part, after which the wire is
+    only good for closing.
+    """
+
+    __slots__ = ("_sock", "_tls")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
+
+    @property
+    def protocol(self) -> str | None:
+        """Return the protocol that TLS negotiated: ``h2``, ``http/1.1``, or None."""
+        return None if self._tls is None else self._tls.selected_alpn_protocol()
+
+    def send_now(self, data: bytes | memoryview) -> int:
+        """Send what the socket takes at once; return how many bytes that was, maybe none.
+
+        Raises:
+            WriteFailedError: the connection has ended.
+        """
+        try:
+            return self._sock.send(data)
+        except _NOT_YET:
+            return 0
+        except OSError as error:
+            raise WriteFailedError(_text(error)) from error
+
+    async def send_all(self, data: bytes) -> None:
+        """Send all of ``data``; checkpoints only when it has to wait.
+
+        Raises:
+            WriteFailedError: the connection has ended.
+        """
+        view = memoryview(data)
+        while view:
+            sent = self.send_now(view[:MAX_SEND_BYTES])
+            view = view[sent:]
+            if not sent:
+                try:
+                    await trio.lowlevel.wait_writable(self._sock)
+                except trio.ClosedResourceError as error:
+                    raise WriteFailedError("the connection was closed") from error
+
+    async def receive(self, max_bytes: int) -> bytes:
+        """Return the next bytes, ``b""`` when the server closed; always a checkpoint.
+
+        Raises:
+            ReadFailedError: the connection has ended otherwise.
+        """
+        # Bytes that OpenSSL has decrypted already do not make the socket readable.
+        if self._tls is not None and self._tls.pending():
+            await trio.lowlevel.checkpoint()
+            return self._tls.recv(max_bytes)
+        while True:
+            try:
+                await trio.lowlevel.wait_readable(self._sock)
+                return self._sock.recv(max_bytes)
+            except _NOT_YET:
+                continue  # a TLS record that holds no data, such as a session ticket
+            except trio.ClosedResourceError as error:
+                raise ReadFailedError("the connection was closed") from error
+            except OSError as error:
+                raise ReadFailedError(_text(error)) from error
+
+    def is_quiet(self) -> bool:
+        """Say whether the connection is open with nothing to read, as an unused one must be.
+
+        Bytes without a request are a farewell (408, a TLS alert) or belong to another exchange.
+        """
+        try:
+            self._sock.recv(1)
+        except _NOT_YET:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def close(self) -> None:
+        """Close at once, without TLS's close_notify; idempotent.
+
+        HTTP says itself where a message ends, so the farewell would only need another wait.
+        """
+        if self._sock.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._sock)
+            self._sock.close()
+
+
+async def open_wire(
+    origin: Origin,
+    *,
+    context: ssl.SSLContext | None,
+    protocols: list[str],
+    limit: float,
+    dial: Dial = trio.open_tcp_stream,
+) -> Wire:
+    """Connect to ``origin`` and, when there is a ``context``, agree on TLS.
+
+    Args:
+        origin: the server.
+        context: the TLS context; None for a plain connection.
+        protocols: what ALPN offers, most wanted first. Set on ``context`` each time, so one
+            context may serve several transports.
+        limit: seconds for all of it.
+        dial: makes the TCP connection; it may choose among the addresses of a name.
+
+    Raises:
+        ConnectFailedError: no address answered, or TLS failed; nothing was sent.
+        ConnectTimedOutError: it took longer than ``limit``.
+
+    Cancelling closes what was open.
+    """
+    try:
+        with trio.fail_after(limit):
+            stream = await dial(origin.host, origin.port)
+            sock = socket.socket(fileno=stream.socket.detach())
+            try:
+                sock.setblocking(False)
+                if context is not None:
+                    context.set_alpn_protocols(protocols)
+                    sock = context.wrap_socket(
+                        sock,
+                        # certificates hold no zone of an IPv6 address
+                        server_hostname=origin.host.partition("%")[0],
+                        do_handshake_on_connect=False,
+                    )
+                    await _shake_hands(sock)
+            except BaseException:
+                Wire(sock).close()
+                raise
+            return Wire(sock)
+    except trio.TooSlowError as error:
+        raise ConnectTimedOutError(f"{origin} did not answer within {limit:g} s") from error
+    except (OSError, ValueError) as error:  # ValueError: a host that is no name (idna)
+        raise ConnectFailedError(f"cannot connect to {origin}: {_text(error)}") from error
+
+
+async def _shake_hands(sock: ssl.SSLSocket) -> None:
+    while True:
+        try:
+            sock.do_handshake()
+        except ssl.SSLWantReadError:
+            await trio.lowlevel.wait_readable(sock)
+        except ssl.SSLWantWriteError:
+            await trio.lowlevel.wait_writable(sock)
+        else:
+            return
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__

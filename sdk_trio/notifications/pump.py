@@ -1,0 +1,501 @@
+"""How fast one provider is asked: a token bucket that a provider can stop for a while. Pure."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from math import inf
+from types import MappingProxyType
+
+import attrs
+import trio
+
+from ..base.logs import get_logger
+from ..base.throttle import TokenBucket
+from ..errors import StoreUnavailableError
+from ..records.notifications import Ending, NotificationRecord, NotificationState
+from ..storage.ports import NotificationStore
+from .schedule import RetrySchedule, ending_of, interrupted
+from .send import Again, Ambiguous, Channel, Outcome, log_fault
+
+
+class Pace:
+    """At most ``burst`` attempts at once and ``per_second`` of them in the long run.
+
+    Args:
+        per_second: above 0.
+        burst: how many may follow each other without a pause; at least 1.
+    """
+
+    def __init__(self, *, per_second: float, burst: int) -> None:
+        self._bucket = TokenBucket(per_second=per_second, burst=burst)
+        self._paused_until = -inf
+
+    def allowed(self, now: float) -> int:
+        """Return how many attempts may begin now."""
+        return 0 if self.is_paused(now) else self._bucket.available(now)
+
+    def take(self, count: int, now: float) -> None:
+        """Count attempts that begin now; at most as many as are allowed."""
+        self._bucket.take(now, count)
+
+    def pause(self, until: float) -> None:
+        """Allow none before that time: the provider has said so."""
+        self._paused_until = max(self._paused_until, until)
+
+    def is_paused(self, now: float) -> bool:
+        """Return whether the provider is being left alone."""
+        return now < self._paused_until
+
+    def wait(self, now: float) -> float:
+        """Return after how many seconds an attempt is allowed; 0 if one is now."""
+        return max(self._bucket.wait(now), self._paused_until - now, 0.0)
+
+
+_log = get_logger("notifications")
+
+#: Messages of one channel that are sent at the same time: enough for its pace, and few, because all
+#: of them are ``unknown`` after a crash.
+CONCURRENCY = 4
+
+#: The longest that one attempt may take, in seconds: a little above the longest timeout that can
+#: be configured (300), for a channel that forgets its own.
+ATTEMPT_SECONDS = 330.0
+
+#: How long a store that fails is left alone, in seconds.
+STORE_RETRY_SECONDS = 1.0
+
+#: How long the last word on an attempt may take to be written after a cancellation, in seconds.
+CLEANUP_SECONDS = 5.0
+
+#: How often a runner looks by itself, in seconds; mostly it is woken.
+LOOK_SECONDS = 5.0
+
+Count = Callable[[str, str], None]
+
+#: The word of each ending in log events and in ``sdk_notifications_total{channel,result}``.
+RESULTS = {
+    NotificationState.SENT: "sent",
+    NotificationState.RETRYING: "retried",
+    NotificationState.FAILED: "failed",
+    NotificationState.SKIPPED: "skipped",
+    NotificationState.UNKNOWN: "unknown",
+}
+
+_LEVELS = {"sent": _log.info, "skipped": _log.warning, "retried": _log.warning}
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """How much one channel may do at once, and how often.
+
+    ``longest_pause_seconds``: a provider that asks for more gets it for the one message alone.
+    """
+
+    concurrency: int = CONCURRENCY
+    per_second: float = 10.0
+    burst: int = 20
+    longest_pause_seconds: float = 3600.0
+    schedule: RetrySchedule = attrs.field(factory=RetrySchedule)
+
+
+class ChannelRunner:
+    """Claims what is due on one channel, sends it, and records what came of it.
+
+    Args:
+        name: of the channel, as the store and people know it.
+        channel: what sends.
+        store: where the messages are.
+        limits: its own.
+        clock: returns Unix seconds.
+        count: is told the channel and the result of every attempt.
+        fraction: returns a random number from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        channel: Channel,
+        store: NotificationStore,
+        *,
+        limits: Limits,
+        clock: Callable[[], float],
+        count: Count,
+        fraction: Callable[[], float] = random.random,
+    ) -> None:
+        self.name = name
+        self._channel = channel
+        self._store = store
+        self._limits = limits
+        self._clock = clock
+        self._count = count
+        self._fraction = fraction
+        self._busy = 0
+        self._closed = False
+        self._wanted = trio.Event()
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether messages of this channel may be sent twice."""
+        return self._channel.repeatable
+
+    def wake(self) -> None:
+        """Look again: there may be something to send."""
+        self._wanted.set()
+
+    def close(self) -> None:
+        """Claim nothing more; :meth:`run` returns when what was begun is finished."""
+        self._closed = True
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Send until :meth:`close`; then finish what was begun.
+
+        Cancelled, an attempt whose sending had begun is recorded as cut off, in
+        ``CLEANUP_SECONDS`` at most; one that was only claimed is given back.
+        """
+        pace = Pace(per_second=self._limits.per_second, burst=self._limits.burst)
+        async with trio.open_nursery() as attempts:
+            while not self._closed:
+                self._wanted = trio.Event()
+                now = trio.current_time()
+                free = min(self._limits.concurrency - self._busy, pace.allowed(now))
+                pause = LOOK_SECONDS if free else max(pace.wait(now), 0.001)
+                if free:
+                    pause = await self._claim(free, pace, attempts)
+                elif self._busy == self._limits.concurrency:
+                    pause = LOOK_SECONDS
+                with trio.move_on_after(pause):
+                    await self._wanted.wait()
+
+    async def _claim(self, free: int, pace: Pace, attempts: trio.Nursery) -> float:
+        """Begin up to ``free`` attempts; return the seconds until there may be more."""
+        try:
+            due = await self._store.take_due(self.name, limit=free, now=self._clock())
+        except StoreUnavailableError as error:
+            _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
+            await trio.lowlevel.checkpoint()
+            return STORE_RETRY_SECONDS
+        for record in due.lost:
+            lost = Ending(NotificationState.UNKNOWN, record.reason)
+            self._report(record, lost, attempt=record.attempts)
+        pace.take(len(due.records), trio.current_time())
+        for record in due.records:
+            self._busy += 1
+            attempts.start_soon(self._deliver, record, pace)
+        if due.more or (due.records and len(due.records) == free):
+            self._wanted.set()
+        if due.next_due_at is None:
+            return LOOK_SECONDS
+        return min(LOOK_SECONDS, max(0.001, due.next_due_at - self._clock()))
+
+    # -- one attempt -------------------------------------------------------------------------
+
+    async def _deliver(self, record: NotificationRecord, pace: Pace) -> None:
+        try:
+            if await self._begin(record):
+                await self._send(record, pace)
+        finally:
+            self._busy -= 1
+            self._wanted.set()
+
+    async def _begin(self, record: NotificationRecord) -> bool:
+        """Write the mark of sending; False when the message is to be left alone."""
+        try:
+            while not self._closed:
+                try:
+                    return await self._store.start(record.id, now=self._clock())
+                except StoreUnavailableError as error:
+                    _log.store_unavailable(error, id=str(record.id))
+                    await trio.sleep(STORE_RETRY_SECONDS)
+        except trio.Cancelled:
+            # The mark may have been written, and nothing was sent.
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                await self._record(record, Ending(NotificationState.PENDING))
+            raise
+        await trio.lowlevel.checkpoint()
+        return False
+
+    async def _send(self, record: NotificationRecord, pace: Pace) -> None:
+        ending: Ending | None = None
+        try:
+            outcome = await self._attempt(record)
+            if isinstance(outcome, Again) and outcome.after_seconds is not None:
+                self._pause(pace, outcome.after_seconds)
+            ending = ending_of(
+                outcome,
+                attempts=record.attempts + 1,
+                repeatable=record.repeatable,
+                schedule=self._limits.schedule,
+                now=self._clock(),
+                fraction=self._fraction(),
+            )
+            await self._record(record, ending)
+        except BaseException:  # Cancelled, or a group of them from a nursery of the channel's
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                await self._record(record, ending or self._interrupted(record))
+            raise
+
+    def _pause(self, pace: Pace, asked: float) -> None:
+        """Leave the provider alone for as long as it asks, within the bound of the channel.
+
+        One answer, right or wrong, must not silence everybody's messages for a day. The message
+        that got it waits for all of that time.
+        """
+        now = trio.current_time()
+        seconds = min(asked, self._limits.longest_pause_seconds)
+        if not pace.is_paused(now):
+            _log.warning(
+                "notification.channel_paused",
+                channel=self.name,
+                seconds=round(seconds, 1),
+                asked=round(asked, 1),
+            )
+        pace.pause(now + seconds)
+
+    async def _attempt(self, record: NotificationRecord) -> Outcome:
+        with trio.move_on_after(ATTEMPT_SECONDS):
+            try:
+                return await self._channel.send(record.outbox)
+            except Exception as error:
+                # A fault of ours in the middle of sending: nobody knows how far it came.
+                log_fault("notification.crashed", error, id=str(record.id))
+                await trio.lowlevel.checkpoint()
+                return Ambiguous(f"the channel failed: {type(error).__name__}")
+        return Ambiguous(f"there was no answer within {ATTEMPT_SECONDS:g} s")
+
+    def _interrupted(self, record: NotificationRecord) -> Ending:
+        return interrupted(
+            repeatable=record.repeatable,
+            reason="cut off by a shutdown: whether it arrived is not known",
+            now=self._clock(),
+        )
+
+    async def _record(self, record: NotificationRecord, ending: Ending) -> None:
+        """Write how an attempt ended, however long the store takes to take it."""
+        while True:
+            # A cancelled write may have been made, so its answer is waited for.
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                try:
+                    if await self._store.finish(record.id, ending, now=self._clock()):
+                        self._report(record, ending, attempt=record.attempts + 1)
+                    elif ending.state in RESULTS:
+                        # Whoever took it over tells of it; that we have sent it, nobody else knows.
+                        _log.warning(
+                            "notification.not_recorded",
+                            id=str(record.id),
+                            result=RESULTS[ending.state],
+                            provider_id=ending.provider_id,
+                        )
+                except StoreUnavailableError as error:
+                    _log.store_unavailable(error, id=str(record.id))
+                    await trio.lowlevel.checkpoint()
+                else:
+                    return
+            await trio.sleep(STORE_RETRY_SECONDS)
+
+    def _report(self, record: NotificationRecord, ending: Ending, *, attempt: int) -> None:
+        result = RESULTS.get(ending.state)
+        if result is None:
+            return
+        self._count(self.name, result)
+        log_result(record, result, attempt=attempt, ending=ending, now=self._clock())
+
+
+def log_result(
+    record: NotificationRecord, result: str, *, attempt: int, ending: Ending, now: float
+) -> None:
+    """Log what became of a message: no address and no text of it (contracts 10)."""
+    log = _LEVELS.get(result, _log.error)
+    due = ending.next_attempt_at
+    later = {} if due is None else {"retry_in": round(max(0.0, due - now), 1)}
+    log(
+        f"notification.{result}",
+        id=str(record.id),
+        delivery_id=record.outbox.delivery_id,
+        tenant=record.outbox.tenant_identifier,
+        transition=str(record.outbox.transition),
+        attempt=attempt,
+        reason=ending.reason,
+        provider_id=ending.provider_id,
+        **later,
+    )
+
+
+#: How often changes of other processes are looked for, in seconds: a query that reads a few pages.
+POLL_SECONDS = 0.5
+
+#: How often leases are renewed, in seconds; storage.LEASE_SECONDS allows for two missed renewals.
+RENEW_SECONDS = 20.0
+
+#: A transition that nobody could be told of for so long, in seconds, is no news any more: its
+#: messages are skipped, so that a host that comes back after a week does not send a week's.
+NEWS_SECONDS = 86_400.0
+
+#: How long a finished message is kept, in seconds: as long as a deleted tenant is by default.
+RETENTION_SECONDS = 90 * 86_400.0
+
+#: How often the retention is applied, in seconds.
+PURGE_INTERVAL_SECONDS = 3600.0
+
+
+class Dispatcher:
+    """Sends the messages of all channels until told to stop.
+
+    Args:
+        channels: by the name that the store and people know them by (``email``).
+        store: where the messages are kept.
+        limits: of single channels; the others have the defaults of :class:`Limits`.
+        clock: returns Unix seconds.
+        fraction: returns a random number from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        channels: Mapping[str, Channel],
+        store: NotificationStore,
+        *,
+        limits: Mapping[str, Limits] | None = None,
+        clock: Callable[[], float] = time.time,
+        fraction: Callable[[], float] = random.random,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._repeatable = {name: channel.repeatable for name, channel in channels.items()}
+        self._runners = {
+            name: ChannelRunner(
+                name,
+                channel,
+                store,
+                limits=(limits or {}).get(name, Limits()),
+                clock=clock,
+                count=self._count,
+                fraction=fraction,
+            )
+            for name, channel in channels.items()
+        }
+        self._wanted = trio.Event()
+        self._closing = trio.Event()
+        #: Set when :meth:`run` has finished what was begun.
+        self.ended: trio.Event = trio.Event()
+
+    @property
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """Attempts by channel and result (``sdk_notifications_total``); a live view.
+
+        Results are ``sent``, ``retried``, ``failed``, ``skipped``, ``unknown``.
+        """
+        return MappingProxyType(self._counts)
+
+    def _count(self, channel: str, result: str, number: int = 1) -> None:
+        self._counts[channel, result] += number
+
+    def wake(self) -> None:
+        """Look for new transitions now instead of half a second later."""
+        self._wanted.set()
+
+    def close(self) -> None:
+        """Begin nothing more; :meth:`run` returns when what was begun is finished."""
+        self._closing.set()
+        for runner in self._runners.values():
+            runner.close()
+
+    async def recover(self) -> None:
+        """Take over what earlier processes left: for who knows that there is no other one.
+
+        What they were sending becomes ``unknown`` where it cannot be repeated.
+
+        Raises:
+            StoreUnavailableError: the store cannot do it at present.
+        """
+        now = self._clock()
+        recovered = await self._store.recover(now=now)
+        for record in recovered.lost:
+            self._count(record.id.channel, RESULTS[NotificationState.UNKNOWN])
+            ending = Ending(NotificationState.UNKNOWN, record.reason)
+            log_result(record, "unknown", attempt=record.attempts, ending=ending, now=now)
+        if recovered.resumed:
+            _log.info("notification.recovered", messages=recovered.resumed)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Send until :meth:`close`, then finish what was begun.
+
+        Cancelled, an attempt that was being sent is recorded as ``unknown`` (a repeatable one is
+        due again), and what was only claimed is given back; that takes a few seconds at most.
+
+        Raises:
+            StoreUnavailableError: before it has started; later it is tried again.
+        """
+        try:
+            # Before anybody is told that we run: the very first look draws the line before which
+            # no transition is told of, and skips what waits on a channel that was switched off.
+            await self._look(first=True)
+            async with trio.open_nursery() as background:
+                background.start_soon(self._watch)
+                background.start_soon(self._every, RENEW_SECONDS, self._renew)
+                background.start_soon(self._every, PURGE_INTERVAL_SECONDS, self._purge)
+                task_status.started()
+                async with trio.open_nursery() as runners:
+                    for runner in self._runners.values():
+                        runners.start_soon(runner.run)
+                    await self._closing.wait()
+                background.cancel_scope.cancel()
+        finally:
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                await self._release()
+            self.ended.set()
+
+    async def _watch(self) -> None:
+        """Enlist new transitions and wake the runners, at once and whenever something changes."""
+        while True:
+            self._wanted = trio.Event()
+            pause = POLL_SECONDS
+            try:
+                if await self._look():
+                    continue
+            except StoreUnavailableError as error:
+                pause = STORE_RETRY_SECONDS
+                _log.store_unavailable(error, retry_in=pause)
+            with trio.move_on_after(pause):
+                await self._wanted.wait()
+
+    async def _look(self, *, first: bool = False) -> bool:
+        """Look once; True when there is more to enlist."""
+        now = self._clock()
+        seen = await self._store.look(self._repeatable, now=now)
+        for name in seen.due:
+            self._runners[name].wake()
+        if not (first or seen.new_transitions):
+            return False
+        done = await self._store.enlist(self._repeatable, now=now, oldest=now - NEWS_SECONDS)
+        if done.skipped:
+            _log.warning("notification.left_out", messages=done.skipped)
+        if done.pending:
+            for runner in self._runners.values():
+                runner.wake()
+        return done.more
+
+    async def _every(self, seconds: float, do: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await do()
+            except StoreUnavailableError as error:
+                _log.store_unavailable(error, retry_in=seconds)
+            await trio.sleep(seconds)
+
+    async def _renew(self) -> None:
+        await self._store.renew(now=self._clock())
+
+    async def _purge(self) -> None:
+        removed = await self._store.purge(before=self._clock() - RETENTION_SECONDS)
+        if removed:
+            _log.info("notification.purged", messages=removed)
+
+    async def _release(self) -> None:
+        try:
+            await self._store.release()
+        except StoreUnavailableError as error:
+            # Our leases end with this process, and the next start takes the messages over.
+            _log.store_unavailable(error)
+            await trio.lowlevel.checkpoint()

@@ -1,0 +1,327 @@
+"""What became of one attempt to send one message on one channel. Pure (contracts 6)."""
+
+import json
+import re
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import attrs
+import trio
+
+from ..base.logs import get_logger
+from ..config.check_notifications import ALLOW_PRIVATE_ADDRESSES
+from ..config.options.notifications import NotificationsOptions
+from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
+from ..records.tenants import OutboxRecord
+from .templates import cut, one_line
+
+
+@attrs.frozen
+class Sent:
+    """The provider took it; ``provider_id`` is its name for the message, if it gave one."""
+
+    provider_id: str | None = None
+
+
+@attrs.frozen
+class Again:
+    """It was surely not taken, and may be later; not before ``after_seconds``, if it says so."""
+
+    reason: str
+    after_seconds: float | None = None
+
+
+@attrs.frozen
+class Refused:
+    """It was surely not taken, and never will be as it is: trying again is no use."""
+
+    reason: str
+
+
+@attrs.frozen
+class Skipped:
+    """Nothing was sent, and the reason is ours: no address, not verified, no credential."""
+
+    reason: str
+
+
+@attrs.frozen
+class Ambiguous:
+    """It was sent, and no answer came: whether it was taken cannot be known."""
+
+    reason: str
+
+
+Outcome = Sent | Again | Refused | Skipped | Ambiguous
+
+
+_log = get_logger("notifications")
+
+
+def log_fault(event: str, error: Exception, **fields: object) -> None:
+    """Log an unexpected exception and the line that raised it.
+
+    Neither its words nor its traceback: both may quote a credential, an address or a text.
+    """
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{place.filename}:{place.lineno}"
+    _log.error(event, error=type(error).__name__, where=where, **fields)
+
+
+class Channel(Protocol):
+    """One way to reach a site manager."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a message may be sent again when it is not known if it arrived.
+
+        True where the receiver can tell a repetition by its id: the webhook channel.
+        """
+        ...
+
+    async def send(self, record: OutboxRecord) -> Outcome:
+        """Try once to tell of this transition.
+
+        Raises nothing but ``Cancelled``, after which the outcome is unknown.
+        """
+        ...
+
+
+@attrs.frozen
+class Answer:
+    """What a server answered; header names are in lower case.
+
+    ``body`` may be cut short where it is long or broke off. ``retry_after`` is what
+    ``Retry-After`` asks for, in seconds from now.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    retry_after: float | None = None
+
+
+class Poster(Protocol):
+    """The project's HTTP layer as a channel sees it; the runtime makes one."""
+
+    async def post(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes,
+        timeout_seconds: float,
+        public_only: bool = False,
+        wants_body: bool = True,
+    ) -> Answer:
+        """Send one POST request, without following redirects.
+
+        Args:
+            url: an absolute URL.
+            headers: all but Host and Content-Length.
+            body: the exact bytes.
+            timeout_seconds: for everything, from the name's look-up to the answer's last byte.
+            public_only: refuse to connect to a private, loopback or link-local address.
+            wants_body: False: the answer is whole when its head has come, and its body is empty.
+
+        Raises:
+            AddressInvalidError: nothing can ever be sent to this URL.
+            AddressRefusedError: ``public_only``, and the host has no public address.
+            NotSentError: nothing of the request was sent: it may be tried again.
+            AnswerLostError: it was sent, or may have been, and no whole answer came.
+        """
+        ...
+
+
+#: Reads an environment variable; None when it is not set.
+ReadVariable = Callable[[str], str | None]
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """A request that is ready to be sent, and who judges its answer. ``repr`` shows no secret."""
+
+    url: str = attrs.field(repr=False)
+    headers: Mapping[str, str] = attrs.field(repr=False)
+    body: bytes = attrs.field(repr=False)
+    timeout_seconds: float
+    judge: Callable[[Answer], Outcome] = attrs.field(repr=False)
+    public_only: bool = False
+    wants_body: bool = True
+
+
+async def attempt(poster: Poster, prepare: Callable[[], Request | Skipped]) -> Outcome:
+    """Prepare a request, send it once, and return what became of it.
+
+    Raises nothing but ``Cancelled``; whether the request arrived is then unknown.
+    """
+    try:
+        request = prepare()
+    except Exception as error:  # a fault of ours must not end the other channels
+        log_fault("notification.not_prepared", error)
+        await trio.lowlevel.checkpoint()
+        return Refused(f"unexpected {type(error).__name__} while the message was made")
+    if isinstance(request, Skipped):
+        await trio.lowlevel.checkpoint()
+        return request
+    outcome: Outcome
+    try:
+        answer = await poster.post(
+            request.url,
+            headers=request.headers,
+            body=request.body,
+            timeout_seconds=request.timeout_seconds,
+            public_only=request.public_only,
+            wants_body=request.wants_body,
+        )
+        outcome = request.judge(answer)
+    except AddressRefusedError as error:
+        outcome = Refused(f"{error}: set {ALLOW_PRIVATE_ADDRESSES} to true if this is meant")
+    except AddressInvalidError as error:
+        outcome = Refused(f"{error}: no message can be sent to this address")
+    except NotSentError as error:
+        outcome = Again(str(error))
+    except AnswerLostError as error:
+        outcome = Ambiguous(str(error))
+    except Exception as error:  # it may have been sent
+        log_fault("notification.answer_not_understood", error)
+        outcome = Ambiguous(f"unexpected {type(error).__name__} while it was sent")
+    return outcome  # noqa: ASYNC910 - a post that raises has waited too
+
+
+def credential(read_variable: ReadVariable, name: str, *, for_header: bool = True) -> str | Skipped:
+    """Return the value of a variable, or why it cannot be used; the value is never quoted.
+
+    ``for_header``: it becomes part of a request's head, which takes visible ASCII only.
+    """
+    value = (read_variable(name) or "").strip()
+    if not value:
+        return Skipped(f"the variable {name} is not set")
+    if for_header and not all("!" <= character <= "~" for character in value):
+        return Skipped(
+            f"the value of the variable {name} holds white space, a line break or characters "
+            "outside ASCII: copy it again"
+        )
+    return value
+
+
+class Sender(ABC):
+    """Sends the messages of one channel; a :class:`~Channel`.
+
+    Args:
+        options: what is configured.
+        poster: sends requests.
+        read_variable: reads the environment, at each message, so that a changed credential counts.
+        clock: returns Unix seconds.
+    """
+
+    #: Whether the receiver can tell a repetition.
+    repeatable: bool
+
+    def __init__(
+        self,
+        options: NotificationsOptions,
+        poster: Poster,
+        *,
+        read_variable: ReadVariable,
+        clock: Callable[[], float],
+    ) -> None:
+        self._options = options
+        self._poster = poster
+        self._read_variable = read_variable
+        self._clock = clock
+
+    async def send(self, record: OutboxRecord) -> Outcome:
+        """Try once to send the message; see :class:`~Channel`."""
+        return await attempt(self._poster, lambda: self._prepare(record))
+
+    @abstractmethod
+    def _prepare(self, record: OutboxRecord) -> Request | Skipped:
+        """Return the request of a message, or why there is none."""
+
+
+#: How much of a provider's explanation is kept.
+MAX_EXPLANATION_CHARACTERS = 300
+
+#: A provider that asks for a longer wait is asked again all the same.
+MAX_WAIT_SECONDS = 86_400.0
+
+#: Beside the 5xx: the request did not arrive whole, came too early, or was one too many.
+_TRY_AGAIN = frozenset({408, 425, 429})
+
+#: Said by something between us and the provider, which has passed the request on or not and does
+#: not know what became of it: 502, 504, and the numbers that content networks have made up.
+_SAID_BY_A_GATEWAY = frozenset({502, 504, 598, 599, *range(520, 531)})
+
+
+def judge(
+    answer: Answer,
+    *,
+    repeatable: bool,
+    explanation: str = "",
+    advice: str = "",
+    now: float = 0,
+) -> Outcome:
+    """Return what became of a message whose answer is no success.
+
+    Args:
+        answer: of any status but those that the channel takes for success.
+        repeatable: whether the receiver can tell a repetition. Where it cannot, a gateway's answer
+            leaves the outcome open as a silence does (ADR 0014).
+        explanation: what the provider says, already bounded and without secrets.
+        advice: what to do about 401 and 403.
+        now: Unix seconds, for ``X-RateLimit-Reset``.
+    """
+    status = answer.status
+    reason = f"answered {status}"
+    if explanation:
+        reason += f": {explanation}"
+    if status in _SAID_BY_A_GATEWAY and not repeatable:
+        return Ambiguous(f"{reason}: a gateway's answer, look there whether it was sent")
+    if status in _TRY_AGAIN or status >= 500:
+        return Again(reason, _wait(answer, now))
+    if 300 <= status < 400:
+        return Refused(f"{reason} (redirects are not followed)")
+    if status in (401, 403) and advice:
+        return Refused(f"{reason}; {advice}")
+    if 200 <= status < 300:
+        return Ambiguous(f"{reason}, which is not documented: look there whether it was sent")
+    return Refused(reason)
+
+
+def accepted(answer: Answer, provider_id: Any = None) -> Sent:
+    """Return the success, with the provider's id if it is one that can be shown."""
+    shown = one_line(provider_id)[:128] if isinstance(provider_id, str) else ""
+    return Sent(shown or None)
+
+
+def document_of(answer: Answer) -> dict[str, Any]:
+    """Return the answer's JSON object; an empty one if it is none."""
+    try:
+        found = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def explained(text: Any, hidden: Iterable[str]) -> str:
+    """Return a provider's words as one bounded line, without the ``hidden`` texts in any case."""
+    if not isinstance(text, str):
+        return ""
+    shown = one_line(text)
+    for secret in hidden:
+        if secret:
+            shown = re.sub(re.escape(secret), "***", shown, flags=re.IGNORECASE)
+    return cut(shown, MAX_EXPLANATION_CHARACTERS)
+
+
+def _wait(answer: Answer, now: float) -> float | None:
+    """Return the longer of the waits that the answer asks for, in seconds, None for none."""
+    asked = [] if answer.retry_after is None else [answer.retry_after]
+    reset = answer.headers.get("x-ratelimit-reset", "").strip()
+    if answer.status == 429 and reset.isascii() and reset.isdigit() and len(reset) <= 12:
+        asked.append(int(reset) - now)
+    waits = [wait for wait in asked if wait > 0]
+    return min(max(waits), MAX_WAIT_SECONDS) if waits else None

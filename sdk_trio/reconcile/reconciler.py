@@ -1,0 +1,327 @@
+"""Reconciliation: finds deliveries that never arrived, and asks the upstream to send them again.
+
+A redelivery arrives like every other delivery and so passes every check of the receiver. The
+decisions are in ``reconciliation.py``; this module reads the upstream's lists and keeps the
+checkpoint.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from ..base.logs import get_logger
+from ..client.errors import NotFoundError, UnprocessableEntityError
+from ..config import Settings
+from ..errors import SdkError, StoreUnavailableError
+from ..storage.ports import Inbox
+from .plan import (
+    CHECKPOINT_NAME,
+    OVERLAP_SECONDS,
+    Action,
+    Checkpoint,
+    Endpoint,
+    Sighting,
+    Window,
+    advanced,
+    choose_endpoints,
+    decide,
+    merge,
+    read_sighting,
+    windows,
+    with_asked,
+    without,
+)
+
+if TYPE_CHECKING:
+    from ..client.client import Client
+
+_log = get_logger("runtime")
+
+#: Time between two requests for a redelivery, in seconds. 60 a minute stay below the rate limit of
+#: every known upstream and leave room for the application's own calls.
+ASK_SECONDS = 1.0
+
+#: Time for a cancelled pass to save its checkpoint, in seconds.
+SAVE_SECONDS = 5.0
+
+#: The checkpoint is saved after so many requests. A crash may repeat as many, which does no harm:
+#: the inbox recognizes the second delivery.
+SAVE_EVERY = 100
+
+
+@attrs.frozen
+class Report:
+    """The result of one pass.
+
+    ``asked`` events were asked for in this pass, ``waiting`` ones in an earlier pass and have not
+    arrived; ``lost`` ones cannot be delivered any more. ``until`` is the time (Unix seconds) up to
+    which nothing is missing.
+    """
+
+    asked: int
+    waiting: int
+    lost: int
+    until: float
+
+
+class Reconciler:
+    """Compares the upstream's list of deliveries with the inbox.
+
+    Args:
+        client: an open client of the upstream.
+        inbox: the inbox that deliveries go into; the checkpoint is kept there.
+        settings: ``Sdk:Webhooks:Reconciliation`` counts.
+        clock: returns Unix seconds.
+        ask_seconds: the time between two requests for a redelivery.
+    """
+
+    def __init__(
+        self,
+        client: "Client",
+        inbox: Inbox,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.time,
+        ask_seconds: float = ASK_SECONDS,
+    ) -> None:
+        options = settings.webhooks.reconciliation
+        self._client = client
+        self._inbox = inbox
+        self._clock = clock
+        self._ask_seconds = ask_seconds
+        self._lookback = options.max_lookback_hours * 3600.0
+        self._interval = options.interval_minutes * 60.0
+        self._configured = options.endpoint_ids
+        self._path = settings.webhooks.path
+
+    async def run(self) -> None:
+        """Make a pass now and one each interval, until cancelled.
+
+        A pass that fails is logged and not repeated before the next interval.
+        """
+        while True:
+            try:
+                await self.reconcile()
+            except SdkError as error:
+                _log.warning("reconciliation.failed", error=str(error), retry_in=self._interval)
+            await trio.sleep(self._interval)
+
+    async def reconcile(self) -> Report | None:
+        """Make one pass from the checkpoint.
+
+        Returns:
+            what was found; None if every endpoint that leads here is disabled.
+
+        Raises:
+            CallError: the upstream could not be asked; the requests made so far are remembered.
+            UnknownEndpointError: it is not known which endpoint leads here.
+            StoreUnavailableError: from the inbox.
+
+        If it is cancelled, it saves the checkpoint, within :data:`SAVE_SECONDS`; the next pass goes
+        on from there.
+        """
+        endpoints = await self._enabled_endpoints()
+        if not endpoints:
+            return None
+        now = self._clock()
+        progress = _Progress(await self._load(now), now)
+        for window in windows(self._start(progress.checkpoint, now), now):
+            await self._work_on(window, endpoints, progress)
+        self._forget_abandoned(progress, now)
+        await self._save(progress.checkpoint)
+        report = progress.report()
+        _log.info("reconciliation.finished", **attrs.asdict(report))
+        return report
+
+    async def survey(self, since: float) -> list[Sighting]:
+        """Return every event since a time (Unix seconds) that the inbox has no record of.
+
+        The oldest come first. The checkpoint plays no part, so events that another receiver
+        answered with success are among them. ``since`` must not lie further back than the inbox
+        remembers ids: older ones would all seem to be missing.
+
+        Raises:
+            As :meth:`reconcile`.
+        """
+        endpoints = await self._enabled_endpoints()
+        sightings: list[Sighting] = []
+        for window in windows(since, self._clock()) if endpoints else ():
+            sightings += await self._missing(window, endpoints)
+        return merge(sightings)
+
+    async def ask(self, sighting: Sighting) -> bool:
+        """Ask the upstream to deliver an event again; return whether it agreed.
+
+        It takes at least ``ask_seconds``, so that calls in a loop keep their distance. If it is
+        cancelled, the request may have been sent.
+
+        Raises:
+            CallError: the upstream could not be asked.
+        """
+        webhooks = self._client.webhooks.with_options(idempotent=True)
+        try:
+            # Retried like an idempotent call: the inbox recognizes a second redelivery.
+            await webhooks.redeliver_webhook_event(sighting.webhook_id)
+            agreed = True
+        except (NotFoundError, UnprocessableEntityError):
+            agreed = False
+        if agreed:
+            _log.info("reconciliation.asked", webhook_id=sighting.webhook_id, type=sighting.type)
+        await trio.sleep(self._ask_seconds)
+        return agreed
+
+    def _start(self, checkpoint: Checkpoint, now: float) -> float:
+        start, earliest = checkpoint.until - OVERLAP_SECONDS, now - self._lookback
+        if checkpoint.until < earliest - OVERLAP_SECONDS:
+            _log.warning(
+                "reconciliation.shortened",
+                hours=round((earliest - checkpoint.until) / 3600, 1),
+                hint="what was delivered before MaxLookbackHours is not looked at any more",
+            )
+        return max(start, earliest)
+
+    async def _work_on(
+        self, window: Window, endpoints: tuple[Endpoint, ...], progress: "_Progress"
+    ) -> None:
+        """Ask for the missing events of one window, then advance the checkpoint."""
+        missing = await self._missing(window, endpoints, progress)
+        unresolved: list[Sighting] = []
+        try:
+            for sighting in missing:
+                action = decide(sighting, progress.checkpoint, progress.now)
+                if action is Action.ASK:
+                    await self._ask_and_note(sighting, progress)
+                elif action is Action.WAIT:
+                    progress.waiting.add(sighting.webhook_id)
+                elif action is Action.LOST:
+                    progress.note_lost(sighting, "the upstream has archived it")
+                if sighting.webhook_id in progress.waiting | progress.asked:
+                    unresolved.append(sighting)
+        except BaseException:
+            # Whatever ends the pass, save its requests, or the next pass repeats them.
+            await self._save_at_the_end(progress.checkpoint)  # noqa: ASYNC102 - it shields itself
+            raise
+        progress.move_over(window, unresolved)
+        await self._save(progress.checkpoint)
+
+    async def _ask_and_note(self, sighting: Sighting, progress: "_Progress") -> None:
+        if not await self.ask(sighting):
+            progress.note_lost(sighting, "the upstream refuses to deliver it again")
+            return
+        progress.note_asked(sighting, self._clock())
+        if len(progress.asked) % SAVE_EVERY == 0:
+            await self._save(progress.checkpoint)
+
+    async def _missing(
+        self,
+        window: Window,
+        endpoints: tuple[Endpoint, ...],
+        progress: "_Progress | None" = None,
+    ) -> list[Sighting]:
+        """Return the events of a window that the inbox has no record of, the oldest first."""
+        deliveries = self._client.webhooks.list_webhook_deliveries(
+            endpoint_id=[endpoint.id for endpoint in endpoints], query=window.query()
+        )
+        missing: list[Sighting] = []
+        async for page in deliveries.pages():
+            sightings = [read_sighting(item.raw) for item in page.items]
+            known = await self._inbox.known([sighting.webhook_id for sighting in sightings])
+            if progress is not None:
+                progress.checkpoint = without(progress.checkpoint, known)
+            missing += [s for s in sightings if s.webhook_id not in known]
+        return merge(missing)
+
+    async def _enabled_endpoints(self) -> tuple[Endpoint, ...]:
+        """Return the enabled endpoints that lead here.
+
+        For a disabled one the upstream would accept the request and skip the event, so nothing is
+        asked for it.
+        """
+        listed = [item.raw async for item in self._client.webhooks.list_webhook_endpoints()]
+        chosen = choose_endpoints(listed, configured=self._configured, path=self._path)
+        for endpoint in chosen:
+            if not endpoint.enabled:
+                _log.error(
+                    "reconciliation.endpoint_disabled",
+                    endpoint_id=endpoint.id,
+                    hint="the upstream delivers nothing to it: enable it there; events that it "
+                    "skipped meanwhile are not in its list of deliveries",
+                )
+        return tuple(endpoint for endpoint in chosen if endpoint.enabled)
+
+    async def _load(self, now: float) -> Checkpoint:
+        text = await self._inbox.read_checkpoint(CHECKPOINT_NAME)
+        if text is not None:
+            try:
+                return Checkpoint.from_text(text)
+            except ValueError as error:
+                _log.error("reconciliation.checkpoint_unreadable", error=str(error))
+        return Checkpoint.first(now, self._lookback)
+
+    async def _save(self, checkpoint: Checkpoint) -> None:
+        await self._inbox.write_checkpoint(CHECKPOINT_NAME, checkpoint.as_text())
+
+    async def _save_at_the_end(self, checkpoint: Checkpoint) -> None:
+        with trio.move_on_after(SAVE_SECONDS, shield=True):
+            try:
+                await self._save(checkpoint)
+            except StoreUnavailableError as error:
+                # The next pass asks again for what is forgotten so, which does no harm.
+                _log.store_unavailable(error)
+                await trio.lowlevel.checkpoint()
+
+    def _forget_abandoned(self, progress: "_Progress", now: float) -> None:
+        """Give up events that were asked for and lie before the look-back time.
+
+        No later pass sees them in the list, so nothing would ask for them again.
+        """
+        asked = progress.checkpoint.asked
+        unseen = asked.keys() - progress.waiting - progress.asked
+        old = {name for name in unseen if asked[name].last < now - self._lookback}
+        for webhook_id in old:
+            _log.error(
+                "reconciliation.abandoned", webhook_id=webhook_id, asked=asked[webhook_id].times
+            )
+        progress.checkpoint = without(progress.checkpoint, old)
+
+
+class _Progress:
+    """The progress of one pass."""
+
+    def __init__(self, checkpoint: Checkpoint, now: float) -> None:
+        self.checkpoint = checkpoint
+        self.now = now
+        self.asked: set[str] = set()
+        self.waiting: set[str] = set()
+        self.lost: set[str] = set()
+        self._whole = True
+
+    def note_asked(self, sighting: Sighting, now: float) -> None:
+        self.asked.add(sighting.webhook_id)
+        self.checkpoint = with_asked(self.checkpoint, sighting.webhook_id, now)
+
+    def note_lost(self, sighting: Sighting, reason: str) -> None:
+        self.checkpoint = without(self.checkpoint, (sighting.webhook_id,))
+        if sighting.webhook_id not in self.lost:
+            self.lost.add(sighting.webhook_id)
+            _log.error(
+                "reconciliation.lost",
+                webhook_id=sighting.webhook_id,
+                type=sighting.type,
+                reason=reason,
+            )
+
+    def move_over(self, window: Window, unresolved: list[Sighting]) -> None:
+        self.checkpoint = advanced(self.checkpoint, window, unresolved, whole=self._whole)
+        self._whole = self._whole and not unresolved
+
+    def report(self) -> Report:
+        return Report(
+            asked=len(self.asked),
+            waiting=len(self.waiting - self.asked),
+            lost=len(self.lost),
+            until=self.checkpoint.until,
+        )

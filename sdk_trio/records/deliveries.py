@@ -1,0 +1,287 @@
+"""What the inbox keeps of a delivery: plain records, without I/O (contracts 5).
+
+Times are Unix seconds as floats, ids are the ``webhook-id`` header's text. A delivery is found by
+its *key*: who signed it, and its id, which is unique for one sender and not in the world.
+"""
+
+import base64
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+
+class DeliveryState(enum.StrEnum):
+    """``received -> running -> done | retrying -> running ... | dead``, and ``parked``."""
+
+    RECEIVED = "received"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    DONE = "done"
+    DEAD = "dead"
+    PARKED = "parked"
+
+    # As equality is: by the text. Enum's own is a function in Python, for each look-up of a state.
+    __hash__ = str.__hash__
+
+
+#: States from which the runtime itself will still do something.
+UNFINISHED = frozenset({DeliveryState.RECEIVED, DeliveryState.RUNNING, DeliveryState.RETRYING})
+
+#: States that a delivery can be replayed from.
+REPLAYABLE = (DeliveryState.DEAD, DeliveryState.PARKED, DeliveryState.RETRYING)
+
+#: What a key holds in place of a tenant when a person says that the host's delivery is meant.
+HOST = "host"
+
+
+def key_of(webhook_id: str, signer: str | None) -> str:
+    """Return the key of a delivery: its id alone if the host signed it, else ``ID.TENANT``.
+
+    No id holds a dot, so the two cannot be taken for each other, and all deliveries of one id stand
+    side by side in order of their keys.
+    """
+    return f"{webhook_id}.{signer}" if signer else webhook_id
+
+
+#: What is said of a run that did not outlive its process.
+PROCESS_ENDED = "the process ended while it ran"
+
+
+class NewDelivery(msgspec.Struct, frozen=True, gc=False):
+    """A verified delivery as it goes into the inbox. A Struct, since it is made once a delivery.
+
+    ``subject`` is ``data.id`` or None; with ``ordered`` the unfinished events of one subject run
+    one at a time in the order of arrival. ``timestamp`` is the signed header, in Unix seconds.
+    ``tenant_id`` is the tenant that it belongs to, if there is one. ``signer`` is the tenant whose
+    secret has verified it, "" for the host's. ``address`` is the sender's, if it is known; it is
+    kept where the body turns out to be another one than the first of its key.
+    """
+
+    webhook_id: str
+    type: str
+    raw: bytes
+    timestamp: int
+    received_at: float
+    subject: str | None = None
+    ordered: bool = False
+    tenant_id: str | None = None
+    signer: str = ""
+    address: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What the inbox knows it by; see :func:`key_of`."""
+        return key_of(self.webhook_id, self.signer)
+
+
+@attrs.frozen
+class DeliveryRecord:
+    """One delivery as the inbox holds it now.
+
+    ``sequence`` grows in order of arrival. ``queued`` says that our own workers run it; False
+    means that the sender's redeliveries do. ``attempts`` counts the runs that were started since it
+    arrived or was last put back, ``earlier_attempts`` those before. ``process_ends`` says in how
+    many of them the process ended, ``ran_alone`` whether no other run was beside the last of these.
+    ``raw`` is None once the payload retention has passed, or where a listing leaves bodies out.
+    ``signer`` is the tenant whose secret has verified it, "" for the host's, and None for what came
+    before that was kept: it counts as the host's or as that of its own tenant, whoever sends it
+    again.
+    """
+
+    sequence: int
+    webhook_id: str
+    type: str
+    state: DeliveryState
+    queued: bool
+    attempts: int
+    received_at: float
+    timestamp: int
+    subject: str | None
+    ordered: bool
+    next_attempt_at: float | None
+    started_at: float | None
+    finished_at: float | None
+    last_error: str | None
+    raw: bytes | None
+    tenant_id: str | None = None
+    process_ends: int = 0
+    ran_alone: bool = attrs.field(default=False, converter=bool)
+    earlier_attempts: int = 0
+    signer: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What the inbox knows it by; see :func:`key_of`."""
+        return key_of(self.webhook_id, self.signer)
+
+
+#: The most other bodies that are kept of one key: the first ones. Further ones are still counted.
+MOST_EVIDENCE = 10
+
+
+@attrs.frozen
+class EvidenceRecord:
+    """Another body that came under the key of a delivery: when, from where, and its bytes.
+
+    ``tenant_id`` is the tenant that it belongs to, which may be another one than the delivery's.
+    """
+
+    received_at: float
+    address: str | None
+    raw: bytes
+    tenant_id: str | None = None
+
+
+@attrs.frozen
+class AttemptRecord:
+    """One run that failed: its number from 1, when, for how long, and why.
+
+    ``place`` is the innermost line of the user's code, as ``FILE:LINE in FUNCTION``; ``traceback``
+    is kept in Development only.
+    """
+
+    number: int
+    started_at: float
+    finished_at: float
+    error: str
+    place: str | None = None
+    traceback: str | None = None
+
+
+class Admission(enum.Enum):
+    """What the inbox says to a delivery that wants in."""
+
+    NEW = enum.auto()
+    """It is ours now: committed (``accept``) or claimed (``claim``)."""
+    QUEUED = enum.auto()
+    """The same id is committed to the queue and not finished."""
+    RUNNING = enum.auto()
+    """The same id runs inline under another live owner."""
+    DONE = enum.auto()
+    """The same id has finished within the dedup retention."""
+
+
+class Admitted(msgspec.Struct, frozen=True, gc=False):
+    """Answer of ``accept`` and ``claim``.
+
+    ``attempts`` are the runs started before now, ``earlier`` those before it was put back.
+    ``same_body`` is False when the key was known with other bytes: the first ones stay, and the
+    others are kept beside them, see :meth:`Inbox.evidence`.
+    """
+
+    admission: Admission
+    attempts: int = 0
+    same_body: bool = True
+    earlier: int = 0
+
+
+@attrs.frozen
+class Due:
+    """What ``take_due`` hands to the queue; the caller holds the lease of every record.
+
+    ``records`` carry their bodies. ``more`` says that further records were due beyond ``limit``.
+    ``next_due_at`` is the time of the next retry that was not due yet, or None.
+    """
+
+    records: Sequence[DeliveryRecord]
+    more: bool
+    next_due_at: float | None
+
+
+@attrs.frozen
+class Done:
+    """The handler finished."""
+
+
+@attrs.frozen
+class Retry:
+    """The run failed. ``at`` is when our workers try again; None: the sender's redelivery will."""
+
+    at: float | None
+    error: str
+    place: str | None = None
+    traceback: str | None = None
+
+
+@attrs.frozen
+class Dead:
+    """The run failed and was the last one allowed.
+
+    ``recorded`` says that its last failed run has its record already.
+    """
+
+    error: str
+    place: str | None = None
+    traceback: str | None = None
+    recorded: bool = False
+
+
+@attrs.frozen
+class Released:
+    """The run was cut short by a shutdown: the attempt does not count, the event is due again."""
+
+
+@attrs.frozen
+class Parked:
+    """Nothing runs the event at present: it is kept, and replayable. ``reason`` says why."""
+
+    reason: str | None = None
+
+
+Outcome = Done | Retry | Dead | Released | Parked
+
+
+@attrs.frozen
+class Purged:
+    """What a retention pass removed: bodies, whole finished deliveries, parked deliveries."""
+
+    bodies: int
+    finished: int
+    parked: int
+
+
+def listed(record: DeliveryRecord) -> dict[str, Any]:
+    """Return every attribute but the body, which listings leave out."""
+    fields = attrs.asdict(record, filter=lambda field, _: field.name != "raw")
+    return {**fields, "key": record.key}
+
+
+def shown(
+    record: DeliveryRecord,
+    attempts: Sequence[AttemptRecord],
+    evidence: Sequence[EvidenceRecord],
+    *,
+    body: bool = True,
+) -> dict[str, Any]:
+    """Return one event whole: its failed runs, the other bodies that came under its key.
+
+    With ``body``, it and each of those has ``raw`` or ``raw_base64``.
+    """
+    failed = [attrs.asdict(attempt) for attempt in attempts]
+    return {
+        **listed(record),
+        **(body_fields(record.raw) if body else {}),
+        "failed_attempts": failed,
+        "other_bodies": [
+            {
+                "received_at": other.received_at,
+                "address": other.address,
+                "tenant_id": other.tenant_id,
+                **(body_fields(other.raw) if body else {}),
+            }
+            for other in evidence
+        ],
+    }
+
+
+def body_fields(raw: bytes | None) -> dict[str, str | None]:
+    """Return ``raw`` as text, ``raw_base64`` where it is not UTF-8, null if it is gone."""
+    if raw is None:
+        return {"raw": None}
+    try:
+        return {"raw": raw.decode()}
+    except UnicodeDecodeError:
+        return {"raw_base64": base64.b64encode(raw).decode("ascii")}

@@ -1,0 +1,151 @@
+"""What the store keeps of messages to site managers: plain records, without I/O (contracts 6).
+
+A message tells of one transition on one channel. Times are Unix seconds as floats.
+"""
+
+import enum
+from collections.abc import Sequence
+
+import attrs
+
+from .tenants import OutboxRecord
+
+#: The checkpoint that holds the sequence of the last transition whose messages were enlisted, or
+#: that nobody is told: absent before the first of either.
+POSITION = "notifications"
+SILENT = "off"
+
+
+class NotificationState(enum.StrEnum):
+    """``pending -> sending -> sent | retrying -> sending ... | failed | skipped | unknown``.
+
+    ``sending`` is written before anything leaves the machine. A process that ends in this state
+    may have sent the message or not.
+    """
+
+    PENDING = "pending"
+    SENDING = "sending"
+    RETRYING = "retrying"
+    SENT = "sent"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    UNKNOWN = "unknown"
+
+
+#: States from which a message is still sent by itself.
+OPEN = frozenset({NotificationState.PENDING, NotificationState.SENDING, NotificationState.RETRYING})
+
+#: States from which it is sent again when somebody asks for it.
+RETRIABLE = frozenset(
+    {NotificationState.FAILED, NotificationState.SKIPPED, NotificationState.UNKNOWN}
+)
+
+#: Why a message is ``unknown`` whose process ended while it was sending.
+CUT_OFF = "the process ended while it was being sent: whether it arrived is not known"
+
+#: Why a message is ``skipped`` on a channel that was switched off before it was sent.
+SWITCHED_OFF = "the channel is switched off"
+
+
+def too_old(seconds: float) -> str:
+    """Return why a transition of so long ago is not told of."""
+    return f"the transition was {seconds / 3600:.0f} hours old before anybody could be told"
+
+
+@attrs.frozen(order=True)
+class NotificationId:
+    """Which message: the sequence of its transition in the outbox, and its channel.
+
+    Its text, such as ``17-email``, is what people type.
+    """
+
+    sequence: int
+    channel: str
+
+    def __str__(self) -> str:
+        return f"{self.sequence}-{self.channel}"
+
+
+def parse_notification_id(text: str) -> NotificationId | None:
+    """Return the id that ``text`` stands for; None if it is none."""
+    sequence, _, channel = text.strip().partition("-")
+    digits = sequence.isascii() and sequence.isdigit() and len(sequence) <= 18
+    if not digits or not (channel.isascii() and channel.isalpha()):
+        return None
+    return NotificationId(int(sequence), channel.lower())
+
+
+@attrs.frozen(kw_only=True)
+class NotificationRecord:
+    """One message as the store holds it now, with the transition that it tells of.
+
+    ``attempts`` counts the sendings that were begun. ``reason`` says why the last one did not
+    succeed, or why there was none. ``provider_id`` is the provider's name for a sent message.
+    ``repeatable`` says whether its receiver can tell a repetition.
+    """
+
+    id: NotificationId
+    state: NotificationState
+    repeatable: bool
+    attempts: int
+    created_at: float
+    next_attempt_at: float | None
+    started_at: float | None
+    finished_at: float | None
+    provider_id: str | None
+    reason: str | None
+    outbox: OutboxRecord
+
+
+@attrs.frozen
+class Enlisted:
+    """What one call of ``enlist`` did: messages to send, messages left out, and is there more."""
+
+    pending: int
+    skipped: int
+    more: bool
+
+
+@attrs.frozen
+class Lookout:
+    """Whether there are transitions without messages, and the channels with something to send."""
+
+    new_transitions: bool
+    due: frozenset[str]
+
+
+@attrs.frozen
+class DueNotifications:
+    """What ``take_due`` hands out; the caller holds the lease of every record.
+
+    ``lost`` are those that have become ``unknown``: another owner's lease expired in ``sending``.
+    ``more`` says that further ones were due beyond the limit, ``next_due_at`` when the next retry
+    is due, or None.
+    """
+
+    records: Sequence[NotificationRecord]
+    lost: Sequence[NotificationRecord]
+    more: bool
+    next_due_at: float | None
+
+
+@attrs.frozen
+class Recovered:
+    """What ``recover`` found: messages that will be sent again, and those now ``unknown``."""
+
+    resumed: int
+    lost: Sequence[NotificationRecord]
+
+
+@attrs.frozen
+class Ending:
+    """How an attempt ended: the state that the message is in now, and why.
+
+    ``PENDING`` undoes an attempt that was claimed and surely sent nothing. ``next_attempt_at``
+    belongs to ``RETRYING`` alone.
+    """
+
+    state: NotificationState
+    reason: str | None = None
+    provider_id: str | None = None
+    next_attempt_at: float | None = None

@@ -1,0 +1,235 @@
+"""What the store keeps of tenants: plain records, without I/O (contracts 5 and 6).
+
+Times are Unix seconds as floats. Ids are UUIDs in their canonical text.
+"""
+
+import enum
+import hashlib
+import json
+
+import attrs
+
+from ..errors import TenantConflictError, TenantExistsError, UnknownTenantError
+
+
+class TenantStatus(enum.StrEnum):
+    """Where a tenant stands (contracts 5)."""
+
+    ACTIVE = "Active"
+    SUSPENDED = "Suspended"
+    DEACTIVATED = "Deactivated"
+    DELETED = "Deleted"
+
+
+class Transition(enum.StrEnum):
+    """The four named changes of a status (spec 3.1)."""
+
+    SUSPENDED = "Suspended"
+    REACTIVATED = "Reactivated"
+    DEACTIVATED = "Deactivated"
+    DELETED = "Deleted"
+
+
+class AuditAction(enum.StrEnum):
+    """What an audit row records: a transition, or another change of the tenant."""
+
+    CREATED = "Created"
+    SUSPENDED = "Suspended"
+    REACTIVATED = "Reactivated"
+    DEACTIVATED = "Deactivated"
+    DELETED = "Deleted"
+    CHANGED = "Changed"
+    CONTACT_CHANGED = "ContactChanged"
+    CREDENTIALS_CHANGED = "CredentialsChanged"
+    PURGED = "Purged"
+    REFUSED = "Refused"
+
+
+@attrs.frozen
+class EnvironmentVariable:
+    """A credential that is the value of an environment variable."""
+
+    name: str
+
+
+@attrs.frozen
+class KeyFile:
+    """A credential that is the content of a file; ``path`` is absolute."""
+
+    path: str
+
+
+CredentialSource = EnvironmentVariable | KeyFile
+
+
+@attrs.frozen(kw_only=True)
+class TenantCredentials:
+    """Where a tenant's own credentials are found; never the credentials themselves.
+
+    Without ``access_token`` the host's own is used. A source of ``webhook_secrets`` holds one
+    secret a line, so that a rotation is an edit of its content.
+    """
+
+    access_token: CredentialSource | None = None
+    webhook_secrets: tuple[CredentialSource, ...] = ()
+
+    @property
+    def sources(self) -> tuple[CredentialSource, ...]:
+        """Every source that is named."""
+        token = self.access_token
+        return (*(() if token is None else (token,)), *self.webhook_secrets)
+
+
+@attrs.frozen(kw_only=True)
+class Tenant:
+    """One tenant as the store holds it now.
+
+    ``identifier`` is the slug that people use, ``version`` counts the changes from 1 on.
+    ``deleted_at`` is set while the status is ``Deleted``.
+    """
+
+    id: str
+    identifier: str
+    name: str
+    status: TenantStatus = TenantStatus.ACTIVE
+    site_manager_email: str | None = None
+    site_manager_email_verified: bool = False
+    site_manager_phone: str | None = None
+    organization_id: str | None = None
+    created_at: float
+    deleted_at: float | None = None
+    version: int = 1
+    credentials: TenantCredentials = TenantCredentials()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the client and the database of this tenant may be used."""
+        return self.status is TenantStatus.ACTIVE
+
+
+@attrs.frozen(kw_only=True)
+class AuditRecord:
+    """Who changed what of a tenant, when, why, and which setting relaxed a rule for it.
+
+    ``sequence`` grows with every change of any tenant; the store sets it. ``relaxation`` is the
+    full key of a setting. ``details`` names what changed where the action does not say it, and of
+    a refused transition which one and why.
+    """
+
+    sequence: int = 0
+    tenant_id: str
+    tenant_identifier: str
+    action: AuditAction
+    previous_status: TenantStatus | None = None
+    new_status: TenantStatus | None = None
+    actor: str
+    reason: str | None = None
+    relaxation: str | None = None
+    details: str | None = None
+    occurred_at: float
+
+
+@attrs.frozen(kw_only=True)
+class OutboxRecord:
+    """One transition for the rest of the program, with what a message about it says.
+
+    ``sequence`` grows with every transition; the store sets it. ``delivery_id`` is a UUID. The
+    site manager's address is the one of that moment.
+    """
+
+    sequence: int = 0
+    delivery_id: str
+    tenant_id: str
+    tenant_identifier: str
+    tenant_name: str
+    transition: Transition
+    previous_status: TenantStatus
+    new_status: TenantStatus
+    reason: str | None
+    actor: str
+    occurred_at: float
+    site_manager_email: str | None = None
+    site_manager_email_verified: bool = False
+    site_manager_phone: str | None = None
+
+
+@attrs.frozen
+class TenantPurged:
+    """How many rows a purge removed besides the tenant's own."""
+
+    outbox: int
+    audit: int
+
+
+def erasure_mark(organization_id: str) -> str:
+    """Return under which name the store remembers that the organization's tenant was purged.
+
+    The name does not hold the organization itself: the data of a purged tenant are gone.
+    """
+    return f"tenant.erased.{hashlib.sha256(organization_id.encode()).hexdigest()}"
+
+
+def source_to_text(source: CredentialSource) -> str:
+    """Return the text that stands for a source."""
+    if isinstance(source, EnvironmentVariable):
+        return f"env:{source.name}"
+    return f"file:{source.path}"
+
+
+def source_from_text(text: str) -> CredentialSource:
+    """Return the source that a text of :func:`source_to_text` stands for.
+
+    Raises:
+        ValueError: it stands for none.
+    """
+    kind, _, name = text.partition(":")
+    if kind == "env" and name:
+        return EnvironmentVariable(name)
+    if kind == "file" and name:
+        return KeyFile(name)
+    raise ValueError("a source is env: and a variable's name, or file: and a path")
+
+
+def credentials_to_text(credentials: TenantCredentials) -> str | None:
+    """Return what the store keeps; None when there is nothing to keep."""
+    if credentials == TenantCredentials():
+        return None
+    token = credentials.access_token
+    return json.dumps(
+        {
+            "access_token": None if token is None else source_to_text(token),
+            "webhook_secrets": [source_to_text(source) for source in credentials.webhook_secrets],
+        }
+    )
+
+
+def credentials_from_text(text: str | None) -> TenantCredentials:
+    """Return what :func:`credentials_to_text` was given."""
+    if text is None:
+        return TenantCredentials()
+    found = json.loads(text)
+    token = found["access_token"]
+    return TenantCredentials(
+        access_token=None if token is None else source_from_text(token),
+        webhook_secrets=tuple(map(source_from_text, found["webhook_secrets"])),
+    )
+
+
+def require_version(stored: int | None, tenant: Tenant, *, expected: int) -> None:
+    """Raise unless the stored version of ``tenant`` is the expected one; None: it is not stored."""
+    if stored is None:
+        raise UnknownTenantError(f"there is no tenant {tenant.identifier!r} any more")
+    if stored != expected:
+        raise TenantConflictError(
+            f"the tenant {tenant.identifier!r} was changed by somebody else meanwhile (version "
+            f"{stored}, not {expected}): nothing was changed by this call; look at the tenant "
+            "and decide again"
+        )
+
+
+def taken(column: str, value: str | None, holder: str) -> TenantExistsError:
+    """Return the error of a value that another tenant has."""
+    name = column.replace("_", " ")
+    return TenantExistsError(
+        f"the {name} {value!r} belongs to the tenant {holder!r} already: choose another one"
+    )

@@ -1,0 +1,410 @@
+"""The replicator's own log lines as structured events of ours. Pure.
+
+Its ``INFO`` is a line for every compaction of every database, so it becomes our ``Debug``. A
+target that is away makes a line a second for every database: of each message a few are let
+through, the rest are counted.
+"""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import trio
+
+from ..base.logs import get_logger
+from ..config.options.replication import ReplicationOptions
+from ..errors import ReplicatorError
+from .control import ControlClient
+from .plan import difference
+
+#: Its levels and ours; what is new to us is a warning.
+LEVELS: Final = {
+    "TRACE": "debug",
+    "DEBUG": "debug",
+    "INFO": "debug",
+    "WARN": "warning",
+    "ERROR": "error",
+}
+
+#: Errors to it, everyday to us: a host without tenants yet.
+_HARMLESS: Final = frozenset({"no databases specified in configuration"})
+
+#: How many lines of one message are let through in :data:`WINDOW_SECONDS`.
+LINES_A_WINDOW: Final = 3
+WINDOW_SECONDS: Final = 60.0
+
+#: How many different messages are counted at a time, and how long a field may be.
+MAX_MESSAGES: Final = 200
+MAX_FIELD: Final = 500
+
+#: Fields that repeat what our own line says, and one whose name is that of our own.
+_DROPPED = frozenset({"time", "level", "msg"})
+
+
+@attrs.frozen
+class ChildLine:
+    """One line: ``level`` is ours, ``plain`` says that it was no JSON, so a last word perhaps."""
+
+    level: str
+    message: str
+    fields: dict[str, str] = attrs.field(factory=dict)
+    plain: bool = False
+
+
+def read_line(line: bytes, secrets: Collection[str]) -> ChildLine:
+    """Read one line of its output; whatever is in it, none of ``secrets`` is in the result."""
+    text = line.decode("utf-8", "replace").strip()
+    for secret in secrets:
+        text = text.replace(secret, "***")
+        # As it stands in a JSON text and in an address.
+        text = text.replace(json.dumps(secret)[1:-1], "***")
+    try:
+        document: Any = json.loads(text, object_pairs_hook=_first_of_each)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        # Its own last word begins so; the stores' libraries warn in a form of their own.
+        level = "error" if text.startswith(("Error", "panic")) else "warning"
+        return ChildLine(level, text[:MAX_FIELD], plain=True)
+    message = str(document.get("msg", ""))[:MAX_FIELD]
+    level = LEVELS.get(str(document.get("level")), "warning")
+    return ChildLine(
+        "debug" if message in _HARMLESS else level,
+        message,
+        {
+            str(name)[:50]: _text(value)[:MAX_FIELD]
+            for name, value in list(document.items())[:20]
+            if name not in _DROPPED
+        },
+    )
+
+
+def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Keep the first of fields with one name: some lines have a level of compaction, too."""
+    return dict(reversed(pairs))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+class LineLimiter:
+    """Lets a few lines of each message through in each window, and counts the rest."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+        self._window_ends = 0.0
+
+    def admit(self, line: ChildLine, now: float) -> tuple[bool, dict[str, int]]:
+        """Return whether ``line`` is logged, and what the window that ended held back.
+
+        Args:
+            line: the line.
+            now: seconds of a clock that never goes back.
+        """
+        held: dict[str, int] = {}
+        if now >= self._window_ends:
+            held = {m: n - LINES_A_WINDOW for m, n in self._seen.items() if n > LINES_A_WINDOW}
+            self._seen.clear()
+            self._window_ends = now + WINDOW_SECONDS
+        if line.level == "debug":
+            return True, held
+        # Those lines begin with the time, so no two are the same.
+        key = "lines of libraries" if line.plain else line.message
+        if key not in self._seen and len(self._seen) >= MAX_MESSAGES:
+            key = "others"
+        self._seen[key] = self._seen.get(key, 0) + 1
+        return self._seen[key] <= LINES_A_WINDOW, held
+
+
+_log = get_logger("replication")
+
+#: A longer line is cut.
+MAX_LINE_BYTES = 16_384
+
+
+def secret_values(options: ReplicationOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the values that must not show up in a log: those of the credentials' variables.
+
+    Args:
+        options: the replication's.
+        environ: the environment that holds them.
+    """
+    names = (
+        options.object_store.access_key_id_env_var,
+        options.object_store.secret_access_key_env_var,
+        options.blob_store.access_key_env_var,
+    )
+    # The longest first, because one may be a part of another.
+    return tuple(sorted({environ[n] for n in names if environ.get(n)}, key=len, reverse=True))
+
+
+class ChildOutputReader:
+    """Logs the output of one child; what it said last goes to ``last_lines``.
+
+    Args:
+        secrets: values that are masked.
+        limiter: of lines that repeat themselves.
+        last_lines: gets every warning, error and line that is no log line.
+    """
+
+    def __init__(
+        self, secrets: Sequence[str], limiter: LineLimiter, last_lines: "deque[str]"
+    ) -> None:
+        self._secrets = secrets
+        self._limiter = limiter
+        self._last_lines = last_lines
+
+    async def run(self, output: trio.abc.ReceiveStream) -> None:
+        """Read until the end of ``output`` and close it. Cancelled, it closes it at once."""
+        pending = bytearray()
+        async with output:
+            async for piece in output:
+                pending += piece
+                *lines, rest = pending.split(b"\n")
+                for line in lines:
+                    self._take(bytes(line[:MAX_LINE_BYTES]))
+                pending = bytearray(rest[:MAX_LINE_BYTES])
+        self._take(bytes(pending))
+
+    def _take(self, raw: bytes) -> None:
+        if not raw.strip():
+            return
+        line = read_line(raw, self._secrets)
+        if line.level != "debug":
+            error = line.fields.get("error")
+            self._last_lines.append(f"{line.message}: {error}" if error else line.message)
+        admitted, held = self._limiter.admit(line, trio.current_time())
+        for message, count in held.items():
+            _log.warning("replication.lines_held_back", message=message, count=count)
+        if admitted:
+            _write(line)
+
+
+def _write(line: ChildLine) -> None:
+    fields: dict[str, object] = {"message": line.message}
+    if line.fields:
+        fields["detail"] = line.fields
+    {"debug": _log.debug, "warning": _log.warning, "error": _log.error}[line.level](
+        "replication.replicator_said", **fields
+    )
+
+
+#: Between two questions.
+_POLL_SECONDS: Final = 0.1
+
+
+async def confirm(
+    client: ControlClient, pid: int, wanted: Collection[str], *, seconds: float
+) -> None:
+    """Wait until the replicator with process id ``pid`` has exactly the databases ``wanted``.
+
+    It ignores what it does not understand, so its own answer is the only proof. Another process's
+    answer does not count: a replicator that is about to end may still hold the socket.
+
+    Raises:
+        ReplicatorError: it has not, after ``seconds``; the message says what is different.
+    """
+    problem = "it has not answered"
+    expected = frozenset(wanted)
+    with trio.move_on_after(seconds):
+        while True:
+            try:
+                if (await client.info()).pid == pid:
+                    found = {each.path for each in await client.list_databases()}
+                    if found == expected:
+                        return
+                    problem = difference(expected, found)
+            except ReplicatorError as error:
+                problem = str(error)
+            await trio.sleep(_POLL_SECONDS)
+    raise ReplicatorError(
+        f"the replicator does not replicate what it should after {seconds:g} s: {problem}"
+    )
+
+
+class ChildLooker:
+    """Looks from time to time whether a replicator still does what it was started for.
+
+    Args:
+        client: asks it.
+        silent_looks: so many in a row without an answer mean that it hangs.
+    """
+
+    def __init__(self, client: ControlClient, *, silent_looks: int) -> None:
+        self._client = client
+        self._silent_looks = silent_looks
+        self._silent = 0
+
+    async def look(self, wanted: Collection[str]) -> None:
+        """Look once.
+
+        Raises:
+            ReplicatorError: it hangs, or has other databases than ``wanted``.
+        """
+        problem: ReplicatorError
+        try:
+            found = {each.path for each in await self._client.list_databases()}
+        except ReplicatorError as error:
+            problem = error
+        else:
+            self._silent = 0
+            if found != set(wanted):
+                raise ReplicatorError(f"the replicator lost databases: {difference(wanted, found)}")
+            return
+        # What waits for a target that is away lists nothing, and works on all the same.
+        self._silent = 0 if await self._client.answers() else self._silent + 1
+        if self._silent >= self._silent_looks:
+            raise ReplicatorError(f"the replicator hangs: {problem}") from problem
+
+
+#: How long the kernel may take to bury what was killed.
+KILL_SECONDS: Final = 5.0
+
+_LAUNCHER = str(Path(__file__).resolve().with_name("launcher.py"))
+
+# Its own: a full default limiter must not keep a child from being started or buried.
+_THREADS = trio.CapacityLimiter(math.inf)
+
+
+@attrs.define(eq=False)
+class Child:
+    """A child process: ``output`` is what it writes, for one reader, who closes it."""
+
+    output: trio.abc.ReceiveStream
+    ended: trio.Event
+    _process: "subprocess.Popen[bytes]"
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status, or minus the number of the signal that ended it; None: it runs."""
+        return self._process.returncode
+
+    @property
+    def ending(self) -> str:
+        """How it ended, for people."""
+        status = self.status
+        if status is not None and status < 0:
+            return f"signal {signal.Signals(-status).name}"
+        return f"status {status}"
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens when the child has ended."""
+        self._process.send_signal(number)
+
+
+@attrs.define(eq=False)
+class _Launch:
+    """What the thread reports: the process, or why there is none."""
+
+    settled: trio.Event = attrs.field(factory=trio.Event)
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    process: "subprocess.Popen[bytes] | None" = None
+    failure: OSError | None = None
+
+
+async def run_child(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    inherited: Sequence[int] = (),
+    task_status: trio.TaskStatus[Child] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run ``command`` until it ends; started with the child, in a process group of its own.
+
+    Args:
+        command: an absolute path and its arguments.
+        environment: all variables of the child.
+        inherited: file descriptors that it keeps open.
+
+    Raises:
+        ReplicatorError: it cannot be started.
+
+    Cancelled, it kills the child. Its caller stops it in an orderly way before that.
+    """
+    reading, writing = os.pipe()
+    launch = _Launch()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_start_and_wait, launch, command, environment, inherited, writing)
+        try:
+            await launch.settled.wait()
+            if launch.process is not None:
+                output = trio.lowlevel.FdStream(reading)
+                task_status.started(Child(output, launch.ended, launch.process))
+                await launch.ended.wait()
+        finally:
+            if launch.process is not None and not launch.ended.is_set():
+                launch.process.kill()
+    if launch.failure is not None:
+        os.close(reading)
+        reason = launch.failure.strerror
+        raise ReplicatorError(f"{command[0]} cannot be started: {reason}") from launch.failure
+
+
+async def end_child(child: Child, seconds: float) -> None:
+    """Have ``child`` end in its own way within ``seconds``, or kill it; 0 kills it at once.
+
+    Cancelled, it leaves the child as it is.
+    """
+    if seconds > 0:
+        child.send(signal.SIGTERM)
+    with trio.move_on_after(seconds):
+        await child.ended.wait()
+    if child.ended.is_set():
+        return
+    _log.warning(
+        "replication.killed",
+        pid=child.pid,
+        after=seconds,
+        hint="the next start syncs what was not synced",
+    )
+    child.send(signal.SIGKILL)
+    with trio.move_on_after(KILL_SECONDS):
+        await child.ended.wait()
+
+
+async def _start_and_wait(
+    launch: _Launch,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    inherited: Sequence[int],
+    output: int,
+) -> None:
+    token = trio.lowlevel.current_trio_token()
+
+    def in_thread() -> None:
+        try:
+            launch.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(environment),
+                pass_fds=inherited,
+                process_group=0,
+            )
+        except OSError as error:
+            launch.failure = error
+        finally:
+            os.close(output)
+            trio.from_thread.run_sync(launch.settled.set, trio_token=token)
+        if launch.process is not None:
+            launch.process.wait()
+
+    try:
+        await trio.to_thread.run_sync(in_thread, limiter=_THREADS)
+    finally:
+        launch.ended.set()

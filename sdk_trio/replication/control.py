@@ -1,0 +1,318 @@
+"""Asks a server of this machine one thing over HTTP/1.1, on a connection of its own.
+
+The replicator answers on a unix socket and on a loopback port, a few times a minute: a pool of
+connections, redirects and the like would only be in the way, and load httpx at every start.
+"""
+
+import posixpath
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from functools import partial
+from typing import Final, TypeVar
+
+import attrs
+import h11
+import msgspec
+import trio
+
+from ..errors import ReplicatorError
+
+#: Largest piece that is read at once, in bytes.
+_PIECE_BYTES = 65_536
+
+
+@attrs.frozen
+class LocalAnswer:
+    """A whole answer: its status, and its body."""
+
+    status: int
+    body: bytes
+
+
+async def ask_local(
+    connect: Callable[[], Awaitable[trio.abc.Stream]],
+    target: str,
+    *,
+    body: bytes | None = None,
+    seconds: float,
+    max_bytes: int,
+    where: str,
+) -> LocalAnswer:
+    """Ask for ``target`` and return the answer, whatever its status.
+
+    Args:
+        connect: opens the connection.
+        target: the path of the request.
+        body: JSON to post; None: the request is a GET.
+        seconds: how long all of it may take.
+        max_bytes: how long the answer's body may be.
+        where: the server's address, for messages.
+
+    Raises:
+        ReplicatorError: nobody listens there, no whole answer came in time, or it is too long.
+
+    Cancelled, it closes the connection.
+    """
+    try:
+        with trio.fail_after(seconds):
+            return await _ask(await connect(), target, body, max_bytes)
+    except trio.TooSlowError:
+        reason = f"no answer within {seconds:g} s"
+    except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError, _TooLongError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    raise ReplicatorError(f"the replicator at {where} cannot be asked: {reason}")
+
+
+class _TooLongError(Exception):
+    """The body goes on after its bound."""
+
+
+async def _ask(
+    stream: trio.abc.Stream, target: str, body: bytes | None, max_bytes: int
+) -> LocalAnswer:
+    connection = h11.Connection(h11.CLIENT)
+    headers = [("host", "localhost"), ("connection", "close")]
+    if body is not None:
+        headers += [("content-type", "application/json"), ("content-length", str(len(body)))]
+    request = h11.Request(method="GET" if body is None else "POST", target=target, headers=headers)
+    async with stream:
+        parts = [connection.send(request)]
+        if body is not None:
+            parts.append(connection.send(h11.Data(data=body)))
+        parts.append(connection.send(h11.EndOfMessage()))
+        await stream.send_all(b"".join(part or b"" for part in parts))
+        status, found = 0, bytearray()
+        while True:  # noqa: ASYNC913 - each round reads, or uses up what was read
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                connection.receive_data(bytes(await stream.receive_some(_PIECE_BYTES)))
+            elif isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                found += event.data
+                if len(found) > max_bytes:
+                    raise _TooLongError(f"its answer is longer than {max_bytes} bytes")
+            elif isinstance(event, h11.EndOfMessage):
+                return LocalAnswer(status, bytes(found))
+            elif isinstance(event, h11.ConnectionClosed):
+                raise h11.RemoteProtocolError("the connection ended before the answer")
+
+
+T = TypeVar("T")
+
+#: The socket's name in the directory of the databases.
+SOCKET_NAME: Final = "replicator.sock"
+
+#: A unix socket's path has a bound: 108 bytes with the last zero on Linux, 104 elsewhere.
+LONGEST_SOCKET_PATH: Final = 103
+
+
+@attrs.frozen
+class ReplicatedDatabase:
+    """A database as the replicator reports it.
+
+    ``status`` is ``replicating``, ``open`` or ``stopped``; ``last_sync_at`` is when it was last in
+    step with its replica, in Unix seconds; None: never since the replicator started.
+    """
+
+    path: str
+    status: str
+    last_sync_at: float | None
+
+
+@attrs.frozen
+class ReplicatorInfo:
+    """The replicator itself: its version, process id, and how many databases it has."""
+
+    version: str
+    pid: int
+    database_count: int
+
+
+@attrs.frozen
+class SyncResult:
+    """How a forced sync ended: ``txid`` is the database's position, the other the replica's."""
+
+    status: str
+    txid: int | None
+    replicated_txid: int | None
+
+
+def control_socket_path(directory: str) -> str:
+    """Return where the control socket of the replicator of the databases in ``directory`` is.
+
+    Args:
+        directory: an absolute path.
+
+    Raises:
+        ReplicatorError: the path is longer than a socket's may be.
+    """
+    path = posixpath.join(directory, SOCKET_NAME)
+    length = len(path.encode("utf-8", "surrogateescape"))
+    if length > LONGEST_SOCKET_PATH:
+        raise ReplicatorError(
+            f"the replicator's control socket would be {path}, whose {length} bytes are more than "
+            f"the {LONGEST_SOCKET_PATH} that a socket's path may have: set "
+            "Sdk:MultiTenant:FileDb:Directory to a shorter path"
+        )
+    return path
+
+
+class _Database(msgspec.Struct):
+    path: str
+    status: str = ""
+    last_sync_at: datetime | None = None
+
+
+class _List(msgspec.Struct):
+    databases: list[_Database]
+
+
+class _Info(msgspec.Struct):
+    pid: int
+    version: str = ""
+    database_count: int = 0
+
+
+class _Sync(msgspec.Struct):
+    status: str = ""
+    txid: int | None = None
+    replicated_txid: int | None = None
+
+
+class _Error(msgspec.Struct):
+    error: str = ""
+
+
+def read_list(body: bytes) -> tuple[ReplicatedDatabase, ...]:
+    """Read the answer of ``GET /list``.
+
+    Raises:
+        ReplicatorError: it is no such answer.
+    """
+    return tuple(
+        ReplicatedDatabase(
+            each.path,
+            each.status,
+            None if each.last_sync_at is None else each.last_sync_at.timestamp(),
+        )
+        for each in _decoded(body, _List).databases
+    )
+
+
+def read_info(body: bytes) -> ReplicatorInfo:
+    """Read the answer of ``GET /info``.
+
+    Raises:
+        ReplicatorError: it is no such answer.
+    """
+    found = _decoded(body, _Info)
+    return ReplicatorInfo(found.version, found.pid, found.database_count)
+
+
+def read_sync(body: bytes) -> SyncResult:
+    """Read the answer of ``POST /sync``.
+
+    Raises:
+        ReplicatorError: it is no such answer.
+    """
+    found = _decoded(body, _Sync)
+    return SyncResult(found.status, found.txid, found.replicated_txid)
+
+
+def read_error(body: bytes) -> str:
+    """Return why the replicator refused, in its own words; never raises."""
+    try:
+        return msgspec.json.decode(body, type=_Error).error or "without a reason"
+    except msgspec.MsgspecError:
+        return "without a reason"
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ReplicatorError(f"the replicator's answer makes no sense: {error}") from error
+
+
+#: How long an ordinary answer may take, in seconds.
+ANSWER_SECONDS = 5.0
+
+#: How long the answer about all databases may be: 64 MiB are some 300,000 of them.
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+
+_OK = 200
+
+
+class ControlClient:
+    """The control socket at ``socket_path``; each question is a connection of its own.
+
+    Every method raises :class:`~sdk_trio.errors.ReplicatorError` when nobody listens, when no
+    whole answer comes in time, and when the answer is a refusal or makes no sense. Cancelled, it
+    closes the connection; what the replicator has begun it may finish.
+    """
+
+    def __init__(self, socket_path: str, *, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self.socket_path = socket_path
+        self._seconds = answer_seconds
+
+    async def list_databases(self) -> tuple[ReplicatedDatabase, ...]:
+        """Return every database that it replicates, with the time of its last sync."""
+        return read_list(await self._ask("/list", None, self._seconds))
+
+    async def info(self) -> ReplicatorInfo:
+        """Return its version and process id."""
+        return read_info(await self._ask("/info", None, self._seconds))
+
+    async def answers(self) -> bool:
+        """Return whether a replicator is there, though it may have no time for other questions.
+
+        While one waits for a target that was away from its start, it lists no databases.
+        """
+        try:
+            await self.info()
+        except ReplicatorError:
+            await trio.lowlevel.checkpoint()
+            return False
+        return True
+
+    async def sync(self, path: str, *, wait: bool = True, seconds: int = 30) -> SyncResult:
+        """Sync one database now, and with ``wait`` until the target has it.
+
+        Args:
+            path: the database's, as the configuration names it.
+            wait: until the target has all of it; otherwise only until it is in the local copy.
+            seconds: how long the sync may take.
+        """
+        question = {"path": path, "wait": wait, "timeout": seconds}
+        return read_sync(await self._ask("/sync", question, seconds + self._seconds))
+
+    async def register(self, path: str, replica_url: str) -> None:
+        """Add a database with a target as a URL; one that is there keeps its old target.
+
+        Of the configuration, what is said of all databases holds for it (snapshots, retention,
+        levels), and what is said of one does not: it is synced every second, and has no
+        ``auto-recover`` until the replicator is started again.
+        """
+        await self._ask("/register", {"path": path, "replica_url": replica_url}, self._seconds)
+
+    async def unregister(self, path: str, *, seconds: int = 30) -> None:
+        """Sync a database a last time and let go of its files: before they are deleted."""
+        question = {"path": path, "timeout": seconds}
+        await self._ask("/unregister", question, seconds + self._seconds)
+
+    async def _ask(self, target: str, question: dict[str, object] | None, seconds: float) -> bytes:
+        answer = await ask_local(
+            partial(trio.open_unix_socket, self.socket_path),
+            target,
+            body=None if question is None else msgspec.json.encode(question),
+            seconds=seconds,
+            max_bytes=MAX_ANSWER_BYTES,
+            where=self.socket_path,
+        )
+        if answer.status != _OK:
+            raise ReplicatorError(
+                f"the replicator refused {target} (status {answer.status}): "
+                f"{read_error(answer.body)[:500]}"
+            )
+        return answer.body

@@ -1,0 +1,353 @@
+"""When a replicator that ended is started again, and what a new configuration asks for. Pure."""
+
+import posixpath
+import re
+import subprocess
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+import attrs
+import msgspec
+import trio
+
+from ..base.logs import get_logger
+from ..config.options.replication import ReplicationOptions
+from ..errors import ReplicationError, ReplicatorError
+from .manifest import ManifestWriter, TenantDatabaseFile, quoted, render_manifest, replica_url
+
+#: Bounds of the wait before a restart, in seconds. Its jitter keeps the replicators of many hosts
+#: from coming back to one target together.
+BASE_SECONDS: Final = 0.5
+CAP_SECONDS: Final = 30.0
+
+_IDENTITY: Final = re.compile(r"\n    # file [^\n]*")
+
+#: A replicator that worked for so long, in seconds, begins to count its failures anew.
+STABLE_SECONDS: Final = 60.0
+
+
+@attrs.frozen
+class Patience:
+    """How long the supervisor waits for what, in seconds.
+
+    ``stop``: for the last sync of an orderly stop, of which the replicator itself takes up to 30;
+    ``last_sync``: the least of that, where others have used up the time; ``reload_stop``: the
+    same before a restart, after which a sync follows anyway; ``tell``: of
+    :meth:`Supervisor.reload` for the outcome; ``start``: until it replicates what it should, and
+    ``start_each`` more for every database; ``lock``: for the child of a killed predecessor;
+    ``watch``: between two looks at what it replicates, of which ``silent_looks`` in a row without
+    an answer mean that it hangs.
+    """
+
+    stop: float = 35.0
+    last_sync: float = 2.0
+    reload_stop: float = 10.0
+    tell: float = 10.0
+    start: float = 60.0
+    start_each: float = 0.5
+    lock: float = 10.0
+    watch: float = 15.0
+    silent_looks: int = 4
+
+
+@attrs.frozen
+class Plan:
+    """A configuration that the replicator itself has read: its text, and its databases."""
+
+    text: str
+    databases: frozenset[str]
+
+
+@attrs.frozen
+class LiveChange:
+    """What turns one configuration into another over the control socket, without a restart.
+
+    ``gone`` are let go of first; ``added`` are registered then, each with its replica's address.
+    """
+
+    gone: tuple[str, ...]
+    added: Mapping[str, str]
+
+
+def live_change(
+    old: Plan, new: Plan, options: ReplicationOptions, *, working_directory: str
+) -> LiveChange | None:
+    """Return how the replicator gets from ``old`` to ``new`` while it runs; None: by a restart.
+
+    A restart is what takes another head; another target or file of a database, of which the
+    replicator has the old one open; and a database whose entry an address cannot express, because
+    it would be replicated otherwise than the configuration says.
+
+    Args:
+        old: what the replicator runs with.
+        new: what it is to run with.
+        options: the replication's; an entry that is not what they say is an operator's own.
+        working_directory: where a relative ``LocalDisk:Path`` starts.
+    """
+    old_head, old_entries = _parts(old.text)
+    new_head, new_entries = _parts(new.text)
+    if old_head != new_head:
+        return None
+    names = {quoted(path): path for path in old.databases | new.databases}
+    gone = _paths_of(set(old_entries) - set(new_entries), names)
+    fresh = {entry: _paths_of({entry}, names) for entry in set(new_entries) - set(old_entries)}
+    added = {}
+    for entry, paths in fresh.items():
+        for path in paths:
+            url = _address_of(path, entry, options, working_directory)
+            if url is None:
+                return None
+            added[path] = url
+    # Every entry was understood, and none was changed.
+    if gone & added.keys() or old.databases - gone | added.keys() != new.databases:
+        return None
+    return LiveChange(tuple(sorted(gone)), dict(sorted(added.items())))
+
+
+def _paths_of(entries: Collection[str], names: Mapping[str, str]) -> set[str]:
+    first_lines = (entry.partition("\n")[0] for entry in entries)
+    return {names[line] for line in first_lines if line in names}
+
+
+def _address_of(
+    path: str, entry: str, options: ReplicationOptions, working_directory: str
+) -> str | None:
+    """Return the address of a database's replica, if its entry is the one of the options."""
+    tenant_id = posixpath.basename(path).removesuffix(".db")
+    file = TenantDatabaseFile(tenant_id, path)
+    try:
+        expected = render_manifest(options, [file], working_directory=working_directory)
+    except ValueError:
+        return None
+    if _parts(expected)[1] != [_IDENTITY.sub("", entry)]:
+        return None
+    return replica_url(options, tenant_id, working_directory=working_directory)
+
+
+def difference(wanted: Collection[str], found: Collection[str]) -> str:
+    """Say how ``found`` is not what was ``wanted``: counts, and one example of each kind."""
+    missing = sorted(set(wanted) - set(found))
+    extra = sorted(set(found) - set(wanted))
+    parts = []
+    if missing:
+        parts.append(f"{len(missing)} missing, such as {missing[0]}")
+    if extra:
+        parts.append(f"{len(extra)} not wanted, such as {extra[0]}")
+    return "; ".join(parts) or "none missing"
+
+
+def _parts(text: str) -> tuple[str, list[str]]:
+    """Split a configuration of ours into its head and its databases' entries."""
+    if "\ndbs: []" in text:
+        return text.replace("\ndbs: []", "\ndbs:").rstrip("\n"), []
+    head, *entries = text.split("\n  - path: ")
+    return head.rstrip("\n"), [entry.rstrip("\n") for entry in entries]
+
+
+def completed(text: str, socket_path: str) -> str:
+    """Return a configuration with what the supervisor needs, where an operator's own lacks it.
+
+    That is the control socket, and logs as JSON on standard error. ``socket_path`` must need no
+    escapes in YAML but those of ``quoted``.
+    """
+    keys = {line.partition(":")[0] for line in text.splitlines() if line[:1].isalpha()}
+    lines = [text.rstrip("\n")]
+    if "socket" not in keys:
+        lines.append(f"socket: {{enabled: true, path: {quoted(socket_path)}, permissions: 0600}}")
+    if "logging" not in keys:
+        lines.append("logging: {type: json, stderr: true}")
+    return "\n".join(lines) + "\n"
+
+
+#: Names of the copies, in the directory of the databases.
+CANDIDATE_NAME: Final = "replicator.candidate.yml"
+RUNNING_NAME: Final = "replicator.running.yml"
+
+#: How long the replicator may take to read a configuration: 5000 databases take it 0.3 s.
+READ_SECONDS: Final = 30.0
+
+#: Longest configuration that is read, in bytes.
+MAX_BYTES: Final = 64 * 1024 * 1024
+
+
+class _Entry(msgspec.Struct):
+    path: str
+
+
+class PlanReader:
+    """Reads the configuration at ``config_path`` and keeps the copies in ``directory``.
+
+    Args:
+        config_path: what the watcher, ``replication render`` or an operator writes.
+        directory: of the databases; an absolute path.
+        socket_path: where the control socket shall be.
+        environment: returns the replicator's environment for a configuration.
+    """
+
+    def __init__(
+        self,
+        config_path: str,
+        directory: Path,
+        *,
+        socket_path: str,
+        environment: Callable[[str], Mapping[str, str]],
+    ) -> None:
+        self.config_path = config_path
+        self.running_path: Path = directory / RUNNING_NAME
+        self._candidate = directory / CANDIDATE_NAME
+        self._socket_path = socket_path
+        self._environment = environment
+
+    async def read(self, binary: str, known: Plan | None) -> Plan:
+        """Return the configuration as it is now; ``known`` itself when it is the same text.
+
+        Raises:
+            ReplicatorError: it is not there, or the replicator cannot read it.
+            ReplicationError: the copy cannot be written.
+        """
+        text = completed(await self._text(), self._socket_path)
+        if known is not None and known.text == text:
+            return known
+        await trio.to_thread.run_sync(ManifestWriter(self._candidate).write, text)
+        return Plan(text, await self._databases(binary, text))
+
+    async def adopt(self, plan: Plan) -> None:
+        """Make ``plan`` the copy from which the replicator starts.
+
+        Raises:
+            ReplicationError: the copy cannot be written.
+        """
+        await trio.to_thread.run_sync(ManifestWriter(self.running_path).write, plan.text)
+
+    async def _text(self) -> str:
+        def load() -> bytes:
+            with open(self.config_path, "rb") as file:
+                return file.read(MAX_BYTES + 1)
+
+        try:
+            content = await trio.to_thread.run_sync(load)
+            if len(content) > MAX_BYTES:
+                raise ReplicatorError(f"{self.config_path} is longer than {MAX_BYTES} bytes")
+            return content.decode()
+        except FileNotFoundError as error:
+            raise ReplicatorError(
+                f"there is no replicator configuration {self.config_path}: 'replication render' "
+                "writes it, and so does the daemon with AutoRegenerateOnTenantChange"
+            ) from error
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ReplicatorError(f"{self.config_path} cannot be read: {reason}") from error
+
+    async def _databases(self, binary: str, text: str) -> frozenset[str]:
+        path = str(self._candidate)
+        try:
+            with trio.fail_after(READ_SECONDS):
+                answer = await trio.run_process(
+                    [binary, "databases", "-json", "-config", path],
+                    env=dict(self._environment(text)),
+                    capture_stdout=True,
+                    capture_stderr=True,
+                    check=False,
+                )
+        except OSError as error:
+            raise ReplicatorError(f"{binary} cannot be executed: {error.strerror}") from error
+        except trio.TooSlowError as error:
+            raise ReplicatorError(f"{binary} did not read {path} in {READ_SECONDS:g} s") from error
+        try:
+            _check(answer)
+            found = msgspec.json.decode(answer.stdout or b"[]", type=list[_Entry] | None)
+        except msgspec.MsgspecError as error:
+            raise ReplicatorError(f"{binary} is no replicator that we know: {error}") from error
+        return frozenset(entry.path for entry in found or ())
+
+
+def _check(answer: "subprocess.CompletedProcess[bytes]") -> None:
+    if answer.returncode != 0:
+        words = answer.stderr.decode("utf-8", "replace").strip()[-500:]
+        raise ReplicatorError(f"the replicator cannot read its configuration: {words}")
+
+
+_log = get_logger("replication")
+
+
+class PlanChooser:
+    """Knows the configuration in force, the last one that worked, and one that did not.
+
+    Args:
+        reader: of the configuration.
+    """
+
+    def __init__(self, reader: PlanReader) -> None:
+        self._reader = reader
+        self._good: Plan | None = None
+        self._rejected: str | None = None
+        #: The configuration in force; None: there was none yet.
+        self.plan: Plan | None = None
+
+    @property
+    def databases(self) -> frozenset[str]:
+        """The paths of the databases that the configuration in force names."""
+        return frozenset() if self.plan is None else self.plan.databases
+
+    @property
+    def running_path(self) -> str:
+        """The copy from which the replicator starts."""
+        return str(self._reader.running_path)
+
+    async def choose(self, binary: str) -> None:
+        """Put the configuration to start from into force: the new one, else the last good one.
+
+        Raises:
+            ReplicationError: there is none that can be read, or the copy cannot be written.
+        """
+        try:
+            plan = await self._reader.read(binary, self.plan)
+        except ReplicationError as error:
+            if self.plan is None:
+                raise
+            self._complain(error)
+            plan = self.plan
+        if plan.text == self._rejected and self._good is not None:
+            # The one before worked; what is asked for is tried again when it is asked for again.
+            plan = self._good
+        await self.adopt(plan)
+
+    async def look_again(self, binary: str) -> Plan | None:
+        """Return the configuration as it is now, also one that did not work; None if unreadable.
+
+        The one in force stays so until :meth:`adopt` or :meth:`choose`.
+        """
+        try:
+            plan = await self._reader.read(binary, self.plan)
+        except ReplicationError as error:
+            self._complain(error)
+            return None  # noqa: ASYNC910 - whoever raised has been waited for
+        self._rejected = None
+        return plan
+
+    async def adopt(self, plan: Plan) -> None:
+        """Put ``plan`` into force.
+
+        Raises:
+            ReplicationError: the copy cannot be written.
+        """
+        await self._reader.adopt(plan)
+        self.plan = plan
+
+    def confirm(self) -> None:
+        """Remember that the configuration in force works."""
+        self._good = self.plan
+
+    def reject(self) -> None:
+        """Remember that it does not, if there is another one to go back to."""
+        if self._good is not None and self._good is not self.plan and self.plan is not None:
+            self._rejected = self.plan.text
+
+    def _complain(self, error: ReplicationError) -> None:
+        _log.error(
+            "replication.failed",
+            error=str(error),
+            kept=len(self.databases),
+            hint="the configuration before it stays in force",
+        )

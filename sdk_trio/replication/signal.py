@@ -1,0 +1,259 @@
+"""Says what a SIGHUP would do to a process, before one is sent."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+
+from ..base.logs import get_logger
+from .manifest import TenantDatabaseFile
+
+#: The replicator itself ends when it is sent SIGHUP: it reloads nothing.
+BARE_REPLICATOR: Final = "litestream"
+
+#: SIGHUP, signal 1, in the masks of /proc/PID/status.
+_HUP_BIT: Final = 1
+
+_PS_SECONDS: Final = 5.0
+
+
+@attrs.frozen
+class Harm:
+    """Why a process must not be sent SIGHUP: ``reason`` is one word, ``detail`` for people."""
+
+    reason: str
+    detail: str
+
+
+def find_harm(pid: int, *, proc: Path = Path("/proc")) -> Harm | None:
+    """Return why SIGHUP would not do what it is meant to do; None when nothing speaks against it.
+
+    Known to end by it: the replicator's own binary, and every process that has set no handler.
+
+    Args:
+        pid: of a process that exists, or did a moment ago.
+        proc: where the kernel shows processes; where there is none, ``ps`` is asked.
+    """
+    if not (proc / "self").exists():
+        return _by_name(_name_by_ps(pid))
+    try:
+        name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
+        status = (proc / str(pid) / "status").read_text(errors="replace")
+        command = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except FileNotFoundError:
+        return Harm("stale", "there is no such process")
+    except OSError as error:
+        return Harm("unknown", f"it cannot be seen what it is ({error.strerror})")
+    return _by_name(name) or _by_command(command) or _by_program(pid, proc) or _by_status(status)
+
+
+def _by_name(name: str) -> Harm | None:
+    if os.path.basename(name) != BARE_REPLICATOR:
+        return None
+    return Harm(
+        "bare",
+        "it is the replicator itself, which SIGHUP would end; run it under "
+        "'replication run --pid-file FILE', which reloads",
+    )
+
+
+def _by_command(command: list[str]) -> Harm | None:
+    # A copy of the binary under another name is still called with its own words.
+    called = command[0] if command[1:2] != ["replicate"] else BARE_REPLICATOR
+    return _by_name(called)
+
+
+def _by_program(pid: int, proc: Path) -> Harm | None:
+    try:
+        return _by_name(os.readlink(proc / str(pid) / "exe").removesuffix(" (deleted)"))
+    except OSError:
+        return None  # another user's: its name and its command have been looked at
+
+
+def _by_status(status: str) -> Harm | None:
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    if fields.get("State", "").strip().startswith(("Z", "X")):
+        return Harm("stale", "it has ended")
+    if _has_hup(fields, "SigIgn"):
+        return Harm("deaf", "it ignores SIGHUP")
+    # A program may block the signal and read it from a descriptor instead of handling it.
+    if not (_has_hup(fields, "SigCgt") or _has_hup(fields, "SigBlk")):
+        return Harm("unprepared", "it does not handle SIGHUP, which would end it")
+    return None
+
+
+def _has_hup(fields: dict[str, str], mask: str) -> bool:
+    return bool(int(fields.get(mask, "0").strip() or "0", 16) & _HUP_BIT)
+
+
+def _name_by_ps(pid: int) -> str:
+    try:
+        found = subprocess.run(
+            ["/bin/ps", "-o", "comm=", "-p", str(pid)],
+            capture_output=True,
+            timeout=_PS_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.decode(errors="replace").strip()
+
+
+_log = get_logger("replication")
+
+_KEY: Final = "Sdk:MultiTenant:FileDb:Replication:ReplicatorPidFilePath"
+
+#: A pid file holds a number and a line end; what is longer is another kind of file.
+_PID_FILE_BYTES: Final = 64
+
+#: The kernel knows no greater process id on any platform.
+_GREATEST_PID: Final = 2**31 - 1
+
+#: Not :data:`signal.SIGHUP`, which does not exist on Windows.
+_SIGHUP: Final = 1
+
+
+@attrs.frozen
+class Signalled:
+    """The process that was sent SIGHUP."""
+
+    pid: int
+
+
+class Signaler:
+    """Sends SIGHUP to the process in ``ReplicatorPidFilePath``; a :class:`Reloader`.
+
+    Args:
+        pid_file: written by the replicator.
+        platform: as of ``sys.platform``; Windows has no SIGHUP.
+    """
+
+    def __init__(self, pid_file: Path, *, platform: str = sys.platform) -> None:
+        self._pid_file = pid_file
+        self._platform = platform
+        self._last: tuple[Sequence[TenantDatabaseFile], Harm] | None = None
+
+    async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
+        """Send SIGHUP if that is safe; else log a Warning that says why not, and send nothing.
+
+        Of the same databases the same Warning is logged once.
+        """
+        outcome = await trio.to_thread.run_sync(self._signal)
+        if isinstance(outcome, Signalled):
+            self._last = None
+            _log.info("replication.reloaded", pid=outcome.pid, databases=len(databases))
+            return True
+        if self._last != (databases, outcome):
+            self._last = (databases, outcome)
+            _log.warning(
+                "replication.not_signalled",
+                pid_file=str(self._pid_file),
+                reason=outcome.reason,
+                detail=outcome.detail,
+            )
+        # On Windows it will not be different later.
+        return self._platform == "win32"
+
+    def _signal(self) -> Signalled | Harm:
+        if self._platform == "win32":
+            return Harm(
+                "windows",
+                "there is no SIGHUP on Windows: restart the replicator, so that it reads the "
+                "configuration",
+            )
+        return send_hangup(self._pid_file)
+
+
+def send_hangup(pid_file: Path) -> Signalled | Harm:
+    """Send SIGHUP to the process in a pid file, if that is safe; blocks."""
+    pid = read_pid(pid_file)
+    if isinstance(pid, Harm):
+        return pid
+    try:
+        return _send_held(pid) if hasattr(signal, "pidfd_send_signal") else _send(pid)
+    except ProcessLookupError:
+        return Harm("stale", f"there is no process {pid}: the replicator has ended")
+    except PermissionError:
+        return Harm("not_permitted", f"this user may not signal process {pid}, which is another's")
+    except OSError as error:
+        return Harm("failed", f"process {pid} cannot be signalled ({error.strerror})")
+
+
+def _send_held(pid: int) -> Signalled | Harm:
+    """Send through a descriptor: a process that takes over the number meanwhile gets nothing."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        harm = _harm(pid)
+        if harm is not None:
+            return harm
+        signal.pidfd_send_signal(descriptor, _SIGHUP)
+    finally:
+        os.close(descriptor)
+    return Signalled(pid)
+
+
+def _send(pid: int) -> Signalled | Harm:
+    os.kill(pid, 0)
+    harm = _harm(pid)
+    if harm is not None:
+        return harm
+    os.kill(pid, _SIGHUP)
+    return Signalled(pid)
+
+
+def _harm(pid: int) -> Harm | None:
+    harm = find_harm(pid)
+    return None if harm is None else attrs.evolve(harm, detail=f"process {pid}: {harm.detail}")
+
+
+def read_pid(pid_file: Path) -> int | Harm:
+    """Return the process id in a file, or what is wrong with it; blocks."""
+    try:
+        # Not blocking: at the path may be a pipe.
+        descriptor = os.open(pid_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return Harm(
+            "missing", f"there is no pid file: start the replicator with one, or set {_KEY}"
+        )
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a path"
+        return Harm("unreadable", f"the pid file cannot be read ({reason})")
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return Harm("unreadable", "the pid file is no regular file")
+        if status.st_mode & stat.S_IWOTH:
+            return Harm("unsafe", "every user can write the pid file: take that right away")
+        content = os.read(descriptor, _PID_FILE_BYTES + 1)
+    except OSError as error:
+        return Harm("unreadable", f"the pid file cannot be read ({error.strerror})")
+    finally:
+        os.close(descriptor)
+    return parse_pid(content)
+
+
+def parse_pid(content: bytes) -> int | Harm:
+    """Return the process id that a pid file's content stands for, or what is wrong with it."""
+    text = content.strip()
+    if not text:
+        return Harm("empty", "the pid file is empty")
+    digits = text.removeprefix(b"-")
+    if len(content) > _PID_FILE_BYTES or not digits.isdigit():
+        return Harm("garbage", "the pid file holds no number")
+    pid = int(text)
+    if pid <= 0:
+        # 0 and less stand for groups of processes.
+        return Harm("not_positive", f"the pid file holds {pid}, which is no process")
+    if pid == 1 or pid == os.getpid():
+        whose = "the system's first process" if pid == 1 else "this program itself"
+        return Harm("own", f"the pid file holds {pid}, which is {whose}")
+    if pid > _GREATEST_PID:
+        return Harm("stale", f"there is no process {pid}")
+    return pid

@@ -1,0 +1,212 @@
+"""Verifies all active tenants, or one, and remembers the outcome in the store (contracts 7)."""
+
+import time
+from collections.abc import Callable
+
+import trio
+
+from ..base.logs import get_logger
+from ..config import Settings
+from ..errors import SdkError, StoreLockedError
+from ..records.tenants import Tenant, TenantStatus
+from ..storage.ports import Inbox
+from .databases import TenantList
+from .verification import CHECKPOINT, Verification, VerificationState, state_from_text
+from .verifier import Verifier
+
+#: Tenants that are read at once.
+_PAGE = 200
+
+Report = Callable[[Verification, int, int], None]
+
+
+class VerificationKeeper:
+    """Runs verifications and keeps their state beside the deliveries.
+
+    Args:
+        verifier: does the work.
+        inbox: keeps the state.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(
+        self, verifier: Verifier, inbox: Inbox, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._verifier = verifier
+        self._inbox = inbox
+        self._clock = clock
+
+    async def read(self) -> VerificationState:
+        """Return what is remembered, of other processes too.
+
+        Raises:
+            StoreUnavailableError: the store cannot be read.
+        """
+        return state_from_text(await self._inbox.read_checkpoint(CHECKPOINT))
+
+    async def verify_active(
+        self,
+        tenants: TenantList,
+        *,
+        accept_loss: bool = False,
+        report: Report = lambda _result, _done, _total: None,
+    ) -> list[Verification]:
+        """Verify every active tenant, one after the other, and remember the outcome.
+
+        Args:
+            tenants: where the tenants are.
+            accept_loss: replicas that begin later than they did are good.
+            report: called after each with its result, how many are done, and how many there are.
+
+        Raises:
+            StoreLockedError: another verification runs.
+            StoreUnavailableError: the store cannot be read or written.
+
+        Cancelled, it remembers nothing.
+        """
+        with self._verifier.alone():
+            # The lock makes us the only writer of what is remembered.
+            state = await self.read()
+            chosen = await _active(tenants)
+            results: list[Verification] = []
+            for tenant in chosen:
+                results.append(await self._verify(tenant, state, accept_loss))
+                report(results[-1], len(results), len(chosen))
+            state = state.after_run(results, now=self._clock(), accept_loss=accept_loss)
+            await self._inbox.write_checkpoint(CHECKPOINT, state.to_text())
+            return results
+
+    async def verify_one(self, tenant: Tenant, *, accept_loss: bool = False) -> Verification:
+        """Verify one tenant of any status, and remember the outcome if it is active.
+
+        ``accept_loss`` is that of :meth:`verify_active`.
+
+        Raises:
+            StoreLockedError: another verification runs.
+            StoreUnavailableError: the store cannot be read or written.
+        """
+        with self._verifier.alone():
+            state = await self.read()
+            result = await self._verify(tenant, state, accept_loss)
+            if tenant.is_active:
+                state = state.after_one(result, accept_loss=accept_loss)
+                await self._inbox.write_checkpoint(CHECKPOINT, state.to_text())
+            return result
+
+    async def _verify(
+        self, tenant: Tenant, state: VerificationState, accept_loss: bool
+    ) -> Verification:
+        result = await self._verifier.verify(tenant)
+        if accept_loss:
+            return result
+        return state.compared(result, retention=self._verifier.retention)
+
+
+async def _active(tenants: TenantList) -> list[Tenant]:
+    found: list[Tenant] = []
+    while True:
+        after = found[-1].identifier if found else ""
+        page = await tenants.list(status=TenantStatus.ACTIVE, after=after, limit=_PAGE)
+        found += page
+        if len(page) < _PAGE:
+            return found
+
+
+_log = get_logger("replication")
+
+#: How often the clock is looked at, in seconds: what a command has verified meanwhile counts too.
+LOOK_SECONDS = 60.0
+
+_HOUR_SECONDS = 3600.0
+
+#: After a run with failures the next one comes sooner, in seconds.
+RETRY_SECONDS = 3600.0
+
+
+class VerificationScheduler:
+    """Runs a verification ``VerifyIntervalHours`` after the last one, by whomever that was.
+
+    Args:
+        settings: validated settings.
+        tenants: knows the active ones.
+        keeper: runs the verifications.
+        clock: returns Unix seconds.
+
+    The first one begins a minute after the start, when replication should be up, if there was none
+    within the interval. After a failure the next one comes within the hour.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tenants: TenantList,
+        keeper: VerificationKeeper,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        hours = settings.multi_tenant.file_db.replication.verify_interval_hours
+        self._interval = None if hours is None else hours * _HOUR_SECONDS
+        self._tenants = tenants
+        self._keeper = keeper
+        self._clock = clock
+        self._state = VerificationState()
+
+    @property
+    def state(self) -> VerificationState:
+        """What is remembered, at most :data:`LOOK_SECONDS` old; ``failed`` is for health."""
+        return self._state
+
+    @property
+    def verified_age_seconds(self) -> float | None:
+        """How long ago all replicas were good, for ``sdk_replication_verified_age_seconds``.
+
+        None when they never were.
+        """
+        return self._state.age(self._clock())
+
+    async def run(self) -> None:
+        """Run until cancelled; a store or a target that fails is tried again at the next look.
+
+        Without ``VerifyIntervalHours`` it only keeps :attr:`state` up to date.
+        """
+        began = trio.current_time()
+        while True:
+            try:
+                self._state = await self._keeper.read()
+                if trio.current_time() - began >= LOOK_SECONDS and self._is_due():
+                    await self._keeper.verify_active(self._tenants, report=_log_result)
+                    self._state = await self._keeper.read()
+            except StoreLockedError:
+                _log.debug("replication.verification_postponed", reason="a command verifies")
+            except SdkError as error:
+                _log.error(
+                    "replication.verification_failed", problem=str(error), retry_in=LOOK_SECONDS
+                )
+            await trio.sleep(LOOK_SECONDS)
+
+    def _is_due(self) -> bool:
+        if self._interval is None:
+            return False
+        wait = min(self._interval, RETRY_SECONDS) if self._state.failed else self._interval
+        ran_at = self._state.ran_at
+        # A clock that was set back must not put it off for long.
+        return ran_at is None or not 0 <= self._clock() - ran_at < wait
+
+
+def _log_result(result: Verification, _done: int, _total: int) -> None:
+    if not result.ok:
+        _log.error(
+            "replication.verification_failed",
+            tenant=result.identifier,
+            tenant_id=result.tenant_id,
+            problem=result.problem,
+        )
+    elif result.skipped is None:
+        _log.info(
+            "replication.verified",
+            tenant=result.identifier,
+            tenant_id=result.tenant_id,
+            txid=result.txid,
+            content=str(result.content),
+            seconds=result.seconds,
+        )

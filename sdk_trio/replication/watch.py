@@ -1,0 +1,258 @@
+"""What the watcher asks of whoever makes the replicator take a new manifest. Pure."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from ..base.logs import get_logger
+from ..errors import SdkError
+from ..tenants.feed import TransitionFeed
+from .databases import TenantList, active_tenants, database_files, databases_of
+from .manifest import ManifestWriter, TenantDatabaseFile
+
+
+class Reloader(Protocol):
+    """Makes a replicator work on what the manifest says: by a signal, or as its supervisor."""
+
+    async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
+        """Make the replicator replicate exactly these databases, which the manifest holds already.
+
+        Returns whether it was told. If not, the reason has been logged, and the watcher asks again
+        later with the databases of then. The same databases again are no error.
+
+        Raises nothing but ``Cancelled``.
+        """
+        ...
+
+
+class Debounce:
+    """Says when what was noted is due.
+
+    Args:
+        window: seconds from the first change of a burst until it is due; 0: at once.
+    """
+
+    def __init__(self, window: float) -> None:
+        self.window = window
+        self.due_at = math.inf
+
+    def note(self, now: float) -> None:
+        """Note a change: it is due with the first one since the last :meth:`take`.
+
+        What was postponed is not made to wait any longer than a window.
+        """
+        self.due_at = min(self.due_at, now + self.window)
+
+    def postpone(self, now: float, seconds: float) -> None:
+        """Have what failed be due again ``seconds`` after ``now``, or with the next change."""
+        self.due_at = now + seconds
+
+    def take(self, now: float) -> bool:
+        """Return whether changes are due; they are then taken, and the next one opens a window."""
+        if now < self.due_at:
+            return False
+        self.due_at = math.inf
+        return True
+
+
+#: A directory's number, and its times: of its content, which whoever copies directories (``rsync
+#: -a``, ``tar``) sets back to what it was, and of any change, which nobody can set.
+_State = tuple[int, int, int]
+
+#: A directory's time has steps of some milliseconds: only what is older than that stands still.
+_SETTLED_SECONDS = 1.0
+
+#: When a directory is read in any case: not every file system keeps its time.
+_READ_AGAIN_SECONDS = 30.0
+
+
+class DirectoryScanner:
+    """Knows the databases in one directory.
+
+    Args:
+        directory: of the tenants' databases.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._found: Mapping[str, str] = {}
+        self._state: _State | None = None
+        self._read_at = float("-inf")
+
+    def scan(self) -> Mapping[str, str]:
+        """Return what :func:`database_files` does; blocks.
+
+        Raises:
+            ReplicationError: the directory cannot be read.
+        """
+        state, now_ns = self._look(), time.time_ns()
+        fresh = time.monotonic() - self._read_at < _READ_AGAIN_SECONDS
+        if fresh and state is not None and state == self._state:
+            return self._found
+        # Asked for before it is read: a change meanwhile has the next look read it again.
+        self._read_at = time.monotonic()
+        self._state = None
+        self._found = database_files(self._directory)
+        if state is not None and now_ns - max(state[1:]) > _SETTLED_SECONDS * 1_000_000_000:
+            self._state = state
+        return self._found
+
+    def _look(self) -> _State | None:
+        try:
+            found = os.stat(self._directory)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+_log = get_logger("replication")
+
+#: How often the directory is looked at, in seconds. 5000 databases cost nothing then while none
+#: comes or goes, where inotify would need a library of its own and does not exist elsewhere.
+SCAN_SECONDS = 1.0
+
+#: When what failed is tried again, in seconds.
+RETRY_SECONDS = 5.0
+
+#: When a replicator that could not be told is told again, in seconds.
+RETELL_SECONDS = 30.0
+
+
+class WatchedTenants(TenantList, Protocol):
+    """The part of the tenants' service that is used here."""
+
+    def subscribe(self, *, after: int = 0) -> AbstractContextManager[TransitionFeed]:
+        """Return a block with a feed that wakes at every change of a tenant."""
+        ...
+
+
+class Watcher:
+    """Watches database files and tenants, and regenerates the manifest (spec 2.7).
+
+    Args:
+        tenants: the tenants' service, whose ``run`` looks for changes of other processes.
+        directory: of the tenants' databases.
+        render: makes the manifest of databases.
+        writer: of the manifest.
+        reloader: told after each change of the manifest, and once at the start: a process that
+            was killed may have written a manifest without telling.
+        window: ``AutoRegenerateDebounceWindow`` in seconds.
+        scan_seconds: how often the directory is looked at.
+        retry_seconds: when a failed write is tried again.
+        retell_seconds: when a replicator that could not be told is told again.
+    """
+
+    def __init__(
+        self,
+        tenants: WatchedTenants,
+        directory: Path,
+        *,
+        render: Callable[[Sequence[TenantDatabaseFile]], str],
+        writer: ManifestWriter,
+        reloader: Reloader,
+        window: float,
+        scan_seconds: float = SCAN_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
+        retell_seconds: float = RETELL_SECONDS,
+    ) -> None:
+        self._tenants = tenants
+        self._directory = directory.absolute()
+        self._scanner = DirectoryScanner(self._directory)
+        self._render = render
+        self._writer = writer
+        self._reloader = reloader
+        self._debounce = Debounce(window)
+        self._scan_seconds = scan_seconds
+        self._retry_seconds = retry_seconds
+        self._retell_seconds = retell_seconds
+        self._limiter = trio.CapacityLimiter(1)
+        self._active: frozenset[str] | None = None
+        self._seen: Mapping[str, str] | None = None
+        self._applied: Mapping[str, str] | None = None
+        self._told = False
+        self._complaint = ""
+        #: How often the manifest was written.
+        self.regenerations: int = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch until cancelled; started when the manifest was brought up to date, or could not be.
+
+        Cancelled, a write that has begun is finished; the replicator may not have been told of it,
+        which the next start makes good.
+        """
+        # Before the first look, so that no change falls between the two.
+        with self._tenants.subscribe() as feed:
+            self._debounce.postpone(trio.current_time(), 0)
+            await self._look()
+            task_status.started()
+            looked = trio.current_time()
+            while True:
+                with trio.move_on_at(min(looked + self._scan_seconds, self._debounce.due_at)):
+                    await feed.wait()
+                    # Only noted: a burst of changes is not a burst of looks.
+                    self._active = None
+                    self._debounce.note(trio.current_time())
+                    continue
+                await self._look()
+                looked = trio.current_time()
+
+    async def _look(self) -> None:  # noqa: ASYNC910 - a failure was one of an await
+        """See what is there, and apply it if that is due."""
+        try:
+            seen = await self._see()
+            if seen != self._seen:
+                self._seen = seen
+                self._debounce.note(trio.current_time())
+            if self._debounce.take(trio.current_time()):
+                await self._apply(seen)
+        except (SdkError, ValueError) as error:
+            self._debounce.postpone(trio.current_time(), self._retry_seconds)
+            self._complain(str(error))
+        else:
+            self._complaint = ""
+
+    async def _see(self) -> Mapping[str, str]:
+        """Return the active tenants whose file is there, with its identity."""
+        if self._active is None:
+            self._active = await active_tenants(self._tenants)
+        files = await trio.to_thread.run_sync(self._scanner.scan, limiter=self._limiter)
+        return {tenant_id: files[tenant_id] for tenant_id in files if tenant_id in self._active}
+
+    async def _apply(self, seen: Mapping[str, str]) -> None:
+        if self._told and seen == self._applied:
+            await trio.lowlevel.checkpoint()
+            return
+        before = self._applied or {}
+        databases = databases_of(self._directory, seen)
+        self._told = False
+        if await trio.to_thread.run_sync(self._write, databases, limiter=self._limiter):
+            self.regenerations += 1
+            _log.info(
+                "replication.manifest_written",
+                path=str(self._writer.path),
+                databases=len(databases),
+                added=len(seen.keys() - before.keys()),
+                removed=len(before.keys() - seen.keys()),
+                replaced=sum(before.get(name, seen[name]) != seen[name] for name in seen),
+            )
+        self._applied = seen
+        self._told = await self._reloader.reload(databases)
+        if not self._told:
+            self._debounce.postpone(trio.current_time(), self._retell_seconds)
+
+    def _write(self, databases: Sequence[TenantDatabaseFile]) -> bool:
+        return self._writer.write(self._render(databases))
+
+    def _complain(self, complaint: str) -> None:
+        """Log what is wrong, once until it is something else or has passed."""
+        if complaint != self._complaint:
+            self._complaint = complaint
+            _log.error(
+                "replication.regeneration_failed", error=complaint, retry_in=self._retry_seconds
+            )

@@ -1,0 +1,272 @@
+"""Replication's part in the probes of the admin address. Pure.
+
+A replica that lags never makes the process unready: a receiver that refused deliveries because its
+backup is behind would turn a risk into a loss. It is degraded, which ``/healthz``, the metrics and
+the alerts show.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import trio
+
+from .._version import __version__
+from ..admin.access import Access, is_of_this_machine
+from ..admin.app import AdminApp
+from ..admin.status import Sources, TenantCounts
+from ..admin.token import AdminToken, provide_token
+from ..base.logs import get_logger
+from ..base.metrics import Check
+from ..config import Settings, StorageBackend
+from ..config.exposure import ADMIN_TOKEN, token_fault
+from ..errors import OptionsValidationError, Problem, UnknownTenantError
+from ..replication.health import HealthState, ReplicationHealth
+from ..replication.verification import VerificationState
+from ..server.limits import Limits
+from ..server.listen import BindError
+from ..server.serve import Server
+from ..storage.data_directory import lock_data_directory
+from ..storage.ports import Inbox
+from ..webhooks.companion import keep
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+
+#: Tenants that a check names; it counts the others.
+NAMED = 5
+
+
+class Overseen(Protocol):
+    """The part of replication that the check reads."""
+
+    @property
+    def health(self) -> ReplicationHealth | None:
+        """Return the last result, None before the first look."""
+        ...
+
+
+class Scheduled(Protocol):
+    """The part of the verification that the check reads."""
+
+    @property
+    def state(self) -> VerificationState:
+        """Return the results of the runs so far."""
+        ...
+
+
+def check_replication(overseen: Overseen | None) -> Check:
+    """Return the state of replication; before the first look it is degraded, never healthy."""
+    health = None if overseen is None else overseen.health
+    if health is None:
+        return Check("replication", True, "nobody has looked yet", degraded=True)
+    if health.state is HealthState.DISABLED:
+        return Check("replication", True, health.reason)
+    degraded = health.state is not HealthState.HEALTHY
+    return Check("replication", True, f"{health.state}: {health.reason}", degraded=degraded)
+
+
+def check_verification(scheduled: Scheduled | None) -> Check:
+    """Return whether the last verification of each tenant's replica was good."""
+    failed = {} if scheduled is None else scheduled.state.failed
+    if not failed:
+        return Check("replicas", True, "no verification has failed")
+    names = ", ".join(sorted(failed)[:NAMED])
+    more = "" if len(failed) <= NAMED else f" and {len(failed) - NAMED} more"
+    return Check(
+        "replicas",
+        True,
+        f"the replicas of {len(failed)} tenants cannot be restored, or are not what they should "
+        f"be: {names}{more}; see 'replication verify'",
+        degraded=True,
+    )
+
+
+_log = get_logger("admin")
+
+#: Its clients are scrapers, probes and people: few connections, and none is slow for a good reason.
+LIMITS = Limits(connections=128, head_seconds=5.0, body_seconds=10.0, write_seconds=10.0)
+
+#: Settings that :meth:`Administrator.prepare_reload` can change while requests are served.
+LIVE_KEYS = ("Sdk:Admin:ReadOnly", "Sdk:Admin:AllowedHosts")
+
+#: Time for requests in progress when the address closes, in seconds. It closes last, and a query
+#: must not lengthen a shutdown.
+GRACEFUL_SECONDS = 1.0
+
+
+class Administrator:
+    """Serves the admin address of ``runtime`` from before it accepts until after its drain.
+
+    Parts add their checks and samples to ``sources``, at any time. ``token`` says where the token
+    is kept; it is None before :meth:`run`.
+    """
+
+    def __init__(self, runtime: "Runtime", *, clock: Callable[[], float] = time.time) -> None:
+        self.sources: Sources = Sources()
+        self.token: AdminToken | None = None
+        self._runtime = runtime
+        self._clock = clock
+        self._app: AdminApp | None = None
+        self._addresses: tuple[str, ...] = ()
+        self.sources.checks.extend((self._check_drain, self._check_receiver, self._check_queue))
+        self.sources.samples.extend(
+            (
+                runtime.receiver.samples,
+                lambda: runtime.client_samples,
+                lambda: runtime.notification_samples,
+                lambda: runtime.replication_samples,
+                runtime.watchdog.samples,
+            )
+        )
+        if runtime.settings.multi_tenant.file_db.replication.use_replication:
+            self.sources.checks.extend(
+                (
+                    lambda: check_replication(runtime.replication),
+                    lambda: check_verification(runtime.verification),
+                )
+            )
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Bind, report the real addresses, and serve until cancelled.
+
+        Raises:
+            BindError: the address cannot be listened on; the message names ``Sdk:Admin:Bind``.
+            StoreLockedError: the address is in use because another process runs on the same data
+                directory; the message names it.
+        """
+        options = self._runtime.settings.admin
+        self.token = token = provide_token(self._runtime.settings)
+        access = Access(token.value, (), options.allowed_hosts, options.read_only)
+        app = AdminApp(self, self.sources, access, version=__version__, clock=self._clock)
+        self._app = app
+        server = Server(
+            app,
+            [options.bind],
+            key="Sdk:Admin:Bind",
+            graceful_seconds=GRACEFUL_SECONDS,
+            limits=LIMITS,
+        )
+        async with trio.open_nursery() as nursery:
+            try:
+                serve = partial(keep, "the server of the admin address", server.run)
+                addresses = await nursery.start(partial(serve, may_end=lambda: False))
+            except BindError:
+                _refuse_second_start(self._runtime.settings)
+                raise
+            _refuse_guessable(token, addresses)
+            app.listen_at(addresses)
+            self._addresses = addresses
+            nursery.start_soon(app.run)
+            _log.info("admin.started", admin=addresses, token=token.place)
+            task_status.started(addresses)
+
+    def prepare_reload(self, settings: Settings) -> Callable[[], None]:
+        """Return the call that puts :data:`LIVE_KEYS` of ``settings`` into force.
+
+        It counts from the next request on.
+        """
+        options = settings.admin
+
+        def commit() -> None:
+            if self._app is not None:
+                self._app.restrict(allowed_hosts=options.allowed_hosts, read_only=options.read_only)
+
+        return commit
+
+    # -- the view of the runtime that the application has ------------------------------------
+
+    @property
+    def state(self) -> str:
+        """``starting``, ``running`` or ``draining``."""
+        if self._runtime.draining:
+            return "draining"
+        return "starting" if self._runtime.started is None else "running"
+
+    def stores(self) -> tuple[Inbox, TenantCounts | None]:
+        """Return the open inbox, and the tenants' counts where there are tenants.
+
+        Raises:
+            NotRunningError: the store is not open.
+        """
+        receiver = self._runtime.receiver
+        tenants = self._runtime.settings.multi_tenant.enabled
+        return receiver.store, receiver.tenancy.service.counts if tenants else None
+
+    async def tenant_id(self, name: str) -> str:
+        """Return the id of the tenant with this identifier or id, or raise UnknownTenantError."""
+        if not self._runtime.settings.multi_tenant.enabled:
+            await trio.lowlevel.checkpoint()
+            raise UnknownTenantError("there are no tenants: Sdk:MultiTenant:Enabled is false")
+        return (await self._runtime.receiver.tenancy.service.get(name)).id
+
+    def wake(self) -> None:
+        """Make the workers look for due events."""
+        self._runtime.receiver.wake()
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the addresses, and the queue of this moment."""
+        runtime = self._runtime
+        started = runtime.started
+        return {
+            "receiver": started.receiver if started else (),
+            "admin": self._addresses,
+            "path": runtime.settings.webhooks.path,
+            "storage": str(runtime.settings.storage.backend),
+            "standalone": not runtime.has_client,
+            "queue_depth": runtime.receiver.queue_depth,
+            "queue_capacity": runtime.settings.webhooks.queue.capacity,
+            "draining": runtime.draining,
+            "deliveries": dict(runtime.receiver.counters.values),
+        }
+
+    # -- checks ------------------------------------------------------------------------------
+
+    def _check_drain(self) -> Check:
+        draining = self._runtime.draining
+        return Check("drain", not draining, "a graceful stop has begun" if draining else "none")
+
+    def _check_receiver(self) -> Check:
+        if self._runtime.started is None:
+            return Check("receiver", False, "it is starting")
+        if self._runtime.ready:
+            return Check("receiver", True, "accepts deliveries")
+        leaving = self._runtime.receiver.ready
+        detail = "accepts deliveries for a moment yet" if leaving else "accepts nothing new"
+        return Check("receiver", False, detail)
+
+    def _check_queue(self) -> Check:
+        depth = self._runtime.receiver.queue_depth
+        capacity = self._runtime.settings.webhooks.queue.capacity
+        # A full queue answers 503 with Retry-After, and senders come again, so it is degraded and
+        # stays ready. Unready, a load balancer would answer in its place, and would take it out and
+        # in as the queue moves.
+        detail = f"{depth} of {capacity} places are taken"
+        return Check("queue", True, detail, degraded=depth >= capacity)
+
+
+def _refuse_guessable(token: AdminToken, addresses: tuple[str, ...]) -> None:
+    """Refuse a token that can be guessed from elsewhere.
+
+    The command line checks this before the start. Settings that a host builds in code, and
+    inherited sockets, whose addresses nobody knows before, are known here alone.
+    """
+    fault = token_fault(token.value) if token.value else None
+    if fault is not None and not all(map(is_of_this_machine, addresses)):
+        raise OptionsValidationError(
+            [Problem(ADMIN_TOKEN, f"is kept in {token.place}, and {fault}")]
+        )
+
+
+def _refuse_second_start(settings: Settings) -> None:
+    """Raise StoreLockedError if the address is in use because this receiver already runs.
+
+    Its message names the other process, which explains more than "address in use".
+    """
+    if settings.storage.backend is not StorageBackend.MEMORY:
+        with lock_data_directory(settings.storage.path):
+            pass

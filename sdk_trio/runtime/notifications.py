@@ -1,0 +1,200 @@
+"""The counters of notifications as metrics (docs/reference/metrics.md). Pure."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import attrs
+import trio
+
+from ..base.metrics import Sample
+from ..config import Settings
+from ..config.choices import KeyDerivation
+from ..config.options.notifications import NotificationsOptions, enabled_channels
+from ..net.poster import HttpPoster
+from ..notifications.channels.email import EmailSender
+from ..notifications.channels.sms import SmsSender
+from ..notifications.channels.webhook import WebhookSender
+from ..notifications.pump import RESULTS, Dispatcher, Limits
+from ..notifications.schedule import RetrySchedule
+from ..notifications.send import Channel, Outcome, Poster, ReadVariable
+from ..records.tenants import OutboxRecord
+from ..storage.ports import Store
+from ..tenants.feed import TransitionFeed
+from ..tenants.tenancy import Tenancy
+from ..webhooks.signed_request import sign_body
+
+
+def sample_notifications(
+    counts: Mapping[tuple[str, str], int], channels: Iterable[str]
+) -> tuple[Sample, ...]:
+    """Return ``sdk_notifications_total{channel,result}`` of attempts by channel and result.
+
+    Results that have not happened yet are reported as 0. A counter that first appears with the
+    value 1 shows no increase, so the first failed message would raise no alert. Messages of a
+    channel that is switched off by now, which a restart finds, are counted, too.
+    """
+    known = {(channel, result): 0 for channel in channels for result in RESULTS.values()}
+    return tuple(
+        Sample("sdk_notifications_total", (("channel", channel), ("result", result)), count)
+        for (channel, result), count in sorted((known | dict(counts)).items())
+    )
+
+
+def make_channels(
+    options: NotificationsOptions,
+    *,
+    poster: Poster | None = None,
+    read_variable: ReadVariable = os.environ.get,
+    clock: Callable[[], float] = time.time,
+) -> dict[str, Channel]:
+    """Return every channel under its name: ``email``, ``sms``, ``webhook``.
+
+    A channel that is not enabled is among them, too, and skips every message with that reason. No
+    channel holds anything open, so nobody has to close them.
+
+    Args:
+        options: ``Sdk:MultiTenant:Notifications``.
+        poster: sends requests; None: the project's own transport.
+        read_variable: reads an environment variable, at each message.
+        clock: returns Unix seconds.
+    """
+    poster = poster or HttpPoster(clock=clock)
+    return {
+        "email": EmailSender(options, poster, read_variable=read_variable, clock=clock),
+        "sms": SmsSender(options, poster, read_variable=read_variable, clock=clock),
+        "webhook": WebhookSender(
+            options, poster, sign=_sign, read_variable=read_variable, clock=clock
+        ),
+    }
+
+
+def _sign(body: bytes, *, secret: str, webhook_id: str, timestamp: int) -> Mapping[str, str]:
+    # Auto: the decoded key of a secret that has one, else the text, as receivers of either kind do.
+    return sign_body(
+        body,
+        secret=secret,
+        webhook_id=webhook_id,
+        timestamp=timestamp,
+        derivation=KeyDerivation.AUTO,
+    ).headers
+
+
+#: Returns channels under their names: ``email``, ``sms``, ``webhook``. Channels that the settings
+#: do not enable are not used.
+ChannelFactory = Callable[[Settings], Mapping[str, Channel]]
+
+
+@attrs.define
+class _Changeable:
+    """A channel that a reload of the settings can replace."""
+
+    channel: Channel
+
+    @property
+    def repeatable(self) -> bool:
+        return self.channel.repeatable
+
+    async def send(self, record: OutboxRecord) -> Outcome:
+        return await self.channel.send(record)
+
+
+class Notifier:
+    """Site-manager notifications beside the receiver; a :class:`Companion`.
+
+    Args:
+        settings: validated settings with notifications enabled.
+        channels: makes the channels; None: those of the settings.
+        limits: limits of the channels by name; None: the defaults, with the settings' schedule.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        channels: ChannelFactory | None = None,
+        limits: Mapping[str, Limits] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._channels = channels
+        self._limits = limits
+        self._clock = clock
+        self._dispatcher: Dispatcher | None = None
+        self._running: dict[str, _Changeable] = {}
+        self._closed = False
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The metrics of notifications so far; none before the start."""
+        if self._dispatcher is None:
+            return ()
+        return sample_notifications(self._dispatcher.counts, self._running)
+
+    async def run(
+        self,
+        store: Store,
+        tenancy: Tenancy,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Send until :meth:`close`, then finish the attempts in progress; see :class:`Dispatcher`.
+
+        Raises:
+            StoreUnavailableError: at the start alone; later it is retried.
+        """
+        options = self._settings.multi_tenant.notifications
+        made = self._make_channels(self._settings)
+        channels = self._running = {name: _Changeable(channel) for name, channel in made.items()}
+        schedule = RetrySchedule(
+            options.max_attempts, options.retry_base_seconds, options.retry_cap_seconds
+        )
+        limits = self._limits or {name: Limits(schedule=schedule) for name in channels}
+        dispatcher = Dispatcher(channels, store.notifications, limits=limits, clock=self._clock)
+        # The data directory is locked, so every other holder of a lease is dead.
+        await dispatcher.recover()
+        self._dispatcher = dispatcher
+        if self._closed:
+            dispatcher.close()
+        with tenancy.service.subscribe() as feed:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_forward, feed, dispatcher)
+                await nursery.start(dispatcher.run)
+                task_status.started()
+                await dispatcher.ended.wait()
+                nursery.cancel_scope.cancel()
+
+    def prepare_reload(self, settings: Settings) -> Callable[[], None]:
+        """Return the call after which messages are made with ``settings``.
+
+        A message that is being sent goes on with the old ones.
+        """
+        made = self._make_channels(settings)
+
+        def commit() -> None:
+            self._settings = settings
+            for name, running in self._running.items():
+                running.channel = made.get(name, running.channel)
+
+        return commit
+
+    def _make_channels(self, settings: Settings) -> Mapping[str, Channel]:
+        options = settings.multi_tenant.notifications
+        if self._channels is None:
+            made: Mapping[str, Channel] = make_channels(options, clock=self._clock)
+        else:
+            made = self._channels(settings)
+        return {name: made[name] for name in enabled_channels(options) if name in made}
+
+    def close(self) -> None:
+        """Begin no new attempt."""
+        self._closed = True
+        if self._dispatcher is not None:
+            self._dispatcher.close()
+
+
+async def _forward(feed: TransitionFeed, dispatcher: Dispatcher) -> None:
+    while True:
+        await feed.wait()
+        dispatcher.wake()

@@ -1,0 +1,264 @@
+"""The state of replication as metrics (docs/reference/metrics.md). Pure."""
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+import trio
+
+from ..base.logs import get_logger
+from ..base.metrics import Sample
+from ..config import Settings
+from ..replication.control import control_socket_path
+from ..replication.databases import TenantList, find_databases
+from ..replication.health import HealthState, ReplicationHealth
+from ..replication.health_check import HealthChecker
+from ..replication.lag_survey import LagSurveyor
+from ..replication.manifest import (
+    ManifestWriter,
+    TenantDatabaseFile,
+    is_large_fleet,
+    render_manifest,
+)
+from ..replication.plan import Patience
+from ..replication.replica import ReplicaReader
+from ..replication.signal import Signaler
+from ..replication.supervisor import Supervisor
+from ..replication.verification_schedule import VerificationKeeper, VerificationScheduler
+from ..replication.verifier import Verifier
+from ..replication.watch import Reloader, WatchedTenants, Watcher
+from ..storage.data_directory import create_data_directory
+from ..storage.ports import Inbox
+from ..tenants.databases import databases_directory
+
+
+def sample_replication(health: ReplicationHealth | None) -> tuple[Sample, ...]:
+    """Return the samples of the last check; none before it, or where checks are disabled.
+
+    ``sdk_replication_lag_seconds`` is the largest lag of all databases, infinite while one was
+    never in step; ``sdk_replication_databases{state}`` is how many are in which state.
+    """
+    if health is None or health.state is HealthState.DISABLED or health.lag_seconds is None:
+        return ()
+    return (
+        Sample("sdk_replication_lag_seconds", (), health.lag_seconds),
+        *(
+            Sample("sdk_replication_databases", (("state", state.value),), count)
+            for state, count in health.counts.items()
+        ),
+    )
+
+
+def make_scheduler(
+    settings: Settings, tenants: TenantList, inbox: Inbox, *, clock: Callable[[], float]
+) -> VerificationScheduler:
+    """Return the scheduler that verifies the replicas of these settings' tenants.
+
+    Args:
+        settings: with ``UseReplication``.
+        tenants: the tenants' service.
+        inbox: keeps the outcome; open as long as the scheduler runs.
+        clock: returns Unix seconds.
+    """
+    verifier = Verifier(settings, ReplicaReader(settings), clock=clock)
+    keeper = VerificationKeeper(verifier, inbox, clock=clock)
+    return VerificationScheduler(settings, tenants, keeper, clock=clock)
+
+
+def sample_verification(scheduler: VerificationScheduler | None) -> tuple[Sample, ...]:
+    """Return ``sdk_replication_verified_age_seconds``; nothing before the first good run."""
+    age = None if scheduler is None else scheduler.verified_age_seconds
+    return () if age is None else (Sample("sdk_replication_verified_age_seconds", (), age),)
+
+
+_log = get_logger("replication")
+
+#: Sync interval that the warning about a large fleet suggests, in seconds: each busy database makes
+#: a request to the target every interval, and object stores bill them.
+_FLEET_SYNC_SECONDS = 10
+
+
+class AskedSupervisor(Reloader, Protocol):
+    """A reloader that runs the replicator itself."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the replicator until cancelled."""
+        ...
+
+
+async def run_replication(
+    settings: Settings,
+    tenants: WatchedTenants,
+    supervisor: AskedSupervisor | None = None,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Keep the replicator at the active tenants' databases until cancelled.
+
+    Args:
+        settings: with ``UseReplication``. With ``AutoRegenerateOnTenantChange`` false and without a
+            supervisor it only logs that the operator renders the configuration.
+        tenants: the running service of tenants.
+        supervisor: runs the replicator; None: the operator runs it, and it gets a signal.
+
+    If it is cancelled, the watcher ends first, so that a supervised replicator does its last sync
+    with the databases that it has.
+    """
+    options = settings.multi_tenant.file_db.replication
+    if supervisor is None and not options.auto_regenerate_on_tenant_change:
+        _log.info(
+            "replication.left_alone",
+            detail="AutoRegenerateOnTenantChange is false: after a change of the tenants run "
+            "'replication render --output FILE' and restart the replicator",
+        )
+        task_status.started()
+        await trio.sleep_forever()
+    watcher = build_watcher(settings, tenants, supervisor)
+    async with trio.open_nursery() as nursery:
+        if supervisor is not None:
+            await nursery.start(supervisor.run)
+        await nursery.start(watcher.run)
+        task_status.started()
+
+
+def build_watcher(
+    settings: Settings, tenants: WatchedTenants, supervisor: AskedSupervisor | None = None
+) -> Watcher:
+    """Return the watcher of these settings.
+
+    Args:
+        settings: with ``UseReplication``.
+        tenants: the tenants' service.
+        supervisor: runs the replicator and is asked to reload; None: the process of the pid file
+            gets a signal instead.
+    """
+    options = settings.multi_tenant.file_db.replication
+    reloader: Reloader = supervisor or Signaler(Path(options.replicator_pid_file_path))
+    return Watcher(
+        tenants,
+        databases_directory(settings),
+        render=_Renderer(settings),
+        writer=ManifestWriter(Path(options.config_output_path)),
+        reloader=reloader,
+        window=options.auto_regenerate_debounce_window.total_seconds(),
+    )
+
+
+class _Renderer:
+    """Renders manifests, and warns once of a fleet that is large for its sync interval."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._warned = False
+
+    def __call__(self, databases: Sequence[TenantDatabaseFile]) -> str:
+        options = self._settings.multi_tenant.file_db.replication
+        sync = options.sync_interval_seconds
+        costly = is_large_fleet(options, len(databases)) and sync < _FLEET_SYNC_SECONDS
+        if costly and not self._warned:
+            self._warned = True
+            _log.warning(
+                "replication.fleet_is_large",
+                databases=len(databases),
+                detail=f"each busy database makes a request every {sync} s: SyncIntervalSeconds of "
+                f"{_FLEET_SYNC_SECONDS} or more costs less",
+            )
+        return render_for(self._settings, databases)
+
+
+def render_for(settings: Settings, databases: Sequence[TenantDatabaseFile]) -> str:
+    """Return the manifest of these databases, with the control socket that reports their lag.
+
+    Args:
+        settings: with ``UseReplication``; relative paths start in the current directory.
+        databases: those of the active tenants.
+
+    Raises:
+        ReplicatorError: the socket's path would be too long.
+        ValueError: as of :func:`~sdk_trio.replication.manifest.render_manifest`.
+    """
+    options = settings.multi_tenant.file_db.replication
+    directory = str(databases_directory(settings).absolute())
+    return render_manifest(
+        options,
+        databases,
+        working_directory=os.getcwd(),
+        socket_path=control_socket_path(directory),
+    )
+
+
+class ReplicationOverseer:
+    """Runs the watcher, the replicator where ``Supervise`` is true, and the health check.
+
+    Args:
+        settings: with ``UseReplication``.
+        tenants: the running service of tenants.
+
+    Raises:
+        ReplicatorError: the control socket's path would be too long.
+        StoreUnavailableError: the directory of the databases cannot be made.
+    """
+
+    def __init__(self, settings: Settings, tenants: WatchedTenants) -> None:
+        self._settings = settings
+        self._tenants = tenants
+        self._directory = create_data_directory(databases_directory(settings)).absolute()
+        options = settings.multi_tenant.file_db.replication
+        self.supervisor: Supervisor | None = None
+        if options.supervise:
+            # The last sync of the replicator has the same bound as the drain: a target that is away
+            # must not hold the shutdown longer.
+            stop = float(settings.webhooks.graceful_drain_timeout_seconds)
+            patience = attrs.evolve(Patience(), stop=stop)
+            self.supervisor = Supervisor(
+                options, self._directory, patience=patience, told_to_begin=True
+            )
+        self._checker = HealthChecker(
+            options,
+            control_socket_path(str(self._directory)),
+            wanted=self._wanted,
+            failure=self._failure,
+            reloading=self._reloading,
+            surveyor=None if options.supervise else LagSurveyor(settings),
+        )
+
+    @property
+    def health(self) -> ReplicationHealth | None:
+        """The result of the last check; None before the first one."""
+        return self._checker.latest
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The metrics of the last check."""
+        return sample_replication(self.health)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the replicator at the tenants' databases until cancelled.
+
+        A supervised replicator is then stopped in order, with a last sync.
+        """
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run_replication, self._settings, self._tenants, self.supervisor)
+            task_status.started()
+            nursery.start_soon(self._checker.run)
+
+    def end_by(self, deadline: float) -> None:
+        """Bound the last sync of a supervised replicator by the drain's deadline, a Trio time."""
+        if self.supervisor is not None:
+            self.supervisor.end_by(deadline)
+
+    def force(self) -> None:
+        """Cut the stop of a supervised replicator short."""
+        if self.supervisor is not None:
+            self.supervisor.force()
+
+    async def _wanted(self) -> Collection[str]:
+        return [file.path for file in await find_databases(self._tenants, self._directory)]
+
+    def _failure(self) -> str | None:
+        return None if self.supervisor is None else self.supervisor.failure
+
+    def _reloading(self) -> bool:
+        return self.supervisor is not None and self.supervisor.reloading

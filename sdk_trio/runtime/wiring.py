@@ -1,0 +1,167 @@
+"""The client's counters as metrics (docs/reference/metrics.md). Pure."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ..base.asgi import App, Receive, Scope, Send
+from ..base.metrics import Sample
+from ..config import Settings
+from ..storage.ports import Store
+from ..tenants.tenancy import Tenancy
+from ..webhooks import WebhookReceiver
+
+if TYPE_CHECKING:
+    from ..client.client import Client
+    from ..webhooks.companion import Companion
+    from ..webhooks.simulator import Simulator
+    from .admin import Administrator
+    from .notifications import ChannelFactory, Notifier
+    from .runtime import Runtime
+
+
+#: Values of ``sdk_client_circuit_state``.
+CIRCUIT_STATES = {"closed": 0, "open": 1, "probing": 2, "isolated": 3}
+
+
+class Counted(Protocol):
+    """The part of the client's counters that the metrics read."""
+
+    @property
+    def requests(self) -> Mapping[tuple[str, str], int]:
+        """Return finished calls by method and outcome."""
+        ...
+
+    @property
+    def attempts_per_call(self) -> Mapping[int, int]:
+        """Return how many calls took so many attempts."""
+        ...
+
+
+def sample_client(counters: Counted, circuit: str) -> tuple[Sample, ...]:
+    """Return the client's counters so far as samples.
+
+    ``sdk_client_requests_total{method,outcome}``, ``sdk_client_circuit_state`` (a number of
+    :data:`CIRCUIT_STATES`), and ``sdk_client_attempts`` as a cumulative histogram of attempts a
+    call: ``_bucket{le}``, ``_sum`` and ``_count``.
+    """
+    samples = [
+        Sample("sdk_client_requests_total", (("method", method), ("outcome", outcome)), count)
+        for (method, outcome), count in sorted(counters.requests.items())
+    ]
+    samples.append(Sample("sdk_client_circuit_state", (), CIRCUIT_STATES[circuit]))
+    calls = total = 0
+    for attempts, count in sorted(counters.attempts_per_call.items()):
+        calls += count
+        total += attempts * count
+        samples.append(Sample("sdk_client_attempts_bucket", (("le", str(attempts)),), calls))
+    samples.append(Sample("sdk_client_attempts_bucket", (("le", "+Inf"),), calls))
+    samples.append(Sample("sdk_client_attempts_sum", (), total))
+    samples.append(Sample("sdk_client_attempts_count", (), calls))
+    return tuple(samples)
+
+
+class Routes:
+    """The receiver at its path and, in Development, the simulator beside it.
+
+    Nowhere else is the simulator mapped: it signs deliveries for whoever asks.
+    """
+
+    def __init__(self, settings: Settings, receiver: WebhookReceiver) -> None:
+        self._receiver = receiver
+        self._simulator = _make_simulator(settings) if settings.is_development else None
+
+    @property
+    def application(self) -> App:
+        """What serves requests: the receiver itself where nothing stands beside it."""
+        return self._receiver if self._simulator is None else self
+
+    def started(self, address: str) -> None:
+        """Tell the simulator where its deliveries go: the receiver's real address."""
+        if self._simulator is not None:
+            self._simulator.address = address
+
+    def reload(self, settings: Settings) -> None:
+        """Let the simulator sign with the secrets of ``settings``."""
+        if self._simulator is not None:
+            self._simulator.settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI ``http`` request."""
+        if self._simulator is not None and self._simulator.serves(scope["path"]):
+            await self._simulator(scope, receive, send)
+        else:
+            await self._receiver(scope, receive, send)
+
+
+def _make_simulator(settings: Settings) -> "Simulator":
+    from ..webhooks.simulator import Simulator  # loads every sample
+
+    return Simulator(settings)
+
+
+class Silencer:
+    """Marks notifications off while the store is open, as a ``webhooks.companion.Companion``."""
+
+    def __init__(self) -> None:
+        self._closed = trio.Event()
+
+    async def run(
+        self,
+        store: Store,
+        tenancy: Tenancy,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Mark notifications off, then wait for :meth:`close`; no message is recorded meanwhile.
+
+        Raises:
+            StoreUnavailableError: the store cannot do it at present.
+        """
+        await store.notifications.switch_off()
+        task_status.started()
+        await self._closed.wait()
+
+    def close(self) -> None:
+        """Let :meth:`run` return."""
+        self._closed.set()
+
+
+def make_client(settings: Settings) -> "Client":
+    """Return a client of the upstream API, not open yet."""
+    from ..client.client import Client
+
+    return Client(settings)
+
+
+def make_administrator(runtime: "Runtime", clock: Callable[[], float]) -> "Administrator":
+    """Return the server of the admin address of ``runtime``."""
+    from .admin import Administrator
+
+    return Administrator(runtime, clock=clock)
+
+
+def make_notifier(
+    settings: Settings, channels: "ChannelFactory | None", clock: Callable[[], float]
+) -> "Notifier | None":
+    """Return the sender of notifications; None where they are not enabled.
+
+    While they are not, their other settings are not looked at.
+    """
+    if not (settings.multi_tenant.enabled and settings.multi_tenant.notifications.enabled):
+        return None
+    from .notifications import Notifier
+
+    return Notifier(settings, channels=channels, clock=clock)
+
+
+def make_companion(settings: Settings, notifier: "Notifier | None") -> "Companion | None":
+    """Return the part that runs beside the receiver's queue; None where there are no tenants.
+
+    Without notifications it marks them off in the store; see ``docs/adr/0013``.
+    """
+    if notifier is not None or not settings.multi_tenant.enabled:
+        return notifier
+
+    return Silencer()

@@ -1,0 +1,498 @@
+"""The head of an HTTP/1.1 request: strict parsing of its lines, and where its body ends. Pure.
+
+The grammar is that of RFC 9112 without its leniencies. Anything that two parsers could read
+differently is refused, because a proxy in front may read it the other way (request smuggling): two
+lengths, lengths beside a transfer coding, folded lines, line feeds without carriage returns, white
+space before a colon. h11 accepts some of these; what both accept they read alike.
+
+A later minor version is read as 1.1 (RFC 9110, 2.5). A target in absolute form is read as its path,
+and its authority replaces the Host header (RFC 9112, 3.2.2). An ``Upgrade`` is ignored: the
+application does not see the header (RFC 9110, 7.8).
+"""
+
+import enum
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ..base.asgi import Header
+from ..base.http_grammar import FIELD_VALUE_BYTES, TOKEN_BYTES, breaks_value, is_token_bytes
+from .limits import Limits
+
+#: Lines of earlier requests of a connection, as they were read, and whether they decide about the
+#: connection or the body.
+KnownLines = dict[bytes, tuple[Header, bool]]
+
+#: Bounds of one connection's memory: a sender repeats few lines, and they are short.
+_KNOWN_LINES: Final = 32
+_KNOWN_LINE_BYTES: Final = 256
+
+_HEAD: Final = re.compile(
+    rb"(" + TOKEN_BYTES + rb") ([\x21-\x7e]++) HTTP/([0-9])\.([0-9])\r\n"
+    rb"((?:" + TOKEN_BYTES + rb":" + FIELD_VALUE_BYTES + rb"\r\n)*+)\r\n"
+)
+_HOST: Final = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+,;=:\[\]]*")
+
+#: Headers that decide about the connection or the body.
+_DECISIVE: Final = frozenset(
+    (b"host", b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"expect")
+)
+
+#: The most digits of a content length, as in h11. Python's int() of a longer one takes quadratic
+#: time.
+_LENGTH_DIGITS: Final = 20
+
+END_OF_HEAD: Final = b"\r\n\r\n"
+
+_absolute_form = re.compile(rb"(?i:https?)://([^/?#]*+)([^#]*+)").fullmatch
+
+
+class RequestError(Exception):
+    """A malformed or unsupported request; ``status`` is the answer to it."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class RequestHead(msgspec.Struct, frozen=True, gc=False):
+    """One request without its body.
+
+    ``method`` is in capitals, as with hypercorn. ``length`` is the body's in bytes; None: it is in
+    the chunked coding. ``target`` is in origin form; only ``*`` and URLs that are not HTTP's stay
+    as they were sent.
+    """
+
+    method: str
+    target: bytes
+    version: str
+    headers: list[Header]
+    length: int | None
+    keep_alive: bool
+    expects_continue: bool
+
+
+def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
+    """Read a head that ends with its empty line.
+
+    ``known`` belongs to the connection and is empty at first: most lines are the same in every
+    request, so they are parsed once.
+
+    Raises:
+        RequestError: it is malformed (400), too large (414, 431) or not supported (501, 505).
+    """
+    match = _HEAD.fullmatch(data)
+    if match is None:
+        raise _refusal(data, limits)
+    method, target, major, minor, fields = match.groups()
+    if major != b"1":
+        raise RequestError(505, "the version of HTTP is not supported")
+    if match.end(2) > limits.request_line_bytes:
+        raise RequestError(414, "the request line is too long")
+    if method == b"CONNECT":
+        # After an answer of 2xx the bytes would be a tunnel's (RFC 9110, 9.3.6). An application
+        # that answers 200 to every method would turn the body into the next request.
+        raise RequestError(501, "CONNECT is not supported")
+    lines = fields.split(b"\r\n")
+    lines.pop()
+    if len(lines) > limits.headers:
+        raise RequestError(431, "too many headers")
+    headers: list[Header] = []
+    decisive: list[Header] = []
+    for line in lines:
+        header, decides = known.get(line) or _read_line(line, known)
+        headers.append(header)
+        if decides:
+            decisive.append(header)
+    # Methods are case-sensitive (RFC 9110, 9.1), but hypercorn takes "post" for POST, and both
+    # servers must read a request alike.
+    head = _decide(method.decode("ascii").upper(), target, minor != b"0", headers, decisive)
+    if target[:1] != b"/":
+        target, headers = in_origin_form(target, headers)
+        head = msgspec.structs.replace(head, target=target, headers=headers)
+    return head
+
+
+def in_origin_form(target: bytes, headers: list[Header]) -> tuple[bytes, list[Header]]:
+    """Return the path of an absolute target, and the headers with its authority as their Host.
+
+    A target that is not in absolute form stays as it is.
+
+    Raises:
+        RequestError: the target names no host, or a user (RFC 9110, 4.2.1 and 4.2.4).
+    """
+    match = _absolute_form(target)
+    if match is None:
+        return target, headers
+    authority, path = match.groups()
+    if not authority or _HOST.fullmatch(authority) is None:
+        raise RequestError(400, "the target names no host")
+    headers = [(name, authority) if name == b"host" else (name, value) for name, value in headers]
+    return (path if path[:1] == b"/" else b"/" + path), headers
+
+
+def _read_line(line: bytes, known: KnownLines) -> tuple[Header, bool]:
+    name, _, value = line.partition(b":")
+    name = name.lower()
+    value = value.strip(b" \t")
+    if name == b"transfer-encoding":
+        value = value.lower()  # as h11 does; the application must see the same on both servers
+    read = (name, value), name in _DECISIVE
+    if len(known) < _KNOWN_LINES and len(line) <= _KNOWN_LINE_BYTES:
+        known[line] = read
+    return read
+
+
+def _decide(
+    method: str, target: bytes, modern: bool, headers: list[Header], decisive: list[Header]
+) -> RequestHead:
+    """Apply the rules of RFC 9112, sections 3.2 (Host), 6 (body) and 9.3 (connection)."""
+    hosts = 0
+    length: int | None = 0
+    lengths = codings = 0
+    keep_alive = modern  # HTTP/1.0 gets one answer for each connection, as with h11
+    expects_continue = upgrade = False
+    for name, value in decisive:
+        if name == b"host":
+            hosts += 1
+            if _HOST.fullmatch(value) is None:
+                raise RequestError(400, "the Host header is malformed")
+        elif name == b"content-length":
+            lengths += 1
+            # bytes.isdigit() accepts ASCII digits only, unlike str.isdigit().
+            if not value.isdigit() or len(value) > _LENGTH_DIGITS:
+                raise RequestError(400, "the content length is no number")
+            length = int(value)
+        elif name == b"transfer-encoding":
+            codings += 1
+            if value != b"chunked":
+                raise RequestError(501, "the transfer coding is not supported")
+        elif name == b"connection":
+            if b"close" in _tokens(value):
+                keep_alive = False
+        elif name == b"upgrade":
+            upgrade = True
+        elif name == b"expect" and b"100-continue" in _tokens(value):
+            expects_continue = modern
+    if hosts > 1 or (modern and not hosts):
+        raise RequestError(400, "there must be one Host header")
+    if lengths + codings > 1:
+        raise RequestError(400, "the body has two lengths")
+    if codings:
+        if not modern:
+            raise RequestError(400, "HTTP/1.0 has no transfer codings")
+        length = None
+    if upgrade:
+        headers = [header for header in headers if header[0] != b"upgrade"]
+    version = "1.1" if modern else "1.0"
+    return RequestHead(method, target, version, headers, length, keep_alive, expects_continue)
+
+
+def check_beginning(data: bytes | bytearray, limits: Limits, seen: int = 0) -> None:
+    """Check a head whose end has not arrived; it returns if the head may still become valid.
+
+    ``seen`` bytes were checked before, so that a head in small pieces costs linear time.
+
+    Raises:
+        RequestError: no further bytes can make it a valid request.
+    """
+    # A TLS handshake begins with 0x16; a lone CR may be the first half of an empty line.
+    if data[0] <= 0x20 and data != b"\r":
+        raise RequestError(400, "this is no request line")
+    start = seen - (data[seen - 1 : seen] == b"\r")  # CR and LF may come in two pieces
+    if data.count(b"\n", start) != data.count(b"\r\n", start):
+        raise RequestError(400, "a line feed without carriage return")
+    if len(data) > limits.request_line_bytes and b"\r\n" not in data:
+        raise RequestError(414, "the request line is too long")
+    if len(data) > limits.head_bytes:
+        raise RequestError(431, "the headers are too large")
+
+
+def _refusal(data: bytes, limits: Limits) -> RequestError:
+    if data.find(b"\r\n") > limits.request_line_bytes:
+        return RequestError(414, "the request line is too long")
+    return RequestError(400, "this is no request")
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token.strip() for token in value.lower().split(b",")]
+
+
+#: Answers with the same status and the same tuple of headers are encoded once; so many are kept.
+_KEPT: Final = 256
+
+
+class AnswerError(Exception):
+    """The application sent messages that make no answer."""
+
+
+class Framing(enum.Enum):
+    """The ways in which a client finds the end of an answer's body (RFC 9112, 6.3)."""
+
+    LENGTH = enum.auto()
+    CHUNKED = enum.auto()
+    CLOSE = enum.auto()
+    NO_BODY = enum.auto()
+
+
+class AnswerHead(NamedTuple):
+    """An encoded head: ``data`` goes on the wire as it is.
+
+    ``closes``: the connection ends after this answer. ``length`` is the announced one in bytes, 0
+    where none is announced.
+    """
+
+    data: bytes
+    framing: Framing
+    length: int
+    closes: bool
+
+
+_encoded: dict[object, AnswerHead] = {}
+
+
+def answer_head(
+    request: RequestHead, status: int, headers: Iterable[tuple[bytes, bytes]], *, close: bool
+) -> AnswerHead:
+    """Encode a head as h11 does, so that this server and hypercorn answer with the same bytes.
+
+    Args:
+        request: the request that is answered.
+        status: 200 to 599.
+        headers: as the application sent them.
+        close: announce that the connection ends.
+
+    Raises:
+        AnswerError: a header cannot be sent, or the content length is no number.
+    """
+    # Only a tuple can be a key of the memory: a list may change after it was remembered.
+    if type(headers) is not tuple:
+        return _encode(request, status, list(headers), close)
+    key = (status, headers, close, request.method == "HEAD", request.version)
+    try:
+        found = _encoded.get(key)
+    except TypeError:  # something in the tuple is mutable
+        return _encode(request, status, list(headers), close)
+    if found is None:
+        if len(_encoded) >= _KEPT:
+            _encoded.clear()
+        found = _encoded[key] = _encode(request, status, list(headers), close)
+    return found
+
+
+def informational(status: int, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """Encode an interim answer, 100 to 199 without 101: this server switches no protocols."""
+    return _lines(status, [_checked(name, value) for name, value in headers])
+
+
+#: Bodies of the answers that the server itself gives, in the form of the receiver's own answers.
+_REFUSALS: Final = {
+    400: b'{"error":"bad request"}',
+    408: b'{"error":"request too slow"}',
+    414: b'{"error":"request line too long"}',
+    431: b'{"error":"headers too large"}',
+    501: b'{"error":"not implemented"}',
+    503: b'{"error":"temporarily unavailable"}',
+    505: b'{"error":"HTTP version not supported"}',
+}
+
+
+def refusal(status: int, *extra: tuple[bytes, bytes]) -> bytes:
+    """Encode a whole answer of the server itself, after which the connection is closed."""
+    body = _REFUSALS.get(status, b"")
+    media = ((b"content-type", b"application/json"),) if body else ()
+    length = (b"content-length", b"%d" % len(body))
+    return _lines(status, [*media, length, *extra, (b"Connection", b"close")]) + body
+
+
+def _encode(
+    request: RequestHead, status: int, headers: list[tuple[bytes, bytes]], close: bool
+) -> AnswerHead:
+    lines: list[tuple[bytes, bytes]] = []
+    connection: list[bytes] = []
+    length: int | None = None
+    chunked = False
+    bodiless = status in (204, 304)  # these end with their head, whatever it says
+    for name, value in headers:
+        name, value = _checked(name, value)
+        match name.lower():
+            case b"content-length":
+                if not value.isdigit() or (length is not None and length != int(value)):
+                    raise AnswerError(f"no content length: {value!r}")
+                if length is None:
+                    lines.append((name, value))
+                length = int(value)
+            case b"transfer-encoding":
+                if chunked or value.lower() != b"chunked":
+                    raise AnswerError(f"a transfer coding that is not supported: {value!r}")
+                chunked = True
+                if bodiless:
+                    lines.append((name, value.lower()))
+            case b"connection":
+                connection += [token.strip() for token in value.lower().split(b",")]
+            case _:
+                lines.append((name, value))
+    close = close or b"close" in connection
+    framing = Framing.NO_BODY
+    if not bodiless and (chunked or length is None):
+        # The chunked coding overrides a length (RFC 9112, 6.3). An answer to HEAD has the headers
+        # that the answer to GET would have (RFC 9110, 9.3.2).
+        lines = [pair for pair in lines if pair[0].lower() != b"content-length"]
+        if request.version == "1.1":
+            lines.append((b"Transfer-Encoding", b"chunked"))
+            framing = Framing.CHUNKED
+        else:
+            # HTTP/1.0 knows no chunks: the end of the connection is the end of the body.
+            framing, close = Framing.CLOSE, True
+    elif not bodiless:
+        framing = Framing.LENGTH
+    if request.method == "HEAD":
+        framing = Framing.NO_BODY
+    if close:
+        connection = [token for token in connection if token not in (b"close", b"keep-alive")]
+        connection.append(b"close")
+    lines += [(b"Connection", token) for token in sorted(set(connection)) if token]
+    return AnswerHead(_lines(status, lines), framing, length or 0, close)
+
+
+def _checked(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    name, value = bytes(name).strip(), bytes(value).strip()
+    if is_token_bytes(name) is None or breaks_value(value) is not None:
+        raise AnswerError(f"a header that cannot be sent: {name!r}: {value!r}")
+    return name, value
+
+
+def _lines(status: int, lines: list[tuple[bytes, bytes]]) -> bytes:
+    head = b"".join(b"%b: %b\r\n" % pair for pair in lines)
+    return b"HTTP/1.1 %d \r\n%b\r\n" % (status, head)
+
+
+#: Sixteen digits are 2**64 bytes; an extension is passed over, control characters are not. White
+#: space after a size is refused: the grammar has it before an extension alone, which nobody writes,
+#: and a parser that trims it where another does not is how requests are smuggled.
+_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;" + FIELD_VALUE_BYTES + rb")?")
+_TRAILER: Final = re.compile(TOKEN_BYTES + rb":" + FIELD_VALUE_BYTES)
+
+#: A whole line with a size and no extension, which is how nearly all chunks begin.
+_plain_size = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n").match
+
+#: Bytes that the size lines of all chunks may take, beside an eighth of the body itself. Each chunk
+#: costs about the same CPU, however small it is: without this bound a body in chunks of one byte
+#: cost a hundred times a plain one (as in CVE-2023-39326). Go allows as much as the body itself; at
+#: that, chunks of five bytes cost 58 ms for a MiB on the wire, with an eighth 11 ms. Bodies up to
+#: about 9 KiB may still be cut into single bytes, and whole megabytes into pieces of 50.
+OVERHEAD_BYTES: Final = 16 * 1024
+_BODY_SHARE: Final = 8
+
+#: The longest line with a chunk's size and extensions, in bytes.
+SIZE_LINE_BYTES: Final = 256
+
+#: All trailers of one body, in bytes.
+TRAILER_BYTES: Final = 8 * 1024
+
+
+class ChunkedBody:
+    """A decoder: takes the bytes of a connection and returns those of the body.
+
+    ``complete`` is true once the last line has been taken; ``rest`` then holds what followed it.
+    """
+
+    def __init__(self) -> None:
+        self.complete = False
+        self.rest = b""
+        self._left = 0  # bytes of the present chunk that have not arrived
+        self._closing = False  # the line end after a chunk is due
+        self._overhead = 0.0  # bytes of lines and line ends, less the body's share
+        self._trailing = -1  # bytes of trailers that have been seen; -1 before the last chunk
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes and return the part of the body that they complete, maybe nothing.
+
+        Raises:
+            RequestError: the bytes are not in the chunked coding; do not call it again.
+        """
+        data = self.rest + data
+        at = 0
+        pieces: list[bytes] = []
+        while not self.complete:
+            if not (self._left or self._closing) and self._trailing < 0:
+                at = self._take_plain(data, at, pieces)
+            if self._left:
+                piece = data[at : at + self._left]
+                if not piece:
+                    break
+                pieces.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                self._overhead -= len(piece) / _BODY_SHARE
+                self._closing = not self._left
+            elif self._closing:
+                end = data[at : at + 2]
+                if not b"\r\n".startswith(end):
+                    raise RequestError(400, "a chunk is longer than its size")
+                if len(end) < 2:
+                    break
+                at += 2
+                self._spend(2)
+                self._closing = False
+            else:
+                line = _line(data, at, SIZE_LINE_BYTES if self._trailing < 0 else TRAILER_BYTES)
+                if line is None:
+                    break
+                at += len(line) + 2
+                self._spend(len(line) + 2)
+                self._take_line(line)
+        self.rest = data[at:]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _take_plain(self, data: bytes, at: int, pieces: list[bytes]) -> int:
+        """Take the chunks that have arrived whole and have no extension; return where they end."""
+        begun, taken = at, 0
+        while (size := _plain_size(data, at)) is not None:
+            start = size.end()
+            end = start + int(size[1], 16)
+            if end == start or data[end : end + 2] != b"\r\n":
+                break
+            pieces.append(data[start:end])
+            taken += end - start
+            at = end + 2
+        self._spend(at - begun - taken - taken / _BODY_SHARE)
+        return at
+
+    def _spend(self, overhead: float) -> None:
+        self._overhead += overhead
+        if self._overhead > OVERHEAD_BYTES:
+            raise RequestError(400, "the chunks are too small for so many")
+
+    def _take_line(self, line: bytes) -> None:
+        if self._trailing < 0:
+            match = _SIZE.fullmatch(line)
+            if match is None:
+                raise RequestError(400, "a chunk's size is no number")
+            self._left = int(match[1], 16)
+            if not self._left:
+                self._trailing = 0
+        elif not line:
+            self.complete = True
+        else:
+            # Trailers are read to find the beginning of the next request, and then ignored: nothing
+            # that follows a body may change what its headers said (RFC 9110, 6.5.1).
+            self._trailing += len(line)
+            if self._trailing > TRAILER_BYTES:
+                raise RequestError(431, "the trailers are too large")
+            if _TRAILER.fullmatch(line) is None:
+                raise RequestError(400, "a trailer is malformed")
+
+
+def _line(data: bytes, start: int, longest: int) -> bytes | None:
+    """Return the line at ``start`` without its end; None if the end has not arrived."""
+    end = data.find(b"\r\n", start, start + longest + 2)
+    if end >= 0:
+        return data[start:end]
+    if len(data) - start > longest + 1:
+        raise RequestError(400, "a line of the chunked coding is too long")
+    if b"\n" in data[start:]:
+        raise RequestError(400, "a line feed without carriage return")
+    return None

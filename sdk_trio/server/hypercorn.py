@@ -1,0 +1,284 @@
+"""Hypercorn as the server, where ``Server:FastPath`` is false. No other module imports it.
+
+It is the way back if the project's own connections misbehave. The overrides below close holes that
+were found by sending the same bytes to both servers; every private part of hypercorn that they use
+has a test in ``tests/unit/test_hypercorn_seams.py``, and its minor version is pinned.
+"""
+
+import logging
+from math import inf
+from typing import Any
+
+import trio
+from h11 import SEND_BODY, LocalProtocolError, Request
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr
+
+from ..base.asgi import App
+from ..base.logs import get_logger
+from .accept import BUSY, Places
+from .head import RequestError, in_origin_form
+from .limits import Limits, NoteRefusal
+from .tls import HANDSHAKE_SECONDS
+
+_log = get_logger("server")
+
+
+#: Trio's errors for a connection that has ended or is being closed.
+_GONE = (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError)
+
+#: Time for the TLS closing alert and for a refusal, in seconds; then the connection is cut off.
+CLOSE_SECONDS = 1.0
+
+
+class HypercornServer:
+    """Serves single connections of one server with hypercorn.
+
+    Args:
+        app: the ASGI application.
+        limits: bounds of the connections; hypercorn has settings for some, :class:`_Connection`
+            enforces others.
+        places: counts the connections.
+        note_refusal: is called for every request that hypercorn itself refuses.
+    """
+
+    def __init__(self, app: App, limits: Limits, places: Places, note_refusal: NoteRefusal) -> None:
+        self._app = ASGIWrapper(_without_complaints(app))
+        self._limits = limits
+        self._places = places
+        self._note_refusal = note_refusal
+        config = Config()
+        config.keep_alive_timeout = limits.keep_alive_seconds
+        config.keep_alive_max_requests = limits.keep_alive_requests
+        # Neither header helps a sender, and the fast path sends none: both answer alike.
+        config.include_date_header = False
+        config.include_server_header = False
+        config.accesslog = None
+        config.errorlog = logging.getLogger("sdk_trio.server")
+        self._config = config
+        self._context = WorkerContext(None)
+
+    async def begin_drain(self) -> None:
+        """Close connections as they become idle."""
+        await self._context.terminated.set()
+
+    async def serve(self, stream: Any) -> None:
+        """Serve one connection; whatever its client sends ends this connection at worst."""
+        sock = (stream.transport_stream if isinstance(stream, trio.SSLStream) else stream).socket
+        try:
+            peer = parse_socket_addr(sock.family, sock.getpeername())
+        except OSError:  # the client has left already
+            await trio.aclose_forcefully(stream)
+            return
+        source = self._places.source_of(peer)
+        if self._places.full or not self._places.has_room_for(source):
+            self._places.note_refusal(peer)
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                await _refuse(stream)
+            return
+        self._places.take(source)
+        try:
+            await _Connection(
+                self._app, self._config, self._context, stream, self._limits, self._note_refusal
+            ).run()
+        except* Exception as errors:
+            # Hypercorn lets some malformed upgrades and frames escape as exceptions.
+            reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
+            _log.warning("server.connection_failed", error=reason)
+        finally:
+            self._places.leave(source)
+
+
+def _without_complaints(app: App) -> App:
+    """Hide from the application that its client has left: hypercorn would log a traceback."""
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        async def send_if_possible(message: Any) -> None:
+            try:
+                await send(message)
+            except (*_GONE, LocalProtocolError) as error:
+                # The connection ended between two messages of the answer, or was refused.
+                _log.debug("server.answer_not_sent", error=str(error))
+                await trio.lowlevel.checkpoint()
+
+        await app(scope, receive, send_if_possible)
+
+    return serve
+
+
+class _Connection(TCPServer):
+    """Hypercorn's connection, for HTTP/1.1 alone, with three differences.
+
+    It ends as soon as nothing more can arrive. Hypercorn's own task that waits for the next request
+    keeps a closed connection, and its descriptor, until the keep-alive time is over; and a request
+    that was read behind the last answer of a drain would hold the drain up to its deadline.
+
+    It bounds the time for a head, which hypercorn does not. And an answer that has begun is sent to
+    its end even if the client sends malformed bytes meanwhile.
+    """
+
+    _reading = True
+    _idle = True
+    _head_begun = False
+
+    def __init__(
+        self,
+        app: Any,
+        config: Config,
+        context: WorkerContext,
+        stream: Any,  # hypercorn names one of the kinds that it takes
+        limits: Limits,
+        note_refusal: NoteRefusal,
+    ) -> None:
+        super().__init__(app, config, context, ConnectionState({}), stream)
+        self._limits = limits
+        self._note_refusal = note_refusal
+        self._reading_scope = trio.CancelScope()
+
+    async def run(self) -> None:
+        stream = self.stream
+        secure = isinstance(stream, trio.SSLStream)
+        try:
+            if secure:
+                with trio.fail_after(HANDSHAKE_SECONDS):
+                    await stream.do_handshake()
+            plain = (stream.transport_stream if secure else stream).socket
+            client = parse_socket_addr(plain.family, plain.getpeername())
+            server = parse_socket_addr(plain.family, plain.getsockname())
+            async with TaskGroup() as tasks:
+                self._task_group = tasks
+                self.protocol = protocol = _Http1(  # type: ignore[assignment]  # what the wrapper holds
+                    self.app,
+                    self.config,
+                    self.context,
+                    tasks,
+                    ConnectionState({}),
+                    secure,
+                    client,
+                    server,
+                    self.protocol_send,
+                )
+                protocol.note_refusal = self._note_refusal
+                await self.idle_task.restart(tasks, self._idle_timeout)
+                await self._read_data()
+        except (OSError, trio.BrokenResourceError, trio.TooSlowError):
+            await trio.lowlevel.checkpoint()  # the client has left, or speaks no TLS
+        finally:
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                await self._close()
+
+    async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, Closed):
+            self._reading_scope.cancel()
+            if self.protocol.connection.our_state is SEND_BODY:  # type: ignore[attr-defined]
+                # An answer is being sent; its end closes the connection.
+                return
+            with trio.move_on_after(CLOSE_SECONDS):
+                async with self.send_lock:  # let another task finish sending first
+                    pass
+        elif isinstance(event, Updated):
+            self._idle = event.idle
+            # The next head may have begun before this request was over.
+            connection = self.protocol.connection  # type: ignore[attr-defined]
+            self._head_begun = event.idle and bool(connection.trailing_data[0])
+            patience = self._limits.head_seconds if self._head_begun else inf
+            self._reading_scope.deadline = trio.current_time() + patience
+            if not self._reading:
+                return
+        try:
+            await super().protocol_send(event)
+        except trio.BusyResourceError:  # it is being closed
+            await self.protocol.handle(Closed())
+
+    async def _read_data(self) -> None:
+        limits = self._limits
+        scope = self._reading_scope
+        scope.deadline = trio.current_time() + limits.first_byte_seconds
+        try:
+            with scope:
+                while data := await self.stream.receive_some(limits.read_bytes):
+                    if self._idle and not self._head_begun:
+                        self._head_begun = True
+                        scope.deadline = trio.current_time() + limits.head_seconds
+                    await self.protocol.handle(RawData(bytes(data)))
+                await self.protocol.handle(RawData(b""))
+        except _GONE:
+            await trio.lowlevel.checkpoint()
+        finally:
+            self._reading = False
+        await self.protocol.handle(Closed())
+        await self.idle_task.stop()
+
+
+class _Http1(H11Protocol):
+    """HTTP/1.1 and nothing else.
+
+    A request to change to another protocol is answered as if it had not asked (RFC 9110, 7.8): no
+    sender of webhooks asks, and hypercorn's HTTP/2 keeps the tasks of a connection that ends at a
+    bad moment. Versions and targets are read as on the fast path.
+    """
+
+    note_refusal: NoteRefusal
+
+    async def _check_protocol(self, event: Request) -> None:
+        pass
+
+    async def _send_error_response(self, status_code: int) -> None:
+        self.note_refusal(
+            status_code, "hypercorn's parser", self.client[0] if self.client else None
+        )
+        await super()._send_error_response(status_code)
+
+    async def _create_stream(self, request: Request) -> None:
+        try:
+            request = _as_on_the_fast_path(request)
+        except RequestError as error:
+            await self._send_error_response(error.status)
+            await self.send(Closed())
+        else:
+            await super()._create_stream(request)
+
+
+def _as_on_the_fast_path(request: Request) -> Request:
+    """Return the request as :func:`parse_head` would, or raise its RequestError."""
+    headers = list(request.headers)
+    names = [name for name, _ in headers]
+    if b"transfer-encoding" in names and b"content-length" in names:
+        # Two lengths of one body: a proxy may have seen another end of it (RFC 9112, 6.3).
+        raise RequestError(400, "the body has two lengths")
+    version = bytes(request.http_version)
+    if version[:2] != b"1.":
+        raise RequestError(505, "the version of HTTP is not supported")
+    if version > b"1.1" and names.count(b"host") != 1:
+        raise RequestError(400, "there must be one Host header")
+    target, headers = in_origin_form(bytes(request.target), headers)
+    return Request(
+        method=request.method,
+        headers=[pair for pair in headers if pair[0] != b"upgrade"],
+        target=target,
+        http_version=min(version, b"1.1"),
+    )
+
+
+async def _refuse(stream: trio.abc.Stream) -> None:
+    """Close a connection for which there is no room; without TLS it gets a 503 first."""
+    if isinstance(stream, trio.SocketStream):
+        try:
+            await stream.send_all(BUSY)
+            await stream.send_eof()
+            while await stream.receive_some():
+                pass
+        except trio.BrokenResourceError:
+            await trio.lowlevel.checkpoint()
+        await stream.aclose()
+    elif isinstance(stream, trio.SSLStream):
+        await trio.aclose_forcefully(stream)
+    else:
+        await stream.aclose()

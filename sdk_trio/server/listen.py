@@ -1,0 +1,134 @@
+"""Listening sockets of a server: TCP, unix sockets, and inherited ones.
+
+Either all addresses are opened or none: when one fails, the others are closed again and the error
+names it.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # Windows has no such limit
+    resource = None  # type: ignore[assignment]
+
+from ..config.text_formats import split_unix
+from ..errors import EXIT_UNAVAILABLE, SdkError
+
+#: Connections that the kernel queues while the loop is busy.
+BACKLOG = 1024
+
+
+#: Descriptors that stay free for the store, the logs and the client's connections, so that a flood
+#: of connections cannot keep an event from being stored.
+RESERVED_DESCRIPTORS = 64
+
+
+class BindError(SdkError):
+    """An address cannot be listened on; the message names the key and the address."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+def listen(addresses: Sequence[str], *, key: str) -> list[socket.socket]:
+    """Return a listening socket for each address; the caller closes them.
+
+    Args:
+        addresses: ``HOST:PORT``, ``[v6]:PORT``, ``unix:PATH`` (mode 0600), ``unix:PATH?mode=0660``
+            or ``fd:N``; port 0 picks a free one.
+        key: the setting that the addresses came from, for messages.
+
+    Raises:
+        BindError: an address is in use, not ours, or not permitted.
+    """
+    sockets: list[socket.socket] = []
+    for address in addresses:
+        try:
+            sockets.append(_open(address))
+        except OSError as error:
+            for sock in sockets:
+                sock.close()
+            raise BindError(
+                f"{key}: cannot listen on {address}: {error.strerror or error}. "
+                "Stop what uses the address, or choose another one (port 0 takes a free one)."
+            ) from error
+    return sockets
+
+
+def descriptor_limit() -> int:
+    """Return the number of connections that this process's descriptor limit leaves room for."""
+    if resource is None:
+        return sys.maxsize
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, soft - RESERVED_DESCRIPTORS)
+
+
+def _open(address: str) -> socket.socket:
+    if address.startswith("fd:"):
+        number = address.removeprefix("fd:")
+        if not number.isdigit():
+            raise OSError("the service manager has passed no socket of that name")
+        return _listening(socket.socket(fileno=int(number)), None)
+    if address.startswith("unix:"):
+        path, mode = split_unix(address)
+        _remove_stale_socket(path)
+        return _unix_socket(path, int(mode, 8))
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    sock = socket.socket(family)
+    if os.name == "posix":  # elsewhere the option lets two programs share one port
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return _listening(sock, (host.strip("[]"), int(port)))
+
+
+def _unix_socket(path: str, mode: int) -> socket.socket:
+    """Return a listening socket at ``path``, never more open than ``mode``, whatever the umask.
+
+    A peer of a unix socket has no address to check, so the file's mode is all that keeps others
+    out.
+    """
+    sock = socket.socket(socket.AF_UNIX)
+    with suppress(OSError):
+        # Linux makes the file with the mode of the socket, so there is no moment in between.
+        os.fchmod(sock.fileno(), mode)
+    _listening(sock, path)
+    try:
+        os.chmod(path, mode)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _listening(sock: socket.socket, name: str | tuple[str, int] | None) -> socket.socket:
+    try:
+        if name is not None:
+            sock.bind(name)
+        sock.setblocking(False)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_stale_socket(path: str) -> None:
+    """Remove the socket file of a dead process; one that a live server listens on stays."""
+    if not Path(path).is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        # Not blocking: BlockingIOError means that a live server's backlog is full.
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink()
+        except OSError:
+            return

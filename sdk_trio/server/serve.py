@@ -1,0 +1,198 @@
+"""The server of one ASGI application: listens on addresses, serves, and drains in order."""
+
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from ..base.asgi import App
+from ..base.logs import Throttle, get_logger
+from .accept import Acceptor, Places, SourceOf
+from .limits import Limits, NoteRefusal
+from .listen import BindError, descriptor_limit, listen
+from .tls import load_certificate
+
+__all__ = ["BindError", "Server"]
+
+if TYPE_CHECKING:
+    import ssl
+
+    from .hypercorn import HypercornServer
+
+_log = get_logger("server")
+
+
+class Server:
+    """Serves one ASGI application on a list of addresses until told to stop.
+
+    Args:
+        app: the ASGI application.
+        bind: ``HOST:PORT``, ``[v6]:PORT``, ``unix:PATH`` or ``fd:N``; port 0 picks a free one.
+        key: the setting that ``bind`` came from, for messages.
+        cert_file, key_file: PEM files; with both, every address speaks TLS.
+        graceful_seconds: time for requests in progress after :meth:`stop`.
+        fast_path: serve with the project's own connections; False: with hypercorn.
+        limits: bounds of the connections; hypercorn has only some of them.
+        source_of: maps the peer's host to the source that its connections count for; None: they are
+            not counted, such as those of a trusted proxy.
+        note_refusal: is called for every request that the server itself refuses.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        bind: Sequence[str],
+        *,
+        key: str,
+        graceful_seconds: float,
+        cert_file: str | None = None,
+        key_file: str | None = None,
+        fast_path: bool = True,
+        limits: Limits | None = None,
+        source_of: SourceOf = lambda _: None,
+        note_refusal: NoteRefusal | None = None,
+    ) -> None:
+        limits = limits or Limits()
+        self._limits = attrs.evolve(limits, connections=min(limits.connections, descriptor_limit()))
+        self._app = app
+        self._certificate = (cert_file, key_file)
+        self._fast_path = fast_path
+        self._places = Places(self._limits, source_of)
+        self._note_refusal = note_refusal or _RefusalLog().note
+        self._tls: ssl.SSLContext | None = None
+        self._hypercorn: HypercornServer | None = None
+        self._bind = tuple(bind)
+        self._key = key
+        self._graceful_seconds = graceful_seconds
+        self._stop_wanted = trio.Event()
+        self.ended: trio.Event = trio.Event()
+
+    def prepare_certificate(self, cert_file: str, key_file: str) -> Callable[[], None]:
+        """Load the files now and return the call that uses them for new connections.
+
+        The call does nothing where no TLS is served; established connections keep their keys.
+
+        Raises:
+            OptionsValidationError: the certificate or its key cannot be used.
+        """
+        context = load_certificate(cert_file, key_file)
+
+        def commit() -> None:
+            if self._tls is not None:
+                self._tls = context
+
+        return commit
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Bind, report the real addresses as URLs, and serve until :meth:`stop`.
+
+        Requests in progress get ``graceful_seconds`` then, after which they are cancelled. If it is
+        cancelled, it closes every connection at once.
+
+        Raises:
+            BindError: an address is in use, not ours, or not permitted.
+            OptionsValidationError: the certificate or its key cannot be used.
+        """
+        cert_file, key_file = self._certificate
+        if cert_file is not None:
+            self._tls = load_certificate(cert_file, key_file)
+        sockets = listen(self._bind, key=self._key)
+        try:
+            async with trio.open_nursery() as connections:
+                acceptor = Acceptor(
+                    self._app, self._limits, self._places, self._note_refusal, lambda: self._tls
+                )
+                async with trio.open_nursery() as accepting:
+                    if self._fast_path:
+                        connections.start_soon(acceptor.sweep)
+                        for sock in sockets:
+                            accepting.start_soon(acceptor.accept, sock, connections, accepting)
+                    else:
+                        accepting.start_soon(
+                            partial(
+                                trio.serve_listeners,
+                                self._load_hypercorn().serve,
+                                [self._listener(sock) for sock in sockets],
+                                handler_nursery=connections,
+                            )
+                        )
+                    scheme = "http" if self._tls is None else "https"
+                    task_status.started(tuple(_url(sock, scheme) for sock in sockets))
+                    await self._stop_wanted.wait()
+                    accepting.cancel_scope.cancel()
+                for sock in sockets:
+                    sock.close()
+                # Idle connections close now, requests in progress get the time to finish.
+                connections.cancel_scope.deadline = trio.current_time() + self._graceful_seconds
+                if self._hypercorn is not None:
+                    await self._hypercorn.begin_drain()
+                await acceptor.drain()
+        finally:
+            for sock in sockets:
+                sock.close()
+            self.ended.set()
+
+    def stop(self) -> None:
+        """Stop accepting connections; :meth:`run` returns when the present requests have ended."""
+        self._stop_wanted.set()
+
+    def _load_hypercorn(self) -> "HypercornServer":
+        # Imported here: 40 ms and 5 MB, which a start without hypercorn does not pay.
+        from .hypercorn import HypercornServer
+
+        self._hypercorn = HypercornServer(self._app, self._limits, self._places, self._note_refusal)
+        return self._hypercorn
+
+    def _listener(self, sock: socket.socket) -> trio.abc.Listener[Any]:
+        plain = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+        return plain if self._tls is None else _SecureListener(plain, lambda: self._tls)
+
+
+class _RefusalLog:
+    """Logs refused requests if no ``note_refusal`` is given: a few of each status."""
+
+    def __init__(self) -> None:
+        self._throttle = Throttle(lines=5, seconds=10.0)
+
+    def note(self, status: int, reason: str, address: str | None) -> None:
+        suppressed = self._throttle.admit(status)
+        if suppressed is not None:
+            _log.info(
+                "server.request_refused",
+                status=status,
+                reason=reason,
+                address=address,
+                suppressed=suppressed,
+            )
+
+
+class _SecureListener(trio.abc.Listener["trio.SSLStream[trio.SocketStream]"]):
+    """A ``trio.SSLListener`` whose context may change: each connection gets the present one."""
+
+    def __init__(
+        self, plain: trio.SocketListener, context: "Callable[[], ssl.SSLContext | None]"
+    ) -> None:
+        self._plain = plain
+        self._context = context
+
+    async def accept(self) -> "trio.SSLStream[trio.SocketStream]":
+        stream = await self._plain.accept()
+        context = self._context()
+        assert context is not None  # a reload never switches TLS on or off
+        return trio.SSLStream(stream, context, server_side=True, https_compatible=True)
+
+    async def aclose(self) -> None:
+        await self._plain.aclose()
+
+
+def _url(sock: socket.socket, scheme: str) -> str:
+    name = sock.getsockname()
+    if not isinstance(name, tuple):
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if sock.family == socket.AF_INET6 else name[0]
+    return f"{scheme}://{host}:{name[1]}"

@@ -1,0 +1,147 @@
+"""A TLS connection with the surface of a plain, non-blocking socket.
+
+OpenSSL works on the descriptor itself, without buffers in between, so that TLS costs a request only
+the cipher. A read or write that needs more TLS data, such as the rest of a record, raises
+BlockingIOError.
+"""
+
+import socket
+import ssl
+from contextlib import suppress
+
+import trio
+
+from ..errors import OptionsValidationError, Problem
+
+#: Time for the handshake, in seconds; an idle connection may not keep its place longer.
+HANDSHAKE_SECONDS = 10.0
+
+
+class TlsSocket:
+    """The server's side of one connection; see :class:`Connection` for its use.
+
+    Args:
+        sock: an accepted, non-blocking socket, which belongs to this object from then on.
+        context: a server's context that refuses renegotiation: with it a send could have to wait
+            for a read.
+
+    Raises:
+        OSError: the client has left already; ``sock`` is closed.
+    """
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        self._tls = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for, -1 when it is closed."""
+        return self._tls.fileno()
+
+    async def handshake(self) -> None:
+        """Agree on keys, within :data:`HANDSHAKE_SECONDS`.
+
+        Raises:
+            OSError: the client speaks no TLS, none that we accept, or has left.
+            trio.TooSlowError: it took too long.
+            trio.ClosedResourceError: the server ends.
+        """
+        with trio.fail_after(HANDSHAKE_SECONDS):
+            await trio.lowlevel.checkpoint()
+            while True:
+                try:
+                    self._tls.do_handshake()
+                except ssl.SSLWantReadError:
+                    await trio.lowlevel.wait_readable(self._tls)
+                except ssl.SSLWantWriteError:
+                    await trio.lowlevel.wait_writable(self._tls)
+                else:
+                    return
+
+    @property
+    def protocol(self) -> str | None:
+        """The protocol that the handshake agreed on, by its ALPN name; None: none."""
+        return self._tls.selected_alpn_protocol()
+
+    def pending(self) -> int:
+        """Return how many bytes can be received although the descriptor may not be readable."""
+        return self._tls.pending()
+
+    def recv(self, size: int) -> bytes:
+        """Return at most ``size`` bytes; none at the end of the stream, with or without an alert.
+
+        A missing closing alert is no error: HTTP notices by itself that a body was cut short.
+
+        Raises:
+            BlockingIOError: a whole record has not arrived.
+            OSError: the connection is broken.
+        """
+        try:
+            return self._tls.recv(size)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+
+    def send(self, data: bytes | memoryview) -> int:
+        """Send what fits and return its size; the same bytes must follow after an error.
+
+        Raises:
+            BlockingIOError: nothing fits at present.
+            OSError: the connection is broken.
+        """
+        try:
+            return self._tls.send(data)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+
+    def shutdown(self, how: int) -> None:
+        """Send the closing alert and half-close; later bytes are read raw, to be thrown away."""
+        self._say_goodbye()
+        self._tls.shutdown(how)
+
+    def close(self) -> None:
+        """Send the closing alert if that is possible without waiting, and close."""
+        self._say_goodbye()
+        self._tls.close()
+
+    def _say_goodbye(self) -> None:
+        # unwrap() sends the alert and then raises because the client's has not arrived. RFC 8446,
+        # 6.1, lets us close without it.
+        with suppress(OSError, ValueError):
+            self._tls.unwrap()
+
+
+#: The cipher suites of TLS 1.2 with forward secrecy: a key that is stolen later does not open the
+#: traffic of before. All suites of TLS 1.3 have it.
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+
+
+def load_certificate(cert_file: str, key_file: str | None) -> ssl.SSLContext:
+    """Return a context for servers of HTTP/1.1, TLS 1.2 or newer.
+
+    Args:
+        cert_file: PEM file with the certificate and those that lead to its authority.
+        key_file: PEM file with its key, without a passphrase.
+
+    Raises:
+        OptionsValidationError: they cannot be used; the message names both settings.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_CIPHERS)
+    context.set_alpn_protocols(["http/1.1"])
+    # With renegotiation a send could have to wait for a read, which the connection's code does not
+    # expect; TLS 1.3 has none. Compression leaks the content of what it compresses (CRIME).
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    try:
+        # A key with a passphrase is refused, or OpenSSL would ask for it on the terminal.
+        context.load_cert_chain(cert_file, key_file, password=b"")
+    except OSError as error:  # SSLError is one
+        raise OptionsValidationError(
+            [
+                Problem(
+                    "Sdk:Server:CertFile",
+                    f"{cert_file} with Sdk:Server:KeyFile {key_file} cannot be used: "
+                    f"{error.strerror or error}; both must be PEM, and the key must be the "
+                    "certificate's",
+                )
+            ]
+        ) from error
+    return context

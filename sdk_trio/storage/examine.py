@@ -1,0 +1,143 @@
+"""Looks at a store in SQLite without changing anything: for ``doctor``, beside a running daemon."""
+
+import time
+from pathlib import Path
+
+import apsw
+import attrs
+
+from ..records.deliveries import DeliveryState
+from .sqlite.connect import connect_reader, describe_failure
+from .sqlite.schema import APPLICATION_ID, UNFINISHED, VERSION
+
+#: Instructions of SQLite between two looks at the clock.
+_STEPS = 20_000
+
+#: Events over which the growth is measured.
+_SAMPLE = 10_000
+
+_DAY = 86_400.0
+
+
+@attrs.frozen(kw_only=True)
+class Examination:
+    """What was found; times are Unix seconds, sizes bytes.
+
+    ``damage`` is None when the check found none, or had no time to end (``checked`` is False
+    then). What follows it is only looked at in a store of this version. ``growth_per_day`` is None
+    for an inbox that is too young to tell.
+    """
+
+    file: str
+    application_id: int
+    version: int
+    file_size: int
+    wal_size: int
+    checked: bool
+    damage: str | None
+    states: dict[DeliveryState, int] = attrs.field(factory=dict)
+    oldest_unfinished: float | None = None
+    parked_types: dict[str, int] = attrs.field(factory=dict)
+    growth_per_day: float | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is an inbox of this package."""
+        return self.application_id == APPLICATION_ID
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it has the schema of this version."""
+        return self.is_ours and self.version == VERSION
+
+
+def examine(file: Path, *, now: float, check_seconds: float, besides: str = "") -> Examination:
+    """Examine the store in ``file``; blocks.
+
+    Args:
+        file: the database, which exists.
+        now: Unix seconds.
+        check_seconds: how long the check for damage may take.
+        besides: the id of a parked event that is not counted.
+
+    Raises:
+        StoreUnavailableError: it cannot be opened or read.
+    """
+    try:
+        connection = connect_reader(str(file))
+        try:
+            checked, damage = _check(connection, check_seconds)
+            known = Examination(
+                file=str(file),
+                application_id=connection.pragma("application_id"),
+                version=connection.pragma("user_version"),
+                file_size=file.stat().st_size,
+                wal_size=_size(file.with_name(f"{file.name}-wal")),
+                checked=checked,
+                damage=damage,
+            )
+            return _with_contents(connection, known, now, besides) if known.is_current else known
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise describe_failure(error, str(file)) from error
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | None]:
+    """Return whether the check came to its end, and what it found."""
+    deadline = time.monotonic() + seconds
+    connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
+    try:
+        answer = str(connection.execute("PRAGMA quick_check(1)").get)
+    except apsw.InterruptError:
+        return False, None
+    finally:
+        connection.set_progress_handler(None)
+    return True, None if answer == "ok" else answer
+
+
+def _with_contents(
+    connection: apsw.Connection, known: Examination, now: float, besides: str
+) -> Examination:
+    # Finished deliveries are in no index but that of ids, so they are not counted.
+    states = connection.execute(
+        "SELECT state, count(*) FROM inbox WHERE state <> 'done' AND delivery_key <> ? "
+        "GROUP BY state",
+        (besides,),
+    ).fetchall()
+    parked = connection.execute(
+        "SELECT type, count(*) FROM inbox WHERE state = 'parked' AND delivery_key <> ? "
+        "GROUP BY type ORDER BY 2 DESC LIMIT 20",
+        (besides,),
+    ).fetchall()
+    oldest = connection.execute(f"SELECT min(received_at) FROM inbox WHERE {UNFINISHED}").get
+    return attrs.evolve(
+        known,
+        states={DeliveryState(str(state)): int(str(count)) for state, count in states},
+        parked_types={str(name): int(str(count)) for name, count in parked},
+        oldest_unfinished=oldest if isinstance(oldest, float) else None,
+        growth_per_day=_growth(connection, known.file_size, now),
+    )
+
+
+def _growth(connection: apsw.Connection, size: int, now: float) -> float | None:
+    """Estimate the growth from how long the last events took to arrive, and their share."""
+    first = connection.execute("SELECT min(sequence) FROM inbox").get
+    last = connection.execute("SELECT max(sequence) FROM inbox").get
+    if not (isinstance(first, int) and isinstance(last, int)):
+        return None
+    start = max(first, last - _SAMPLE)
+    since = connection.execute(
+        "SELECT received_at FROM inbox WHERE sequence >= ? LIMIT 1", (start,)
+    )
+    hours = (now - float(str(since.get))) / 3600
+    if hours < 1:
+        return None
+    return size * (last - start + 1) / (last - first + 1) / (hours / 24)

@@ -1,0 +1,711 @@
+"""The upgrade's marker and its one batch in this process's memory."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from sys import intern
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from ...base.logs import get_logger
+from ...errors import StoreUnavailableError
+from ...records.deliveries import (
+    PROCESS_ENDED,
+    REPLAYABLE,
+    UNFINISHED,
+    Admission,
+    Admitted,
+    AttemptRecord,
+    Dead,
+    DeliveryRecord,
+    DeliveryState,
+    Done,
+    Due,
+    EvidenceRecord,
+    NewDelivery,
+    Outcome,
+    Parked,
+    Purged,
+    Released,
+    Retry,
+)
+from ...records.upgrades import Assigned, StoredBody, UpgradeMarker
+from ..admission import (
+    ACCEPTING,
+    CLAIMING,
+    CLOCK_SLACK_SECONDS,
+    PARKING,
+    Change,
+    Known,
+    Ruling,
+    Standing,
+    Terms,
+    standing_of,
+)
+from .rows import HELD_BYTES, REMEMBERED_IDS, ROW_BYTES, Deliveries, Row
+
+if TYPE_CHECKING:
+    from .notifications import MemoryNotifications
+    from .tenants import MemoryTenants
+
+
+class MemoryUpgrade:
+    """:class:`UpgradeStore` in memory; cancelled means untouched."""
+
+    def __init__(self, rows: Deliveries) -> None:
+        self._rows = rows
+        self._marker: UpgradeMarker | None = None
+
+    async def marker(self) -> UpgradeMarker | None:
+        """See :meth:`UpgradeStore.marker`."""
+        await trio.lowlevel.checkpoint()
+        return self._marker
+
+    async def save(self, marker: UpgradeMarker) -> None:
+        """See :meth:`UpgradeStore.save`."""
+        await trio.lowlevel.checkpoint()
+        self._marker = marker
+
+    async def count_unassigned(self) -> int:
+        """See :meth:`UpgradeStore.count_unassigned`."""
+        await trio.lowlevel.checkpoint()
+        return sum(row.tenant_id is None for row in self._rows.by_sequence.values())
+
+    async def bodies(
+        self, tenant_id: str | None, *, after: int, limit: int
+    ) -> Sequence[StoredBody]:
+        """See :meth:`UpgradeStore.bodies`."""
+        await trio.lowlevel.checkpoint()
+        found = sorted(
+            sequence
+            for sequence, row in self._rows.by_sequence.items()
+            if sequence > after and row.tenant_id == tenant_id and row.raw is not None
+        )
+        rows = [self._rows.by_sequence[sequence] for sequence in found[:limit]]
+        return [StoredBody(row.sequence, row.type, row.raw or b"") for row in rows]
+
+    async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
+        """See :meth:`UpgradeStore.assign_batch`."""
+        await trio.lowlevel.checkpoint()
+        after = int(marker.position or 0)
+        waiting = sorted(sequence for sequence in self._rows.by_sequence if sequence > after)
+        assigned = 0
+        for sequence in waiting[:limit]:
+            row = self._rows.by_sequence[sequence]
+            if row.tenant_id is None:
+                self._rows.change(row, row.state, tenant_id=marker.tenant_id)
+                assigned += 1
+        if waiting:
+            marker = attrs.evolve(marker, position=str(waiting[:limit][-1]))
+            self._marker = marker
+            self._rows.changes += 1
+        return Assigned(assigned, marker, last=len(waiting) < limit)
+
+
+class MemoryBackend:
+    """The tenants, their upgrade and their notifications, on the rows of one store.
+
+    ``shares`` is another backend on the same rows, whose tenants and upgrade are used.
+    """
+
+    def __init__(
+        self, terms: Terms, rows: Deliveries, shares: "MemoryBackend | None" = None
+    ) -> None:
+        self._terms = terms
+        self._rows = rows
+        self._shares = shares
+
+    @cached_property
+    def tenants(self) -> "MemoryTenants":
+        """The tenants."""
+        from .tenants import MemoryTenants
+
+        return MemoryTenants() if self._shares is None else self._shares.tenants
+
+    @cached_property
+    def upgrade(self) -> "MemoryUpgrade":
+        """The upgrade from a single tenant."""
+
+        return MemoryUpgrade(self._rows) if self._shares is None else self._shares.upgrade
+
+    @cached_property
+    def notifications(self) -> "MemoryNotifications":
+        """Who is told what of tenants."""
+        from .notifications import MemoryNotifications
+
+        return MemoryNotifications(self._terms, self.tenants)
+
+
+_NEW = Admitted(Admission.NEW)
+_DONE = Admitted(Admission.DONE)
+
+_log = get_logger("storage")
+
+
+class MemoryInbox(MemoryBackend):
+    """:class:`Inbox` in memory.
+
+    Args:
+        owner: who holds the leases taken here.
+        lease_seconds: how long a lease lasts without renewal; above 0.
+        dedup_seconds: how long a done delivery is remembered; 0 or more.
+        payload_seconds: how long bodies are kept, at most as long as their delivery; 0 or more.
+        shares: another inbox whose deliveries this one works on as well, as a second process
+            would on the same file; for tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        owner: str,
+        lease_seconds: float,
+        dedup_seconds: float,
+        payload_seconds: float,
+        shares: "MemoryInbox | None" = None,
+    ) -> None:
+        terms = Terms(
+            owner=owner,
+            lease_seconds=lease_seconds,
+            dedup_seconds=dedup_seconds,
+            payload_seconds=payload_seconds,
+        )
+        super().__init__(terms, Deliveries() if shares is None else shares._rows, shares)
+        self._own_changes = 0
+        self._foreign_changes = self._rows.changes
+        self._closed = False
+        self._warned = False
+
+    async def _begin(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self._require_open()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailableError("the store is closed")
+
+    @property
+    def lost(self) -> str | None:
+        """See :attr:`Inbox.lost`: nobody can take it away."""
+        return None
+
+    # -- deliveries ------------------------------------------------------------------------------
+
+    async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
+        """See :meth:`Inbox.accept`."""
+        await self._begin()
+        return self._admit(delivery, ACCEPTING, DeliveryState.RECEIVED, leased)
+
+    async def claim(self, delivery: NewDelivery) -> Admitted:
+        """See :meth:`Inbox.claim`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._require_open()
+        return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)
+
+    async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
+        """See :meth:`Inbox.park`."""
+        await self._begin()
+        admitted = self._admit(delivery, PARKING, DeliveryState.PARKED, False)
+        if admitted.admission is Admission.NEW and reason is not None:
+            self._rows.by_key[delivery.key].last_error = reason
+        return admitted
+
+    def _admit(
+        self,
+        delivery: NewDelivery,
+        rulings: Mapping[Standing, Ruling],
+        state: DeliveryState,
+        leased: bool,
+    ) -> Admitted:
+        now = delivery.received_at
+        self._forget_done(now - self._terms.dedup_seconds)
+        key = delivery.key if delivery.signer else delivery.webhook_id
+        row = self._rows.by_key.get(key)
+        if row is None:
+            if self._rows.remembered and self._rows.finished_at(key) is not None:
+                return _DONE
+            self._insert(delivery, key, state, leased)
+            return _NEW
+        known = Known(
+            row.state,
+            row.queued,
+            row.attempts,
+            row.finished_at,
+            self._held_until(row, now),
+            row.process_ends,
+        )
+        # What is older than the dedup retention is forgotten already, so nothing is replaced.
+        standing = standing_of(known, now=now, dedup_seconds=math.inf)
+        ruling = rulings[standing]
+        same_body = row.has_body(delivery.raw)
+        if not same_body:
+            self._keep_other(row, delivery)
+        if ruling.change is Change.NOTHING:
+            return Admitted(ruling.admission, row.attempts, same_body)
+        restart = ruling.change is Change.RESTART
+        before = 0 if restart else row.attempts
+        earlier = row.earlier_attempts + row.attempts - before
+        running = state is DeliveryState.RUNNING
+        self._write(
+            row,
+            state,
+            lease_from=now if leased else None,
+            queued=state is DeliveryState.RECEIVED,
+            attempts=before + running,
+            earlier_attempts=earlier,
+            process_ends=0 if restart else row.process_ends,
+            ran_alone=False,
+            ordered=delivery.ordered,
+            next_attempt_at=None,
+            started_at=now if running else None,
+            finished_at=None,
+            last_error=None if restart else row.last_error,
+        )
+        return Admitted(ruling.admission, before, same_body, earlier)
+
+    def _held_until(self, row: Row, now: float) -> float | None:
+        if row.owner in (None, self._terms.owner):
+            return None
+        return self._terms.live(row.until, now=now)
+
+    async def keep_other(self, delivery: NewDelivery) -> None:
+        """See :meth:`Inbox.keep_other`."""
+        await self._begin()
+        row = self._rows.by_key.get(delivery.key)
+        if row is not None and not row.has_body(delivery.raw):
+            self._keep_other(row, delivery)
+
+    def _keep_other(self, row: Row, delivery: NewDelivery) -> None:
+        told = EvidenceRecord(
+            delivery.received_at, delivery.address, delivery.raw, delivery.tenant_id
+        )
+        before = self._rows.changes
+        self._rows.keep_other(row, told)
+        self._own_changes += self._rows.changes - before
+
+    def _insert(self, delivery: NewDelivery, key: str, state: DeliveryState, leased: bool) -> None:
+        running = state is DeliveryState.RUNNING
+        now = delivery.received_at
+        held = len(delivery.raw) + ROW_BYTES
+        if self._rows.held_bytes + held > HELD_BYTES and not self._rows.make_room(held):
+            raise StoreUnavailableError(
+                f"the store in memory is full: {len(self._rows.unfinished)} unfinished events take "
+                f"{HELD_BYTES // 2**20} MiB; wait until they are handled, or use Storage:Backend "
+                "Sqlite"
+            )
+        self._rows.last_sequence += 1
+        row = Row(
+            self._rows.last_sequence,
+            key,
+            delivery.signer,
+            delivery.webhook_id,
+            intern(delivery.type),  # few, and each row would keep one of its own
+            state,
+            state is DeliveryState.RECEIVED,  # queued
+            int(running),  # attempts
+            now,
+            delivery.timestamp,
+            delivery.subject,
+            delivery.ordered,
+            now if running else None,  # started_at
+            delivery.raw,
+            delivery.tenant_id,
+            held,
+        )
+        if leased:
+            row.owner, row.until = self._terms.owner, now + self._terms.lease_seconds
+        self._rows.add(row)
+        self._own_changes += 1
+        if self._rows.overflowed and not self._warned:
+            self._warned = True
+            _log.warning(
+                "store.memory_full",
+                remembered_ids=REMEMBERED_IDS,
+                held_bytes=HELD_BYTES,
+                hint="the oldest finished ids, or dead and parked events, are forgotten for want "
+                "of room; Storage:Backend Sqlite keeps them",
+            )
+
+    def _write(
+        self,
+        row: Row,
+        state: DeliveryState,
+        *,
+        lease_from: float | None = None,
+        **values: Any,
+    ) -> None:
+        """Change ``row``, and give it our lease from that time on or no lease."""
+        if lease_from is None:
+            row.owner, row.until = None, 0.0
+        else:
+            row.owner, row.until = self._terms.owner, lease_from + self._terms.lease_seconds
+        self._rows.change(row, state, **values)
+        self._own_changes += 1
+
+    def _forget(self, row: Row) -> None:
+        self._rows.forget(row)
+        self._own_changes += 1
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    async def start(self, key: str, *, now: float, alone: bool = False) -> None:
+        """See :meth:`Inbox.start`. Nothing while another owner holds a live lease."""
+        await self._begin()
+        self._start(key, now, alone)
+
+    def begin(self, key: str, *, now: float) -> None:
+        """See :meth:`Inbox.begin`."""
+        self._start(key, now, False)
+
+    async def join(self, key: str) -> None:
+        """See :meth:`Inbox.join`."""
+        await self._begin()
+        row = self._rows.by_key.get(key)
+        if row is not None and row.owner == self._terms.owner and row.state in UNFINISHED:
+            self._rows.change(row, row.state, ran_alone=False)
+            self._own_changes += 1
+
+    def _start(self, key: str, now: float, alone: bool) -> None:
+        row = self._rows.by_key.get(key)
+        if row is None or row.state not in UNFINISHED:
+            return
+        if row.owner in (None, self._terms.owner) or row.until <= now:
+            self._write(
+                row,
+                DeliveryState.RUNNING,
+                lease_from=now,
+                attempts=row.attempts + 1,
+                started_at=now,
+                ran_alone=alone,
+                next_attempt_at=None,
+            )
+
+    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
+        """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
+        row = self._rows.by_key.get(key)
+        if row is None or row.queued:
+            await trio.lowlevel.checkpoint()
+            row = self._rows.by_key.get(key)
+        self._require_open()
+        if row is None or row.owner != self._terms.owner or row.state not in UNFINISHED:
+            return
+        match outcome:
+            case Done():
+                self._rows.finish(row, now)
+                self._own_changes += 1
+            case Retry(at, error):
+                self._keep_failure(row, outcome, now)
+                self._write(
+                    row,
+                    DeliveryState.RETRYING,
+                    queued=at is not None,
+                    last_error=error,
+                    next_attempt_at=at,
+                    failed_at=now,
+                )
+            case Dead(error):
+                if not outcome.recorded:
+                    self._keep_failure(row, outcome, now)
+                self._write(
+                    row,
+                    DeliveryState.DEAD,
+                    queued=False,
+                    finished_at=now,
+                    last_error=error,
+                    next_attempt_at=None,
+                )
+            case Released():
+                running = row.state is DeliveryState.RUNNING
+                self._write(
+                    row,
+                    DeliveryState.RECEIVED,
+                    attempts=row.attempts - running,
+                    started_at=None,
+                    next_attempt_at=None,
+                )
+            case Parked(reason):
+                self._write(
+                    row,
+                    DeliveryState.PARKED,
+                    queued=False,
+                    last_error=reason or row.last_error,
+                    next_attempt_at=None,
+                )
+
+    def _keep_failure(self, row: Row, outcome: Retry | Dead, now: float) -> None:
+        begun = now if row.started_at is None else row.started_at
+        number = max(row.attempts, 1)
+        failure = AttemptRecord(number, begun, now, outcome.error, outcome.place, outcome.traceback)
+        row.failures = (*row.failures, failure)
+
+    async def replay(self, keys: Sequence[str]) -> Sequence[str]:
+        """See :meth:`Inbox.replay`."""
+        await self._begin()
+        put_back = []
+        for key in keys:
+            row = self._rows.by_key.get(key)
+            if row is None or row.state not in REPLAYABLE or row.owner is not None:
+                continue
+            self._write(
+                row,
+                DeliveryState.RECEIVED,
+                queued=True,
+                earlier_attempts=row.earlier_attempts + row.attempts,
+                attempts=0,
+                process_ends=0,
+                ran_alone=False,
+                next_attempt_at=None,
+                started_at=None,
+                finished_at=None,
+                last_error=None,
+            )
+            put_back.append(key)
+        return put_back
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    async def release(self, keys: Sequence[str]) -> None:
+        """See :meth:`Inbox.release`."""
+        await self._begin()
+        for key in keys:
+            row = self._rows.by_key.get(key)
+            if row is None or row.owner != self._terms.owner:
+                continue
+            if row.state in (DeliveryState.RECEIVED, DeliveryState.RETRYING):
+                self._write(row, row.state)
+
+    async def take_due(self, *, limit: int, now: float) -> Due:
+        """See :meth:`Inbox.take_due`."""
+        await self._begin()
+        rows = self._rows
+        due: list[Row] = []
+        next_due_at: float | None = None
+        for sequence in sorted(rows.unfinished):
+            row = rows.unfinished[sequence]
+            if not row.queued:
+                continue
+            at = row.next_attempt_at
+            if row.owner is None and at is not None and at > now:
+                next_due_at = at if next_due_at is None else min(at, next_due_at)
+            elif self._is_free(row, now) and rows.is_first_in_line(row):
+                due.append(row)
+        for row in due[:limit]:
+            if row.state is DeliveryState.RUNNING:
+                self._cut_short(row, sole=False)
+            self._write(row, row.state, lease_from=now)
+        records = [row.record() for row in due[:limit]]
+        return Due(records, more=len(due) > limit, next_due_at=next_due_at)
+
+    def _is_free(self, row: Row, now: float) -> bool:
+        if row.owner is None:
+            return True
+        return row.owner != self._terms.owner and self._held_until(row, now) is None
+
+    async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
+        """See :meth:`Inbox.take_suspects`."""
+        await self._begin()
+        rows = self._rows
+        found = [
+            row
+            for _, row in sorted(rows.unfinished.items())
+            if row.process_ends and row.queued and row.owner is None
+            if row.state is DeliveryState.RECEIVED and rows.is_first_in_line(row)
+        ]
+        for row in found[:limit]:
+            self._write(row, row.state, lease_from=now)
+        return [row.record() for row in found[:limit]]
+
+    async def reschedule(self, *, now: float) -> int:
+        """See :meth:`Inbox.reschedule`."""
+        await self._begin()
+        late = [
+            row
+            for row in self._rows.unfinished.values()
+            if row.next_attempt_at is not None
+            if row.next_attempt_at > now and (row.failed_at or 0.0) > now + CLOCK_SLACK_SECONDS
+        ]
+        for row in late:
+            self._rows.change(row, row.state, next_attempt_at=now, failed_at=now)
+            self._own_changes += 1
+        return len(late)
+
+    def _cut_short(self, row: Row, *, sole: bool) -> None:
+        """Have what another owner ran received again: its process has ended."""
+        begun = row.received_at if row.started_at is None else row.started_at
+        ended = max(begun, row.until - self._terms.lease_seconds)
+        failure = AttemptRecord(row.attempts, begun, ended, PROCESS_ENDED)
+        row.failures = (*row.failures, failure)
+        self._write(
+            row,
+            DeliveryState.RECEIVED,
+            queued=True,
+            process_ends=row.process_ends + 1,
+            ran_alone=row.ran_alone or sole,
+            last_error=PROCESS_ENDED,
+        )
+
+    async def recover(self) -> int:
+        """See :meth:`Inbox.recover`."""
+        await self._begin()
+        taken = [
+            row
+            for row in self._rows.unfinished.values()
+            if row.owner is not None and row.owner != self._terms.owner
+        ]
+        for row in taken:
+            if row.state is DeliveryState.RUNNING:
+                self._cut_short(row, sole=len(taken) == 1)
+            else:
+                self._write(row, row.state)
+        return len(taken)
+
+    async def renew(self, *, now: float) -> None:
+        """See :meth:`Inbox.renew`."""
+        await self._begin()
+        for row in self._rows.unfinished.values():
+            if row.owner == self._terms.owner:
+                row.until = now + self._terms.lease_seconds
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> DeliveryRecord | None:
+        """See :meth:`Inbox.get`."""
+        await self._begin()
+        row = self._rows.by_key.get(key)
+        return None if row is None else row.record()
+
+    async def find_by_id(self, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
+        """See :meth:`Inbox.find_by_id`."""
+        await self._begin()
+        found = (row for row in self._rows.by_sequence.values() if row.webhook_id == webhook_id)
+        return [row.record() for row in islice(sorted(found, key=lambda row: row.key), limit)]
+
+    async def evidence(self, key: str) -> Sequence[EvidenceRecord]:
+        """See :meth:`Inbox.evidence`."""
+        await self._begin()
+        row = self._rows.by_key.get(key)
+        return () if row is None else row.evidence
+
+    async def known(self, keys: Sequence[str]) -> frozenset[str]:
+        """See :meth:`Inbox.known`."""
+        await self._begin()
+        return self._rows.known(keys)
+
+    async def attempts(self, key: str) -> Sequence[AttemptRecord]:
+        """See :meth:`Inbox.attempts`."""
+        await self._begin()
+        row = self._rows.by_key.get(key)
+        return [] if row is None else list(row.failures)
+
+    async def find(
+        self,
+        *,
+        type: str | None = None,
+        state: DeliveryState | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        after_sequence: int | None = None,
+        before_sequence: int | None = None,
+        subject: str | None = None,
+        tenant_id: str | None = None,
+        oldest_first: bool | None = None,
+        limit: int = 50,
+    ) -> Sequence[DeliveryRecord]:
+        """See :meth:`Inbox.find`."""
+        await self._begin()
+        matching = self._rows.matching(
+            {"type": type, "state": state, "subject": subject, "tenant_id": tenant_id},
+            received=(since, until),
+            between=(after_sequence, before_sequence),
+            oldest_first=after_sequence is not None if oldest_first is None else oldest_first,
+        )
+        return [row.record(body=False) for row in islice(matching, limit)]
+
+    async def counts(self) -> dict[DeliveryState, int]:
+        """See :meth:`Inbox.counts`."""
+        await self._begin()
+        return {state: self._rows.states[state] for state in DeliveryState}
+
+    async def oldest_waiting(self) -> float | None:
+        """See :meth:`Inbox.oldest_waiting`."""
+        await self._begin()
+        return self._rows.oldest_waiting()
+
+    async def changed_elsewhere(self) -> bool:
+        """See :meth:`Inbox.changed_elsewhere`."""
+        await self._begin()
+        before = self._foreign_changes
+        self._foreign_changes = self._rows.changes - self._own_changes
+        return self._foreign_changes != before
+
+    async def read_checkpoint(self, name: str) -> str | None:
+        """See :meth:`Inbox.read_checkpoint`."""
+        await self._begin()
+        return self._rows.checkpoints.get(name)
+
+    async def write_checkpoint(self, name: str, value: str | None) -> None:
+        """See :meth:`Inbox.write_checkpoint`."""
+        await self._begin()
+        if value is None:
+            self._rows.checkpoints.pop(name, None)
+        else:
+            self._rows.checkpoints[name] = value
+
+    # -- retention and end -----------------------------------------------------------------------
+
+    async def purge(self, *, now: float) -> Purged:
+        """See :meth:`Inbox.purge`; here bodies have gone with the end of their delivery."""
+        await self._begin()
+        old = now - self._terms.payload_seconds
+        parked = [
+            row
+            for row in self._rows.set_aside.values()
+            if row.state is DeliveryState.PARKED and row.received_at < old
+        ]
+        for row in parked:
+            self._forget(row)
+        return Purged(0, self._forget_done(now - self._terms.dedup_seconds), len(parked))
+
+    async def holdings(self, tenant_id: str) -> Mapping[str, int]:
+        """See :meth:`Inbox.holdings`."""
+        await self._begin()
+        rows = [row for row in self._rows.by_sequence.values() if row.tenant_id == tenant_id]
+        others = (row for row in self._rows.by_sequence.values() if row.tenant_id != tenant_id)
+        elsewhere = sum(kept.tenant_id == tenant_id for row in others for kept in row.evidence)
+        return {
+            "deliveries": len(rows),
+            "bodies": sum(row.raw is not None for row in rows),
+            "attempts": sum(len(row.failures) for row in rows),
+            "evidence": sum(len(row.evidence) for row in rows) + elsewhere,
+            **self.tenants.holdings(tenant_id),
+        }
+
+    async def unowned(self) -> Sequence[str]:
+        """See :meth:`Inbox.unowned`."""
+        await self._begin()
+        rows = self._rows.by_sequence.values()
+        named = {row.tenant_id for row in rows}
+        named |= {kept.tenant_id for row in rows for kept in row.evidence}
+        return [name for name in named if name and not self.tenants.has(name)]
+
+    async def erase(self, tenant_id: str) -> int:
+        """See :meth:`Inbox.erase`."""
+        await self._begin()
+        return self._rows.erase(tenant_id)
+
+    async def wipe(self) -> bool:
+        """See :meth:`Inbox.wipe`: memory that is free is not kept."""
+        await self._begin()
+        return True
+
+    def _forget_done(self, before: float) -> int:
+        return self._rows.forget_done(before)
+
+    async def close(self) -> None:
+        """See :meth:`Inbox.close`."""
+        self._closed = True
+        if "tenants" in vars(self):
+            await self.tenants.close()
+        await trio.lowlevel.checkpoint()

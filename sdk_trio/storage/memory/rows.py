@@ -1,0 +1,332 @@
+"""The rows of the inbox in memory and what is looked up in them, without I/O."""
+
+import hashlib
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+import msgspec
+
+from ...records.deliveries import (
+    MOST_EVIDENCE,
+    UNFINISHED,
+    AttemptRecord,
+    DeliveryRecord,
+    DeliveryState,
+    EvidenceRecord,
+)
+
+#: How many finished deliveries are kept with what is known of them, for who looks; never a body.
+RECENT_ROWS = 1000
+
+#: How many ids of finished deliveries are remembered beyond those, at up to 200 bytes each.
+REMEMBERED_IDS = 500_000
+
+#: How much the deliveries that are not finished may take, bodies included, in bytes.
+HELD_BYTES = 256 * 1024 * 1024
+
+#: How much other bodies that came under known keys may take, in bytes; further ones are counted.
+EVIDENCE_BYTES = 16 * 1024 * 1024
+
+#: What a row takes beside its body, about, in bytes.
+ROW_BYTES = 1000
+
+#: Keys that take more than this are remembered by their digest, in characters.
+_LONGEST_KEY = 64
+
+
+class Row(msgspec.Struct, eq=False):
+    """A delivery, who holds its lease and until when, and its failed runs.
+
+    It changes in place: records are made for those who read, not for every step of a delivery.
+    """
+
+    sequence: int
+    key: str
+    signer: str
+    webhook_id: str
+    type: str
+    state: DeliveryState
+    queued: bool
+    attempts: int
+    received_at: float
+    timestamp: int
+    subject: str | None
+    ordered: bool
+    started_at: float | None
+    raw: bytes | None
+    tenant_id: str | None
+    # What it takes until it is done.
+    held_bytes: int
+    next_attempt_at: float | None = None
+    finished_at: float | None = None
+    last_error: str | None = None
+    owner: str | None = None
+    until: float = 0.0
+    failures: tuple[AttemptRecord, ...] = ()
+    process_ends: int = 0
+    ran_alone: bool = False
+    earlier_attempts: int = 0
+    failed_at: float | None = None
+    # Of a body that is not kept any more: another one under the same id is worth a word.
+    body_hash: int | None = None
+    evidence: tuple[EvidenceRecord, ...] = ()
+
+    def has_body(self, raw: bytes) -> bool:
+        """Return whether ``raw`` is its body, as far as that is known."""
+        return hash(raw) == self.body_hash if self.raw is None else raw == self.raw
+
+    def record(self, *, body: bool = True) -> DeliveryRecord:
+        """Return the delivery as it is now, with or without its body."""
+        return DeliveryRecord(
+            sequence=self.sequence,
+            webhook_id=self.webhook_id,
+            type=self.type,
+            state=self.state,
+            queued=self.queued,
+            attempts=self.attempts,
+            received_at=self.received_at,
+            timestamp=self.timestamp,
+            subject=self.subject,
+            ordered=self.ordered,
+            next_attempt_at=self.next_attempt_at,
+            started_at=self.started_at,
+            finished_at=self.finished_at,
+            last_error=self.last_error,
+            raw=self.raw if body else None,
+            tenant_id=self.tenant_id,
+            process_ends=self.process_ends,
+            ran_alone=self.ran_alone,
+            earlier_attempts=self.earlier_attempts,
+            signer=self.signer,
+        )
+
+
+def _short(key: str) -> str | bytes:
+    if len(key) <= _LONGEST_KEY and key.isascii():
+        return key
+    encoded = key.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(encoded, digest_size=16).digest()
+
+
+@attrs.define(eq=False)
+class Deliveries:
+    """The rows of one store; inboxes of several owners may work on the same ones.
+
+    Of a finished delivery the body goes at once, and the row when :data:`RECENT_ROWS` others have
+    finished; then its key alone is remembered, until the dedup retention ends or
+    :data:`REMEMBERED_IDS` others have followed. Any of these costs a loop's turn nothing.
+    """
+
+    last_sequence: int = 0
+    changes: int = 0
+    by_key: dict[str, Row] = attrs.Factory(dict)
+    by_sequence: dict[int, Row] = attrs.Factory(dict)
+    unfinished: dict[int, Row] = attrs.Factory(dict)
+    # Those that wait for a person or for a redelivery, in the order in which they began to.
+    set_aside: dict[int, Row] = attrs.Factory(dict)
+    held_bytes: int = 0
+    #: Whether ids were forgotten, or deliveries that wait for somebody, for want of room.
+    overflowed: bool = False
+    checkpoints: dict[str, str] = attrs.Factory(dict)
+    states: Counter[DeliveryState] = attrs.Factory(Counter)
+    evidence_bytes: int = 0
+    # Sequences of the unfinished ordered deliveries of each tenant and subject.
+    _lines: dict[tuple[str | None, str], set[int]] = attrs.Factory(dict)
+    # Done deliveries in the order of their end: the last ones, and before them ids with that time.
+    _done: deque[Row] = attrs.Factory(deque)
+    remembered: dict[str | bytes, float] = attrs.Factory(dict)
+    _in_order: deque[str | bytes] = attrs.Factory(deque)
+
+    def add(self, row: Row) -> None:
+        """Take in a new row."""
+        self.by_key[row.key] = row
+        self.by_sequence[row.sequence] = row
+        self.held_bytes += row.held_bytes
+        self._enlist(row)
+        self.changes += 1
+
+    def make_room(self, wanted: int) -> bool:
+        """Return whether there is room for so many bytes; what is set aside gives way."""
+        while self.held_bytes + wanted > HELD_BYTES and self.set_aside:
+            self.forget(next(iter(self.set_aside.values())))
+            self.overflowed = True
+        return self.held_bytes + wanted <= HELD_BYTES
+
+    def change(self, row: Row, state: DeliveryState, **values: Any) -> None:
+        """Give ``row`` its new state, which is not done, and what else changes with it."""
+        self.changes += 1
+        self._strike(row)
+        row.state = state
+        for name, value in values.items():
+            setattr(row, name, value)
+        self._enlist(row)
+
+    def finish(self, row: Row, now: float) -> None:
+        """Let an unfinished ``row`` be done; its body goes."""
+        self.changes += 1
+        self._strike(row)
+        self.held_bytes -= row.held_bytes
+        row.held_bytes = 0
+        row.state = DeliveryState.DONE
+        row.finished_at = now
+        row.body_hash = hash(row.raw)
+        row.raw = row.next_attempt_at = row.owner = None
+        row.until = 0.0
+        self.states[DeliveryState.DONE] += 1
+        self._done.append(row)
+        if len(self._done) > RECENT_ROWS:
+            self._remember(self._done.popleft())
+
+    def _remember(self, row: Row) -> None:
+        """Keep of a done delivery its id and the time of its end."""
+        self._drop(row)
+        key = _short(row.key)
+        self.remembered[key] = row.finished_at or 0.0
+        self._in_order.append(key)
+        if len(self._in_order) > REMEMBERED_IDS:
+            self._forget_oldest_id()
+            self.overflowed = True
+
+    def _forget_oldest_id(self) -> None:
+        del self.remembered[self._in_order.popleft()]
+        self.states[DeliveryState.DONE] -= 1
+
+    def finished_at(self, key: str) -> float | None:
+        """Return when a delivery ended of which the key alone is remembered, or None."""
+        return self.remembered.get(_short(key))
+
+    def known(self, keys: Iterable[str]) -> frozenset[str]:
+        """Return those of ``keys`` that are in any state or remembered."""
+        return frozenset(i for i in keys if i in self.by_key or self.finished_at(i) is not None)
+
+    def keep_other(self, row: Row, told: EvidenceRecord) -> None:
+        """Keep another body of a row that has room for it, unless it is kept already."""
+        size = len(told.raw) + ROW_BYTES
+        if len(row.evidence) >= MOST_EVIDENCE or self.evidence_bytes + size > EVIDENCE_BYTES:
+            return
+        if all(told.raw != kept.raw for kept in row.evidence):
+            row.evidence = (*row.evidence, told)
+            self.evidence_bytes += size
+            self.changes += 1
+
+    def _drop(self, row: Row) -> None:
+        del self.by_key[row.key]
+        del self.by_sequence[row.sequence]
+        for kept in row.evidence:
+            self.evidence_bytes -= len(kept.raw) + ROW_BYTES
+
+    def forget(self, row: Row) -> None:
+        """Remove ``row``, which is not done."""
+        self._drop(row)
+        self.held_bytes -= row.held_bytes
+        self._strike(row)
+        self.changes += 1
+
+    def erase(self, tenant_id: str) -> int:
+        """Forget all deliveries of a tenant; return how many."""
+        rows = [row for row in self.by_sequence.values() if row.tenant_id == tenant_id]
+        for row in rows:
+            if row.state is not DeliveryState.DONE:
+                self.forget(row)
+                continue
+            self._done.remove(row)
+            self._drop(row)
+            self.states[DeliveryState.DONE] -= 1
+        for row in self.by_sequence.values():
+            gone = [kept for kept in row.evidence if kept.tenant_id == tenant_id]
+            row.evidence = tuple(kept for kept in row.evidence if kept not in gone)
+            self.evidence_bytes -= sum(len(kept.raw) + ROW_BYTES for kept in gone)
+        return len(rows)
+
+    def forget_done(self, before: float) -> int:
+        """Forget the deliveries that were done before that time; return how many."""
+        forgotten = 0
+        while self._in_order and self.remembered[self._in_order[0]] < before:
+            self._forget_oldest_id()
+            forgotten += 1
+        while self._done and (self._done[0].finished_at or 0.0) < before:
+            row = self._done.popleft()
+            self._drop(row)
+            self.states[DeliveryState.DONE] -= 1
+            forgotten += 1
+        return forgotten
+
+    def is_first_in_line(self, row: Row) -> bool:
+        """Return whether no earlier unfinished ordered delivery of the tenant has the subject."""
+        if not row.ordered or row.subject is None:
+            return True
+        return min(self._lines[row.tenant_id, row.subject]) == row.sequence
+
+    def matching(
+        self,
+        equal: Mapping[str, object],
+        *,
+        received: tuple[float | None, float | None],
+        between: tuple[int | None, int | None],
+        oldest_first: bool,
+    ) -> Iterator[Row]:
+        """Return the rows that meet every condition which is not None.
+
+        Args:
+            equal: what fields are to hold, by their names.
+            received: received at or after the first, and before the second.
+            between: whose sequence is above the first and below the second.
+            oldest_first: by rising sequence, else by falling.
+        """
+        wanted = [(name, value) for name, value in equal.items() if value is not None]
+        since, until = received
+        after, before = between
+        return (
+            row
+            for row in (
+                self.by_sequence.values() if oldest_first else reversed(self.by_sequence.values())
+            )
+            if (since is None or row.received_at >= since)
+            and row.received_at < (math.inf if until is None else until)
+            and row.sequence > (after or 0)
+            and row.sequence < (math.inf if before is None else before)
+            and all(getattr(row, name) == value for name, value in wanted)
+        )
+
+    def oldest_waiting(self) -> float | None:
+        """Return when the first queued delivery that waits or runs arrived, or None."""
+        waiting = (
+            (row.sequence, row.received_at)
+            for row in self.unfinished.values()
+            if row.queued and row.state is not DeliveryState.RETRYING
+        )
+        return min(waiting, default=(0, None))[1]
+
+    def _enlist(self, row: Row) -> None:
+        state = row.state
+        self.states[state] += 1
+        if state in _MAY_BE_SET_ASIDE and _is_set_aside(row):
+            self.set_aside[row.sequence] = row
+        if state in UNFINISHED:
+            self.unfinished[row.sequence] = row
+            if row.ordered and row.subject is not None:
+                self._lines.setdefault((row.tenant_id, row.subject), set()).add(row.sequence)
+
+    def _strike(self, row: Row) -> None:
+        state = row.state
+        self.states[state] -= 1
+        if row.sequence in self.set_aside:
+            del self.set_aside[row.sequence]
+        if state in UNFINISHED:
+            del self.unfinished[row.sequence]
+            if row.ordered and row.subject is not None:
+                line = self._lines[row.tenant_id, row.subject]
+                line.discard(row.sequence)
+                if not line:
+                    del self._lines[row.tenant_id, row.subject]
+
+
+_MAY_BE_SET_ASIDE = (DeliveryState.RETRYING, DeliveryState.DEAD, DeliveryState.PARKED)
+
+
+def _is_set_aside(row: Row) -> bool:
+    """Whether nothing here will run it: it waits for a person, or for the sender's redelivery."""
+    return row.state is not DeliveryState.RETRYING or not row.queued

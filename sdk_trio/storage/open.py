@@ -1,0 +1,107 @@
+"""The store: what arrived, before its sender is answered, and the tenants (contracts 5 and 6).
+
+:func:`open_store` is the one way to open it, :func:`open_inbox` for who needs no tenants;
+``storage.ports`` says what they do.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..errors import NotInThisVersionError, Problem
+
+if TYPE_CHECKING:
+    from ..config import Settings
+    from .memory.inbox import MemoryInbox
+    from .ports import Inbox, Store
+    from .sqlite.inbox import SqliteInbox
+
+#: How long a lease lasts without renewal, in seconds, unless the caller says otherwise.
+LEASE_SECONDS = 75.0
+
+# Longer than the store itself waits for a disk that hangs: it words the error.
+_CLOSE_SECONDS = 60.0
+
+__all__ = ["LEASE_SECONDS", "open_inbox", "open_store"]
+
+
+@asynccontextmanager
+async def open_store(
+    settings: "Settings", *, owner: str, lease_seconds: float = LEASE_SECONDS
+) -> "AsyncIterator[Store]":
+    """Open the store that ``settings.storage`` names, and close it at the end of the block.
+
+    Does not take the lock of the data directory: the runtime does that, commands do without.
+
+    Args:
+        settings: validated settings; ``storage`` and the retentions of ``webhooks`` are used.
+        owner: who holds the leases taken here; not empty, unique among living processes.
+        lease_seconds: how long a lease lasts without renewal; above 0.
+
+    Raises:
+        NotInThisVersionError: the backend is not part of this version.
+        StoreVersionError: the store is of a newer version or of another program.
+        StoreUnavailableError: it cannot be opened or written.
+
+    Cancelled, what was begun is finished and closed; see :meth:`Inbox.close`.
+    """
+    from .ports import Store
+
+    inbox = await _open(settings, owner, lease_seconds)
+    try:
+        yield Store(inbox)
+    finally:
+        with trio.move_on_after(_CLOSE_SECONDS, shield=True):
+            await inbox.close()
+
+
+@asynccontextmanager
+async def open_inbox(
+    settings: "Settings", *, owner: str, lease_seconds: float = LEASE_SECONDS
+) -> "AsyncIterator[Inbox]":
+    """Open the inbox alone: as :func:`open_store`, for who has nothing to do with tenants."""
+    async with open_store(settings, owner=owner, lease_seconds=lease_seconds) as store:
+        yield store.inbox
+
+
+async def _open(
+    settings: "Settings", owner: str, lease_seconds: float
+) -> "MemoryInbox | SqliteInbox":
+    await trio.lowlevel.checkpoint()
+    backend = str(settings.storage.backend)
+    dedup_seconds = settings.webhooks.dedup_retention_hours * 3600.0
+    payload_seconds = settings.webhooks.payload_retention_days * 86_400.0
+    # Imported here, so that SQLite's 4 MB are loaded only by those who use them.
+    if backend == "Memory":
+        from .memory.inbox import MemoryInbox
+
+        await trio.lowlevel.checkpoint()
+        return MemoryInbox(
+            owner=owner,
+            lease_seconds=lease_seconds,
+            dedup_seconds=dedup_seconds,
+            payload_seconds=payload_seconds,
+        )
+    if backend == "Sqlite":
+        from .data_directory import create_data_directory
+        from .sqlite.inbox import SqliteInbox
+        from .sqlite.schema import DATABASE_NAME
+
+        directory = create_data_directory(settings.storage.path)
+        return await SqliteInbox.open(
+            directory / DATABASE_NAME,
+            owner=owner,
+            lease_seconds=lease_seconds,
+            dedup_seconds=dedup_seconds,
+            payload_seconds=payload_seconds,
+        )
+    raise NotInThisVersionError(
+        [
+            Problem(
+                "Sdk:Storage:Backend",
+                f"{backend} is not part of this version; use Sqlite or Memory",
+            )
+        ]
+    )

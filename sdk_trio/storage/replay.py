@@ -1,0 +1,128 @@
+"""Finds deliveries that were asked for and wait for no worker, and puts them into the queue."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import trio
+
+from ..records.deliveries import HOST, REPLAYABLE, DeliveryRecord, DeliveryState
+from .ports import Inbox
+
+#: Deliveries put back in one transaction: few enough that no other delivery waits for it.
+CHUNK = 200
+
+
+@attrs.frozen
+class Candidate:
+    """An event that was asked for: ``reason`` says why it cannot be replayed, if it cannot."""
+
+    key: str
+    webhook_id: str
+    type: str | None = None
+    state: str | None = None
+    reason: str | None = None
+
+
+async def find_named(inbox: Inbox, webhook_ids: Sequence[str]) -> list[Candidate]:
+    """Return a candidate for each id, each once, those that cannot be replayed included."""
+    await trio.lowlevel.checkpoint()
+    return [await _named(inbox, webhook_id) for webhook_id in dict.fromkeys(webhook_ids)]
+
+
+async def _named(inbox: Inbox, webhook_id: str) -> Candidate:
+    found = await find_meant(inbox, webhook_id)
+    if len(found) == 1:
+        return _candidate(found[0], _fault(found[0]))
+    reason = ambiguity(found) if found else "there is no such event in the inbox"
+    return Candidate(webhook_id, webhook_id, reason=reason)
+
+
+async def find_meant(inbox: Inbox, text: str) -> Sequence[DeliveryRecord]:
+    """Return what somebody means by an id: one record, none, or those that it could be.
+
+    Args:
+        text: a key, an id, or an id with ``.host`` for the host's delivery of that id.
+    """
+    webhook_id, dot, signer = text.partition(".")
+    if dot:
+        record = await inbox.get(webhook_id if signer == HOST else text)
+        return [] if record is None else [record]
+    return await inbox.find_by_id(text)
+
+
+def ambiguity(records: Sequence[DeliveryRecord]) -> str:
+    """Say what to ask for where several senders have used the same id."""
+    keys = (record.key if record.signer else f"{record.key}.{HOST}" for record in records)
+    return f"several senders use this id; name one of {', '.join(keys)}"
+
+
+def _fault(record: DeliveryRecord) -> str | None:
+    if record.state not in REPLAYABLE:
+        return f"is {record.state}: only dead, parked and retrying events are replayed"
+    return None if record.raw is not None else "its body is not kept any more"
+
+
+def _candidate(record: DeliveryRecord, reason: str | None = None) -> Candidate:
+    return Candidate(record.key, record.webhook_id, record.type, str(record.state), reason)
+
+
+async def find_chosen(
+    inbox: Inbox,
+    state: DeliveryState,
+    *,
+    type: str | None = None,
+    since: float | None = None,
+    tenant_id: str | None = None,
+    limit: int | None = None,
+) -> list[Candidate]:
+    """Return the events of a state, oldest first, read page by page; at most ``limit``."""
+    await trio.lowlevel.checkpoint()
+    found: list[Candidate] = []
+    after = 0
+    while limit is None or len(found) < limit:
+        page = await inbox.find(
+            type=type,
+            state=state,
+            since=since,
+            tenant_id=tenant_id,
+            after_sequence=after,
+            limit=CHUNK if limit is None else min(CHUNK, limit - len(found)),
+        )
+        if not page:
+            break
+        after = page[-1].sequence
+        found += map(_candidate, page)
+    return found
+
+
+async def put_back(
+    inbox: Inbox, keys: Sequence[str], advance: Callable[[int], None] | None = None
+) -> set[str]:
+    """Replay deliveries in several transactions; return the keys of those that were put back.
+
+    Cancelled, those of finished transactions stay put back. ``advance`` is told of each step.
+    """
+    await trio.lowlevel.checkpoint()
+    replayed: set[str] = set()
+    for start in range(0, len(keys), CHUNK):
+        chunk = keys[start : start + CHUNK]
+        replayed.update(await inbox.replay(chunk))
+        if advance is not None:
+            advance(len(chunk))
+    return replayed
+
+
+def replay_rows(
+    candidates: Sequence[Candidate], replayed: set[str], *, dry_run: bool = False
+) -> list[dict[str, Any]]:
+    """Return an object of JSON for each candidate: whether it was put back, and why not."""
+    rows: list[dict[str, Any]] = []
+    for candidate in candidates:
+        done = candidate.key in replayed
+        reason = candidate.reason
+        if not (done or reason or dry_run):
+            reason = "it changed meanwhile; look at it with 'events show'"
+        state = str(DeliveryState.RECEIVED) if done else candidate.state
+        rows.append({**attrs.asdict(candidate), "state": state, "replayed": done, "reason": reason})
+    return rows

@@ -1,0 +1,610 @@
+"""One thread that commits what tasks hand it, many jobs in one transaction.
+
+A job is a plain function of the connection. While one transaction is being synced to disk further
+jobs queue up; the next transaction takes all of them. That is *natural batching*: a lone caller
+never waits for company, and a crowd shares the price of a sync. Jobs are handed over when every
+task that could run has run: waking the thread for each of them would make it take the
+interpreter's lock from the loop for transactions of one job. Why this and not a thread hop per
+write: docs/adr/0002-own-commit-thread.md.
+
+Cancellation. A job that was handed over is never abandoned: it will be committed, and its caller
+sees ``Cancelled`` only after that. A disk that hangs must not make a task uncancellable, though, so
+a cancelled caller waits for its commit :data:`STALL_SECONDS` at most; then it is let go with a
+warning, and the write is finished without it as soon as the disk answers. "Cancelled" therefore
+means: untouched when the call had not begun, otherwise written.
+
+A disk that does not answer. A caller waits for :data:`ANSWER_SECONDS`, then it gets an error, while
+there still is time to tell a sender; so does, at once, whoever comes until the disk answers again.
+What such a caller asked for is done nevertheless, as soon as it can be.
+
+A store that is lost. After each commit, before its callers are told, ``storage.sqlite.files`` looks
+whether it stands where a restart will look for it. If it does not, or SQLite finds damage, that is
+the end: nothing is written any more, and every call is refused until the process restarts.
+"""
+
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
+
+import apsw
+import trio
+
+from ...base.logs import get_logger
+from ...errors import StoreLostError, StoreUnavailableError
+from .connect import connect_reader
+from .files import DAMAGE, StoreFile, may_pass
+
+T = TypeVar("T")
+
+_log = get_logger("storage")
+
+#: The most jobs in one transaction: bounds what is redone when one of them fails, and how long the
+#: last one waits for the first.
+BATCH_LIMIT = 200
+
+#: How long a caller waits for a disk that does not answer, in seconds: a sender of a webhook leaves
+#: after 10, and other things happen to its delivery before and after.
+ANSWER_SECONDS = 5.0
+
+#: How long a cancelled caller waits for a disk that does not answer, in seconds. Above any sync
+#: that ends; what cleans up behind it has to fit into the grace of a stop, which is 5 s.
+STALL_SECONDS = 2.0
+
+#: How soon a disk that refuses to read what was committed is asked again, in seconds.
+LOOK_AGAIN_SECONDS = 0.05
+
+#: How long ``close`` waits for what is queued and the copying of the log, in seconds.
+CLOSE_SECONDS = 4.0
+
+#: How often the waiting callers are looked at, in seconds.
+WATCH_SECONDS = 0.5
+
+#: Pages in the write-ahead log before they are copied into the database. Events come in bursts; a
+#: log of 16 MB copies each page of an index once for many commits.
+CHECKPOINT_PAGES = 4000
+
+# Changes nothing that anybody reads, and is in the log: whether it is found there says whether what
+# is written still arrives.
+_PROOF = "INSERT INTO checkpoint VALUES ('storage.proof', '') ON CONFLICT DO UPDATE SET value = ''"
+
+
+_CRASHED = "the store's thread has failed; restart the process and report the traceback"
+_SILENT = (
+    "the store {file} has not answered for {seconds:.0f} s: its disk hangs, or another process "
+    "keeps it busy; look at the disk (dmesg, iostat); it goes on by itself when the disk answers"
+)
+
+
+class _Entry(Generic[T]):
+    """One job on its way through the thread, and the task that waits for it, if one does."""
+
+    __slots__ = (
+        "alone",
+        "asked_at",
+        "error",
+        "finished",
+        "job",
+        "posted",
+        "silent",
+        "task",
+        "told",
+        "value",
+    )
+
+    def __init__(
+        self,
+        job: Callable[[apsw.Connection], T],
+        *,
+        posted: bool = False,
+        told: bool = False,
+        alone: bool = False,
+    ) -> None:
+        self.job: Callable[[apsw.Connection], T] = job
+        self.posted: bool = posted
+        self.told: bool = told
+        self.alone: bool = alone
+        # When its caller began to wait; one that waits for as long as it takes has none.
+        self.asked_at: float = math.inf
+        self.silent: bool = False
+        self.task: trio.lowlevel.Task | None = None
+        self.finished: bool = False
+        self.value: T | None = None
+        self.error: BaseException | None = None
+
+    def run(self, connection: apsw.Connection) -> None:
+        self.value = self.job(connection)
+
+
+Posted = _Entry[Any]
+
+
+class Committer(trio.abc.Instrument):
+    """Runs jobs in the order of their arrival, each in a transaction, in a thread of its own.
+
+    The thread is a daemon: it never keeps a process from ending. What that cuts off was not
+    committed, and nobody has been told that it was.
+
+    Args:
+        file: the database.
+        connect: opens the connection, in the thread. It is called for the first job, and again
+            after an error that left the connection unusable.
+        translate: turns an error of SQLite into the exception that callers get.
+        name: the thread's name.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        connect: Callable[[], apsw.Connection],
+        translate: Callable[[apsw.Error], StoreUnavailableError],
+        *,
+        name: str,
+    ) -> None:
+        self._file = file
+        self._connect = connect
+        self._translate = translate
+        # What the tasks of this turn of the loop ask for; what the thread is given; what it has
+        # taken and not begun. None is the end.
+        self._asked: list[_Entry[Any] | None] = []
+        self._queue: queue.SimpleQueue[Sequence[_Entry[Any] | None]] = queue.SimpleQueue()
+        self._taken: deque[_Entry[Any] | None] = deque()
+        self._token = trio.lowlevel.current_trio_token()
+        self._refusal: str | None = None
+        #: Why nothing is written any more, None as long as it is.
+        self.lost: str | None = None
+        self._waiting: set[_Entry[Any]] = set()
+        self._someone_waits = trio.Event()
+        self._silent_since: float | None = None
+        self._ended = trio.Event()
+        self._watching = trio.CancelScope()
+        self._connection: apsw.Connection | None = None
+        # Reads during a commit, and keeps other processes from clearing the log.
+        self._reader: apsw.Connection | None = None
+        self._opened: StoreFile | None = None
+        # How many frames the log has since the commit in progress, if that has written; and since
+        # the last one that has, for the checkpoints.
+        self._frames = self._log_frames = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        trio.lowlevel.add_instrument(self)
+        # No nursery of a caller: it lives as long as the thread, and what it does cannot fail.
+        trio.lowlevel.spawn_system_task(self._watch)
+
+    async def submit(
+        self,
+        job: Callable[[apsw.Connection], T],
+        *,
+        undo: Callable[[apsw.Connection, T], object] | None = None,
+        told: bool = False,
+        patient: bool = False,
+        alone: bool = False,
+    ) -> T:
+        """Run ``job`` in a transaction and return its result once that is durable.
+
+        Args:
+            job: runs in the thread, within a transaction that it neither begins nor ends. It may
+                run twice: after a neighbour's failure its effects are rolled back and it is run
+                again.
+            undo: is run after a ``job`` whose caller does not hear of its result, with that.
+            told: a sender is told of what is in the store, so it has to be, even if ``job`` finds
+                it there and writes nothing.
+            patient: wait for longer than :data:`ANSWER_SECONDS`, as for a change of the schema.
+            alone: run ``job`` outside of any transaction.
+
+        Raises:
+            StoreUnavailableError: the store failed, does not answer, is closed, or the thread has
+                ended.
+            StoreLostError: its files are not there any more, or are damaged.
+            Exception: whatever else ``job`` raised; its effects are rolled back.
+
+        Cancelled before the job is handed over, nothing happens. Cancelled later, the job is
+        finished first; see the module's docstring for a disk that hangs.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if (refusal := self._refuse()) is not None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            raise refusal
+        entry = _Entry(job, told=told, alone=alone)
+        if not patient:
+            entry.asked_at = time.monotonic()
+            self._waiting.add(entry)
+            self._someone_waits.set()
+        self._asked.append(entry)
+        try:
+            await self._wait_for(entry)
+        except trio.Cancelled:
+            with trio.move_on_after(STALL_SECONDS, shield=True) as patience:
+                await self._wait_for(entry)
+            if patience.cancelled_caught:
+                self._fall_silent(STALL_SECONDS)
+            self._take_back(entry, undo)
+            raise
+        if entry.silent:
+            self._take_back(entry, undo)
+            raise StoreUnavailableError(self._silence(ANSWER_SECONDS))
+        if entry.error is not None:
+            raise entry.error
+        return cast("T", entry.value)
+
+    def _silence(self, seconds: float) -> str:
+        return _SILENT.format(file=self._file, seconds=seconds)
+
+    def _refuse(self) -> StoreUnavailableError | None:
+        if self._refusal is not None:
+            return StoreUnavailableError(self._refusal)
+        if self.lost is not None:
+            return StoreLostError(self.lost)
+        if self._silent_since is not None:
+            seconds = time.monotonic() - self._silent_since
+            return StoreUnavailableError(self._silence(seconds))
+        return None
+
+    def _take_back(
+        self, entry: _Entry[T], undo: Callable[[apsw.Connection, T], object] | None
+    ) -> None:
+        """Have ``undo`` run behind ``entry``: whose caller has left, nobody may count on it."""
+        if undo is None:
+            return
+
+        def job(connection: apsw.Connection) -> None:
+            if entry.error is None:
+                undo(connection, cast("T", entry.value))
+
+        self.post(job)
+
+    def lose(self, error: StoreLostError) -> None:
+        """Refuse everything from now on; the first ``error`` counts. From any thread."""
+        if self.lost is None:
+            self.lost = str(error)
+            self._call(partial(_log.error, "store.lost", error=str(error)))
+
+    def post(self, job: Callable[[apsw.Connection], T]) -> Posted:
+        """Have ``job`` run before every job that is submitted later, and do not wait for it.
+
+        What it raises is logged. Nothing happens once the store is closed or its thread has ended.
+        Returns what :meth:`withdraw` takes.
+        """
+        entry: Posted = _Entry(job, posted=True)
+        if self._refusal is None:
+            self._asked.append(entry)
+        return entry
+
+    def withdraw(self, posted: Posted) -> bool:
+        """Take back a job that was posted; False when it has been handed over already."""
+        try:
+            self._asked.remove(posted)
+        except ValueError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Finish what is queued, close the connection and end the thread.
+
+        Shielded from cancellation for at most :data:`CLOSE_SECONDS`. A second call waits for the
+        first one's end.
+
+        Raises:
+            StoreUnavailableError: the disk did not answer in that time; the thread ends when it
+                does.
+        """
+        if self._refusal is None:
+            self._refusal = "the store is closed"
+            self._asked.append(None)
+        # One that does not answer is not waited for once more.
+        patience = WATCH_SECONDS if self._silent_since is not None else CLOSE_SECONDS
+        with trio.move_on_after(patience, shield=True):
+            await self._ended.wait()
+        await trio.lowlevel.checkpoint()
+        if not self._ended.is_set():
+            raise StoreUnavailableError(
+                f"the store did not close within {patience:g} s: the disk does not answer; "
+                "what was not committed by then was not acknowledged to any sender either"
+            )
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Hand over what has been asked for: every task that could run has run (Trio calls it)."""
+        if self._asked:
+            self._queue.put(self._asked)
+            self._asked = []
+
+    async def _wait_for(self, entry: _Entry[Any]) -> None:
+        # What finishes an entry runs in this thread, so nothing happens between test and sleep.
+        if entry.finished or entry.silent:
+            await trio.lowlevel.checkpoint()
+            return
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            entry.task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        entry.task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def _watch(self) -> None:
+        with self._watching:
+            while True:
+                await self._someone_waits.wait()
+                while self._waiting:
+                    await trio.sleep(WATCH_SECONDS)
+                    # Not by Trio's clock: in a test, that runs ahead of the disk.
+                    self._release_impatient(time.monotonic() - ANSWER_SECONDS)
+                self._someone_waits = trio.Event()
+
+    def _release_impatient(self, asked_before: float) -> None:
+        """Wake the callers that have waited since then or longer: they are told of the silence."""
+        late = [entry for entry in self._waiting if entry.asked_at <= asked_before]
+        if late:
+            self._fall_silent(ANSWER_SECONDS)
+        for entry in late:
+            entry.silent = True
+            self._waiting.discard(entry)
+            if entry.task is not None:
+                trio.lowlevel.reschedule(entry.task)
+                entry.task = None
+
+    def _fall_silent(self, seconds: float) -> None:
+        if self._silent_since is None:
+            self._silent_since = time.monotonic() - seconds
+            _log.error(
+                "store.stalled",
+                waited_seconds=seconds,
+                hint="the disk does not answer; what was written is finished when it does",
+            )
+
+    # -- in Trio's thread, called by the committing one ------------------------------------------
+
+    def _deliver(self, batch: Sequence[_Entry[Any]]) -> None:
+        if self._silent_since is not None and batch:
+            self._silent_since = None
+            _log.info("store.answers")
+        for entry in batch:
+            entry.finished = True
+            self._waiting.discard(entry)
+            if entry.task is not None:
+                trio.lowlevel.reschedule(entry.task)
+                entry.task = None
+            elif entry.posted and entry.error is not None:
+                _log.store_unavailable(entry.error)
+
+    def _end(self, crashed: bool) -> None:
+        """Fail whatever the thread left behind: nobody waits for a thread that has ended."""
+        if crashed:
+            self._refusal = _CRASHED
+            _log.error("store.thread_failed", hint="see the traceback on standard error")
+        with suppress(KeyError):  # an instrument that has raised is removed by Trio
+            trio.lowlevel.remove_instrument(self)
+        self._watching.cancel()
+        while not self._queue.empty():
+            self._taken += self._queue.get_nowait()
+        left = [entry for entry in (*self._taken, *self._asked) if entry is not None]
+        for entry in left:
+            entry.error = StoreUnavailableError(self._refusal or _CRASHED)
+        self._deliver(left)
+        self._ended.set()
+
+    # -- in the committing thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        batch: list[_Entry[Any]] = []
+        crashed = True
+        try:
+            last = False
+            while not last:
+                batch, last = self._take_batch()
+                if batch:
+                    self._commit(batch)
+                    self._call(self._deliver, batch)
+                    self._checkpoint()
+                batch = []
+            crashed = False
+        finally:
+            for entry in batch:
+                entry.error = StoreUnavailableError(_CRASHED)
+            self._call(self._deliver, batch)
+            self._disconnect()
+            if self._opened is not None:
+                self._opened.close()
+            self._call(self._end, crashed)
+
+    def _call(self, function: Callable[..., object], *args: object) -> None:
+        try:
+            self._token.run_sync_soon(function, *args)
+        except trio.RunFinishedError:
+            # The event loop has ended without closing the store: nobody is left to be told.
+            self._queue.put([None])
+
+    def _take_batch(self) -> tuple[list[_Entry[Any]], bool]:
+        """Wait for a job, then take what else is there; True when it is the last batch."""
+        taken = self._taken
+        if not taken:
+            taken += self._queue.get()
+        while len(taken) < BATCH_LIMIT and not self._queue.empty():
+            taken += self._queue.get_nowait()
+        batch: list[_Entry[Any]] = []
+        while taken and len(batch) < BATCH_LIMIT:
+            if batch and (taken[0] is None or taken[0].alone):
+                break
+            entry = taken.popleft()
+            if entry is None:
+                return batch, True
+            batch.append(entry)
+            if entry.alone:
+                break
+        return batch, False
+
+    def _commit(self, batch: Sequence[_Entry[Any]]) -> None:
+        """Run ``batch`` in one transaction, or each job in its own when one of them raises.
+
+        Damage is believed when it stays: until then the batch is run again, and nobody is told.
+        """
+        begun = time.monotonic()
+        error = self._try(batch)
+        while isinstance(error, DAMAGE) and not batch[0].alone and self._opened is not None:
+            if not may_pass(self._file, begun):
+                break
+            time.sleep(LOOK_AGAIN_SECONDS)
+            error = self._try(batch)
+        if error is not None:
+            self._fail(batch, error)
+
+    def _try(self, batch: Sequence[_Entry[Any]]) -> Exception | None:
+        """Return why ``batch`` was rolled back, None if all of it has been dealt with."""
+        alone = batch[0].alone
+        try:
+            connection = self._connected()
+            if not alone:
+                connection.execute("BEGIN IMMEDIATE")
+        except Exception as error:
+            return error
+        try:
+            for entry in batch:
+                entry.run(connection)
+        except Exception as error:
+            self._roll_back()
+            if len(batch) == 1:
+                return error
+            for entry in batch:
+                self._commit((entry,))
+            return None
+        try:
+            if alone:
+                self._confirm(connection, told=False)
+            else:
+                with self._log_kept():
+                    connection.execute("COMMIT")
+                    self._confirm(connection, told=any(entry.told for entry in batch))
+        except Exception as error:
+            self._roll_back()
+            return error
+        return None
+
+    def _confirm(self, connection: apsw.Connection, *, told: bool) -> None:
+        """Raise :class:`StoreLostError` unless what was committed is where a restart looks.
+
+        So is what was committed earlier, if a sender is ``told`` that it is.
+        """
+        opened = self._opened
+        if opened is None:
+            return
+        frames, self._frames = self._frames, 0
+        if frames:
+            self._look(partial(opened.require_written, frames))
+        elif not self._look(opened.is_unchanged) and told:
+            connection.execute(_PROOF)
+            frames, self._frames = self._frames, 0
+            self._look(partial(opened.require_written, frames))
+
+    def _look(self, look: Callable[[], T]) -> T:
+        """Return what ``look`` finds, once the disk lets it.
+
+        What has been committed cannot be taken back, and must not be answered before it was seen.
+        So a disk that refuses to read is waited for, as one that hangs: callers are told in time.
+        """
+        refused = False
+        while True:
+            try:
+                return look()
+            except StoreLostError:
+                raise
+            except (apsw.IOError, StoreUnavailableError) as error:
+                if not refused:
+                    refused = True
+                    told = self._translate(error) if isinstance(error, apsw.Error) else error
+                    self._call(partial(_log.store_unavailable, told))
+                time.sleep(LOOK_AGAIN_SECONDS)
+
+    @contextmanager
+    def _log_kept(self) -> Iterator[None]:
+        """Keep what is committed inside in the log until it has been looked for there.
+
+        Another process may copy the log into the database and begin it anew, or cut it, as soon as
+        our write lock is free: as it should be, and not to be told from a log that somebody has
+        cut. It waits for whoever began to read before the commit.
+        """
+        with ExitStack() as kept:
+            if self._reader is not None:
+                # What cannot be read is found by the look, which says what has become of it.
+                with suppress(apsw.Error):
+                    # A read lasts until its statement has been stepped to the end, or is closed.
+                    reading = self._reader.execute("SELECT 1 FROM sqlite_schema")
+                    kept.enter_context(closing(reading))
+            yield
+
+    def _checkpoint(self) -> None:
+        """Copy the log into the database when it is long: after the callers have been told."""
+        if self._log_frames < CHECKPOINT_PAGES or self._connection is None or self.lost:
+            return
+        self._log_frames = 0
+        # As SQLite's own checkpoints do: one that fails is tried again after a further commit.
+        with suppress(apsw.Error):
+            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def _note_frames(self, _connection: apsw.Connection, _database: str, frames: int) -> int:
+        """SQLite calls it after each commit that has written."""
+        self._frames = self._log_frames = frames
+        return apsw.SQLITE_OK
+
+    def _fail(self, batch: Sequence[_Entry[Any]], error: Exception) -> None:
+        if self._opened is not None and isinstance(error, DAMAGE):
+            error = StoreLostError(str(self._translate(error)))
+        if isinstance(error, StoreLostError):
+            self.lose(error)
+        for entry in batch:
+            # One exception each: raised in several tasks, one would mix up their tracebacks.
+            if isinstance(error, StoreUnavailableError):
+                entry.error = type(error)(str(error))
+            else:
+                entry.error = self._translate(error) if isinstance(error, apsw.Error) else error
+
+    def _connected(self) -> apsw.Connection:
+        if self.lost is not None:
+            raise StoreLostError(self.lost)
+        if self._connection is not None:
+            return self._connection
+        if self._opened is not None:
+            # What has taken its place would be opened, or made, without a word.
+            self._opened.require_same()
+            self._opened.close()
+        connection = self._connect()
+        try:
+            self._opened = StoreFile(self._file, connection)
+            self._reader = connect_reader(self._file)
+            # It takes the place of SQLite's own, which makes checkpoints before anybody is told.
+            connection.set_wal_hook(self._note_frames)
+        except BaseException:
+            self._connection = connection
+            self._disconnect()
+            raise
+        self._connection = connection
+        return connection
+
+    def _roll_back(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            # After a full disk or an I/O error SQLite may have rolled back by itself.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except apsw.Error:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()  # first: the last one to close copies the log, and this one cannot
+        if connection is not None:
+            try:
+                if self.lost is not None:
+                    # Nothing is written to what has taken the place of the store's files.
+                    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                connection.close()
+            except apsw.Error as error:
+                _log.error("store.close_failed", error=str(error))

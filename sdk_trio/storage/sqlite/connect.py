@@ -1,0 +1,247 @@
+"""Opens SQLite connections the one way the store uses them, and words their errors.
+
+Only apsw opens the store's file. A second copy of SQLite in the same process (the standard
+library's ``sqlite3``) would drop the POSIX locks of the first when it closes the file, and a
+committed write could vanish. Other processes are fine.
+"""
+
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import Any, cast
+
+import apsw
+
+from ...base.logs import get_logger
+from ...errors import StoreUnavailableError
+from .schema import VERSION, plan_migration
+
+#: How long a statement waits for another process's write to end, in seconds. Ours take
+#: milliseconds, so this outlasts a daemon under load; every delivery waits meanwhile.
+BUSY_SECONDS = 3.0
+
+#: How long another process may take to bring the store up to date, in seconds: a million deliveries
+#: of an early version took 4, and 12 on a busy machine.
+MIGRATION_SECONDS = 120.0
+
+_log = get_logger("storage")
+
+_WRITER = (
+    # FULL syncs the log in every commit (answer 200 means kept); fullfsync is what that takes on
+    # macOS, and nothing elsewhere.
+    "PRAGMA synchronous = FULL",
+    "PRAGMA fullfsync = ON",
+    "PRAGMA journal_size_limit = 67108864",
+    "PRAGMA cache_size = -32768",
+    # What is deleted is overwritten, whole pages included, which FAST leaves as they are. It costs
+    # the ordinary way of a delivery no page; only what removes bodies writes more.
+    "PRAGMA secure_delete = ON",
+)
+
+_FULL = "the disk or its quota is full; free some space, it continues by itself"
+_DAMAGED = "it is damaged; stop, and restore a backup"
+_READ_ONLY = "it or its directory is read-only; make both writable for this user"
+
+#: By SQLite's extended result code, where that says more than the class of the error.
+_REMEDIES_BY_CODE: dict[int, str] = {
+    # SQLite makes room in it by writing its last byte, and does not say what that ran into.
+    apsw.SQLITE_IOERR_SHMSIZE: "the disk or its quota is full: its index (-shm) cannot become "
+    "larger; free some space, then restart",
+    apsw.SQLITE_IOERR_SHMMAP: "its index (-shm) cannot be mapped; give the process more memory, "
+    "and keep the store off network disks",
+    apsw.SQLITE_IOERR_SHMOPEN: "its index (-shm) cannot be opened or made: the disk or its "
+    "quota is full, or another user owns it; free some space, or check owner and mode",
+    apsw.SQLITE_IOERR_NOMEM: "memory is exhausted; give the process more",
+    apsw.SQLITE_IOERR_LOCK: "its file system does not lock; move it to a local disk",
+    apsw.SQLITE_IOERR_SHORT_READ: _DAMAGED,
+    apsw.SQLITE_IOERR_DATA: _DAMAGED,
+    apsw.SQLITE_IOERR_CORRUPTFS: "its file system is damaged; check it (fsck), restore a backup",
+    apsw.SQLITE_READONLY_DBMOVED: "it was moved or replaced while it was open; restart",
+    apsw.SQLITE_READONLY_DIRECTORY: "its directory is read-only; make it writable for this user",
+    apsw.SQLITE_CANTOPEN_ISDIR: "it is a directory; move that away",
+    apsw.SQLITE_CANTOPEN_SYMLINK: "it is a symbolic link, which is refused; name the file itself",
+    apsw.SQLITE_BUSY_RECOVERY: "another process recovers it after a crash; try again in a moment",
+}
+
+_REMEDIES: tuple[tuple[type[apsw.Error], str], ...] = (
+    (apsw.FullError, _FULL),
+    (apsw.NotADBError, "it is no SQLite database; restore a backup or move it away"),
+    (apsw.CorruptError, _DAMAGED),
+    (apsw.BusyError, "another process holds its write lock; end that process or try again"),
+    (apsw.LockedError, "another connection holds its lock; try again"),
+    (apsw.ReadOnlyError, _READ_ONLY),
+    (apsw.CantOpenError, "it cannot be opened; check that the directory exists and is writable"),
+    (apsw.PermissionsError, "access was refused; check its owner and mode"),
+    (apsw.IOError, "the disk reported an error; check it (dmesg) and free space, then restart"),
+    (apsw.NoMemError, "memory is exhausted; give the process more"),
+)
+
+#: Where less room is left than this, an error of the disk is that of a full one, in bytes.
+_NO_ROOM = 65_536
+
+
+def describe_failure(error: apsw.Error, file: str) -> StoreUnavailableError:
+    """Return the exception that callers get for ``error`` at ``file``: what, where, what to do."""
+    unavailable = StoreUnavailableError(
+        f"the store {file} failed: {_remedy(error, file)} ({error})"
+    )
+    unavailable.__cause__ = error
+    return unavailable
+
+
+def _remedy(error: apsw.Error, file: str) -> str:
+    if isinstance(error, apsw.IOError | apsw.CantOpenError) and _is_full(file):
+        return _FULL
+    code = getattr(error, "extendedresult", None)
+    if code in _REMEDIES_BY_CODE:
+        return _REMEDIES_BY_CODE[code]
+    return next((text for kind, text in _REMEDIES if isinstance(error, kind)), "this is unexpected")
+
+
+def _is_full(file: str) -> bool:
+    if sys.platform == "win32":
+        return False
+    try:
+        found = os.statvfs(os.path.dirname(os.path.abspath(file)))
+    except OSError:
+        return False
+    no_inodes = found.f_files > 0 and found.f_favail == 0
+    return found.f_bavail * found.f_frsize < _NO_ROOM or no_inodes
+
+
+def connect_writer(file: str) -> apsw.Connection:
+    """Open ``file`` for writing, create or migrate its tables, and return the connection.
+
+    Raises:
+        StoreVersionError: the file is of another program or of a newer version.
+        apsw.Error: SQLite could not open it.
+    """
+    # Bodies are personal data, and SQLite gives its other files the mode of this one. Where this
+    # fails, SQLite says why in a moment. A file that exists is not opened: closing it would drop
+    # the locks that other connections of this process hold of it.
+    with suppress(OSError):
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    connection = apsw.Connection(file)
+    try:
+        connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+        _migrate(connection, file)
+        _use_log(connection)
+        for statement in _WRITER:
+            connection.execute(statement)
+        # A first write finds out here, rather than at a delivery, that nothing can be written.
+        connection.execute("BEGIN IMMEDIATE; COMMIT")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _use_log(connection: apsw.Connection) -> None:
+    """Keep readers and the writer apart (WAL); SQLite waits for nobody when it changes to that."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except apsw.BusyError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def connect_reader(file: str) -> apsw.Connection:
+    """Open the existing ``file`` for reading only and return the connection.
+
+    Raises:
+        apsw.Error: SQLite could not open it.
+    """
+    connection = apsw.Connection(file, flags=apsw.SQLITE_OPEN_READONLY)
+    connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+    return connection
+
+
+#: Says that nothing was ever deleted here without being overwritten.
+MARK_AS_WIPED = "INSERT OR REPLACE INTO checkpoint VALUES ('storage.wiped', '1')"
+
+#: Has the next wipe rewrite the database. ``secure_delete`` overwrites a deleted row where it was
+#: last; what a page held of it before it was moved to another one in a split is left (seen: some
+#: rows in a thousand). Who has to be sure that nothing is left takes the mark away.
+MARK_AS_UNWIPED = "DELETE FROM checkpoint WHERE name = 'storage.wiped'"
+
+_IS_WIPED = "SELECT count(*) FROM checkpoint WHERE name = 'storage.wiped'"
+
+
+def overwrite_remnants(connection: apsw.Connection) -> None:
+    """Remove from the database what was deleted without being overwritten.
+
+    Rewrites the database, which holds up every other write: once in the life of a database of
+    an earlier version, and after the purge of a tenant.
+    """
+    if not connection.execute(_IS_WIPED).get:
+        connection.execute("VACUUM")
+        connection.execute(MARK_AS_WIPED)
+
+
+def clear_log(connection: apsw.Connection, seconds: float) -> bool:
+    """Copy the write-ahead log into the database and cut it; False while a reader needs it."""
+    connection.set_busy_timeout(int(seconds * 1000))
+    try:
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except apsw.BusyError:
+        return False
+    finally:
+        connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+    return True
+
+
+def _migrate(connection: apsw.Connection, file: str) -> None:
+    if not _plan(connection, file):
+        return
+    connection.execute("PRAGMA secure_delete = ON").fetchall()
+    # Two processes may open a file at once: the second waits until the first has brought it up to
+    # date, and finds it done within its own lock.
+    connection.set_busy_timeout(int(MIGRATION_SECONDS * 1000))
+    begun = time.monotonic()
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        before = connection.pragma("user_version")
+        is_new = connection.execute("SELECT count(*) = 0 FROM sqlite_schema").get
+        told = {"file": file, "before": before, "after": VERSION}
+        statements = _plan(connection, file)
+        if statements and not is_new:
+            # It may take a while, in which nothing else is said.
+            _log.info("store.migrating", **told, bytes=os.path.getsize(file))
+        for statement in statements:
+            connection.execute(statement)
+        if is_new:
+            connection.execute(MARK_AS_WIPED)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    if statements and not is_new:
+        _log.info("store.migrated", **told, seconds=round(time.monotonic() - begun, 3))
+    connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+
+
+# One statement, so that all three are of one moment: another process may be making the tables.
+_STATE_OF_FILE = """
+SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
+FROM pragma_application_id, pragma_user_version
+"""
+
+
+def _plan(connection: apsw.Connection, file: str) -> tuple[str, ...]:
+    application_id, user_version, tables = cast(
+        "Any", connection.execute(_STATE_OF_FILE).fetchone()
+    )
+    statements = plan_migration(
+        application_id=application_id,
+        user_version=user_version,
+        empty=tables == 0,
+        file=file,
+    )
+    return tuple(statements)

@@ -1,0 +1,243 @@
+"""Whether the store's files are still those that are written to: asked before anybody is told.
+
+SQLite keeps the files that it opened. Removed, replaced or cut by somebody else, they go on taking
+commits that no later process will find, and in the mode with a write-ahead log SQLite does not
+look. So after every commit, and before its callers hear of it, :class:`StoreFile` looks whether
+what was committed stands in the files that the *names* lead to now. What may be removed afterwards
+was found once; nothing that comes before that is acknowledged. See
+docs/adr/0024-the-files-are-looked-at-before-an-answer.md.
+
+On Windows an open file can be neither removed nor replaced, and nothing is looked at.
+"""
+
+import os
+import sys
+import time
+from contextlib import suppress
+
+import apsw
+import attrs
+
+from ...errors import StoreLostError, StoreUnavailableError
+
+#: The size of the head of a write-ahead log, and of the head of each page in it (a *frame*), in
+#: bytes; see "The WAL file format" at sqlite.org.
+_LOG_HEAD = 32
+_FRAME_HEAD = 24
+
+#: How long a database that seems cut short may be in the middle of another process's checkpoint,
+#: which writes the new size before the last page, in seconds.
+_GROWING_SECONDS = 1.0
+
+#: How long damage is not believed that SQLite reports, in seconds.
+_DAMAGE_SECONDS = 2.0
+
+#: How SQLite reports damage. A page that the disk refuses to read is damage to it as well: it turns
+#: SQLITE_IOERR_CORRUPTFS into SQLITE_CORRUPT.
+DAMAGE = (apsw.CorruptError, apsw.NotADBError)
+
+_Identity = tuple[int, int]
+
+
+@attrs.frozen
+class _Written:
+    """The last commit that was seen in the log: the log's head, where its frame is, that frame."""
+
+    head: bytes
+    frame: int
+    frame_head: bytes
+
+
+def may_pass(file: str, since: float) -> bool:
+    """Say whether damage that was first found at ``since`` may be a disk that refuses to read.
+
+    Args:
+        file: the database, opened by SQLite in this process or not.
+        since: a monotonic time.
+    """
+    return time.monotonic() - since < _DAMAGE_SECONDS or _is_refused(file)
+
+
+def _is_refused(file: str) -> bool:
+    with suppress(apsw.CantOpenError):
+        reader = _open_to_read(file)
+        try:
+            reader.xRead(100, 0)
+        except apsw.IOError:
+            return True
+        finally:
+            with suppress(apsw.Error):
+                reader.xClose()
+    return False
+
+
+def _open_to_read(file: str) -> apsw.VFSFile:
+    # Through SQLite: closing a descriptor of our own would drop its locks of this file.
+    return apsw.VFSFile("", file, [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
+
+
+class StoreFile:
+    """The three files of an open store: the database, its log (-wal) and its index (-shm).
+
+    Belongs to the thread of ``connection``, which has written or read in this mode already.
+
+    Everything raises :class:`~sdk_trio.errors.StoreUnavailableError` or an error of SQLite when the
+    disk does not let it look, which proves nothing: it is to be asked again.
+
+    Raises:
+        StoreLostError: the files were taken away while they were opened.
+    """
+
+    def __init__(self, file: str, connection: apsw.Connection) -> None:
+        # By the name that the next process will use; SQLite itself has followed every link.
+        self.file = os.path.abspath(file)
+        self._log = connection.filename_wal
+        self._index = f"{self._log.removesuffix('-wal')}-shm"
+        self._page_size = int(connection.pragma("page_size"))
+        self._written: _Written | None = None
+        self._database_id = self._identity(self.file)[0]
+        self._log_id = self._identity(self._log)[0]
+        self._index_id = self._identity(self._index)[0]
+        self._size = 0
+        self._reader = _open_to_read(self.file)
+        self._head = self._read_head()
+        # SQLite locks no byte of the log. Opened last: nothing that fails leaves it open.
+        try:
+            self._log_descriptor = os.open(self._log, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except FileNotFoundError:
+            raise self._lost(self._log, "was removed") from None
+        except OSError as error:
+            raise self._unavailable(self._log, error) from error
+
+    def close(self) -> None:
+        """Close what was opened to look; the connection stays open."""
+        with suppress(apsw.Error):
+            self._reader.xClose()
+        descriptor, self._log_descriptor = self._log_descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def require_same(self) -> None:
+        """Raise :class:`StoreLostError` unless the name leads to the database that was opened."""
+        self._require(self.file, self._database_id)
+
+    def require_written(self, frames: int) -> None:
+        """Require that a commit is in the files that a restart would open.
+
+        Args:
+            frames: how many frames the log has since the commit, as SQLite counts them.
+
+        Raises:
+            StoreLostError: it is not.
+        """
+        if sys.platform == "win32":
+            return
+        self._require_files()
+        head = self._read_log(0, _LOG_HEAD + _FRAME_HEAD)
+        last = self._read_log(self._offset(frames), _FRAME_HEAD)
+        # Both frames are of this log, by its salts, and the last one ends a transaction.
+        salts = head[16:24]
+        whole = len(head) == _LOG_HEAD + _FRAME_HEAD and len(last) == _FRAME_HEAD
+        if not (whole and head[40:48] == salts == last[8:16] and any(salts) and any(last[4:8])):
+            raise self._lost(self._log, "was cut short or overwritten")
+        # What was there before the commit must be there still: a log that was cut in between has
+        # a hole, and SQLite reads no further than to a hole.
+        if not self._still_has(self._written, head):
+            raise self._lost(self._log, "was cut short or overwritten")
+        self._written = _Written(head, frames, last)
+
+    def is_unchanged(self) -> bool:
+        """Return whether all that was written is in place, by what is known.
+
+        False when the log was begun anew: another process may have done so, which is as it should
+        be, or somebody has cut it. A write tells, with :meth:`require_written`.
+
+        Raises:
+            StoreLostError: it is not in place.
+        """
+        if sys.platform == "win32":
+            return True
+        self._require_files()
+        written = self._written
+        if written is None:
+            return False
+        head = self._read_log(0, _LOG_HEAD + _FRAME_HEAD)
+        return head == written.head and self._still_has(written, head)
+
+    def _still_has(self, written: _Written | None, head: bytes) -> bool:
+        if written is None or written.head != head:
+            return True  # another log by now: the one before was copied into the database whole
+        return self._read_log(self._offset(written.frame), _FRAME_HEAD) == written.frame_head
+
+    def _offset(self, frame: int) -> int:
+        return _LOG_HEAD + (frame - 1) * (_FRAME_HEAD + self._page_size)
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    def _require_files(self) -> None:
+        size = self._require(self.file, self._database_id)
+        self._require(self._log, self._log_id)
+        self._require(self._index, self._index_id)
+        if self._read_head() != self._head:
+            raise self._lost(self.file, "was cut short or overwritten")
+        if size < self._size:
+            self._require_whole(size)
+        self._size = size
+
+    def _require(self, path: str, identity: _Identity) -> int:
+        found, size = self._identity(path)
+        if found != identity:
+            raise self._lost(path, "was replaced by another file")
+        return size
+
+    def _identity(self, path: str) -> tuple[_Identity, int]:
+        try:
+            found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._lost(path, "was removed") from None
+        except OSError as error:
+            raise self._unavailable(path, error) from error
+        return (found.st_dev, found.st_ino), found.st_size
+
+    def _require_whole(self, size: int) -> None:
+        """The database has become smaller: as by VACUUM, then its head says so, or it was cut."""
+        deadline = time.monotonic() + _GROWING_SECONDS
+        while size < self._declared_size():
+            if time.monotonic() >= deadline:
+                raise self._lost(self.file, "was cut short")
+            time.sleep(0.01)
+            size = self._require(self.file, self._database_id)
+
+    def _declared_size(self) -> int:
+        return int.from_bytes(self._read_database()[28:32], "big") * self._page_size
+
+    def _read_head(self) -> bytes:
+        """Return what of the database's head never changes: its magic, page size, application."""
+        head = self._read_database()
+        return head[:18] + head[68:72]
+
+    def _read_database(self) -> bytes:
+        # A disk that refuses to read says nothing about what is there: such an error of SQLite
+        # goes up as it is. What was cut is read, and is shorter.
+        return self._reader.xRead(100, 0)
+
+    def _read_log(self, offset: int, size: int) -> bytes:
+        if sys.platform == "win32":
+            return b""
+        try:
+            return os.pread(self._log_descriptor, size, offset)
+        except OSError as error:
+            raise self._unavailable(self._log, error) from error
+
+    def _unavailable(self, path: str, error: OSError) -> StoreUnavailableError:
+        of = "" if path == self.file else f", of the store {self.file},"
+        return StoreUnavailableError(
+            f"{path}{of} cannot be read at present ({error.strerror}): check the disk (dmesg)"
+        )
+
+    def _lost(self, path: str, what: str) -> StoreLostError:
+        of = "" if path == self.file else f", of the store {self.file},"
+        return StoreLostError(
+            f"{path}{of} {what} while it was in use; nothing is accepted any more: put back what "
+            "was there, or restore a backup, and restart"
+        )

@@ -1,0 +1,409 @@
+"""The inbox in one SQLite file: durable, and the default (contracts 2)."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import apsw
+import trio
+
+from ...base.logs import get_logger
+from ...records.deliveries import (
+    Admission,
+    Admitted,
+    AttemptRecord,
+    DeliveryRecord,
+    DeliveryState,
+    Done,
+    Due,
+    EvidenceRecord,
+    NewDelivery,
+    Outcome,
+    Purged,
+    Released,
+)
+from ..admission import Terms
+from . import leases as leaser
+from . import reads as reader
+from . import writes as writer
+from .committer import CLOSE_SECONDS, Committer, Posted
+from .connect import BUSY_SECONDS, clear_log, connect_writer, describe_failure, overwrite_remnants
+from .notifications import SqliteNotifications
+from .queries import QueryRunner
+from .tenants import SqliteTenants
+from .upgrade import SqliteUpgrade
+
+_Delete = Callable[[apsw.Connection, Sequence[int], DeliveryState, float], int]
+
+#: How many deliveries one transaction of the retention removes: a pass over a large store takes
+#: many short turns between deliveries instead of one long one.
+PURGE_CHUNK = 500
+
+#: How long deliveries wait for a reader that keeps the log from being cleared, in seconds.
+SHORT_SECONDS = 0.2
+
+_log = get_logger("storage")
+
+
+class SqliteInbox:
+    """:class:`Inbox` in a SQLite file; open it with :meth:`open`, end with :meth:`close`.
+
+    What changes the store goes through one :class:`Committer`, that of ``tenants`` as
+    well. What only reads it has a connection of its own in Trio's threads, one read at a time, so
+    that a long listing never delays a delivery. It sees every change whose method has returned.
+
+    Cancellation: a write that has begun is finished, see ``storage.sqlite.committer``. A read is abandoned.
+    """
+
+    def __init__(self, file: str, terms: Terms, committer: Committer) -> None:
+        self._terms = terms
+        self._committer = committer
+        self._queries = QueryRunner(file, committer)
+        self._data_version: int | None = None
+        # Starts that nobody waits for, until their runs have ended: what was posted, and when.
+        self._begun: dict[str, tuple[Posted, float]] = {}
+        self.tenants: SqliteTenants = SqliteTenants(file, committer)
+        self.upgrade: SqliteUpgrade = SqliteUpgrade(committer, self._queries)
+        self.notifications: SqliteNotifications = SqliteNotifications(
+            terms, committer, self._queries
+        )
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        owner: str,
+        lease_seconds: float,
+        dedup_seconds: float,
+        payload_seconds: float,
+    ) -> "SqliteInbox":
+        """Open the database file ``path``, creating or migrating its tables.
+
+        Args:
+            path: the file; its directory exists.
+            owner: who holds the leases taken here; not empty, unique among living processes.
+            lease_seconds: how long a lease lasts without renewal; above 0.
+            dedup_seconds: how long a finished id is remembered; 0 or more.
+            payload_seconds: how long bodies are kept; 0 or more.
+
+        Raises:
+            StoreVersionError: the file is of a newer version or of another program.
+            StoreUnavailableError: it cannot be opened or written.
+
+        Cancelled, nothing stays open.
+        """
+        terms = Terms(
+            owner=owner,
+            lease_seconds=lease_seconds,
+            dedup_seconds=dedup_seconds,
+            payload_seconds=payload_seconds,
+        )
+        file = os.fspath(path)
+        committer = Committer(
+            file,
+            partial(connect_writer, file),
+            partial(describe_failure, file=file),
+            name="sdk_trio-inbox",
+        )
+        inbox = cls(file, terms, committer)
+        try:
+            # An older file is brought up to date by this, which takes as long as it takes.
+            await committer.submit(lambda _: None, patient=True)
+            await inbox.changed_elsewhere()
+        except BaseException:
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                await inbox.close()
+            raise
+        return inbox
+
+    @property
+    def lost(self) -> str | None:
+        """See :attr:`Inbox.lost`."""
+        return self._committer.lost
+
+    # -- deliveries ------------------------------------------------------------------------------
+
+    async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
+        """See :meth:`Inbox.accept`."""
+        terms = self._terms
+        return await self._committer.submit(
+            lambda c: writer.accept(c, terms, delivery, leased),
+            undo=partial(self._give_up, delivery) if leased else None,
+            told=True,
+        )
+
+    async def claim(self, delivery: NewDelivery) -> Admitted:
+        """See :meth:`Inbox.claim`."""
+        terms = self._terms
+        return await self._committer.submit(
+            lambda c: writer.claim(c, terms, delivery),
+            undo=partial(self._give_up, delivery),
+            told=True,
+        )
+
+    async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
+        """See :meth:`Inbox.park`."""
+        terms = self._terms
+        return await self._committer.submit(
+            lambda c: writer.park(c, terms, delivery, reason), told=True
+        )
+
+    async def keep_other(self, delivery: NewDelivery) -> None:
+        """See :meth:`Inbox.keep_other`."""
+        await self._committer.submit(lambda c: writer.keep_other(c, delivery))
+
+    def _give_up(
+        self, delivery: NewDelivery, connection: apsw.Connection, admitted: Admitted
+    ) -> None:
+        """Release what was taken for a caller who has not heard of it, and so will not run it."""
+        if admitted.admission is Admission.NEW:
+            now = delivery.received_at
+            writer.finish(connection, self._terms, delivery.key, Released(), now)
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    async def start(self, key: str, *, now: float, alone: bool = False) -> None:
+        """See :meth:`Inbox.start`. Nothing while another owner holds a live lease."""
+        terms = self._terms
+        await self._committer.submit(lambda c: writer.start(c, terms, key, now, alone))
+
+    async def join(self, key: str) -> None:
+        """See :meth:`Inbox.join`."""
+        terms = self._terms
+        await self._committer.submit(lambda c: writer.join(c, terms, key))
+
+    def begin(self, key: str, *, now: float) -> None:
+        """See :meth:`Inbox.begin`."""
+        terms = self._terms
+        posted = self._committer.post(lambda c: writer.start(c, terms, key, now))
+        self._begun[key] = (posted, now)
+
+    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
+        """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
+        # Cancelled here, the start that was posted stays.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        terms = self._terms
+        begun = self._begun.pop(key, None)
+        if begun and isinstance(outcome, Done) and self._committer.withdraw(begun[0]):
+            started_at = begun[1]
+            await self._committer.submit(lambda c: writer.run(c, terms, key, started_at, now))
+            return
+        await self._committer.submit(lambda c: writer.finish(c, terms, key, outcome, now))
+
+    async def replay(self, keys: Sequence[str]) -> Sequence[str]:
+        """See :meth:`Inbox.replay`."""
+        return await self._committer.submit(lambda c: writer.replay(c, keys))
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    async def release(self, keys: Sequence[str]) -> None:
+        """See :meth:`Inbox.release`."""
+        terms, ids = self._terms, tuple(keys)
+        await self._committer.submit(lambda c: leaser.release(c, terms, ids))
+
+    async def take_due(self, *, limit: int, now: float) -> Due:
+        """See :meth:`Inbox.take_due`."""
+        terms = self._terms
+        return await self._committer.submit(lambda c: leaser.take_due(c, terms, limit, now))
+
+    async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
+        """See :meth:`Inbox.take_suspects`."""
+        terms = self._terms
+        return await self._committer.submit(lambda c: leaser.take_suspects(c, terms, limit, now))
+
+    async def reschedule(self, *, now: float) -> int:
+        """See :meth:`Inbox.reschedule`."""
+        return await self._committer.submit(lambda c: leaser.reschedule(c, now))
+
+    async def recover(self) -> int:
+        """See :meth:`Inbox.recover`."""
+        terms = self._terms
+        return await self._committer.submit(lambda c: leaser.recover(c, terms))
+
+    async def renew(self, *, now: float) -> None:
+        """See :meth:`Inbox.renew`."""
+        terms = self._terms
+        await self._committer.submit(lambda c: leaser.renew(c, terms, now))
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> DeliveryRecord | None:
+        """See :meth:`Inbox.get`."""
+        return await self._queries.run(lambda c: reader.get(c, key))
+
+    async def find_by_id(self, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
+        """See :meth:`Inbox.find_by_id`."""
+        return await self._queries.run(lambda c: reader.find_by_id(c, webhook_id, limit))
+
+    async def evidence(self, key: str) -> Sequence[EvidenceRecord]:
+        """See :meth:`Inbox.evidence`."""
+        return await self._queries.run(lambda c: reader.evidence(c, key))
+
+    async def known(self, keys: Sequence[str]) -> frozenset[str]:
+        """See :meth:`Inbox.known`."""
+        return await self._queries.run(lambda c: reader.known(c, tuple(keys)))
+
+    async def attempts(self, key: str) -> Sequence[AttemptRecord]:
+        """See :meth:`Inbox.attempts`."""
+        return await self._queries.run(lambda c: reader.attempts(c, key))
+
+    async def find(
+        self,
+        *,
+        type: str | None = None,
+        state: DeliveryState | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        after_sequence: int | None = None,
+        before_sequence: int | None = None,
+        subject: str | None = None,
+        tenant_id: str | None = None,
+        oldest_first: bool | None = None,
+        limit: int = 50,
+    ) -> Sequence[DeliveryRecord]:
+        """See :meth:`Inbox.find`."""
+        return await self._queries.run(
+            lambda c: reader.find(
+                c,
+                type=type,
+                state=state,
+                since=since,
+                until=until,
+                after_sequence=after_sequence,
+                before_sequence=before_sequence,
+                subject=subject,
+                tenant_id=tenant_id,
+                oldest_first=oldest_first,
+                limit=limit,
+            )
+        )
+
+    async def counts(self) -> dict[DeliveryState, int]:
+        """See :meth:`Inbox.counts`."""
+        return await self._queries.run(reader.counts)
+
+    async def oldest_waiting(self) -> float | None:
+        """See :meth:`Inbox.oldest_waiting`."""
+        return await self._queries.run(reader.oldest_waiting)
+
+    async def changed_elsewhere(self) -> bool:
+        """See :meth:`Inbox.changed_elsewhere`."""
+        # On the writing connection, because the number counts the changes of all *others*.
+        version = await self._committer.submit(lambda c: int(c.pragma("data_version")))
+        before, self._data_version = self._data_version, version
+        return before is not None and version != before
+
+    # -- what is remembered beside deliveries ----------------------------------------------------
+
+    async def read_checkpoint(self, name: str) -> str | None:
+        """See :meth:`Inbox.read_checkpoint`."""
+        return await self._queries.run(lambda c: reader.read_checkpoint(c, name))
+
+    async def write_checkpoint(self, name: str, value: str | None) -> None:
+        """See :meth:`Inbox.write_checkpoint`."""
+        await self._committer.submit(lambda c: writer.write_checkpoint(c, name, value))
+
+    # -- retention and end -----------------------------------------------------------------------
+
+    async def purge(self, *, now: float) -> Purged:
+        """See :meth:`Inbox.purge`. Cancelled, it stops between two transactions."""
+        terms = self._terms
+        old_body = now - terms.payload_seconds
+        forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
+        delete = writer.delete_deliveries
+        purged = Purged(
+            bodies=await self._delete(DeliveryState.DONE, old_body, writer.delete_bodies),
+            finished=await self._delete(DeliveryState.DONE, forgotten, delete),
+            parked=await self._delete(DeliveryState.PARKED, old_body, delete),
+        )
+        if purged != Purged(0, 0, 0):
+            await self._clear_log(SHORT_SECONDS)
+        return purged
+
+    async def holdings(self, tenant_id: str) -> Mapping[str, int]:
+        """See :meth:`Inbox.holdings`."""
+        return await self._queries.run(lambda c: reader.holdings(c, tenant_id))
+
+    async def unowned(self) -> Sequence[str]:
+        """See :meth:`Inbox.unowned`."""
+        return await self._queries.run(reader.unowned)
+
+    async def erase(self, tenant_id: str) -> int:
+        """See :meth:`Inbox.erase`."""
+        erased = after = 0
+        while True:
+            find = partial(reader.of_tenant, tenant_id=tenant_id, after=after, limit=PURGE_CHUNK)
+            found = await self._queries.run(find)
+            if not found:
+                break
+            after = found[-1]
+            erased += await self._committer.submit(
+                partial(writer.erase, tenant_id=tenant_id, sequences=found)
+            )
+        erase_evidence = partial(writer.erase_evidence, tenant_id=tenant_id, limit=PURGE_CHUNK)
+        while await self._committer.submit(erase_evidence):
+            pass
+        return erased
+
+    async def wipe(self) -> bool:
+        """See :meth:`Inbox.wipe`."""
+        await self._committer.submit(overwrite_remnants, patient=True, alone=True)
+        return await self._clear_log(BUSY_SECONDS)
+
+    async def _clear_log(self, seconds: float) -> bool:
+        """Leave nothing of what was deleted in the write-ahead log either."""
+        cleared = await self._committer.submit(
+            lambda c: clear_log(c, seconds), patient=True, alone=True
+        )
+        if not cleared:
+            _log.warning(
+                "store.log_kept",
+                hint="deleted bodies stay in the write-ahead log until the reader that needs it "
+                "(a backup, the replicator, an sqlite3 shell) has ended, and it is written anew",
+            )
+        return cleared
+
+    async def _delete(
+        self,
+        state: DeliveryState,
+        before: float,
+        delete: _Delete,
+    ) -> int:
+        deleted = after = 0
+        with_body = delete is writer.delete_bodies
+        while True:
+            found = await self._queries.run(
+                partial(
+                    reader.find_old,
+                    state=state,
+                    before=before,
+                    with_body=with_body,
+                    after=after,
+                    limit=PURGE_CHUNK,
+                )
+            )
+            if not found:
+                return deleted
+            after = found[-1]
+            deleted += await self._committer.submit(
+                partial(_delete_chunk, delete, found, state, before)
+            )
+
+    async def close(self) -> None:
+        """See :meth:`Inbox.close`; the tenants are closed with it."""
+        # Readers first: the last connection to go clears the write-ahead log, which a connection
+        # that may only read cannot do.
+        await self.tenants.close()
+        await self._queries.close()
+        await self._committer.close()
+
+
+def _delete_chunk(
+    delete: _Delete,
+    sequences: Sequence[int],
+    state: DeliveryState,
+    before: float,
+    connection: apsw.Connection,
+) -> int:
+    return delete(connection, sequences, state, before)

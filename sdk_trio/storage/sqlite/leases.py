@@ -1,0 +1,182 @@
+"""Hands out what is due, and keeps, gives up and takes over leases: jobs for the committer.
+
+What the functions mean is said once, in :class:`Inbox`. Each statement names the index it
+needs: should a change of schema or query ever lose it, SQLite refuses the statement at once,
+where a silent scan of a million finished rows would only be noticed in production.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+
+from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, Due
+from ..admission import CLOCK_SLACK_SECONDS, Terms
+from .reads import COLUMNS, LATER_COLUMNS, record_of
+from .schema import UNFINISHED
+
+# SQLite uses a partial index only for a query that repeats its condition.
+_OPEN = "FROM inbox AS this INDEXED BY inbox_open WHERE state <> 'done' AND queued = 1"
+
+_FIRST_IN_LINE = f"""
+NOT (ordered = 1 AND EXISTS (
+    SELECT 1 FROM inbox AS earlier INDEXED BY inbox_line
+    WHERE earlier.ordered = 1 AND earlier.{UNFINISHED}
+        AND earlier.subject = this.subject AND earlier.tenant_id IS this.tenant_id
+        AND earlier.sequence < this.sequence))
+"""
+
+_RECEIVED = f"""
+SELECT sequence {_OPEN} AND state = 'received' AND lease_owner IS NULL
+    AND next_attempt_at IS NULL AND {_FIRST_IN_LINE}
+ORDER BY sequence LIMIT :limit
+"""
+
+_RETRYING = f"""
+SELECT sequence {_OPEN} AND state = 'retrying' AND lease_owner IS NULL
+    AND next_attempt_at <= :now AND {_FIRST_IN_LINE}
+ORDER BY sequence LIMIT :limit
+"""
+
+_EXPIRED = f"""
+SELECT sequence {_OPEN} AND {UNFINISHED} AND lease_owner > ''
+    AND lease_owner <> :owner AND (lease_until <= :now OR lease_until > :farthest)
+    AND {_FIRST_IN_LINE}
+ORDER BY sequence LIMIT :limit
+"""
+
+_SUSPECTS = f"""
+SELECT sequence FROM inbox AS this INDEXED BY inbox_suspect
+WHERE process_ends > 0 AND state = 'received' AND queued = 1 AND lease_owner IS NULL
+    AND {_FIRST_IN_LINE}
+ORDER BY sequence LIMIT :limit
+"""
+
+_NEXT_DUE = f"""
+SELECT min(next_attempt_at) {_OPEN} AND state = 'retrying' AND lease_owner IS NULL
+    AND next_attempt_at > :now
+"""
+
+_LEASE = "UPDATE inbox SET lease_owner = ?, lease_until = ? WHERE sequence = ?"
+
+_LEASED_RECORD = f"""
+SELECT {COLUMNS}, raw, {LATER_COLUMNS}
+FROM inbox LEFT JOIN body USING (sequence) WHERE sequence = ?
+"""
+
+_RELEASE = """
+UPDATE inbox SET lease_owner = NULL, lease_until = NULL
+WHERE delivery_key = ? AND lease_owner = ? AND state IN ('received', 'retrying')
+"""
+
+_RENEW = f"""
+UPDATE inbox INDEXED BY inbox_open SET lease_until = ?
+WHERE state <> 'done' AND {UNFINISHED} AND queued IN (0, 1) AND lease_owner = ?
+"""
+
+_OF_OTHERS = f"""
+state <> 'done' AND {UNFINISHED} AND queued IN (0, 1) AND lease_owner > '' AND lease_owner <> :owner
+"""
+
+_HELD = f"SELECT sequence, state FROM inbox INDEXED BY inbox_open WHERE {_OF_OTHERS}"
+
+_RECOVER = f"""
+UPDATE inbox INDEXED BY inbox_open SET lease_owner = NULL, lease_until = NULL WHERE {_OF_OTHERS}
+"""
+
+# The last sign of life of who ran it was the renewal of its lease.
+_RECORD_END = """
+INSERT INTO attempt (sequence, number, started_at, finished_at, error)
+SELECT sequence, attempts, coalesce(started_at, received_at),
+    max(coalesce(started_at, received_at), coalesce(lease_until, 0) - :lease_seconds), :error
+FROM inbox WHERE sequence = :sequence
+"""
+
+_CUT_SHORT = """
+UPDATE inbox SET state = 'received', queued = 1, process_ends = process_ends + 1,
+    ran_alone = ran_alone OR :sole, last_error = :error
+WHERE sequence = :sequence
+"""
+
+_RESCHEDULE = """
+UPDATE inbox INDEXED BY inbox_open SET next_attempt_at = :now, failed_at = :now
+WHERE state <> 'done' AND state = 'retrying' AND queued = 1
+    AND next_attempt_at > :now AND coalesce(failed_at, started_at) > :latest
+"""
+
+
+def take_due(connection: apsw.Connection, terms: Terms, limit: int, now: float) -> Due:
+    """Lease what is due, oldest arrival first."""
+    bindings = {
+        "limit": limit + 1,
+        "now": now,
+        "owner": terms.owner,
+        "farthest": now + terms.lease_seconds + CLOCK_SLACK_SECONDS,
+    }
+    found: list[int] = []
+    for statement in (_RECEIVED, _RETRYING):
+        found.extend(sequence for (sequence,) in connection.execute(statement, bindings))
+    expired = [sequence for (sequence,) in connection.execute(_EXPIRED, bindings)]
+    found = sorted(found + expired)
+    for sequence in set(found[:limit]).intersection(expired):
+        _cut_short(connection, terms, sequence, sole=False)
+    records = [
+        _lease(connection, sequence, terms.owner, now + terms.lease_seconds)
+        for sequence in found[:limit]
+    ]
+    next_due_at = connection.execute(_NEXT_DUE, {"now": now}).get
+    return Due(records, more=len(found) > limit, next_due_at=next_due_at)
+
+
+def take_suspects(
+    connection: apsw.Connection, terms: Terms, limit: int, now: float
+) -> list[DeliveryRecord]:
+    """Lease what was running when a process ended, oldest arrival first."""
+    found = [sequence for (sequence,) in connection.execute(_SUSPECTS, {"limit": limit})]
+    until = now + terms.lease_seconds
+    return [_lease(connection, sequence, terms.owner, until) for sequence in found]
+
+
+def _cut_short(connection: apsw.Connection, terms: Terms, sequence: int, *, sole: bool) -> None:
+    """Have what another owner ran, if it did, received again: its process has ended."""
+    (state,) = connection.execute(
+        "SELECT state FROM inbox WHERE sequence = ?", (sequence,)
+    ).fetchone() or ("",)
+    if state == "running":
+        bindings = {"sequence": sequence, "error": PROCESS_ENDED}
+        connection.execute(_RECORD_END, {**bindings, "lease_seconds": terms.lease_seconds})
+        connection.execute(_CUT_SHORT, {**bindings, "sole": sole})
+
+
+def _lease(connection: apsw.Connection, sequence: int, owner: str, until: float) -> DeliveryRecord:
+    connection.execute(_LEASE, (owner, until, sequence))
+    (row,) = connection.execute(_LEASED_RECORD, (sequence,))
+    return record_of(row)
+
+
+def release(connection: apsw.Connection, terms: Terms, keys: Sequence[str]) -> None:
+    """Give up leases of ours whose run was never started."""
+    for key in keys:
+        connection.execute(_RELEASE, (key, terms.owner))
+
+
+def renew(connection: apsw.Connection, terms: Terms, now: float) -> None:
+    """Extend all leases of ours."""
+    connection.execute(_RENEW, (now + terms.lease_seconds, terms.owner))
+
+
+def recover(connection: apsw.Connection, terms: Terms) -> int:
+    """Take away the leases of all other owners; return how many."""
+    bindings = {"owner": terms.owner}
+    held: list[Any] = connection.execute(_HELD, bindings).fetchall()
+    for sequence, state in held:
+        if state == "running":
+            _cut_short(connection, terms, sequence, sole=len(held) == 1)
+    connection.execute(_RECOVER, bindings)
+    return len(held)
+
+
+def reschedule(connection: apsw.Connection, now: float) -> int:
+    """Make due what began to wait at a time that has not come yet; return how many."""
+    connection.execute(_RESCHEDULE, {"now": now, "latest": now + CLOCK_SLACK_SECONDS})
+    return connection.changes()

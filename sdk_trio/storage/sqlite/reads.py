@@ -1,0 +1,251 @@
+"""Everything that only reads the inbox in SQLite: plain functions of a connection."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import apsw
+
+from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
+
+#: The columns of a record, in the order of :class:`DeliveryRecord`, up to the body; and
+#: those after it.
+COLUMNS = (
+    "inbox.sequence, webhook_id, type, state, queued, attempts, received_at, timestamp, subject, "
+    "ordered, next_attempt_at, started_at, finished_at, last_error"
+)
+LATER_COLUMNS = "tenant_id, process_ends, ran_alone, earlier_attempts, signer"
+
+_GET = f"""
+SELECT {COLUMNS}, raw, {LATER_COLUMNS}
+FROM inbox LEFT JOIN body USING (sequence) WHERE delivery_key = ?
+"""
+
+# All keys of one id follow each other: the id itself, and the id with a dot. "/" is the next
+# character after the dot.
+_OF_TENANTS = f"""
+SELECT {COLUMNS}, raw, {LATER_COLUMNS}
+FROM inbox LEFT JOIN body USING (sequence) WHERE delivery_key > ? AND delivery_key < ?
+ORDER BY delivery_key LIMIT ?
+"""
+
+_ATTEMPTS = """
+SELECT number, attempt.started_at, attempt.finished_at, error, place, traceback
+FROM attempt JOIN inbox USING (sequence) WHERE delivery_key = ? ORDER BY id
+"""
+
+_EVIDENCE = """
+SELECT evidence.received_at, address, raw, evidence.tenant_id
+FROM evidence JOIN inbox USING (sequence) WHERE delivery_key = ? ORDER BY id
+"""
+
+_KNOWN = "SELECT 1 FROM inbox WHERE delivery_key = ?"
+
+_CHECKPOINT = "SELECT value FROM checkpoint WHERE name = ?"
+
+# One statement, so both numbers are of one moment. Only rows that are not done are looked at;
+# the total is a count of index entries, which SQLite makes page by page.
+_COUNTS = """
+SELECT state, count(*) FROM inbox INDEXED BY inbox_open WHERE state <> 'done' GROUP BY state
+UNION ALL SELECT 'total', count(*) FROM inbox
+"""
+
+# The smallest sequence comes from the index alone; only its row is read.
+_OLDEST_WAITING = """
+SELECT received_at FROM inbox WHERE sequence = (
+    SELECT min(sequence) FROM inbox INDEXED BY inbox_open
+    WHERE state <> 'done' AND state IN ('received', 'running') AND queued = 1)
+"""
+
+_OLD = """
+SELECT sequence FROM inbox WHERE sequence > ? AND state = 'done' AND finished_at < ?
+ORDER BY sequence LIMIT ?
+"""
+
+_OLD_WITH_BODY = """
+SELECT sequence FROM inbox WHERE sequence > ? AND state = 'done' AND finished_at < ?
+    AND EXISTS (SELECT 1 FROM body WHERE body.sequence = inbox.sequence)
+ORDER BY sequence LIMIT ?
+"""
+
+_OLD_PARKED = """
+SELECT sequence FROM inbox INDEXED BY inbox_open
+WHERE sequence > ? AND state <> 'done' AND state = 'parked' AND received_at < ?
+ORDER BY sequence LIMIT ?
+"""
+
+
+def record_of(row: tuple[Any, ...]) -> DeliveryRecord:
+    """Build a record from a row of :data:`COLUMNS`, the body and :data:`LATER_COLUMNS`."""
+    sequence, webhook_id, type_, state, queued, *middle = row
+    attempts, received_at, timestamp, subject, ordered, *rest = middle
+    return DeliveryRecord(
+        sequence,
+        webhook_id,
+        type_,
+        DeliveryState(state),
+        bool(queued),
+        attempts,
+        received_at,
+        timestamp,
+        subject,
+        bool(ordered),
+        *rest,
+    )
+
+
+def get(connection: apsw.Connection, key: str) -> DeliveryRecord | None:
+    """Return one delivery with its body, or None."""
+    row = connection.execute(_GET, (key,)).fetchone()
+    return None if row is None else record_of(row)
+
+
+def find_by_id(
+    connection: apsw.Connection, webhook_id: str, limit: int
+) -> Sequence[DeliveryRecord]:
+    """Return the deliveries of one id, whoever signed them, the host's first."""
+    own = connection.execute(_GET, (webhook_id,)).fetchall()
+    bounds = (f"{webhook_id}.", f"{webhook_id}/")
+    others = connection.execute(_OF_TENANTS, (*bounds, limit)).fetchall()
+    return [record_of(row) for row in (*own, *others)][:limit]
+
+
+def known(connection: apsw.Connection, keys: Sequence[str]) -> frozenset[str]:
+    """Return those of ``keys`` that have a row."""
+    return frozenset(i for i in keys if connection.execute(_KNOWN, (i,)).fetchone())
+
+
+def read_checkpoint(connection: apsw.Connection, name: str) -> str | None:
+    """Return the value under ``name``, or None."""
+    row = connection.execute(_CHECKPOINT, (name,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def attempts(connection: apsw.Connection, key: str) -> Sequence[AttemptRecord]:
+    """Return the failed runs of one delivery, oldest first."""
+    return [AttemptRecord(*row) for row in connection.execute(_ATTEMPTS, (key,))]
+
+
+def evidence(connection: apsw.Connection, key: str) -> Sequence[EvidenceRecord]:
+    """Return the other bodies that came under a key, oldest first."""
+    rows: Any = connection.execute(_EVIDENCE, (key,))
+    return [EvidenceRecord(*row) for row in rows]
+
+
+def find(
+    connection: apsw.Connection,
+    *,
+    type: str | None,
+    state: DeliveryState | None,
+    since: float | None,
+    until: float | None,
+    after_sequence: int | None,
+    before_sequence: int | None,
+    subject: str | None,
+    tenant_id: str | None,
+    oldest_first: bool | None,
+    limit: int,
+) -> Sequence[DeliveryRecord]:
+    """List deliveries without bodies; see :meth:`Inbox.find`."""
+    choices = {
+        "type = ?": type,
+        "state = ?": state,
+        "received_at >= ?": since,
+        "received_at < ?": until,
+        "sequence > ?": after_sequence,
+        "sequence < ?": before_sequence,
+        "subject = ?": subject,
+        "tenant_id = ?": tenant_id,
+    }
+    given = {text: value for text, value in choices.items() if value is not None}
+    conditions = list(given)
+    if state is not None and state is not DeliveryState.DONE:
+        # Lets SQLite use the index of what is not done, instead of reading all that is.
+        conditions.append("state <> 'done'")
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    if oldest_first is None:
+        oldest_first = after_sequence is not None
+    order = "ASC" if oldest_first else "DESC"
+    statement = (
+        f"SELECT {COLUMNS}, NULL, {LATER_COLUMNS} FROM inbox {where} "
+        f"ORDER BY sequence {order} LIMIT ?"
+    )
+    return [record_of(row) for row in connection.execute(statement, (*given.values(), limit))]
+
+
+def counts(connection: apsw.Connection) -> dict[DeliveryState, int]:
+    """Return how many deliveries are in each state."""
+    found: dict[str, int] = dict(cast("Any", connection.execute(_COUNTS)))
+    total = found.pop("total")
+    result = dict.fromkeys(DeliveryState, 0)
+    result.update({DeliveryState(state): number for state, number in found.items()})
+    result[DeliveryState.DONE] = total - sum(found.values())
+    return result
+
+
+def oldest_waiting(connection: apsw.Connection) -> float | None:
+    """Return when the first queued delivery that waits or runs arrived, or None."""
+    row = connection.execute(_OLDEST_WAITING).fetchone()
+    return None if row is None else float(row[0])
+
+
+def find_old(
+    connection: apsw.Connection,
+    state: DeliveryState,
+    before: float,
+    *,
+    with_body: bool,
+    after: int,
+    limit: int,
+) -> Sequence[int]:
+    """Return sequences above ``after`` of old deliveries: done before, or parked and arrived."""
+    if state is DeliveryState.PARKED:
+        statement = _OLD_PARKED
+    else:
+        statement = _OLD_WITH_BODY if with_body else _OLD
+    return [sequence for (sequence,) in connection.execute(statement, (after, before, limit))]
+
+
+_HOLDINGS = """
+SELECT
+    (SELECT count(*) FROM inbox WHERE tenant_id = :id),
+    (SELECT count(*) FROM inbox JOIN body USING (sequence) WHERE tenant_id = :id),
+    (SELECT count(*) FROM attempt JOIN inbox USING (sequence) WHERE tenant_id = :id),
+    (SELECT count(*) FROM evidence JOIN inbox USING (sequence)
+        WHERE inbox.tenant_id = :id OR evidence.tenant_id = :id),
+    (SELECT count(*) FROM notification JOIN outbox USING (sequence) WHERE tenant_id = :id),
+    (SELECT count(*) FROM outbox WHERE tenant_id = :id),
+    (SELECT count(*) FROM audit WHERE tenant_id = :id)
+"""
+
+
+def holdings(connection: apsw.Connection, tenant_id: str) -> Mapping[str, int]:
+    """Count what is kept of a tenant beside its own row."""
+    names = ("deliveries", "bodies", "attempts", "evidence", "messages", "outbox", "audit")
+    counts = cast("Any", connection.execute(_HOLDINGS, {"id": tenant_id}).fetchone())
+    return dict(zip(names, counts, strict=True))
+
+
+_UNOWNED = """
+SELECT tenant_id FROM inbox
+WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
+UNION SELECT tenant_id FROM evidence
+WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
+"""
+
+
+def unowned(connection: apsw.Connection) -> Sequence[str]:
+    """Return the ids of tenants that deliveries or evidence name and that no tenant has."""
+    return [tenant_id for (tenant_id,) in connection.execute(_UNOWNED)]
+
+
+_OF_TENANT = """
+SELECT sequence FROM inbox WHERE tenant_id = ? AND sequence > ? ORDER BY sequence LIMIT ?
+"""
+
+
+def of_tenant(
+    connection: apsw.Connection, tenant_id: str, *, after: int, limit: int
+) -> Sequence[int]:
+    """Return the next sequences above ``after`` of a tenant's deliveries."""
+    rows = connection.execute(_OF_TENANT, (tenant_id, after, limit))
+    return [sequence for (sequence,) in rows]

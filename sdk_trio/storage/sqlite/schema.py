@@ -1,0 +1,361 @@
+"""The tables of the store in SQLite, and how an older file becomes a current one.
+
+Two rules keep a delivery as cheap after a million events as after none. Bodies have a table of
+their own, so a change of state rewrites a short row. And apart from the key, which has to
+be found again, indexes are partial: a finished delivery is in none of them.
+"""
+
+from collections.abc import Sequence
+
+from ...errors import StoreVersionError
+
+#: Marks a SQLite file as an inbox of this package: the bytes of "SdkT" (PRAGMA application_id).
+APPLICATION_ID = 0x53646B54
+
+#: The name of the database inside the data directory.
+DATABASE_NAME = "inbox.db"
+
+#: SQL of the states in which the runtime itself will still do something.
+UNFINISHED = "state IN ('received', 'running', 'retrying')"
+
+_INBOX = """
+CREATE TABLE inbox (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    webhook_id TEXT NOT NULL UNIQUE,
+    type TEXT NOT NULL,
+    state TEXT NOT NULL
+        CHECK (state IN ('received', 'running', 'retrying', 'done', 'dead', 'parked')),
+    queued INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    received_at REAL NOT NULL,
+    timestamp INTEGER NOT NULL,
+    subject TEXT,
+    ordered INTEGER NOT NULL,
+    next_attempt_at REAL,
+    started_at REAL,
+    finished_at REAL,
+    last_error TEXT,
+    lease_owner TEXT,
+    lease_until REAL
+) STRICT
+"""
+
+_BODY = "CREATE TABLE body (sequence INTEGER PRIMARY KEY, raw BLOB NOT NULL) STRICT"
+
+_ATTEMPT = """
+CREATE TABLE attempt (
+    id INTEGER PRIMARY KEY,
+    sequence INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    started_at REAL NOT NULL,
+    finished_at REAL NOT NULL,
+    error TEXT NOT NULL
+) STRICT
+"""
+
+# One index answers what is due, what is leased and how many there are: its columns are compared
+# for equality from the left, and where all four are, rows come in order of arrival.
+_OPEN = """
+CREATE INDEX inbox_open ON inbox (state, queued, lease_owner, next_attempt_at)
+WHERE state <> 'done'
+"""
+
+_LINE = f"""
+CREATE INDEX inbox_line ON inbox (subject, sequence)
+WHERE ordered = 1 AND {UNFINISHED}
+"""
+
+_ATTEMPT_OF = "CREATE INDEX attempt_of ON attempt (sequence)"
+
+# What a part of the runtime has to remember across restarts, by its name.
+_CHECKPOINT = "CREATE TABLE checkpoint (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT"
+# The tenant that a delivery belongs to; empty on what came before there were tenants.
+_INBOX_TENANT = "ALTER TABLE inbox ADD COLUMN tenant_id TEXT"
+
+_TENANT = """
+CREATE TABLE tenant (
+    id TEXT PRIMARY KEY,
+    identifier TEXT NOT NULL UNIQUE,
+    name TEXT NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('Active', 'Suspended', 'Deactivated', 'Deleted')),
+    site_manager_email TEXT,
+    site_manager_email_verified INTEGER NOT NULL,
+    site_manager_phone TEXT,
+    organization_id TEXT UNIQUE,
+    created_at REAL NOT NULL,
+    deleted_at REAL,
+    version INTEGER NOT NULL,
+    credentials TEXT
+) STRICT
+"""
+
+# Listings and counts of one status read nothing else.
+_TENANT_STATUS = "CREATE INDEX tenant_status ON tenant (status, identifier)"
+
+_AUDIT = """
+CREATE TABLE audit (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant_id TEXT NOT NULL,
+    tenant_identifier TEXT NOT NULL,
+    action TEXT NOT NULL,
+    previous_status TEXT,
+    new_status TEXT,
+    actor TEXT NOT NULL,
+    reason TEXT,
+    relaxation TEXT,
+    details TEXT,
+    occurred_at REAL NOT NULL
+) STRICT
+"""
+
+_AUDIT_OF = "CREATE INDEX audit_of ON audit (tenant_id, sequence)"
+
+# Holds the id of a tenant within the transaction that purges it, and nothing at other times.
+_PURGING = "CREATE TABLE purging (tenant_id TEXT PRIMARY KEY) STRICT"
+
+_AUDIT_UNCHANGED = """
+CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END
+"""
+
+# REPLACE removes a row without a word to the trigger below.
+_AUDIT_NOT_REPLACED = """
+CREATE TRIGGER audit_not_replaced BEFORE INSERT ON audit
+WHEN EXISTS (SELECT 1 FROM audit WHERE audit.sequence = NEW.sequence)
+BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END
+"""
+
+_AUDIT_KEPT = """
+CREATE TRIGGER audit_kept BEFORE DELETE ON audit
+WHEN NOT EXISTS (SELECT 1 FROM purging WHERE purging.tenant_id = OLD.tenant_id)
+BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END
+"""
+
+_OUTBOX = """
+CREATE TABLE outbox (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    delivery_id TEXT NOT NULL UNIQUE,
+    tenant_id TEXT NOT NULL,
+    tenant_identifier TEXT NOT NULL,
+    tenant_name TEXT NOT NULL,
+    transition TEXT NOT NULL,
+    previous_status TEXT NOT NULL,
+    new_status TEXT NOT NULL,
+    reason TEXT,
+    actor TEXT NOT NULL,
+    occurred_at REAL NOT NULL,
+    site_manager_email TEXT,
+    site_manager_email_verified INTEGER NOT NULL,
+    site_manager_phone TEXT
+) STRICT
+"""
+
+_OUTBOX_OF = "CREATE INDEX outbox_of ON outbox (tenant_id)"
+
+# The marker of the upgrade from a single tenant: no row before it has begun, one row ever after.
+_UPGRADE = """
+CREATE TABLE upgrade (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    state TEXT NOT NULL CHECK (state IN ('running', 'done')),
+    tenant_id TEXT NOT NULL,
+    step TEXT NOT NULL,
+    position TEXT,
+    started_at REAL NOT NULL,
+    finished_at REAL
+) STRICT
+"""
+
+# One message of one transition on one channel. `sending` is written before the first byte leaves.
+_NOTIFICATION = """
+CREATE TABLE notification (
+    sequence INTEGER NOT NULL,
+    channel TEXT NOT NULL,
+    state TEXT NOT NULL
+        CHECK (state IN ('pending', 'sending', 'retrying', 'sent', 'failed', 'skipped', 'unknown')),
+    repeatable INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    created_at REAL NOT NULL,
+    next_attempt_at REAL,
+    started_at REAL,
+    finished_at REAL,
+    provider_id TEXT,
+    reason TEXT,
+    lease_owner TEXT,
+    lease_until REAL,
+    PRIMARY KEY (sequence, channel)
+) STRICT, WITHOUT ROWID
+"""
+
+#: SQL of the states in which a message will still be sent by itself.
+NOTIFICATION_OPEN = "state IN ('pending', 'sending', 'retrying')"
+
+# As inbox_open: what is finished is not in it.
+_NOTIFICATION_OPEN = f"""
+CREATE INDEX notification_open
+ON notification (channel, state, lease_owner, next_attempt_at, sequence)
+WHERE {NOTIFICATION_OPEN}
+"""
+
+_NOTIFICATION_FINISHED = """
+CREATE INDEX notification_finished ON notification (finished_at) WHERE finished_at IS NOT NULL
+"""
+
+# How often the process ended while the delivery ran; whether its last run had no other beside it;
+# runs from before it was put back; and when it was decided to wait until next_attempt_at.
+_INBOX_ENDS = (
+    "ALTER TABLE inbox ADD COLUMN process_ends INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE inbox ADD COLUMN ran_alone INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE inbox ADD COLUMN earlier_attempts INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE inbox ADD COLUMN failed_at REAL",
+)
+
+# Where in the user's code a run failed.
+_ATTEMPT_PLACE = (
+    "ALTER TABLE attempt ADD COLUMN place TEXT",
+    "ALTER TABLE attempt ADD COLUMN traceback TEXT",
+)
+
+# A delivery is known by who signed it and its id: `ID` for the host's, `ID.TENANT` for those that a
+# tenant's secret has verified. The column that was unique before holds that from now on, so that no
+# row has to be copied, and the id is computed from it. Rows of before have no signer.
+_KEY = (
+    "ALTER TABLE inbox RENAME COLUMN webhook_id TO delivery_key",
+    "ALTER TABLE inbox ADD COLUMN signer TEXT",
+    "ALTER TABLE inbox ADD COLUMN webhook_id TEXT GENERATED ALWAYS AS (CASE WHEN signer > '' "
+    "THEN substr(delivery_key, 1, length(delivery_key) - length(signer) - 1) "
+    "ELSE delivery_key END) VIRTUAL",
+)
+
+# Lines are those of one tenant: the record of another one may have the same id.
+_TENANT_LINE = (
+    "DROP INDEX inbox_line",
+    f"""
+CREATE INDEX inbox_line ON inbox (subject, tenant_id, sequence)
+WHERE ordered = 1 AND {UNFINISHED}
+""",
+)
+
+# Other bodies than the first one that came under the key of a delivery.
+_EVIDENCE = """
+CREATE TABLE evidence (
+    id INTEGER PRIMARY KEY,
+    sequence INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    received_at REAL NOT NULL,
+    address TEXT,
+    raw BLOB NOT NULL,
+    UNIQUE (sequence, digest)
+) STRICT
+"""
+
+_SUSPECT = """
+CREATE INDEX inbox_suspect ON inbox (sequence) WHERE process_ends > 0 AND state = 'received'
+"""
+
+# Whose the other body is, as far as its signature and what it names say: it goes with that tenant.
+_EVIDENCE_TENANT = (
+    "ALTER TABLE evidence ADD COLUMN tenant_id TEXT",
+    "CREATE INDEX evidence_of ON evidence (tenant_id) WHERE tenant_id IS NOT NULL",
+)
+
+# Which tenants name a source of credentials: to know, nobody has to read all tenants.
+_SOURCE = """
+CREATE TABLE source (
+    tenant_id TEXT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (tenant_id, text)
+) STRICT, WITHOUT ROWID
+"""
+
+_SOURCE_TEXT = "CREATE INDEX source_text ON source (text)"
+
+
+def _add_sources(tenants: str) -> str:
+    """Return SQL that keeps what the credentials of ``tenants``, its table or a row, name."""
+    return f"""
+INSERT INTO source (tenant_id, text)
+SELECT one.id, named.value
+    FROM {tenants} AS one, json_each(one.credentials, '$.webhook_secrets') AS named
+UNION SELECT one.id, one.credentials ->> 'access_token' FROM {tenants} AS one
+    WHERE one.credentials ->> 'access_token' IS NOT NULL
+"""  # noqa: S608 - names of the schema's
+
+
+_NEW = _add_sources("(SELECT NEW.id AS id, NEW.credentials AS credentials)")
+_SOURCE_GONE = "DELETE FROM source WHERE tenant_id = OLD.id"
+
+_SOURCES = (
+    _SOURCE,
+    _SOURCE_TEXT,
+    _add_sources("tenant"),
+    f"CREATE TRIGGER source_added AFTER INSERT ON tenant BEGIN {_NEW}; END",
+    f"""
+CREATE TRIGGER source_changed AFTER UPDATE OF credentials ON tenant
+WHEN OLD.credentials IS NOT NEW.credentials
+BEGIN {_SOURCE_GONE}; {_NEW}; END
+""",
+    f"CREATE TRIGGER source_gone AFTER DELETE ON tenant BEGIN {_SOURCE_GONE}; END",
+)
+
+#: Statements that lead from version N to N + 1; ``PRAGMA user_version`` counts those applied.
+MIGRATIONS: Sequence[Sequence[str]] = (
+    (_INBOX, _BODY, _ATTEMPT, _OPEN, _LINE, _ATTEMPT_OF),
+    (_CHECKPOINT,),
+    (
+        _INBOX_TENANT,
+        _TENANT,
+        _TENANT_STATUS,
+        _AUDIT,
+        _AUDIT_OF,
+        _PURGING,
+        _AUDIT_UNCHANGED,
+        _AUDIT_NOT_REPLACED,
+        _AUDIT_KEPT,
+        _OUTBOX,
+        _OUTBOX_OF,
+        _UPGRADE,
+    ),
+    (_NOTIFICATION, _NOTIFICATION_OPEN, _NOTIFICATION_FINISHED),
+    (*_INBOX_ENDS, *_ATTEMPT_PLACE, _SUSPECT),
+    (*_KEY, *_TENANT_LINE, _EVIDENCE),
+    (*_EVIDENCE_TENANT, *_SOURCES),
+)
+
+#: The version of the schema that this package reads and writes.
+VERSION = len(MIGRATIONS)
+
+
+def plan_migration(
+    *, application_id: int, user_version: int, empty: bool, file: str
+) -> Sequence[str]:
+    """Return the statements that make an opened database a current inbox; none if it is one.
+
+    Args:
+        application_id: the database's ``PRAGMA application_id``.
+        user_version: its ``PRAGMA user_version``.
+        empty: whether it has no tables at all, as a new file.
+        file: its path, for the message.
+
+    Raises:
+        StoreVersionError: it belongs to another program or to a newer version of this one.
+    """
+    if empty and application_id == 0 and user_version == 0:
+        application_id = APPLICATION_ID
+    if application_id != APPLICATION_ID:
+        raise StoreVersionError(
+            f"{file} is a SQLite database of another program (application id "
+            f"{application_id:#x}); set Sdk:Storage:Path to a directory of its own, or move the "
+            "file away"
+        )
+    if user_version > VERSION:
+        raise StoreVersionError(
+            f"{file} has schema version {user_version}, this version of sdk_trio knows up to "
+            f"{VERSION}; install the version that wrote it, or restore a backup from before the "
+            "upgrade"
+        )
+    if user_version == VERSION:
+        return ()
+    statements = [statement for step in MIGRATIONS[user_version:] for statement in step]
+    return (
+        *statements,
+        f"PRAGMA application_id = {APPLICATION_ID}",
+        f"PRAGMA user_version = {VERSION}",
+    )

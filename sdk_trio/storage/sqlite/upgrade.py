@@ -1,0 +1,131 @@
+"""The upgrade's marker and its batches in the SQLite file of the inbox."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+import apsw
+import attrs
+
+from ...records.upgrades import Assigned, StoredBody, UpgradeMarker, UpgradeState
+from .committer import Committer
+from .queries import QueryRunner
+
+_SAVE = """
+INSERT INTO upgrade (id, state, tenant_id, step, position, started_at, finished_at)
+VALUES (1, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET
+    state = excluded.state, tenant_id = excluded.tenant_id, step = excluded.step,
+    position = excluded.position, started_at = excluded.started_at,
+    finished_at = excluded.finished_at
+"""
+
+# The list of finished steps came after the table: it is kept beside it, in the same transaction.
+_FINISHED = "upgrade.finished"
+
+_SAVE_FINISHED = """
+INSERT INTO checkpoint (name, value) VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+"""
+
+_MARKER = """
+SELECT state, tenant_id, step, position, started_at, finished_at,
+       (SELECT value FROM checkpoint WHERE name = ?)
+FROM upgrade
+"""
+
+_BODIES = """
+SELECT sequence, type, raw FROM inbox JOIN body USING (sequence)
+WHERE sequence > ? AND tenant_id IS ? ORDER BY sequence LIMIT ?
+"""
+
+_END_OF_BATCH = """
+SELECT max(sequence), count(*) FROM (
+    SELECT sequence FROM inbox WHERE sequence > ? ORDER BY sequence LIMIT ?
+)
+"""
+
+_ASSIGN = """
+UPDATE inbox SET tenant_id = ? WHERE sequence > ? AND sequence <= ? AND tenant_id IS NULL
+"""
+
+
+class SqliteUpgrade:
+    """:class:`UpgradeStore` in SQLite; cancellation is as in the inbox."""
+
+    def __init__(self, committer: Committer, queries: QueryRunner) -> None:
+        self._committer = committer
+        self._queries = queries
+
+    async def marker(self) -> UpgradeMarker | None:
+        """See :meth:`UpgradeStore.marker`."""
+        return await self._queries.run(_marker)
+
+    async def save(self, marker: UpgradeMarker) -> None:
+        """See :meth:`UpgradeStore.save`."""
+        await self._committer.submit(lambda c: _save(c, marker))
+
+    async def count_unassigned(self) -> int:
+        """See :meth:`UpgradeStore.count_unassigned`."""
+        return await self._queries.run(
+            lambda c: c.execute("SELECT count(*) FROM inbox WHERE tenant_id IS NULL").get
+        )
+
+    async def bodies(
+        self, tenant_id: str | None, *, after: int, limit: int
+    ) -> Sequence[StoredBody]:
+        """See :meth:`UpgradeStore.bodies`."""
+        return await self._queries.run(
+            lambda c: [StoredBody(*row) for row in c.execute(_BODIES, (after, tenant_id, limit))]
+        )
+
+    async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
+        """See :meth:`UpgradeStore.assign_batch`."""
+        return await self._committer.submit(lambda c: _assign(c, marker, limit))
+
+
+def _save(connection: apsw.Connection, marker: UpgradeMarker) -> None:
+    connection.execute(
+        _SAVE,
+        (
+            marker.state,
+            marker.tenant_id or "",
+            marker.step,
+            marker.position,
+            marker.started_at,
+            marker.finished_at,
+        ),
+    )
+    if marker.finished is None:
+        connection.execute("DELETE FROM checkpoint WHERE name = ?", (_FINISHED,))
+    else:
+        connection.execute(_SAVE_FINISHED, (_FINISHED, json.dumps(marker.finished)))
+
+
+def _marker(connection: apsw.Connection) -> UpgradeMarker | None:
+    row = connection.execute(_MARKER, (_FINISHED,)).fetchone()
+    if row is None:
+        return None
+    state, tenant_id, step, position, started_at, finished_at, finished = cast("Any", row)
+    return UpgradeMarker(
+        state=UpgradeState(state),
+        tenant_id=tenant_id or None,
+        step=step,
+        position=position,
+        started_at=started_at,
+        finished_at=finished_at,
+        finished=None if finished is None else tuple(json.loads(finished)),
+    )
+
+
+def _assign(connection: apsw.Connection, marker: UpgradeMarker, limit: int) -> Assigned:
+    after = int(marker.position or 0)
+    row = connection.execute(_END_OF_BATCH, (after, limit)).fetchone()
+    end, count = cast("tuple[int | None, int]", row)
+    if end is None:
+        return Assigned(0, marker, last=True)
+    connection.execute(_ASSIGN, (marker.tenant_id, after, end))
+    assigned = connection.changes()
+    moved = attrs.evolve(marker, position=str(end))
+    _save(connection, moved)
+    return Assigned(assigned, moved, last=count < limit)

@@ -1,0 +1,581 @@
+"""The run of the upgrade from a single tenant; ``tenants.upgrade`` describes its steps and order."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import attrs
+import filelock
+import trio
+
+from ..base.logs import get_logger
+from ..config import Settings
+from ..config.choices import DefaultTenantStrategy
+from ..errors import (
+    DefaultTenantError,
+    NotQuiescentError,
+    SdkError,
+    SourceDatabaseError,
+    TenantExistsError,
+    UpgradeError,
+    UpgradeInProgressError,
+    UpgradeTimedOutError,
+)
+from ..events import organization_of, plain_envelope
+from ..records.tenants import Tenant
+from ..records.upgrades import UpgradeMarker, UpgradeState
+from ..storage.data_directory import create_data_directory
+from ..storage.ports import Store
+from . import upgrade
+from .database_copy import copy_database, count_source, install, refuse_existing, remove_database
+from .databases import database_path, databases_directory
+from .default_tenant import DefaultTenantFinder
+from .identity import is_organization_id
+from .service import TenantService
+from .upgrade import (
+    DATABASE,
+    DELIVERIES,
+    HOST_PREFIX,
+    KEY,
+    MOST_ORGANIZATIONS,
+    ORGANIZATION,
+    HostTenant,
+    HostUpgrade,
+    NewTenant,
+    Organizations,
+    PlannedStep,
+    Quiescence,
+    Report,
+    StepBatch,
+    UpgradePlan,
+    UpgradeProgress,
+    UpgradeResult,
+    UpgradeStep,
+)
+
+T = TypeVar("T")
+
+_log = get_logger("tenants")
+
+#: How many deliveries get their tenant in one transaction: some milliseconds of the store's writer.
+BATCH_DELIVERIES = 1000
+
+#: How many bodies are read at once to find their organizations: 64 of the largest are 64 MiB.
+BATCH_BODIES = 64
+
+#: The number of these batches after which the position is stored.
+_BATCHES_A_POSITION = 50
+
+
+def _ignore(_progress: UpgradeProgress) -> None:
+    """Ignore the progress."""
+
+
+class Upgrader:
+    """Moves the data of a single-tenant host to the default tenant, once.
+
+    Args:
+        settings: validated settings; ``multi_tenant`` and ``storage.path`` are used.
+        store: the open store.
+        tenants: the tenants of that store.
+        quiescence: the host's signal; it counts while ``RequireGracefulQuiescence`` is true.
+        host: the host's resolver and its own steps.
+        report: called with the progress, often, in Trio's thread.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        tenants: TenantService,
+        *,
+        quiescence: Quiescence,
+        host: HostUpgrade | None = None,
+        report: Report = _ignore,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._options = settings.multi_tenant.single_tenant_upgrade
+        self._directory = databases_directory(settings)
+        self._partial = self._directory / upgrade.PARTIAL_NAME
+        self._store = store
+        self._tenants = tenants
+        self._finder = DefaultTenantFinder(store.tenants, tenants)
+        self._quiescence = quiescence
+        self._host = host or HostUpgrade()
+        self._report = report
+        self._clock = clock
+        self._one_thread = trio.CapacityLimiter(1)
+
+    async def run_at_start(self) -> UpgradeResult | None:
+        """Run the remaining steps at a multi-tenant start, as :meth:`run` does.
+
+        If ``EnableAutomaticUpgrade`` is false, only log a warning with the pending steps, and
+        return None.
+        """
+        if self._options.enable_automatic_upgrade:
+            return await self.run()
+        marker = await self._store.upgrade.marker()
+        left = upgrade.remaining_steps(upgrade.step_names(self._host.steps), marker)
+        if left:
+            _log.warning(
+                "upgrade.pending",
+                steps=list(left),
+                hint=f"{KEY}:EnableAutomaticUpgrade is false: run 'sdk-trio upgrade' in a "
+                "maintenance window",
+            )
+        return None
+
+    async def run(self) -> UpgradeResult:
+        """Run the remaining steps of the upgrade; do nothing when all of them are done.
+
+        Raises:
+            NotQuiescentError: the host has not signalled quiescence, or has withdrawn it.
+            NotSupportedError: the strategy is FirstUserOrganization.
+            DefaultTenantError: no default tenant can be resolved.
+            SourceDatabaseError: the single-tenant database cannot be copied; nothing was changed.
+            UpgradeInProgressError: another host runs it at this moment.
+            UpgradeTimedOutError: ``MaxRunDuration`` is over; the position is kept.
+            UpgradeError: a step failed; the position is kept.
+            StorageError: the store failed; the position is kept.
+
+        When it is cancelled, the batch in progress is finished and the position is kept; a copy in
+        progress is thrown away.
+        """
+        names = upgrade.step_names(self._host.steps)
+        marker = await self._store.upgrade.marker()
+        is_done = marker is not None and marker.state is UpgradeState.DONE
+        if marker is not None and is_done and not upgrade.remaining_steps(names, marker):
+            return UpgradeResult(tenant_id=marker.tenant_id, done={}, seconds=0, already_done=True)
+        chosen = self._choose(marker)
+        self._require_quiet()
+        run = _Run(trio.current_time())
+        with self._lock():
+            try:
+                with trio.move_on_after(self._options.max_run_duration.total_seconds()):
+                    return await self._run(run, chosen, names)
+            except BaseException as error:
+                _log.warning("upgrade.interrupted", **run.place, cause=type(error).__name__)
+                raise
+        # A cancelled batch is finished all the same, so the position is read from the store.
+        run.marker = await self._store.upgrade.marker()
+        raise self._timed_out(run)
+
+    async def plan(self) -> UpgradePlan:
+        """Return the work that :meth:`run` would do now, with counts; change nothing.
+
+        Raises:
+            SdkError: the error with which :meth:`run` would refuse, apart from quiescence.
+        """
+        marker = await self._store.upgrade.marker()
+        names = upgrade.step_names(self._host.steps)
+        left = upgrade.remaining_steps(names, marker)
+        chosen = self._choose(marker) if left else None
+        steps = []
+        for name in left:
+            planned = await self._plan_step(name, marker)
+            if planned is not None:
+                steps.append(planned)
+        state = UpgradeState.PENDING if marker is None else marker.state
+        if marker is not None and marker.tenant_id is not None:
+            tenant = await self._finder.describe_stored(marker.tenant_id)
+            return UpgradePlan(state=state, tenant=tenant, steps=steps)
+        if chosen is None or not await self._has_something_to_move(left):
+            return UpgradePlan(state=state, tenant=None, steps=())
+        return UpgradePlan(state=state, tenant=await self._finder.describe(chosen), steps=steps)
+
+    def _choose(self, marker: UpgradeMarker | None) -> NewTenant | HostTenant | None:
+        """Return how the tenant is resolved; None where it has been resolved already."""
+        if marker is not None and marker.tenant_id and marker.state is UpgradeState.DONE:
+            return None
+        return upgrade.choose_tenant(self._options, self._host.resolver)
+
+    # -- the run ---------------------------------------------------------------------------------
+
+    async def _run(
+        self, run: "_Run", chosen: NewTenant | HostTenant | None, names: tuple[str, ...]
+    ) -> UpgradeResult:
+        # Read again under the lock, because another host may have finished the upgrade since.
+        marker = await self._store.upgrade.marker()
+        run.marker = marker
+        left = upgrade.remaining_steps(names, marker)
+        if marker is None or marker.tenant_id is None:
+            if chosen is None or not await self._has_something_to_move(left):
+                return await self._end_with_nothing(run, marker, names)
+            marker = await self._begin(run, chosen, marker, left)
+            left = upgrade.remaining_steps(names, marker)
+        elif left:
+            _log.info("upgrade.resumed", step=left[0], position=marker.position)
+        tenant = await self._finder.stored(marker.tenant_id or "")
+        for name in left:
+            entered = upgrade.enter(marker, name)
+            if entered != marker:
+                await self._store.upgrade.save(entered)
+            run.marker = marker = entered
+            marker = upgrade.leave(await self._run_step(run, name, tenant, marker))
+            await self._store.upgrade.save(marker)
+            run.marker = marker
+        marker = upgrade.finish(marker, now=self._clock())
+        await self._store.upgrade.save(marker)
+        seconds = trio.current_time() - run.started
+        _log.info(
+            "upgrade.finished",
+            tenant=tenant.identifier,
+            tenant_id=tenant.id,
+            done=run.done,
+            seconds=round(seconds, 3),
+        )
+        return UpgradeResult(
+            tenant_id=tenant.id, done=run.done, seconds=seconds, organizations=run.organizations
+        )
+
+    async def _has_something_to_move(self, left: Sequence[str]) -> bool:
+        """Say whether there are data of a single-tenant host; without them no tenant is made."""
+        await trio.lowlevel.checkpoint()
+        if DATABASE in left and (self._source() is not None or self._partial.exists()):
+            return True
+        if DELIVERIES in left and await self._store.upgrade.count_unassigned():
+            return True
+        for name in left:
+            if name.startswith(HOST_PREFIX):
+                step = self._host_step(name)
+                with _step_errors(step):
+                    if await step.count():
+                        return True
+        return False
+
+    async def _end_with_nothing(
+        self, run: "_Run", marker: UpgradeMarker | None, names: tuple[str, ...]
+    ) -> UpgradeResult:
+        done = upgrade.nothing_to_move(marker, names, now=self._clock())
+        await self._store.upgrade.save(done)
+        _log.info("upgrade.finished", tenant=None, tenant_id=None, done={})
+        return UpgradeResult(tenant_id=None, done={}, seconds=trio.current_time() - run.started)
+
+    async def _begin(
+        self,
+        run: "_Run",
+        chosen: NewTenant | HostTenant,
+        before: UpgradeMarker | None,
+        left: Sequence[str],
+    ) -> UpgradeMarker:
+        """Copy the database, then resolve the tenant, then write the marker.
+
+        The copy is complete and verified before anything is stored, so a database that cannot be
+        copied leaves no trace (docs/adr/0010-the-single-tenant-database.md).
+        """
+        _log.info("upgrade.started", quiescence=self._quiescence.reason)
+        source = self._source() if DATABASE in left else None
+        known = await self._finder.known(chosen)
+        if source is None:
+            remove_database(self._partial)
+        else:
+            if known is not None:
+                refuse_existing(database_path(self._directory, known.id))
+            run.done[DATABASE] = await self._copy(source)
+        try:
+            tenant = known or await self._finder.resolve(chosen)
+            if source is not None:
+                refuse_existing(database_path(self._directory, tenant.id))
+        except Exception:
+            remove_database(self._partial)
+            raise
+        finished = upgrade.finished_steps(before) if before is not None else ()
+        if source is None:
+            finished = tuple(dict.fromkeys((*finished, DATABASE)))
+        step = next(name for name in left if name not in finished)
+        marker = upgrade.begin(tenant.id, step=step, now=self._clock(), finished=finished)
+        await self._store.upgrade.save(marker)
+        return marker
+
+    async def _run_step(
+        self, run: "_Run", name: str, tenant: Tenant, marker: UpgradeMarker
+    ) -> UpgradeMarker:
+        if name == DATABASE:
+            await self._install(tenant, run)
+            return marker
+        if name == DELIVERIES:
+            return await self._assign(run, marker)
+        if name == ORGANIZATION:
+            return await self._find_organization(run, tenant, marker)
+        return await self._run_host_step(run, self._host_step(name), tenant, marker)
+
+    async def _install(self, tenant: Tenant, run: "_Run") -> None:
+        target = database_path(self._directory, tenant.id)
+        if not self._partial.exists() and not target.exists():
+            # The copy was removed between two runs. The source is still there, so it is copied
+            # again.
+            source = self._source()
+            if source is None:
+                raise SourceDatabaseError(
+                    f"the copy {self._partial} is gone, and so is the single-tenant database; "
+                    "put it back"
+                )
+            run.done[DATABASE] = await self._copy(source)
+        await self._in_thread(install, self._partial, target)
+
+    async def _assign(self, run: "_Run", marker: UpgradeMarker) -> UpgradeMarker:
+        total, done, last = await self._store.upgrade.count_unassigned(), 0, False
+        while not last:
+            self._require_quiet()
+            batch = await self._store.upgrade.assign_batch(marker, limit=BATCH_DELIVERIES)
+            run.marker = marker = batch.marker
+            last = batch.last
+            done += batch.rows
+            run.done[DELIVERIES] = done
+            self._report(UpgradeProgress(DELIVERIES, done, total))
+        return marker
+
+    async def _find_organization(
+        self, run: "_Run", tenant: Tenant, marker: UpgradeMarker
+    ) -> UpgradeMarker:
+        await trio.lowlevel.checkpoint()
+        if not self._wants_organization(tenant):
+            return marker
+        named = self._options.literal_default_tenant_organization_id
+        if named is not None:
+            try:
+                await self._finder.give_organization(tenant, self._checked(named))
+            except TenantExistsError as error:
+                raise DefaultTenantError(
+                    f"{KEY}:LiteralDefaultTenantOrganizationId: {error}"
+                ) from error
+            run.done[ORGANIZATION] = 1
+            return marker
+        found = Organizations.at(marker.position)
+        batches = 0
+        while True:
+            further = await self._look_further(found, tenant.id)
+            if further is None:
+                break
+            found, batches = further, batches + 1
+            if batches % _BATCHES_A_POSITION == 0:
+                marker = attrs.evolve(marker, position=found.position)
+                await self._store.upgrade.save(marker)
+                run.marker = marker
+        if found.only is not None:
+            try:
+                await self._finder.give_organization(tenant, found.only)
+            except TenantExistsError as error:
+                _log.warning("upgrade.organization_taken", error=str(error))
+            else:
+                run.done[ORGANIZATION] = 1
+        elif found.seen:
+            run.organizations = found.seen
+            _log.warning(
+                "upgrade.organization_unclear",
+                tenant=tenant.identifier,
+                organizations=list(found.seen),
+                hint="the deliveries name several, so later ones find no default tenant: give it "
+                "its own ('tenant change --organization-id')",
+            )
+        return marker
+
+    async def _look_further(
+        self, found: Organizations, tenant_id: str | None
+    ) -> Organizations | None:
+        """Read the next bodies; return None when none are left or enough is known."""
+        if len(found.seen) >= MOST_ORGANIZATIONS:
+            await trio.lowlevel.checkpoint()
+            return None
+        bodies = await self._store.upgrade.bodies(tenant_id, after=found.after, limit=BATCH_BODIES)
+        for body in bodies:
+            # A body that the fast reading refuses is passed over; other deliveries of the same
+            # organization will name it.
+            envelope = plain_envelope(body.raw)
+            named = None if envelope is None else organization_of(body.type, envelope.data_raw)
+            usable = named if named is not None and is_organization_id(named) else None
+            found = found.with_next(body.sequence, usable)
+        return found if bodies else None
+
+    def _wants_organization(self, tenant: Tenant | None) -> bool:
+        """Say whether the upgrade sets the organization; a host's resolver has set its own."""
+        literal = self._options.default_tenant_strategy is DefaultTenantStrategy.LITERAL_DEFAULT
+        return literal and (tenant is None or tenant.organization_id is None)
+
+    def _checked(self, organization_id: str) -> str:
+        if is_organization_id(organization_id):
+            return organization_id
+        raise DefaultTenantError(
+            f"{KEY}:LiteralDefaultTenantOrganizationId must be 1 to 128 visible ASCII characters"
+        )
+
+    async def _run_host_step(
+        self, run: "_Run", step: UpgradeStep, tenant: Tenant, marker: UpgradeMarker
+    ) -> UpgradeMarker:
+        name = marker.step
+        with _step_errors(step):
+            total = await step.count()
+        done, last = 0, False
+        while not last:
+            self._require_quiet()
+            with _step_errors(step):
+                batch = await step.run_batch(tenant, marker.position)
+            if not isinstance(batch, StepBatch):
+                raise UpgradeError(
+                    f"the upgrade step {step.name!r} returned {type(batch).__name__} for a batch, "
+                    "and a StepBatch is needed; the position is kept"
+                )
+            if not batch.last and batch.position == marker.position:
+                raise UpgradeError(
+                    f"the upgrade step {step.name!r} does not move on from {batch.position!r}: a "
+                    "batch that is not the last one must return another position"
+                )
+            last = batch.last
+            done += batch.rows
+            run.done[name] = done
+            marker = attrs.evolve(marker, position=batch.position)
+            await self._store.upgrade.save(marker)
+            run.marker = marker
+            self._report(UpgradeProgress(name, done, total))
+        return marker
+
+    # -- the database -------------------------------------------------------------
+
+    def _source(self) -> Path | None:
+        """Return the single-tenant database, or None if there is none.
+
+        Raises:
+            SourceDatabaseError: the settings name one, and it does not exist.
+        """
+        named = self._options.source_database
+        source = self._directory / upgrade.SOURCE_NAME if named is None else Path(named)
+        if source.exists():
+            return source
+        if named is None:
+            return None
+        raise SourceDatabaseError(
+            f"{KEY}:SourceDatabase: there is no file {source.absolute()}; correct the path, or "
+            "remove the key if there is no database to copy; nothing was changed"
+        )
+
+    async def _copy(self, source: Path) -> int:
+        def progress(done: int, total: int) -> None:
+            update = UpgradeProgress(DATABASE, done, total, unit="pages")
+            trio.from_thread.run_sync(self._report, update)
+
+        pause = trio.from_thread.check_cancelled
+        return await self._in_thread(copy_database, source, self._partial, pause, progress)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        return await trio.to_thread.run_sync(function, *arguments, limiter=self._one_thread)
+
+    # -- planning --------------------------------------------------------------------------------
+
+    async def _plan_organization(self, marker: UpgradeMarker | None) -> PlannedStep | None:
+        await trio.lowlevel.checkpoint()
+        tenant_id = None if marker is None else marker.tenant_id
+        tenant = None if tenant_id is None else await self._finder.stored(tenant_id)
+        if not self._wants_organization(tenant):
+            return None
+        named = self._options.literal_default_tenant_organization_id
+        if named is not None:
+            return PlannedStep(step=ORGANIZATION, rows=1, remark=self._checked(named))
+        found = Organizations()
+        # While deliveries are still to be moved, those without a tenant are counted.
+        moved = marker is not None and DELIVERIES in upgrade.finished_steps(marker)
+        while (
+            further := await self._look_further(found, tenant_id if moved else None)
+        ) is not None:
+            found = further
+        if found.only is not None:
+            return PlannedStep(step=ORGANIZATION, rows=1, remark=found.only)
+        remark = (
+            f"none: the deliveries name {', '.join(found.seen)}" if found.seen else "none named"
+        )
+        return PlannedStep(step=ORGANIZATION, rows=0, remark=remark)
+
+    async def _plan_step(self, name: str, marker: UpgradeMarker | None) -> PlannedStep | None:
+        if name == ORGANIZATION:
+            return await self._plan_organization(marker)
+        if name == DELIVERIES:
+            return PlannedStep(step=name, rows=await self._store.upgrade.count_unassigned())
+        if name != DATABASE:
+            step = self._host_step(name)
+            with _step_errors(step):
+                return PlannedStep(step=name, rows=await step.count())
+        source = self._source()
+        if source is None:
+            await trio.lowlevel.checkpoint()
+            return None
+        counts = await self._in_thread(count_source, source, trio.from_thread.check_cancelled)
+        remark = f"{source}: {counts.tables} tables, {counts.bytes} bytes"
+        return PlannedStep(step=name, rows=counts.rows, remark=remark)
+
+    # -- conditions ------------------------------------------------------------------------------
+
+    def _host_step(self, name: str) -> UpgradeStep:
+        return next(s for s in self._host.steps if f"{HOST_PREFIX}{s.name}" == name)
+
+    def _require_quiet(self) -> None:
+        if self._options.require_graceful_quiescence and self._quiescence.reason is None:
+            raise NotQuiescentError(
+                "the upgrade needs a host that is quiet, and it has not signalled that: stop its "
+                "work and call Quiescence.signal(), run 'sdk-trio upgrade' while it is stopped, or "
+                f"set {KEY}:RequireGracefulQuiescence to false; the position is kept"
+            )
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        directory = create_data_directory(self._directory)
+        lock = filelock.FileLock(directory / upgrade.LOCK_NAME, thread_local=False)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise UpgradeInProgressError(
+                f"another process runs the upgrade in {directory}: wait until it has finished, "
+                "then start again"
+            ) from None
+        except OSError as error:
+            raise UpgradeError(
+                f"{directory} cannot be locked ({error.strerror}); make it writable for this user"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _timed_out(self, run: "_Run") -> UpgradeTimedOutError:
+        return UpgradeTimedOutError(
+            f"the upgrade did not finish within {KEY}:MaxRunDuration "
+            f"({self._options.max_run_duration}); it stands at {run.described}. Start again to go "
+            "on from there, with a longer MaxRunDuration if it stopped while copying the database"
+        )
+
+
+@attrs.define
+class _Run:
+    """The work that one run has done so far."""
+
+    started: float
+    marker: UpgradeMarker | None = None
+    done: dict[str, int] = attrs.Factory(dict)
+    organizations: Sequence[str] = ()
+
+    @property
+    def place(self) -> dict[str, str | None]:
+        if self.marker is None:
+            return {"step": DATABASE, "position": None}
+        return {"step": self.marker.step, "position": self.marker.position}
+
+    @property
+    def described(self) -> str:
+        position = self.place["position"]
+        at = "its beginning" if position is None else f"position {position}"
+        return f"the step {self.place['step']!r}, {at}"
+
+
+@contextmanager
+def _step_errors(step: UpgradeStep) -> Iterator[None]:
+    """Name the step in its exceptions; errors that are worded for people stay as they are."""
+    try:
+        yield
+    except SdkError:
+        raise
+    except Exception as error:
+        raise UpgradeError(
+            f"the upgrade step {step.name!r} failed: {type(error).__name__}: {error}; the position "
+            "is kept"
+        ) from error

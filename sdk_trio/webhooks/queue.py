@@ -1,0 +1,463 @@
+"""The bounded queue between the inbox and its workers, and their drain.
+
+Committed events go through a memory channel of ``Queue:Capacity`` places to ``Queue:Workers``
+tasks. The place is reserved *before* the commit, so an event that was committed always has one,
+and a sender that finds no place is answered 503 before anything is stored. Retries, replayed
+events, events of an earlier process, and ordered events wait in the store; the feeder fetches them
+when they are due and a place is free.
+
+Invariants: every event in the channel or in a worker has a lease of this process in the store, so
+nothing is lost by a crash; and ``_places_taken`` never exceeds the channel's size, so that
+``send_nowait`` cannot fail.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+
+import trio
+from msgspec.structs import replace
+
+from ..base.bell import Bell
+from ..base.logs import Throttle, get_logger
+from ..config import Settings
+from ..errors import DeliveryDecodingError, StoreLostError, StoreUnavailableError
+from ..records.deliveries import Admission, Dead, DeliveryRecord, Retry
+from ..storage.ports import Inbox
+from . import answers
+from .answers import Answer
+from .arrival import Arrival, arrival_of
+from .counters import Counters
+from .rejections import LINES, SECONDS
+from .run import CLEANUP_SECONDS, STORE_RETRY_SECONDS, Dispatcher
+
+_log = get_logger("webhooks")
+
+#: How often the feeder looks for changes that other processes made (``events replay``), in
+#: seconds. It costs no disk access, because SQLite keeps a counter of changes in memory.
+POLL_SECONDS = 0.5
+
+#: The most records that the feeder fetches at once, which bounds the memory of their bodies.
+FEED_LIMIT = 100
+
+#: The Retry-After, in seconds, when the queue is full.
+FULL_RETRY_SECONDS = 5.0
+
+#: How often leases are renewed, in seconds. ``storage.LEASE_SECONDS`` allows for two missed
+#: renewals, so that a short fault of the disk hands no running event to another process.
+RENEW_SECONDS = 20.0
+
+#: How long other runs wait for a suspect that runs alone, in seconds. A handler that ends the
+#: process does so early as a rule, and one that never returns must not hold up all others for ever.
+ALONE_SECONDS = 30.0
+
+#: How long suspects run alone altogether, in seconds: inline deliveries are refused meanwhile, and
+#: senders disable an endpoint that refuses for long.
+QUARANTINE_SECONDS = 60.0
+
+#: How long the remaining suspects wait, in seconds, for a suspect that takes longer than
+#: ``ALONE_SECONDS``: beside it they would be blamed if it ended the process. The wait is bounded,
+#: because that handler may never return.
+APART_SECONDS = 600.0
+
+#: The most suspects that run alone one after the other; further ones run like all other events.
+SUSPECTS_LIMIT = 100
+
+#: The smallest step of the wall clock against the monotonic one, in seconds, that counts as a clock
+#: that was set; time services correct smaller ones all the time.
+STEP_SECONDS = 2.0
+
+
+class Queuer:
+    """Accepts events for later, runs them in workers, and drains until the channel is empty.
+
+    Args:
+        settings: ``Webhooks:Queue`` gives the number of places and of workers.
+        dispatcher: runs the events.
+        inbox: the open store that keeps them.
+        counters: counts accepted and refused events.
+        clock: returns Unix seconds.
+        after_crash: events of a process that did not end properly were found; those that may have
+            ended it run alone first.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        dispatcher: Dispatcher,
+        inbox: Inbox,
+        counters: Counters,
+        *,
+        clock: Callable[[], float] = time.time,
+        after_crash: bool = False,
+    ) -> None:
+        options = settings.webhooks.queue
+        self._dispatcher = dispatcher
+        self._inbox = inbox
+        self._counters = counters
+        self._clock = clock
+        self._after_crash = after_crash
+        self._throttle = Throttle(lines=LINES, seconds=SECONDS)
+        self._capacity = options.capacity
+        self._workers = options.workers
+        # An event, the number of its next run, and whether this very process has just accepted it.
+        self._send: trio.MemorySendChannel[tuple[Arrival, int, bool]]
+        self._receive: trio.MemoryReceiveChannel[tuple[Arrival, int, bool]]
+        self._send, self._receive = trio.open_memory_channel(options.capacity)
+        self._places_taken = 0
+        self._running = 0
+        # True while events that are due may wait on disk. It begins as True, because the store of
+        # an earlier process has not been looked at yet.
+        self._behind = True
+        self._next_due_at = inf
+        self._feed_wanted = trio.Event()
+        self._place_freed = Bell()
+        self._feeder_blocked = False
+        self._closed = False
+        self.ended: trio.Event = trio.Event()
+
+    @property
+    def depth(self) -> int:
+        """Return how many events wait in the memory channel (``sdk_queue_depth``)."""
+        return self._places_taken
+
+    @property
+    def capacity(self) -> int:
+        """Return the bound of :attr:`depth`."""
+        return self._capacity
+
+    @property
+    def unfinished(self) -> int:
+        """Return how many events wait in memory or run in a worker."""
+        return self._places_taken + self._running
+
+    @property
+    def idle(self) -> bool:
+        """Say whether no event waits in memory and no worker runs one."""
+        return self._places_taken == 0 and self._running == 0
+
+    # -- accepting ---------------------------------------------------------------------------
+
+    async def accept(self, arrival: Arrival) -> Answer:
+        """Commit an event to the inbox, then queue it; answer 200, or 503 when there is no room.
+
+        A refused event is not in the store. Cancellation does not undo a commit.
+        """
+        # While the feeder waits for a place, the older events on disk go first: otherwise a flood
+        # of new events would take each place that becomes free, and the store would grow without
+        # bound.
+        if self._closed or self._feeder_blocked or self._places_taken >= self._capacity:
+            await trio.lowlevel.checkpoint()
+            return self._refuse(arrival)
+        self._places_taken += 1
+        # An ordered event takes its turn in the store, which knows the order also after a restart
+        # (docs/adr/0004-ordered-events-go-through-the-store.md). So does any event while older ones
+        # wait on disk: it would overtake them.
+        direct = not (arrival.delivery.ordered or self._behind)
+        queued = False
+        try:
+            admitted = await self._inbox.accept(arrival.delivery, leased=direct)
+            if admitted.admission is not Admission.NEW:
+                return self._dispatcher.answer_known(arrival.delivery, admitted)
+            if not admitted.same_body:
+                self._dispatcher.note_other_body(arrival.delivery)
+            self._counters.count("accepted")
+            if direct and not self._closed:
+                if admitted.earlier:
+                    arrival = replace(arrival, earlier_attempts=admitted.earlier)
+                fresh = admitted.attempts == 0
+                self._send.send_nowait((arrival, admitted.attempts + 1, fresh))
+                queued = True
+            return answers.OK
+        finally:
+            # A commit that was cancelled, or not confirmed in time, may still succeed; the sender
+            # learns that from its redelivery. The store drops our lease then, so the feeder finds
+            # the event. The place goes back in any case.
+            if not queued:
+                self._free_place()
+                self._want_feed()
+
+    def _refuse(self, arrival: Arrival) -> Answer:
+        self._counters.count("full")
+        extra = self._throttle.fields(self._closed)
+        if extra is not None:
+            _log.warning(
+                "queue.full",
+                webhook_id=arrival.delivery.webhook_id,
+                capacity=self._capacity,
+                draining=self._closed,
+                **extra,
+            )
+        return answers.unavailable(FULL_RETRY_SECONDS)
+
+    # -- running -----------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run workers, feeder and lease renewal until :meth:`close` and the channel is empty.
+
+        After a crash, events that may have caused it run first. Cancelled, the workers release
+        their events; those in the channel stay in the store.
+        """
+        with self._receive, self._send:
+            async with trio.open_nursery() as background:
+                background.start_soon(self._keep_leases)
+                background.start_soon(self._watch_clock)
+                # Set before the start is reported, so that no inline delivery can run beside a
+                # suspect.
+                self._dispatcher.quarantined = self._after_crash
+                task_status.started()
+                async with trio.open_nursery() as workers:
+                    if self._after_crash:
+                        await self._run_suspects(workers, background)
+                    background.start_soon(self._feed)
+                    for _ in range(self._workers):
+                        workers.start_soon(self._work)
+                background.cancel_scope.cancel()
+        self.ended.set()
+
+    @property
+    def closed(self) -> bool:
+        """Say whether :meth:`close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Take nothing new; the workers finish the channel's events, then :meth:`run` returns."""
+        self._closed = True
+        self._send.close()
+
+    # -- suspects ----------------------------------------------------------------------------
+
+    async def _run_suspects(self, workers: trio.Nursery, background: trio.Nursery) -> None:
+        """Run events that may have ended earlier processes, each alone, before all others.
+
+        If the process ends now, only one event can have done it. Events that merely ran beside it
+        earlier finish here, and are no suspects any more. If one takes too long, new events run
+        beside it, but the remaining suspects wait (``APART_SECONDS``): if it ends the process after
+        all, they must not have run beside it once more.
+        docs/adr/0023-an-event-that-ends-the-process.md says why one crash alone proves nothing.
+        """
+        waiting: list[str] = []
+        lasting: trio.Event | None = None
+        until = trio.current_time() + QUARANTINE_SECONDS
+        try:
+            suspects = await self._inbox.take_suspects(limit=SUSPECTS_LIMIT, now=self._clock())
+            waiting += [record.key for record in suspects]
+            for record in suspects:
+                if self._closed or lasting is not None or trio.current_time() >= until:
+                    break
+                if not await self._bury(record):
+                    if not self._dispatcher.isolates(record):
+                        continue  # one crash proves little: it takes its turn with all others
+                    lasting = await self._isolate(record, workers)
+                waiting.remove(record.key)
+        except StoreUnavailableError as error:
+            _log.store_unavailable(error)
+            await trio.lowlevel.checkpoint()
+        finally:
+            self._dispatcher.quarantined = False
+            if waiting and lasting is None:
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._release(waiting)
+        if waiting and lasting is not None:
+            background.start_soon(self._keep_apart, waiting, lasting)
+
+    async def _keep_apart(self, waiting: Sequence[str], lasting: trio.Event) -> None:
+        """Release ``waiting`` once the suspect before them has ended, or after the bound."""
+        try:
+            with trio.move_on_after(APART_SECONDS):
+                await lasting.wait()
+        finally:
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                await self._release(waiting)
+        self._want_feed()
+
+    async def _bury(self, record: DeliveryRecord) -> bool:
+        """Make an event dead that must not run again; say whether it was one.
+
+        It must not run if it ended the process too often, or if its body cannot be decoded.
+        """
+        dead = self._dispatcher.condemn(record)
+        try:
+            delivery = (await arrival_of(record)).delivery
+        except DeliveryDecodingError as error:
+            # Only a damaged store holds such a body. People see a dead letter; nobody sees an
+            # event that is fetched and fails in an endless loop.
+            await self._inbox.finish(record.key, Dead(str(error)), now=self._clock())
+            return True
+        if dead is None:
+            await trio.lowlevel.checkpoint()
+            return False
+        await self._inbox.finish(record.key, dead, now=self._clock())
+        self._dispatcher.bury(delivery, record.attempts, dead)
+        return True
+
+    async def _isolate(self, record: DeliveryRecord, workers: trio.Nursery) -> trio.Event | None:
+        """Run one event alone, for ``ALONE_SECONDS`` at most.
+
+        Returns None when it has ended, else an event that is set when it ends.
+        """
+        _log.warning(
+            "webhook.quarantined",
+            webhook_id=record.webhook_id,
+            type=record.type,
+            process_ends=record.process_ends,
+            hint="it ran when the process ended; it runs alone now, to see whether it is the cause",
+        )
+        self._dispatcher.quarantined = True
+        ended = trio.Event()
+        workers.start_soon(self._run_alone, record, ended)
+        with trio.move_on_after(ALONE_SECONDS):
+            await ended.wait()
+        if ended.is_set():
+            return None
+        # From here on other events run beside it; the store no longer marks its run as alone.
+        await self._inbox.join(record.key)
+        return ended
+
+    async def _run_alone(self, record: DeliveryRecord, ended: trio.Event) -> None:
+        self._running += 1
+        try:
+            arrival = await arrival_of(record)
+            await self._dispatcher.run_queued(arrival, attempt=record.attempts + 1, alone=True)
+        finally:
+            self._running -= 1
+            ended.set()
+        self._want_feed()
+
+    # -- workers -----------------------------------------------------------------------------
+
+    async def _work(self) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
+        async for arrival, attempt, fresh in self._receive:
+            self._running += 1
+            self._free_place()
+            try:
+                outcome = await self._dispatcher.run_queued(arrival, attempt=attempt, fresh=fresh)
+            finally:
+                self._running -= 1
+            # The next event of an ordered lane may run now, a retry has a due time that the feeder
+            # must know, and a free place is of use only while events wait on disk.
+            if arrival.delivery.ordered or self._behind or isinstance(outcome, Retry):
+                self._want_feed()
+
+    # -- feeding -----------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        while True:
+            self._feed_wanted = trio.Event()
+            await self._wait_for_place()
+            if self._closed:
+                return
+            try:
+                await self._fetch()
+                await self._wait_for_work()
+            except StoreLostError:
+                return  # a lost store gives this process no more events
+            except StoreUnavailableError as error:
+                _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
+                await trio.sleep(STORE_RETRY_SECONDS)
+
+    async def _wait_for_place(self) -> None:
+        await trio.lowlevel.checkpoint()
+        try:
+            while self._places_taken >= self._capacity:
+                await self._place_freed.wait()
+        finally:
+            self._feeder_blocked = False
+
+    async def _fetch(self) -> None:
+        due = await self._inbox.take_due(limit=FEED_LIMIT, now=self._clock())
+        self._next_due_at = inf if due.next_due_at is None else due.next_due_at
+        waiting = [record.key for record in due.records]
+        try:
+            for record in due.records:
+                if await self._queue(record):
+                    waiting.pop(0)
+                else:
+                    break
+        finally:
+            if waiting:
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._release(waiting)
+        self._behind = due.more
+        if due.more:
+            self._want_feed()
+
+    async def _queue(self, record: DeliveryRecord) -> bool:
+        """Queue one fetched record when there is a place; False when the queue has closed."""
+        if self._closed:
+            await trio.lowlevel.checkpoint()
+            return False
+        try:
+            arrival = await arrival_of(record)
+        except DeliveryDecodingError:
+            return await self._bury(record)
+        if record.process_ends and await self._bury(record):
+            return True
+        self._behind = self._feeder_blocked = self._places_taken >= self._capacity
+        await self._wait_for_place()
+        if self._closed:
+            return False
+        # No checkpoint from here on: the place would be somebody else's.
+        self._places_taken += 1
+        self._send.send_nowait((arrival, record.attempts + 1, False))
+        return True
+
+    async def _release(self, keys: Sequence[str]) -> None:
+        try:
+            await self._inbox.release(keys)
+        except StoreUnavailableError as error:
+            # Our leases end with this process, and the next start takes the events over.
+            _log.store_unavailable(error, ids=keys)
+            await trio.lowlevel.checkpoint()
+
+    async def _wait_for_work(self) -> None:
+        """Wait until the feeder was asked to look, a retry is due, or another process wrote."""
+        while True:
+            pause = min(POLL_SECONDS, max(0.0, self._next_due_at - self._clock()))
+            with trio.move_on_after(pause) as scope:
+                await self._feed_wanted.wait()
+            if not scope.cancelled_caught or self._clock() >= self._next_due_at:
+                return
+            if await self._inbox.changed_elsewhere():
+                return
+
+    def wake(self) -> None:
+        """Have the feeder look into the store at once, after this process has put events there."""
+        self._want_feed()
+
+    def _want_feed(self) -> None:
+        self._feed_wanted.set()
+
+    def _free_place(self) -> None:
+        self._places_taken -= 1
+        self._place_freed.ring()
+
+    async def _watch_clock(self) -> None:
+        """Correct leases and due times when the wall clock is set.
+
+        Due times are times of the wall clock. Set back by an hour, it would delay every retry by
+        that hour.
+        """
+        offset = self._clock() - trio.current_time()
+        while True:
+            await trio.sleep(POLL_SECONDS)
+            step = self._clock() - trio.current_time() - offset
+            if abs(step) < STEP_SECONDS:
+                continue
+            offset += step
+            _log.warning("runtime.clock_stepped", seconds=round(step, 3))
+            try:
+                # Leases first: by the new time, ours may look expired, or as if they never ended.
+                await self._inbox.renew(now=self._clock())
+                await self._inbox.reschedule(now=self._clock())
+            except StoreUnavailableError as error:
+                _log.store_unavailable(error)
+            self._want_feed()
+
+    async def _keep_leases(self) -> None:
+        while True:
+            await trio.sleep(RENEW_SECONDS)
+            try:
+                await self._inbox.renew(now=self._clock())
+            except StoreUnavailableError as error:
+                _log.store_unavailable(error, retry_in=RENEW_SECONDS)

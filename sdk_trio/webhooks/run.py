@@ -1,0 +1,681 @@
+"""Runs of handlers: one at a time for each key, with the outcome recorded in the inbox."""
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import msgspec
+import trio
+from msgspec.structs import replace
+
+from ..base.asgi import Expiry
+from ..base.logs import Throttle, get_logger
+from ..config import Settings
+from ..errors import HandlerAbortedError, StoreLostError, StoreUnavailableError
+from ..events import Drift, Event, decode_event
+from ..records.deliveries import (
+    Admission,
+    Admitted,
+    Dead,
+    DeliveryRecord,
+    Done,
+    NewDelivery,
+    Outcome,
+    Parked,
+    Released,
+    Retry,
+)
+from ..storage.ports import Inbox
+from . import answers
+from .answers import Answer
+from .arrival import Arrival
+from .counters import Counters
+from .outcomes import (
+    Failure,
+    RetryPolicy,
+    after_inline_failure,
+    after_process_ends,
+    after_queued_failure,
+    comes_of,
+    describe_error,
+    divide,
+    failure_of_time,
+    hint_when_parked,
+    is_interrupt,
+    must_run_alone,
+    place_of,
+    retry_after_of,
+    traceback_of,
+)
+from .registry import BoundHandler, BoundHandlers
+from .rejections import LINES, SECONDS
+
+if TYPE_CHECKING:
+    from ..records.tenants import Tenant
+    from ..tenants.tenancy import Tenancy
+
+_log = get_logger("webhooks")
+
+T = TypeVar("T")
+
+#: How long a cancelled task may take to tell the store how its run ended, in seconds: longer than a
+#: slow disk's sync. If the store does not answer by then, the next start takes the delivery over.
+CLEANUP_SECONDS = 5.0
+
+#: The Retry-After, in seconds, while another delivery of the same key is still being handled.
+BUSY_RETRY_SECONDS = 5.0
+
+#: How long the queue waits, in seconds, before it asks a failing store again.
+STORE_RETRY_SECONDS = 1.0
+
+
+_DONE = Done()
+
+#: The shortest secret, in characters, that is masked in handlers' messages. A shorter text is no
+#: real secret, and masking it would garble messages.
+LEAST_MASKED = 8
+
+
+@attrs.define
+class _Flight:
+    """An inline run of one key, and the deliveries of the same key that wait for it."""
+
+    raw: bytes
+    settled: trio.Event | None = None  # made by the first delivery that waits: hardly any run does
+    answer: Answer | None = None
+
+
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """A handler at work: its name, its event, and when it began (``time.perf_counter``)."""
+
+    handler: str
+    webhook_id: str
+    begun: float
+    key: str
+
+
+class Dispatcher:
+    """Runs the handlers of verified deliveries and records how each run ended.
+
+    One dispatcher serves one inbox, because its table of runs in progress is what protects a claim
+    under this process's own lease (docs/adr/0003-own-leftovers-can-be-claimed.md). Any number of
+    tasks may call its methods.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        handlers: BoundHandlers,
+        inbox: Inbox,
+        counters: Counters,
+        *,
+        clock: Callable[[], float] = time.time,
+        jitter: Callable[[], float] = random.random,
+        stopwatch: Callable[[], float] = time.perf_counter,
+        tenancy: "Tenancy | None" = None,
+    ) -> None:
+        options = settings.webhooks
+        self.handlers = handlers
+        self._inbox = inbox
+        self._counters = counters
+        self._throttle = Throttle(lines=LINES, seconds=SECONDS)
+        self._clock = clock
+        self._jitter = jitter
+        self._stopwatch = stopwatch
+        self._tenancy = tenancy
+        self._inline_timeout = options.inline_timeout_seconds
+        self._inline_max_attempts = options.inline_max_attempts
+        self._policy = RetryPolicy(
+            options.queue.max_attempts,
+            options.queue.retry_base_seconds,
+            options.queue.retry_cap_seconds,
+        )
+        self._secrets: list[str] = []
+        self.mask(settings)
+        self._in_development = settings.is_development
+        self._flights: dict[str, _Flight] = {}
+        # By key. Other threads read it, to name the handlers that keep a daemon from ending.
+        self._runs: dict[str, Run] = {}
+        #: True while an event that may have ended the process runs alone; inline deliveries are
+        #: answered 503 meanwhile, so that nothing else can end the process.
+        self.quarantined = False
+        self._drifted: set[str] = set()
+
+    def mask(self, settings: Settings) -> None:
+        """Mask the secrets of ``settings``, besides the earlier ones, in handlers' error texts."""
+        known = (settings.access_token, *settings.webhooks.all_secrets)
+        revealed = {secret.reveal() for secret in known if secret is not None}
+        found = {text for text in revealed if len(text) >= LEAST_MASKED}
+        # The longest first: a secret that contains another one would else keep its other half.
+        self._secrets = sorted(found.union(self._secrets), key=len, reverse=True)
+
+    # -- inline ------------------------------------------------------------------------------
+
+    async def run_inline(
+        self, arrival: Arrival, handler: BoundHandler, expiry: Expiry | None = None
+    ) -> Answer:
+        """Run ``handler`` before the sender is answered, and return the answer.
+
+        A second delivery of a key whose first is still running waits for that one's outcome.
+        Cancelled in the middle of a run, it releases the claim and the attempt does not count.
+        ``expiry`` is the server's own deadline for InlineTimeoutSeconds: it cancels a run that
+        outlasts it, and the server sends ``expiry.answer``.
+        """
+        delivery = arrival.delivery
+        # For the host's own deliveries the key is the id. A plain field costs less than the
+        # property, on the path that nearly all deliveries take.
+        key = delivery.key if delivery.signer else delivery.webhook_id
+        flight = self._flights.get(key)
+        if flight is not None:
+            return await self._wait_for(flight, delivery)
+        # No await between the look-up and this line: two deliveries cannot both be the first.
+        flight = self._flights[key] = _Flight(delivery.raw)
+        try:
+            flight.answer = await self._claim_and_run(arrival, handler, flight, expiry)
+            return flight.answer
+        finally:
+            del self._flights[key]
+            if flight.settled is not None:
+                flight.settled.set()
+
+    async def land(self) -> None:
+        """Wait until no inline run is in progress, so that each has recorded how it ended."""
+        while self._flights:
+            await self._end_of(next(iter(self._flights.values())))
+        await trio.lowlevel.checkpoint()
+
+    async def _end_of(self, flight: _Flight) -> None:
+        if flight.settled is None:
+            flight.settled = trio.Event()
+        await flight.settled.wait()
+
+    async def _wait_for(self, flight: _Flight, delivery: NewDelivery) -> Answer:
+        with trio.move_on_after(self._inline_timeout):
+            await self._end_of(flight)
+        if delivery.raw != flight.raw:
+            await self._inbox.keep_other(delivery)
+            self.note_other_body(delivery)
+        self._counters.count("duplicate")
+        return flight.answer or answers.unavailable(BUSY_RETRY_SECONDS)
+
+    async def _claim_and_run(
+        self, arrival: Arrival, handler: BoundHandler, flight: _Flight, expiry: Expiry | None
+    ) -> Answer:
+        delivery = arrival.delivery
+        # The receiver has judged the tenant already, but time has passed since: the tenant counts
+        # as it is when its event runs.
+        tenant = None if delivery.tenant_id is None else await self.tenant_of(delivery)
+        # Nearly all deliveries have no tenant: what is asked of each is asked without a call.
+        if (delivery.tenant_id is not None and self._is_orphan(delivery, tenant)) or (
+            tenant is not None and _is_held(handler, tenant)
+        ):
+            return await self.park(delivery, tenant)
+        if self.quarantined:
+            self._counters.count("refused")
+            extra = self._throttle.fields("quarantine")
+            if extra is not None:
+                _log.warning(
+                    "webhook.refused", cause="quarantine", webhook_id=delivery.webhook_id, **extra
+                )
+            await trio.lowlevel.checkpoint()
+            return answers.unavailable(BUSY_RETRY_SECONDS)
+        admitted = await self._inbox.claim(delivery)
+        if admitted.admission is not Admission.NEW:
+            return self.answer_known(delivery, admitted)
+        if not admitted.same_body:
+            self.note_other_body(delivery)
+        if admitted.earlier:
+            arrival = replace(arrival, earlier_attempts=admitted.earlier)
+        attempt = admitted.attempts + 1
+        late = ended = False
+        failure: Failure | None = None
+        try:
+            event = self.decode(arrival, attempt, tenant)
+            if expiry is None:
+                with trio.move_on_after(self._inline_timeout) as scope:
+                    failure = await self._run(handler, event)
+                if scope.cancelled_caught:
+                    failure = failure_of_time(handler.name, self._inline_timeout)
+                late = scope.cancel_called
+            else:
+                expiry.arm(self._inline_timeout)
+                try:
+                    failure = await self._run(handler, event)
+                finally:
+                    late = expiry.disarm()
+                    if late:  # sent unless the outcome can be recorded below
+                        expiry.answer = answers.unavailable(BUSY_RETRY_SECONDS)
+            # A handler that failed because we were cancelled, not because of its time, has not
+            # failed by itself: our own Cancelled is raised here, and the claim released below.
+            if failure is not None and failure.cut_short and not late:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            ended = True
+        finally:
+            if not ended:
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    if late and expiry is not None:
+                        failure = failure_of_time(handler.name, self._inline_timeout)
+                        flight.answer = await self._conclude(delivery, attempt, failure)
+                        expiry.answer = flight.answer
+                    else:
+                        await self._release(delivery.key)
+        return await self._conclude(delivery, attempt, failure)
+
+    async def _conclude(
+        self, delivery: NewDelivery, attempt: int, failure: Failure | None
+    ) -> Answer:
+        """Record how an inline run ended, and return the answer to it."""
+        outcome: Outcome = _DONE
+        if failure is not None:
+            outcome = after_inline_failure(
+                failure, attempts=attempt, max_attempts=self._inline_max_attempts
+            )
+        await self._finish(delivery.key if delivery.signer else delivery.webhook_id, outcome)
+        self._report(delivery, attempt, outcome)
+        if isinstance(outcome, Retry):
+            asked = failure.retry_after if failure else None
+            return answers.HANDLER_FAILED if asked is None else answers.unavailable(asked)
+        return answers.OK
+
+    async def _release(self, key: str) -> None:
+        try:
+            await self._inbox.finish(key, Released(), now=self._clock())
+        except StoreUnavailableError as error:
+            # Its lease stays with this process, so the next start takes the delivery over.
+            _log.store_unavailable(error, key=key)
+            await trio.lowlevel.checkpoint()
+
+    def answer_known(self, delivery: NewDelivery, admitted: Admitted) -> Answer:
+        """Answer a delivery whose key the inbox knows: 200, or 503 while the first one runs."""
+        if not admitted.same_body:
+            self.note_other_body(delivery)
+        else:
+            _log.info("webhook.duplicate", **_names_of(delivery), type=delivery.type)
+        self._counters.count("duplicate")
+        if admitted.admission is Admission.RUNNING:
+            return answers.unavailable(BUSY_RETRY_SECONDS)
+        return answers.OK
+
+    def note_other_body(self, delivery: NewDelivery) -> None:
+        """Count and log a known key that came with another body; the inbox has kept both."""
+        self._counters.count("different_body")
+        _log.warning(
+            "webhook.duplicate",
+            **_names_of(delivery),
+            type=delivery.type,
+            address=delivery.address,
+            different_body=True,
+            hint="same signer and webhook-id, other bytes: the first ones stay, these are kept "
+            "beside them ('events show' has both)",
+        )
+
+    # -- queued ------------------------------------------------------------------------------
+
+    async def run_queued(
+        self, arrival: Arrival, *, attempt: int, fresh: bool = False, alone: bool = False
+    ) -> Outcome:
+        """Run an event of the queue as run number ``attempt``; record and return its outcome.
+
+        The start is durable before the handler runs, so that a run which kills the process is
+        counted. Only the first run of a ``fresh`` event, which this process has just accepted,
+        does not wait for that: see docs/adr/0011-first-start-is-not-waited-for.md. When the store
+        fails, the outcome is held in memory and written once the store answers. Cancelled, it
+        releases an unfinished event, and the attempt does not count. ``alone`` says that no other
+        run is in progress.
+        """
+        delivery = arrival.delivery
+        tenant: Tenant | None = None
+        outcome: Outcome = Released()
+        try:
+            if fresh:
+                self._inbox.begin(delivery.key, now=self._clock())
+            else:
+                await self._keep(
+                    lambda: self._inbox.start(delivery.key, now=self._clock(), alone=alone)
+                )
+            if delivery.tenant_id is not None:
+                tenant = await self._insist(lambda: self.tenant_of(delivery))
+            outcome = finished = await self._run_to_outcome(arrival, attempt, tenant)
+            await self._keep(lambda: self._finish(delivery.key, finished))
+        except StoreLostError as error:  # it cannot be known whose event it is
+            _log.store_unavailable(error, webhook_id=delivery.webhook_id)
+            await trio.lowlevel.checkpoint()
+        finally:
+            if isinstance(outcome, Released):
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._release(delivery.key)
+        self._report(delivery, attempt, outcome)
+        return outcome
+
+    async def _run_to_outcome(
+        self, arrival: Arrival, attempt: int, tenant: "Tenant | None"
+    ) -> Outcome:
+        handler = self.handlers.find(arrival.delivery.type)
+        if self._is_orphan(arrival.delivery, tenant):
+            await trio.lowlevel.checkpoint()
+            return Dead(
+                f"its tenant {arrival.delivery.tenant_id} is not known here: it was purged, and "
+                "nobody else may have its events"
+            )
+        if handler is None or _is_held(handler, tenant):
+            await trio.lowlevel.checkpoint()
+            return Parked(hint_when_parked(tenant))
+        failure = await self._run(handler, self.decode(arrival, attempt, tenant))
+        if failure is None:
+            return _DONE
+        if failure.cut_short:
+            # The handler failed because the drain cancelled it, so the run does not count: our own
+            # Cancelled is raised here, and the event released.
+            await trio.lowlevel.checkpoint_if_cancelled()
+        return after_queued_failure(
+            failure,
+            attempts=attempt,
+            policy=self._policy,
+            now=self._clock(),
+            fraction=self._jitter(),
+        )
+
+    async def _keep(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Repeat ``write`` as :meth:`_insist` does, and go on without it when the store is lost.
+
+        A lost store has no later start that would find this event, so it is handled nevertheless.
+        """
+        try:
+            await self._insist(write)
+        except StoreLostError as error:
+            _log.store_unavailable(error)
+            await trio.lowlevel.checkpoint()
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Repeat ``ask`` until the store answers, so that no run is forgotten.
+
+        Raises:
+            StoreLostError: the store will never answer again.
+        """
+        while True:
+            try:
+                return await ask()
+            except StoreLostError:
+                raise
+            except StoreUnavailableError as error:
+                _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
+                await trio.sleep(STORE_RETRY_SECONDS)
+
+    # -- both --------------------------------------------------------------------------------
+
+    async def tenant_of(self, delivery: NewDelivery) -> "Tenant | None":
+        """Return the tenant of a delivery as it is now, None when it has none.
+
+        Raises:
+            StoreUnavailableError: the store cannot say.
+        """
+        if self._tenancy is None or delivery.tenant_id is None:
+            await trio.lowlevel.checkpoint()
+            return None
+        return await self._tenancy.service.recall(delivery.tenant_id)
+
+    async def hold(self, delivery: NewDelivery, handler: BoundHandler) -> Answer | None:
+        """Park a delivery whose tenant its handler does not run for at present; else None."""
+        tenant = await self.tenant_of(delivery)
+        if self._is_orphan(delivery, tenant) or _is_held(handler, tenant):
+            return await self.park(delivery, tenant)
+        return None
+
+    def _is_orphan(self, delivery: NewDelivery, tenant: "Tenant | None") -> bool:
+        """Say whether the delivery's tenant is gone: it must not run as an event without tenant."""
+        return self._tenancy is not None and delivery.tenant_id is not None and tenant is None
+
+    async def park(self, delivery: NewDelivery, tenant: "Tenant | None" = None) -> Answer:
+        """Keep a delivery that no handler runs at present, and answer 200.
+
+        The sender has delivered correctly: an error would only make it repeat the delivery and in
+        the end disable the endpoint. ``tenant`` is the tenant that is not active, None where the
+        type has no handler.
+        """
+        gone = delivery.tenant_id if self._is_orphan(delivery, tenant) else None
+        parked = Parked(hint_when_parked(tenant, gone))
+        admitted = await self._inbox.park(delivery, parked.reason)
+        if admitted.admission is not Admission.NEW:
+            return self.answer_known(delivery, admitted)
+        if not admitted.same_body:
+            self.note_other_body(delivery)
+        self._report(delivery, 0, parked)
+        return answers.OK
+
+    def decode(self, arrival: Arrival, attempt: int, tenant: "Tenant | None" = None) -> Event[Any]:
+        """Build the typed event; count values that do not fit, and log the first of each type."""
+        delivery = arrival.delivery
+        drifts: list[Drift] = []
+        event = decode_event(
+            arrival.envelope,
+            webhook_id=delivery.webhook_id,
+            key=delivery.key if delivery.signer else delivery.webhook_id,
+            raw=delivery.raw,
+            header_timestamp=delivery.timestamp,
+            received_at=delivery.received_at,
+            attempt=arrival.earlier_attempts + attempt,
+            catalog=self.handlers.catalog,
+            on_drift=drifts.append,
+            tenant=tenant,
+        )
+        if drifts:
+            self._note_drift(drifts[0])
+        return event
+
+    def _note_drift(self, drift: Drift) -> None:
+        self._counters.count("drift")
+        if drift.type not in self._drifted:
+            self._drifted.add(drift.type)
+            _log.warning(
+                "webhook.drifted",
+                type=drift.type,
+                path=drift.path,
+                error=drift.message,
+                hint="the payload differs from the typed class; event.data holds what fits",
+            )
+
+    async def _finish(self, key: str, outcome: Outcome) -> None:
+        """Record the outcome of a run, also if the run ended after it was cancelled."""
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        except trio.Cancelled:  # noqa: ASYNC103 - whatever waits next is cancelled
+            # Outside a shield the store's call would be cancelled before it writes, and the handler
+            # would run again although it has finished.
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True) as patience:
+                await self._inbox.finish(key, outcome, now=self._clock())
+            if patience.cancelled_caught:
+                raise
+        else:
+            await self._inbox.finish(key, outcome, now=self._clock())
+
+    async def _run(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
+        """Run user code; every exception of its own becomes a :class:`Failure`."""
+        begun = self._stopwatch()
+        self._runs[event.key] = Run(handler.name, event.webhook_id, begun, event.key)
+        try:
+            try:
+                await handler.handler.handle_core(event)
+            finally:
+                self._counters.observe(event.type, self._stopwatch() - begun)
+        # SystemExit, KeyboardInterrupt and a leaked Cancelled from user code are failures of this
+        # event too: let through, they would end the whole process or leave the worker's nursery.
+        # _own_part raises what is not the handler's own.
+        except BaseException as error:  # noqa: ASYNC103 - _own_part raises ours
+            own = self._own_part(handler, event, error)
+            if own is None:
+                raise
+            cut_short = _is_cancelled() and comes_of(own, trio.Cancelled)
+            failure = Failure(
+                self._describe(own),
+                retry_after_of(own),
+                type(own).__name__,
+                place_of(own),
+                traceback_of(own, self._secrets) if self._in_development else None,
+                cut_short,
+            )
+            await self._tell(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
+            return failure  # noqa: ASYNC104 - a Cancelled of ours was raised by _own_part
+        finally:
+            self._runs.pop(event.key, None)
+        return None
+
+    async def _tell(self, handler: BoundHandler, event: Event[Any], error: BaseException) -> None:
+        told = error if isinstance(error, Exception) else _as_exception(error)
+        try:
+            await handler.handler.on_error(event, told)
+        except BaseException as failure:  # noqa: ASYNC103 - _own_part raises ours
+            own = self._own_part(handler, event, failure)
+            if own is None:
+                raise
+            _log.error(
+                "webhook.error_hook_failed",
+                webhook_id=event.webhook_id,
+                handler=handler.name,
+                error=self._describe(own),
+                place=place_of(own),
+            )
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - no Cancelled of ours is here
+
+    def _own_part(
+        self, handler: BoundHandler, event: Event[Any], error: BaseException
+    ) -> BaseException | None:
+        """Return the part of ``error`` that user code has raised of its own, None if there is none.
+
+        A Ctrl-C is not its own, and neither is a cancellation while a scope around us is cancelled.
+        Of a group that holds both, the part that is not its own is raised, and the rest is only
+        logged, because the run will be repeated.
+        """
+        cancelled = _is_cancelled()
+        ours, own = divide(
+            error,
+            lambda part: (cancelled and isinstance(part, trio.Cancelled)) or is_interrupt(part),
+        )
+        if ours is None or own is None:
+            return own
+        _log.error(
+            "webhook.failed",
+            webhook_id=event.webhook_id,
+            handler=handler.name,
+            error=self._describe(own),
+            place=place_of(own),
+        )
+        raise ours from None
+
+    def _describe(self, error: BaseException) -> str:
+        text = describe_error(error, self._secrets)
+        if isinstance(error, trio.Cancelled):
+            return f"{text} (the handler let a cancellation escape whose scope is not around it)"
+        return text
+
+    # -- runs, as others see them ------------------------------------------------------------
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Return the handlers at work, the oldest first; any thread may ask."""
+        # One call into C copies the dictionary, so it cannot change in the middle.
+        return tuple(self._runs.copy().values())
+
+    async def leave(self) -> None:
+        """Release the events of all handlers at work, because the process ends without them."""
+        for run in self.runs:
+            await self._release(run.key)
+        await trio.lowlevel.checkpoint()
+
+    # -- what ended the process --------------------------------------------------------------
+
+    def condemn(self, record: DeliveryRecord) -> Dead | None:
+        """Decide whether an event that ended the process is dead without another run."""
+        return after_process_ends(
+            record.process_ends,
+            ran_alone=record.ran_alone,
+            attempts=record.attempts,
+            max_attempts=self._max_attempts(record.type),
+        )
+
+    def isolates(self, record: DeliveryRecord) -> bool:
+        """Decide whether the next run of an event must be alone in the process."""
+        return must_run_alone(
+            record.process_ends,
+            attempts=record.attempts,
+            max_attempts=self._max_attempts(record.type),
+        )
+
+    def bury(self, delivery: NewDelivery, attempts: int, outcome: Dead) -> None:
+        """Report an event that is dead without another run."""
+        self._report(delivery, attempts, outcome)
+
+    def _max_attempts(self, event_type: str) -> int:
+        handler = self.handlers.find(event_type)
+        inline = handler is not None and not handler.enqueue
+        return self._inline_max_attempts if inline else self._policy.max_attempts
+
+    def _report(self, delivery: NewDelivery, attempt: int, outcome: Outcome) -> None:
+        fields = {**_names_of(delivery), "type": delivery.type, "attempt": attempt}
+        match outcome:
+            case Done():
+                self._counters.count("handled")
+                _log.info("webhook.handled", **fields)
+            case Retry(at):
+                self._counters.count("failed")
+                wait = "redelivery" if at is None else round(at - self._clock(), 3)
+                told = self._failure_fields(delivery, outcome)
+                _log.warning("webhook.failed", **fields, **told, retry_in=wait)
+            case Dead():
+                self._counters.count("dead")
+                _log.error("webhook.dead", **fields, **self._failure_fields(delivery, outcome))
+            case Parked(reason):
+                self._counters.count("parked")
+                _log.warning("webhook.parked", **fields, hint=reason)
+            case Released():
+                _log.info("webhook.released", **fields)
+
+    def _failure_fields(self, delivery: NewDelivery, outcome: Retry | Dead) -> dict[str, str]:
+        handler = self.handlers.find(delivery.type)
+        fields = {
+            "handler": None if handler is None else handler.name,
+            "error": outcome.error,
+            "place": outcome.place,
+            "traceback": outcome.traceback,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def run_in(frames: Iterable[FrameType]) -> Run | None:
+    """Return the handler's run among the frames of a thread, None if there is none.
+
+    It serves reports about a stalled event loop, where no task can be asked.
+    """
+    for frame in frames:
+        if frame.f_code is Dispatcher._run.__code__:
+            seen = frame.f_locals
+            event = seen["event"]
+            return Run(seen["handler"].name, event.webhook_id, seen.get("begun", 0.0), event.key)
+    return None
+
+
+def _names_of(delivery: NewDelivery) -> dict[str, Any]:
+    """Return the log fields that name a delivery: its id, and its tenant if it has one."""
+    if delivery.tenant_id is None:
+        return {"webhook_id": delivery.webhook_id}
+    return {"webhook_id": delivery.webhook_id, "tenant_id": delivery.tenant_id}
+
+
+def _is_cancelled() -> bool:
+    """Say whether a scope around the running task is cancelled, so that a Cancelled may be ours."""
+    # Trio reports minus infinity as the deadline of a cancelled scope, whoever has cancelled it.
+    return trio.current_effective_deadline() <= trio.current_time()
+
+
+def _as_exception(error: BaseException) -> HandlerAbortedError:
+    """Wrap a BaseException for a hook that takes an Exception."""
+    told = HandlerAbortedError(f"the handler raised {type(error).__name__}")
+    told.__cause__ = error
+    return told
+
+
+def _is_held(handler: BoundHandler, tenant: "Tenant | None") -> bool:
+    """Say whether the handler does not run for this tenant at present."""
+    return not handler.run_when_suspended and tenant is not None and not tenant.is_active

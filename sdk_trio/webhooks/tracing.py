@@ -1,0 +1,161 @@
+"""Receiver and dispatcher with a span for each delivery and each run of a handler.
+
+They take the place of the plain ones when :func:`~sdk_trio.base.tracing.find_tracer` finds a
+tracer, so that nothing is paid where it does not. Attributes follow the stable conventions of HTTP
+servers.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind, Tracer, get_current_span
+
+from ..base.asgi import Receive, Scope, Send
+from ..base.tracing import Links, attributes_of, fail, known_method, link_to, recorded
+from ..config import Settings
+from ..events import Envelope, Event
+from ..records.deliveries import Dead, Done, NewDelivery, Outcome, Parked
+from .answers import Answer
+from .arrival import Arrival
+from .outcomes import Failure
+from .receiver import Receiver, _Request
+from .registry import BoundHandler
+from .run import Dispatcher
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+#: The first status that marks a span as failed: OpenTelemetry's conventions for servers count 5xx
+#: as errors, and 4xx as the client's.
+_SERVER_ERROR = 500
+
+
+class TracedReceiver(Receiver):
+    """A receiver that makes a SERVER span for every request.
+
+    It ignores the ``traceparent`` of a request: anybody can send one, and it would decide which
+    requests are sampled here. The parent is the host's span, if the host mounts the receiver inside
+    a traced application; otherwise the span is the root of its trace.
+    """
+
+    def __init__(
+        self, settings: Settings, *arguments: Any, tracer: Tracer, links: Links, **options: Any
+    ) -> None:
+        super().__init__(settings, *arguments, **options)
+        self._route = settings.webhooks.path
+        self._tenant_route = f"{self._route.rstrip('/')}/{{identifier}}"
+        self._tracer = tracer
+        self._links = links
+        # Tasks of our own server inherit the span in which the host has started us; a delivery is
+        # no part of it, so that span is never taken as a parent.
+        self._starting_span = get_current_span()
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request within its span; see :meth:`Receiver.handle`."""
+
+        async def send_noting_status(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                _note_status(span, message["status"])
+            await send(message)
+
+        with recorded(self._begin(scope)) as span:
+            await super().handle(scope, receive, send_noting_status)
+
+    def _begin(self, scope: Scope) -> "Span":
+        method = known_method(scope["method"])
+        route = self._route if scope["path"] == self._route else None
+        if route is None and self._identifier_in(scope["path"]) is not None:
+            route = self._tenant_route
+        client = scope.get("client")
+        peer = client[0] if client else None
+        origin = self._rules.proxies.resolve(peer, scope["scheme"], scope["headers"])
+        server = scope.get("server") or (None, None)
+        inside = get_current_span()
+        return self._tracer.start_span(
+            " ".join(part for part in ("HTTP" if method[0] == "_" else method, route) if part),
+            context=Context() if inside is self._starting_span else None,
+            kind=SpanKind.SERVER,
+            attributes=attributes_of(
+                http__request__method=method,
+                url__scheme="https" if origin.secure else "http",
+                url__path=scope["path"],
+                http__route=route,
+                client__address=origin.address,
+                network__peer__address=peer,
+                network__protocol__version=scope.get("http_version"),
+                server__address=server[0],
+                server__port=server[1],
+                user_agent__original=_user_agent(scope["headers"]),
+            ),
+        )
+
+    def _shortcut_in(self, scope: Scope) -> None:
+        """Return None: an answer through the shortcut would bypass the span."""
+
+    def _arrival(self, delivery: NewDelivery, envelope: Envelope) -> Arrival:
+        span = get_current_span()
+        span.set_attributes(_event_attributes(delivery.webhook_id, envelope.type))
+        self._links.remember(delivery.key, span.get_span_context())
+        return super()._arrival(delivery, envelope)
+
+    def _note(
+        self, event: str, cause: str, answer: Answer, request: _Request, **fields: object
+    ) -> None:
+        get_current_span().set_attribute(f"sdk.{event}", str(cause))
+        super()._note(event, cause, answer, request, **fields)
+
+
+class TracedDispatcher(Dispatcher):
+    """A dispatcher that makes a span for every run of a handler.
+
+    An inline run is a child of the delivery's span. A run from the queue is the root of a trace of
+    its own, with a link to the span that received the event, if this process still knows it.
+    """
+
+    def __init__(self, *arguments: Any, tracer: Tracer, links: Links, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._tracer = tracer
+        self._links = links
+
+    async def _run(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
+        received = self._links.find(event.key)
+        inline = received is not None and get_current_span().get_span_context() == received
+        span = self._tracer.start_span(
+            f"handle {event.type}" if event.type in self.handlers.by_type else "handle",
+            context=None if inline else Context(),
+            kind=SpanKind.INTERNAL if inline else SpanKind.CONSUMER,
+            links=[] if inline else link_to(received),
+            attributes={
+                **_event_attributes(event.webhook_id, event.type),
+                "sdk.webhook.attempt": event.attempt,
+                "sdk.handler.name": handler.name,
+            },
+        )
+        with recorded(span):
+            failure = await super()._run(handler, event)
+            if failure is not None:
+                fail(span, failure.error_type)
+            return failure
+
+    def _report(self, delivery: NewDelivery, attempt: int, outcome: Outcome) -> None:
+        if isinstance(outcome, Done | Dead | Parked):
+            self._links.forget(delivery.key)
+        super()._report(delivery, attempt, outcome)
+
+
+def _event_attributes(webhook_id: str, event_type: str) -> dict[str, str]:
+    return {"sdk.webhook.id": webhook_id, "sdk.webhook.type": event_type}
+
+
+def _note_status(span: "Span", status: int) -> None:
+    span.set_attribute("http.response.status_code", status)
+    if status >= _SERVER_ERROR:
+        fail(span, str(status))
+
+
+def _user_agent(headers: Any) -> str | None:
+    for name, value in headers:
+        if name == b"user-agent":
+            text: str = value.decode("latin-1")
+            return text
+    return None
