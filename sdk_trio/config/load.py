@@ -17,7 +17,7 @@ from .bind import bind
 from .check import USUAL_ENVIRONMENTS, check
 from .exposure import admin_token_findings
 from .metadata import Form
-from .options import DEVELOPMENT, Settings, environment_meant
+from .options import DEVELOPMENT, Settings, environment_meant, validate_mappings_with
 from .probe import probe
 from .secret import Secret
 from .section_switches import is_unused
@@ -134,6 +134,9 @@ def settings_from_mapping(
     loaded = _validated(layers, standalone=standalone, receiver=receiver, environ=None)
     _log(loaded.warnings)
     return loaded.require()
+
+
+validate_mappings_with(settings_from_mapping)
 
 
 def _layers(

@@ -16,7 +16,6 @@ from ..base.public_addresses import is_public
 from ..client.retry import parse_retry_after
 from ..config.options.client import ConnectionOptions
 from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
-from ..notifications.send import Answer
 from .socket import Dial
 from .transport import BEFORE_SEND, Transport
 
@@ -25,6 +24,20 @@ PATIENCE_SECONDS = 3.0
 
 #: Resolves a host and port to addresses; raises ``OSError`` when it cannot.
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+@attrs.frozen
+class Answer:
+    """What a server answered; header names are in lower case.
+
+    ``body`` may be cut short where it is long or broke off. ``retry_after`` is what
+    ``Retry-After`` asks for, in seconds from now.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    retry_after: float | None = None
 
 
 class NoPublicAddressError(OSError):

@@ -14,6 +14,7 @@ from ..base.logs import get_logger
 from ..config.check_notifications import ALLOW_PRIVATE_ADDRESSES
 from ..config.options.notifications import NotificationsOptions
 from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
+from ..net.poster import Answer
 from ..records.tenants import OutboxRecord
 from .templates import cut, one_line
 
@@ -87,20 +88,6 @@ class Channel(Protocol):
         Raises nothing but ``Cancelled``, after which the outcome is unknown.
         """
         ...
-
-
-@attrs.frozen
-class Answer:
-    """What a server answered; header names are in lower case.
-
-    ``body`` may be cut short where it is long or broke off. ``retry_after`` is what
-    ``Retry-After`` asks for, in seconds from now.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-    retry_after: float | None = None
 
 
 class Poster(Protocol):

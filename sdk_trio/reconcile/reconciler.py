@@ -6,14 +6,13 @@ checkpoint.
 """
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import attrs
 import trio
 
 from ..base.logs import get_logger
-from ..client.errors import NotFoundError, UnprocessableEntityError
 from ..config import Settings
 from ..errors import SdkError, StoreUnavailableError
 from ..storage.ports import Inbox
@@ -34,9 +33,6 @@ from .plan import (
     with_asked,
     without,
 )
-
-if TYPE_CHECKING:
-    from ..client.client import Client
 
 _log = get_logger("runtime")
 
@@ -67,11 +63,35 @@ class Report:
     until: float
 
 
+class Upstream(Protocol):
+    """Asks the upstream what it delivered; ``client.deliveries.Deliveries`` is one.
+
+    Every method raises ``CallError`` when the upstream could not be asked.
+    """
+
+    async def endpoints(self) -> list[Any]:
+        """Return every webhook endpoint, as its JSON object."""
+        ...
+
+    async def read(
+        self,
+        endpoint_ids: Sequence[str],
+        query: Mapping[str, str],
+        visit: Callable[[list[Any]], Awaitable[None]],
+    ) -> None:
+        """Await ``visit`` with each page of the deliveries to these endpoints, as JSON objects."""
+        ...
+
+    async def redeliver(self, webhook_id: str) -> bool:
+        """Ask for another delivery of an event; return whether the upstream agreed."""
+        ...
+
+
 class Reconciler:
     """Compares the upstream's list of deliveries with the inbox.
 
     Args:
-        client: an open client of the upstream.
+        upstream: asks the upstream, through an open client.
         inbox: the inbox that deliveries go into; the checkpoint is kept there.
         settings: ``Sdk:Webhooks:Reconciliation`` counts.
         clock: returns Unix seconds.
@@ -80,7 +100,7 @@ class Reconciler:
 
     def __init__(
         self,
-        client: "Client",
+        upstream: Upstream,
         inbox: Inbox,
         settings: Settings,
         *,
@@ -88,7 +108,7 @@ class Reconciler:
         ask_seconds: float = ASK_SECONDS,
     ) -> None:
         options = settings.webhooks.reconciliation
-        self._client = client
+        self._upstream = upstream
         self._inbox = inbox
         self._clock = clock
         self._ask_seconds = ask_seconds
@@ -161,13 +181,8 @@ class Reconciler:
         Raises:
             CallError: the upstream could not be asked.
         """
-        webhooks = self._client.webhooks.with_options(idempotent=True)
-        try:
-            # Retried like an idempotent call: the inbox recognizes a second redelivery.
-            await webhooks.redeliver_webhook_event(sighting.webhook_id)
-            agreed = True
-        except (NotFoundError, UnprocessableEntityError):
-            agreed = False
+        # To be delivered twice does no harm: the inbox knows the second one.
+        agreed = await self._upstream.redeliver(sighting.webhook_id)
         if agreed:
             _log.info("reconciliation.asked", webhook_id=sighting.webhook_id, type=sighting.type)
         await trio.sleep(self._ask_seconds)
@@ -222,16 +237,16 @@ class Reconciler:
         progress: "_Progress | None" = None,
     ) -> list[Sighting]:
         """Return the events of a window that the inbox has no record of, the oldest first."""
-        deliveries = self._client.webhooks.list_webhook_deliveries(
-            endpoint_id=[endpoint.id for endpoint in endpoints], query=window.query()
-        )
         missing: list[Sighting] = []
-        async for page in deliveries.pages():
-            sightings = [read_sighting(item.raw) for item in page.items]
+
+        async def visit(page: list[Any]) -> None:
+            sightings = [read_sighting(item) for item in page]
             known = await self._inbox.known([sighting.webhook_id for sighting in sightings])
             if progress is not None:
                 progress.checkpoint = without(progress.checkpoint, known)
-            missing += [s for s in sightings if s.webhook_id not in known]
+            missing.extend(s for s in sightings if s.webhook_id not in known)
+
+        await self._upstream.read([endpoint.id for endpoint in endpoints], window.query(), visit)
         return merge(missing)
 
     async def _enabled_endpoints(self) -> tuple[Endpoint, ...]:
@@ -240,7 +255,7 @@ class Reconciler:
         For a disabled one the upstream would accept the request and skip the event, so nothing is
         asked for it.
         """
-        listed = [item.raw async for item in self._client.webhooks.list_webhook_endpoints()]
+        listed = await self._upstream.endpoints()
         chosen = choose_endpoints(listed, configured=self._configured, path=self._path)
         for endpoint in chosen:
             if not endpoint.enabled:

@@ -18,7 +18,7 @@ from ..admin.app import AdminApp
 from ..admin.status import Sources, TenantCounts
 from ..admin.token import AdminToken, provide_token
 from ..base.logs import get_logger
-from ..base.metrics import Check
+from ..base.metrics import Check, Sample
 from ..config import Settings, StorageBackend
 from ..config.exposure import ADMIN_TOKEN, token_fault
 from ..errors import OptionsValidationError, Problem, UnknownTenantError
@@ -32,7 +32,9 @@ from ..storage.ports import Inbox
 from ..webhooks.companion import keep
 
 if TYPE_CHECKING:
-    from .runtime import Runtime
+    from collections.abc import Sequence
+
+    from ..webhooks import WebhookReceiver
 
 
 #: Tenants that a check names; it counts the others.
@@ -54,6 +56,59 @@ class Scheduled(Protocol):
     @property
     def state(self) -> VerificationState:
         """Return the results of the runs so far."""
+        ...
+
+
+class BoundAddresses(Protocol):
+    """The addresses of a runtime that has started."""
+
+    @property
+    def receiver(self) -> tuple[str, ...]:
+        """Return the receiver's addresses."""
+        ...
+
+
+class ObservedRuntime(Protocol):
+    """The part of :class:`~sdk_trio.Runtime` that the admin address shows.
+
+    The runtime makes its admin server; a class here that named the runtime would close a circle.
+    """
+
+    settings: Settings
+    receiver: "WebhookReceiver"
+
+    @property
+    def started(self) -> BoundAddresses | None:
+        """Return the real addresses; None before the start."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Return whether deliveries are to be sent here."""
+        ...
+
+    @property
+    def draining(self) -> bool:
+        """Return whether a stop has begun."""
+        ...
+
+    @property
+    def has_client(self) -> bool:
+        """Return whether the runtime is full stack."""
+        ...
+
+    @property
+    def replication(self) -> Overseen | None:
+        """Return how replication stands; None where there is none."""
+        ...
+
+    @property
+    def verification(self) -> Scheduled | None:
+        """Return how the verification of replicas stands; None where there is none."""
+        ...
+
+    def samples(self) -> "Sequence[Sample]":
+        """Return the metrics of every part but the admin address."""
         ...
 
 
@@ -104,7 +159,7 @@ class Administrator:
     is kept; it is None before :meth:`run`.
     """
 
-    def __init__(self, runtime: "Runtime", *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, runtime: ObservedRuntime, *, clock: Callable[[], float] = time.time) -> None:
         self.sources: Sources = Sources()
         self.token: AdminToken | None = None
         self._runtime = runtime
@@ -112,15 +167,7 @@ class Administrator:
         self._app: AdminApp | None = None
         self._addresses: tuple[str, ...] = ()
         self.sources.checks.extend((self._check_drain, self._check_receiver, self._check_queue))
-        self.sources.samples.extend(
-            (
-                runtime.receiver.samples,
-                lambda: runtime.client_samples,
-                lambda: runtime.notification_samples,
-                lambda: runtime.replication_samples,
-                runtime.watchdog.samples,
-            )
-        )
+        self.sources.samples.append(runtime.samples)
         if runtime.settings.multi_tenant.file_db.replication.use_replication:
             self.sources.checks.extend(
                 (

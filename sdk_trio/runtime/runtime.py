@@ -234,6 +234,16 @@ class Runtime:
 
         return (*self.replication.samples, *sample_verification(self.verification))
 
+    def samples(self) -> tuple[Sample, ...]:
+        """Return the metrics of every part."""
+        return (
+            *self.receiver.samples(),
+            *self.client_samples,
+            *self.notification_samples,
+            *self.replication_samples,
+            *self.watchdog.samples(),
+        )
+
     def on_reload(self, prepare: Prepare, keys: Collection[str]) -> None:
         """Let a part take part in every :meth:`reload`.
 
@@ -444,9 +454,12 @@ class Runtime:
             await self.replication.run(task_status=task_status)
 
     async def _reconcile(self, *, task_status: trio.TaskStatus[None]) -> None:
-        from ..reconcile.reconciler import Reconciler  # loads the client, which is optional
+        from ..client.deliveries import Deliveries  # loads the client, which is optional
+        from ..reconcile.reconciler import Reconciler
 
-        reconciler = Reconciler(self.client, self.receiver.store, self.settings, clock=self._clock)
+        reconciler = Reconciler(
+            Deliveries(self.client), self.receiver.store, self.settings, clock=self._clock
+        )
         task_status.started()
         with self._reconciling:
             await reconciler.run()

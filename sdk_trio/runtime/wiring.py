@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from ..client.client import Client
     from ..webhooks.companion import Companion
     from ..webhooks.simulator import Simulator
-    from .admin import Administrator
+    from .admin import Administrator, ObservedRuntime
     from .notifications import ChannelFactory, Notifier
-    from .runtime import Runtime
 
 
 #: Values of ``sdk_client_circuit_state``.
@@ -135,7 +134,7 @@ def make_client(settings: Settings) -> "Client":
     return Client(settings)
 
 
-def make_administrator(runtime: "Runtime", clock: Callable[[], float]) -> "Administrator":
+def make_administrator(runtime: "ObservedRuntime", clock: Callable[[], float]) -> "Administrator":
     """Return the server of the admin address of ``runtime``."""
     from .admin import Administrator
 

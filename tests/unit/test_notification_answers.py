@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from support.notifications import SECRET, record
 
 from sdk_trio.config.options.notifications import NotificationsOptions
+from sdk_trio.net.poster import Answer
 from sdk_trio.notifications.channels.webhook import body_signature, payload
 from sdk_trio.notifications.send import (
     MAX_WAIT_SECONDS,
     Again,
     Ambiguous,
-    Answer,
     Refused,
     document_of,
     explained,

@@ -106,7 +106,11 @@ def test_an_entry_that_is_not_of_the_options_needs_a_restart():
             "gs://b/p/c",
         ),
         (ReplicaTargetType.SFTP, {"sftp": SftpOptions(host="h", user="u")}, None),
-        (ReplicaTargetType.BLOB_STORE, {"blob_store": BlobStoreOptions(account_name="a")}, None),
+        (
+            ReplicaTargetType.BLOB_STORE,
+            {"blob_store": BlobStoreOptions(account_name="a")},
+            "abs://a@sdk-tenants/c",
+        ),
     ],
 )
 def test_what_an_address_cannot_hold_needs_a_restart(kind, keys, url):

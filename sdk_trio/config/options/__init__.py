@@ -7,7 +7,7 @@ The key of a field is its name in PascalCase, under the key of its class: ``webh
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
@@ -215,9 +215,24 @@ class Settings:
         Raises:
             OptionsValidationError: with every problem there is.
         """
-        from ..load import settings_from_mapping  # it needs this module first
+        return _from_mapping(mapping, standalone=standalone, receiver=receiver)
 
-        return settings_from_mapping(mapping, standalone=standalone, receiver=receiver)
+
+class _FromMapping(Protocol):
+    def __call__(
+        self, mapping: Mapping[str, Any], *, standalone: bool, receiver: bool
+    ) -> Settings: ...
+
+
+# Set by ``load.py``, which validates settings and therefore imports this module: an import of it
+# from here would close a circle. The package imports both, so nobody sees it unset.
+_from_mapping: _FromMapping
+
+
+def validate_mappings_with(function: _FromMapping) -> None:
+    """Let :meth:`Settings.from_mapping` call ``function``."""
+    global _from_mapping
+    _from_mapping = function
 
 
 __all__ = [

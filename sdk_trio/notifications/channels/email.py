@@ -5,9 +5,9 @@ import json
 from ...base.logs import get_logger
 from ...config.options.notifications import NotificationsOptions
 from ...config.section_switches import NOTIFICATIONS
+from ...net.poster import Answer
 from ...records.tenants import OutboxRecord
 from ..send import (
-    Answer,
     Outcome,
     Request,
     Sender,

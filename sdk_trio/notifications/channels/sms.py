@@ -4,9 +4,9 @@ import base64
 from urllib.parse import quote, urlencode
 
 from ...config.section_switches import NOTIFICATIONS
+from ...net.poster import Answer
 from ...records.tenants import OutboxRecord
 from ..send import (
-    Answer,
     Outcome,
     Request,
     Sender,

@@ -10,9 +10,9 @@ from ...base.times import rfc3339
 from ...config.check_notifications import must_be_public, signing_secret_problem
 from ...config.options.notifications import NotificationsOptions
 from ...config.section_switches import NOTIFICATIONS
+from ...net.poster import Answer
 from ...records.tenants import OutboxRecord
 from ..send import (
-    Answer,
     Outcome,
     Poster,
     ReadVariable,

@@ -276,7 +276,7 @@ SELECT one.id, named.value
     FROM {tenants} AS one, json_each(one.credentials, '$.webhook_secrets') AS named
 UNION SELECT one.id, one.credentials ->> 'access_token' FROM {tenants} AS one
     WHERE one.credentials ->> 'access_token' IS NOT NULL
-"""  # noqa: S608 - names of the schema's
+"""
 
 
 _NEW = _add_sources("(SELECT NEW.id AS id, NEW.credentials AS credentials)")
