@@ -13,7 +13,7 @@ import httpx
 import trio
 
 from ..base.public_addresses import is_public
-from ..client.retry import parse_retry_after
+from ..base.retry_after import parse_retry_after
 from ..config.options.client import ConnectionOptions
 from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
 from .socket import Dial

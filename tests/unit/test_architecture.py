@@ -1,12 +1,21 @@
 """What every module offers is there, and the tree of exceptions is drawn as it is."""
 
+import ast
+import collections
+import graphlib
 import importlib
 import inspect
 import pkgutil
+<<<<<<< HEAD
 from importlib import metadata
+=======
+import re
+import tomllib
+>>>>>>> 579b231 (Structure is tested)
 from pathlib import Path
 
 import pytest
+from support.imports import imports, modules
 
 import sdk_trio
 from sdk_trio import errors
@@ -65,3 +74,110 @@ def test_the_tree_of_exceptions_shows_each_below_its_parent(kind):
         ]
         assert max(above)[1] == kind.__mro__[1].__name__
     assert kind.exit_code in (1, 2, 69, 78)
+
+
+FILES = modules(PACKAGE)
+IMPORTS = tuple(imports(FILES))
+
+#: Imports inside functions, by the module that imports: each is the door of what most starts do
+#: without. Elsewhere an import stands at the top of its file.
+DOORS = {
+    "sdk_trio.__main__": "the command line, after the help has been printed",
+    "sdk_trio.cli.doctor.run": "the checks of the network, which need the client",
+    "sdk_trio.cli.notification_test": "channels, where a message is sent",
+    "sdk_trio.cli.run": "the upgrade from a single tenant",
+    "sdk_trio.cli.runner": "the settings, where a command reads them",
+    "sdk_trio.cli.secrets": "the store, where a secret is looked for beside it",
+    "sdk_trio.client.pipeline": "tracing, an extra",
+    "sdk_trio.net.http3_origins": "HTTP/3, an extra",
+    "sdk_trio.runtime.runtime": "client, admin address, replication, reconciliation",
+    "sdk_trio.runtime.wiring": "client, admin address, notifications, simulator",
+    "sdk_trio.server.serve": "hypercorn",
+    "sdk_trio.storage.memory.inbox": "tenants",
+    "sdk_trio.storage.open": "the backends",
+    "sdk_trio.testing.pytest_plugin": "pytest loads the plug-in in every project",
+    "sdk_trio.webhooks.app": "tenants, the upgrade, tracing",
+}
+
+#: Files of fewer than 80 lines that one file imports, and why they are files.
+SMALL = {
+    "sdk_trio.client.layers.tracing": "an extra's door",
+    "sdk_trio.client.operations.customers": "a table of operations beside the others",
+    "sdk_trio.client.operations.sales": "a table of operations beside the others",
+    "sdk_trio.client.operations.synchronous": "its types are generated beside it",
+    "sdk_trio.notifications.channels.sms": "one channel, as the others have a file each",
+    "sdk_trio.testing.notifications": "one subject of the kit, loaded when it is used",
+}
+
+
+def test_no_module_needs_itself():
+    needs = {name: set() for name in FILES}
+    for importer, imported, _ in IMPORTS:
+        # The package itself imports nothing before it is asked for a name.
+        if importer not in {"sdk_trio", imported}:
+            needs[importer].add(imported)
+    try:
+        graphlib.TopologicalSorter(needs).prepare()
+    except graphlib.CycleError as circle:
+        pytest.fail("these modules import each other: " + " -> ".join(reversed(circle.args[1])))
+
+
+def test_imports_inside_functions_are_doors_only():
+    inside = {each.importer for each in IMPORTS if each.inside}
+    assert inside == set(DOORS)
+
+
+def test_small_files_have_a_reason():
+    importers = collections.defaultdict(set)
+    for importer, imported, _ in IMPORTS:
+        importers[imported].add(importer)
+    small = {
+        name
+        for name, path in FILES.items()
+        if path.name != "__init__.py"
+        and len(importers[name]) == 1
+        and len(path.read_text(encoding="utf-8").splitlines()) < 80
+    }
+    assert small == set(SMALL)
+
+
+def _definitions():
+    for name, path in FILES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                yield node.name, name
+
+
+def test_a_class_name_means_one_thing():
+    places = collections.defaultdict(list)
+    for kind, module in _definitions():
+        if not kind.startswith("_"):
+            places[kind].append(module)
+    assert {kind: where for kind, where in places.items() if len(where) > 1} == {}
+
+
+def _docstrings():
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text:
+                    yield f"{name}.{getattr(node, 'name', '')}", text
+
+
+def test_a_docstring_begins_with_a_verb_or_a_noun():
+    headless = re.compile(r"(What|Who|Whom|Whose|Those who|That which|Where|How)\b")
+    assert [place for place, text in _docstrings() if headless.match(text)] == []
+
+
+def test_remarks_to_the_linter_are_few_and_say_why():
+    remarks = [
+        (f"{path.relative_to(PACKAGE)}:{number}", line)
+        for path in FILES.values()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if "# noqa" in line
+    ]
+    assert [
+        place for place, line in remarks if not re.search(r"# noqa: [A-Z0-9, ]+ - \w", line)
+    ] == []
+    assert len(remarks) <= 60

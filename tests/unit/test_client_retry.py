@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdk_trio.base.retry_after import parse_retry_after
 from sdk_trio.client.retry import (
     FailureKind,
     is_idempotent,
     may_retry_failure,
     may_retry_status,
-    parse_retry_after,
 )
 
 NOON = datetime(2026, 4, 1, 12, 0, 0, tzinfo=UTC)

@@ -14,10 +14,11 @@ import httpx
 import trio
 
 from ...base.bell import Bell
+from ...base.retry_after import parse_retry_after
 from ...base.throttle import TokenBucket
 from ..call import Call
 from ..errors import RateLimitedError
-from ..retry import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, parse_retry_after
+from ..retry import RETRYABLE_STATUSES, TOO_MANY_REQUESTS
 from .deadline import CallCut, CallsUnderWay
 
 SECONDS_PER_MINUTE = 60.0
