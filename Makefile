@@ -14,10 +14,8 @@ FLAKE8_ASYNC := --enable ASYNC,ASYNC900,ASYNC910,ASYNC911,ASYNC912,ASYNC913 --di
 # Files of connections are checked for all but checkpoints: they try the socket before they wait for
 # it, and the wait of the exchange around them is the checkpoint. So are stores in memory, whose
 # callers have a checkpoint of their own. (`--per-file-disable` is read by the linter, never used.)
-WITHOUT_CHECKPOINTS := sdk_trio/net/% sdk_trio/server/% sdk_trio/storage/memory% \
-	$(patsubst %,sdk_trio/client/%.py,http1 http2 http3 http3_origins pool wire transport streamer) \
-	$(patsubst %,sdk_trio/client/%.py,attempter content_coding) \
-	$(patsubst %,sdk_trio/runtime/%.py,acceptor exchange fast_path hypercorn_server poster tls_socket)
+WITHOUT_CHECKPOINTS := sdk_trio/net/% sdk_trio/server/% sdk_trio/storage/memory/% \
+	$(patsubst %,sdk_trio/client/%.py,sender content_coding layers/attempt)
 FLAKE8_ASYNC_CONNECTIONS := --enable ASYNC,ASYNC900 \
 	--disable ASYNC114,ASYNC127,ASYNC910,ASYNC911,ASYNC912,ASYNC913
 

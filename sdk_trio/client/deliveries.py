@@ -1,4 +1,4 @@
-"""What the upstream delivered, and the request to deliver it again: what reconciliation asks for."""
+"""The upstream's list of its deliveries, and requests to repeat one, for reconciliation."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any

@@ -100,7 +100,7 @@ def _make_simulator(settings: Settings) -> "Simulator":
     return Simulator(settings)
 
 
-class Silencer:
+class NotificationsOff:
     """Marks notifications off while the store is open, as a ``webhooks.companion.Companion``."""
 
     def __init__(self) -> None:
@@ -163,4 +163,4 @@ def make_companion(settings: Settings, notifier: "Notifier | None") -> "Companio
     if notifier is not None or not settings.multi_tenant.enabled:
         return notifier
 
-    return Silencer()
+    return NotificationsOff()

@@ -1,4 +1,4 @@
-"""The run of the upgrade from a single tenant; ``tenants.upgrade`` describes its steps and order."""
+"""The run of the upgrade from a single tenant; ``upgrade.py`` has its steps and their order."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -6,12 +6,8 @@ import graphlib
 import importlib
 import inspect
 import pkgutil
-<<<<<<< HEAD
-from importlib import metadata
-=======
 import re
-import tomllib
->>>>>>> 579b231 (Structure is tested)
+from importlib import metadata
 from pathlib import Path
 
 import pytest

@@ -52,7 +52,8 @@ class SqliteInbox:
     well. What only reads it has a connection of its own in Trio's threads, one read at a time, so
     that a long listing never delays a delivery. It sees every change whose method has returned.
 
-    Cancellation: a write that has begun is finished, see ``storage.sqlite.committer``. A read is abandoned.
+    Cancellation: a write that has begun is finished, see :class:`Committer`. A read
+    is abandoned.
     """
 
     def __init__(self, file: str, terms: Terms, committer: Committer) -> None:
