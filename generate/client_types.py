@@ -33,9 +33,9 @@ from upstream_models import (
     union,
 )
 
-from sdk_trio.client.operation import BODY_METHODS, Answer, Body, Operation, Pagination
+from sdk_trio.client.operation import BODY_METHODS, Body, Operation, OperationAnswer, Pagination
 from sdk_trio.client.operations import OPERATIONS
-from sdk_trio.client.resources import Endpoint, Nested, Resource
+from sdk_trio.client.resources import BoundEndpoint, Nested, Resource
 
 CLIENT = Path(__file__).parents[1] / "sdk_trio" / "client"
 
@@ -178,10 +178,14 @@ def _one_or_many(kind: str) -> str:
 
 def _result(row: Operation, facts: Facts, models: Models) -> str:
     """Return the type of the answer: a model, a list of them, or the item of a page."""
-    if row.answer in (Answer.PAGE, Answer.CURSOR_PAGE):
+    if row.answer in (OperationAnswer.PAGE, OperationAnswer.CURSOR_PAGE):
         pages = [models.models[name] for name in sorted(names_in(facts.returns))]
         return union(page.fields["items"].type for page in pages).removeprefix("list[")[:-1]
-    kinds = {Answer.JSON: "Any", Answer.NOTHING: "None", Answer.CSV: "CsvExport"}
+    kinds = {
+        OperationAnswer.JSON: "Any",
+        OperationAnswer.NOTHING: "None",
+        OperationAnswer.CSV: "CsvExport",
+    }
     return kinds.get(row.answer, facts.returns)
 
 
@@ -189,7 +193,7 @@ def returned(described: Described, *, is_sync: bool) -> str:
     """Return what a call gives, as it is annotated."""
     if described.row.pagination is not Pagination.NONE:
         return f"{'SyncListing' if is_sync else 'Listing'}[{described.result}]"
-    if described.row.answer is Answer.CSV:
+    if described.row.answer is OperationAnswer.CSV:
         return "SyncExport" if is_sync else "CsvExport"
     return described.result.replace("list[", "builtins.list[")
 
@@ -198,9 +202,9 @@ def stub(described: Described, *, is_sync: bool) -> Iterator[str]:
     """Yield the lines of one operation's method."""
     row = described.row
     is_awaited = not is_sync and row.answer not in (
-        Answer.PAGE,
-        Answer.CURSOR_PAGE,
-        Answer.CSV,
+        OperationAnswer.PAGE,
+        OperationAnswer.CURSOR_PAGE,
+        OperationAnswer.CSV,
     )
     yield f"    @{'blocking' if is_sync else 'asynchronous'}"
     yield f"    {'async ' if is_awaited else ''}def {row.name}("
@@ -248,7 +252,7 @@ def operation_stubs(
                     f"    def {name}(self) -> {prefix}{value.resource.__name__}:",
                 ]
                 body += [f'        """{value.resource.__doc__}"""', ""]
-            elif isinstance(value, Endpoint):
+            elif isinstance(value, BoundEndpoint):
                 one = described[value.operation.full_name]
                 used |= names_in(returned(one, is_sync=is_sync))
                 for parameter in one.parameters:

@@ -19,7 +19,7 @@ from load import SECRET
 from sdk_trio.config import Settings
 from sdk_trio.events import OrderPaidEvent, decode_envelope, decode_event
 from sdk_trio.webhooks.signature import Keyring
-from sdk_trio.webhooks.verdict import Accepted, Delivery, judge
+from sdk_trio.webhooks.verdict import Accepted, Delivery, verify_delivery
 
 paid = 0
 OK = b"HTTP/1.1 200 \r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
@@ -54,7 +54,7 @@ class Request:
 async def answer(request: Request) -> bytes:
     raw = b"".join(request.body)
     now = time.time()
-    verdict = judge(Delivery(request.headers, raw, now), keyring, tolerance_seconds=300)
+    verdict = verify_delivery(Delivery(request.headers, raw, now), keyring, tolerance_seconds=300)
     if not isinstance(verdict, Accepted):
         return INVALID
     event = decode_event(

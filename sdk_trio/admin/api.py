@@ -21,7 +21,7 @@ from .queries import (
     page_of,
     reads_oldest_first,
 )
-from .status import Observed
+from .status import RunningProgram
 
 #: On every answer: nothing here is to be kept, guessed at, or run by a browser.
 _ALWAYS = (
@@ -73,7 +73,7 @@ USUAL_ACTOR = "admin token"
 class EventAnswerer:
     """Looks into the inbox of the running program, and puts events back into its queue."""
 
-    def __init__(self, observed: Observed) -> None:
+    def __init__(self, observed: RunningProgram) -> None:
         self._observed = observed
 
     async def list(self, query: ListQuery) -> Reply:

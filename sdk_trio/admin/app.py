@@ -21,7 +21,7 @@ from .access import Access, Pacer, Refusal, header_map
 from .api import EVENTS, EventAnswerer, Reply, document, problem
 from .metrics import CONTENT_TYPE, UnknownMetricError, expose, metric_of
 from .queries import BadQueryError, parse_list, parse_replay, parse_show
-from .status import Observed, Sources, StoreObserver
+from .status import RunningProgram, StatusProviders, StoreObserver
 
 
 def is_ready(checks: Iterable[Check]) -> bool:
@@ -111,8 +111,8 @@ class AdminApp:
 
     def __init__(
         self,
-        observed: Observed,
-        sources: Sources,
+        observed: RunningProgram,
+        sources: StatusProviders,
         access: Access,
         *,
         version: str,

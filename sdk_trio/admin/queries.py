@@ -201,7 +201,7 @@ def _moment(given: Mapping[str, str], name: str) -> float | None:
 
 
 @attrs.frozen
-class Page:
+class PageOfEvents:
     """Some events in the order that was asked for; ``links`` are queries by their relation."""
 
     records: Sequence[DeliveryRecord]
@@ -218,7 +218,7 @@ def reads_oldest_first(query: ListQuery) -> bool:
     return query.before is None
 
 
-def page_of(query: ListQuery, found: Sequence[DeliveryRecord]) -> Page:
+def page_of(query: ListQuery, found: Sequence[DeliveryRecord]) -> PageOfEvents:
     """Return the page of ``query``.
 
     Args:
@@ -232,7 +232,7 @@ def page_of(query: ListQuery, found: Sequence[DeliveryRecord]) -> Page:
     if not reads_as_shown:
         records.reverse()
     if not records:
-        return Page(records, {})
+        return PageOfEvents(records, {})
     between = query.after is not None and query.before is not None
     # Sequences begin at 1, so that nothing lies on the other side of 0.
     came_from_elsewhere = bool(query.after) if query.before is None else query.after is None
@@ -247,7 +247,7 @@ def page_of(query: ListQuery, found: Sequence[DeliveryRecord]) -> Page:
         links["next"] = _query(query, {**kept, below: last})
     if has_previous:
         links["prev"] = _query(query, {above: first})
-    return Page(records, links)
+    return PageOfEvents(records, links)
 
 
 def link_header(path: str, links: dict[str, str]) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TenantCounts = Callable[[], Awaitable[Mapping["TenantStatus", int]]]
 
 
-class Observed(Protocol):
+class RunningProgram(Protocol):
     """The running program, as far as its admin address looks at it or asks it for something."""
 
     @property
@@ -58,7 +58,7 @@ class Observed(Protocol):
 
 
 @attrs.frozen
-class Sources:
+class StatusProviders:
     """Who says how the parts are. A part joins with one line: ``sources.checks.append(...)``."""
 
     checks: list[CheckSource] = attrs.Factory(list)

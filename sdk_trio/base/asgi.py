@@ -17,8 +17,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 Headers = Sequence[Header]
 
-#: The key in ``scope["extensions"]`` under which a server offers a :class:`Shortcut`; others do
-#: not.
+#: The key in ``scope["extensions"]`` under which a server offers a :class:`DirectRequest`; others
+#: do not.
 SHORTCUT: Final = "sdk_trio.shortcut"
 
 #: A whole answer: status, headers and body.
@@ -46,7 +46,7 @@ class Expiry(Protocol):
         ...
 
 
-class Shortcut(Protocol):
+class DirectRequest(Protocol):
     """One request, as the server holds it."""
 
     @property

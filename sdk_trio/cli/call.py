@@ -12,7 +12,7 @@ import trio
 
 from ..client.client import Client
 from ..client.export import CsvExport
-from ..client.operation import Answer, Body, Operation, UnknownArgumentError
+from ..client.operation import Body, Operation, OperationAnswer, UnknownArgumentError
 from ..client.operations import OPERATIONS, UnknownOperationError, bound, find_operation
 from ..client.pages import Listing
 from ..client.records import Record
@@ -25,7 +25,7 @@ _PLAIN = re.compile(r"true|false|null|-?(0|[1-9][0-9]{0,15})(\.[0-9]+)?|[\[{\"].
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\[\]-]*")
 
-LISTS = frozenset({Answer.PAGE, Answer.CURSOR_PAGE})
+LISTS = frozenset({OperationAnswer.PAGE, OperationAnswer.CURSOR_PAGE})
 
 
 @attrs.frozen

@@ -57,7 +57,7 @@ THREADS_SECONDS = 1.0
 _NUDGE = b"\0"
 
 
-class Ending:
+class ExitReport:
     """Bounds the end of the daemon process of ``runtime``: a context around its event loop.
 
     ``ending`` are the signals that ask for the end.
@@ -88,7 +88,7 @@ class Ending:
 
     # -- around the loop, in the main thread -----------------------------------------------------
 
-    def __enter__(self) -> "Ending":
+    def __enter__(self) -> "ExitReport":
         self._thread.start()
         return self
 

@@ -23,7 +23,7 @@ from ..records.deliveries import (
 )
 from ..storage.ports import Inbox
 from ..storage.replay import (
-    Candidate,
+    ReplayCandidate,
     ambiguity,
     find_chosen,
     find_meant,
@@ -227,7 +227,7 @@ def replay(arguments: Namespace) -> int:
 
 async def _candidates(
     settings: Settings, arguments: Namespace, since: float | None
-) -> list[Candidate]:
+) -> list[ReplayCandidate]:
     """Return every requested event, also those that cannot be replayed."""
     tenant_id = await tenant_id_of(settings, arguments.tenant)
     async with open_store(settings) as inbox:
@@ -246,7 +246,7 @@ async def _put_back(settings: Settings, ids: Sequence[str]) -> set[str]:
 
 
 def _print_replayed(
-    candidates: Sequence[Candidate], replayed: set[str], arguments: Namespace
+    candidates: Sequence[ReplayCandidate], replayed: set[str], arguments: Namespace
 ) -> None:
     rows = replay_rows(candidates, replayed, dry_run=arguments.dry_run)
     as_json = arguments.format == "json"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import trio
 
 from ..client.client import Client
-from ..client.deliveries import Deliveries
+from ..client.deliveries import UpstreamDeliveries
 from ..config import Settings
 from ..reconcile.plan import Sighting
 from ..reconcile.reconciler import Reconciler
@@ -71,7 +71,7 @@ async def _reconcile(
 ) -> Sequence[tuple[Sighting, str]]:
     actions: list[tuple[Sighting, str]] = []
     async with open_store(settings) as inbox, Client(settings) as client:
-        reconciler = Reconciler(Deliveries(client), inbox, settings)
+        reconciler = Reconciler(UpstreamDeliveries(client), inbox, settings)
         missing = await reconciler.survey(since)
         progress = Progress("asked for", len(missing), quiet_below=5)
         for sighting in missing:

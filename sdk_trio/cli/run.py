@@ -26,7 +26,7 @@ from ..runtime.systemd import (
 from ..storage.data_directory import keep_files_private
 from ..webhooks.signed_request import own_url
 from .application import import_part, import_registry
-from .ending import Ending
+from .ending import ExitReport
 from .running_receiver import SETTINGS_SECRET, Presence, announced
 from .settings_reader import read
 from .usage import UsageError
@@ -265,13 +265,13 @@ def serve(
 
     The first TERM or INT begins a graceful stop, the second one forces it. HUP asks ``reloader``
     for a reload; without one, it ends the program as TERM does. If a handler cannot be ended, the
-    process ends in spite of it: see :class:`Ending`.
+    process ends in spite of it: see :class:`ExitReport`.
 
     Returns:
         0, 128 + the number of the signal that forced the end, or 1 if no signal asked for it.
     """
     ends_too = () if reloader is not None or _HANGUP is None else (_HANGUP,)
-    with Ending(runtime, (*_ENDING, *ends_too)) as ending:
+    with ExitReport(runtime, (*_ENDING, *ends_too)) as ending:
         return trio.run(
             _serve, runtime, announce, reloader, manager or ServiceEnvironment(), ending
         )
@@ -282,7 +282,7 @@ async def _serve(
     announce: Announce,
     reloader: SettingsReloader | None,
     manager: ServiceEnvironment,
-    ending: Ending,
+    ending: ExitReport,
 ) -> int:
     signals = _Signals(runtime, reloader)
     watched = _ENDING if _HANGUP is None else (*_ENDING, _HANGUP)

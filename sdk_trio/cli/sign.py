@@ -18,7 +18,7 @@ from ..config.text_formats import split_unix
 from ..errors import EXIT_FAILURE, DeliveryDecodingError
 from ..events import decode_envelope
 from ..webhooks.signature import NEW_SECRET_BYTES, Keyring, new_secret, sign
-from ..webhooks.verdict import Accepted, Cause, Delivery, Rejected, judge
+from ..webhooks.verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
 from .secrets import chosen_secrets, for_signing
 from .settings_reader import load
 from .terminal import print_json, print_rows, print_text, read_bytes
@@ -160,7 +160,7 @@ def verify_file(arguments: Namespace) -> int:
         parse_headers(read_bytes(arguments.headers)), read_bytes(arguments.file), now
     )
     tolerance = webhooks.tolerance_seconds
-    verdict = judge(delivery, keyring, tolerance_seconds=tolerance)
+    verdict = verify_delivery(delivery, keyring, tolerance_seconds=tolerance)
     hint = None
     if isinstance(verdict, Rejected):
         hint = _hint(verdict, delivery, keyring)
@@ -214,7 +214,7 @@ def _hint(verdict: Rejected, delivery: Delivery, keyring: Keyring) -> str | None
     for body, reason in _variants(delivery.raw):
         tried = replace(delivery, raw=body)
         # The timestamp has been checked already, so any age passes here.
-        if isinstance(judge(tried, keyring, tolerance_seconds=2**40), Accepted):
+        if isinstance(verify_delivery(tried, keyring, tolerance_seconds=2**40), Accepted):
             return f"it is authentic {reason}; the signature covers the exact bytes that were sent"
     return None
 

@@ -49,7 +49,7 @@ _HINTS = {
 
 
 @attrs.frozen
-class Sent:
+class SentSample:
     """One posted event: the answer's status, and its state in the inbox."""
 
     webhook_id: str
@@ -93,7 +93,7 @@ def trigger(arguments: Namespace) -> int:
         target = _target(settings, arguments.url)
     else:
         target = _tenant_target(settings, arguments.tenant, arguments.url)
-    sent: list[Sent] = []
+    sent: list[SentSample] = []
     try:
         trio.run(_send, settings, target, arguments.type, overrides, count, sent)
     finally:
@@ -222,7 +222,7 @@ async def _send(
     wire_type: str,
     overrides: dict[str, Any] | None,
     count: int,
-    sent: list[Sent],
+    sent: list[SentSample],
 ) -> None:
     """Post the samples and add each to ``sent``; then add their states in the inbox."""
     progress = Progress("sent", count)
@@ -240,13 +240,13 @@ async def _send(
         except ValueError as error:
             raise NoSecretError(f"nothing can be signed: {error}") from None
         posted = await post(target.url, signed, ca_file=target.ca_file)
-        sent.append(Sent(webhook_id, wire_type, posted.status))
+        sent.append(SentSample(webhook_id, wire_type, posted.status))
         progress.advance()
     if why_unreachable(settings) is None:
         await _look_up(settings, sent, target.signer)
 
 
-async def _look_up(settings: Settings, sent: list[Sent], signer: str) -> None:
+async def _look_up(settings: Settings, sent: list[SentSample], signer: str) -> None:
     """Complete ``sent`` with what the inbox says, if it can be reached and knows the events."""
     await trio.lowlevel.checkpoint()
     try:
@@ -258,7 +258,7 @@ async def _look_up(settings: Settings, sent: list[Sent], signer: str) -> None:
         say(f"the inbox cannot be read: {error}")
 
 
-async def _settled(inbox: Inbox, sent: Sent, signer: str, deadline: float) -> Sent:
+async def _settled(inbox: Inbox, sent: SentSample, signer: str, deadline: float) -> SentSample:
     """Wait until the event has been handled, has failed, or the deadline has passed."""
     while True:
         record = await inbox.get(key_of(sent.webhook_id, signer))
@@ -268,7 +268,7 @@ async def _settled(inbox: Inbox, sent: Sent, signer: str, deadline: float) -> Se
         await trio.sleep(POLL_SECONDS)
 
 
-def _with(sent: Sent, record: DeliveryRecord) -> Sent:
+def _with(sent: SentSample, record: DeliveryRecord) -> SentSample:
     return attrs.evolve(
         sent,
         state=str(record.state),
@@ -277,7 +277,7 @@ def _with(sent: Sent, record: DeliveryRecord) -> Sent:
     )
 
 
-def _verdict(sent: list[Sent], target: Target) -> int:
+def _verdict(sent: list[SentSample], target: Target) -> int:
     refused = [one for one in sent if not 200 <= one.status < 300]
     for status in dict.fromkeys(one.status for one in refused):
         say(f"{status} from {target.url}: {_HINTS.get(status, 'not a success')}")

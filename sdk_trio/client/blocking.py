@@ -23,7 +23,7 @@ import trio
 
 from ..config import Settings
 from .call import NO_OPTIONS, UNSET, CallOptions, OptionFields, Query
-from .caller import Sources
+from .caller import RequestSources
 from .client import Client, HookType
 from .export import CsvExport, CsvRows
 from .layers.admission import ClientCounters
@@ -32,7 +32,7 @@ from .layers.breaker import BreakerState
 from .operation import PreparedCall, description_of, signature_of
 from .operations.synchronous import SyncResources
 from .pages import Item, Listing, Page
-from .plan import ClientPlan
+from .plan import ClientConfig
 from .resources import OfInstance, OperationMethod
 from .retry import BudgetPolicy
 from .sender import WithResponse
@@ -638,7 +638,7 @@ class SyncClient(SyncResources, path=""):
         transport: httpx.AsyncBaseTransport | None = None,
         *,
         budget: BudgetPolicy | None = None,
-        sources: Sources | None = None,
+        sources: RequestSources | None = None,
     ) -> None:
         client = Client(settings, transport, budget=budget, sources=sources)
         self._portal = Portal(client)
@@ -719,7 +719,7 @@ class SyncClient(SyncResources, path=""):
         return self._portal.client.on_attempt(hook)
 
     @property
-    def plan(self) -> ClientPlan:
+    def plan(self) -> ClientConfig:
         """Return the plan in force; its ``repr`` masks the token."""
         return self._portal.client.plan
 

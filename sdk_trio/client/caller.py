@@ -34,7 +34,7 @@ from .call import (
 )
 from .operation import PreparedCall
 from .pipeline import AttemptHook, Pipeline, Policies
-from .plan import ClientPlan, token_problem
+from .plan import ClientConfig, token_problem
 from .retry import BudgetPolicy
 from .sender import ResponseStream
 
@@ -43,7 +43,7 @@ FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 @attrs.frozen(kw_only=True)
-class Sources:
+class RequestSources:
     """The clock, randomness and keys of a client; tests put their own in.
 
     ``clock`` must be the one that Trio's deadlines are on. ``random`` returns 0 to 1, ``new_key``
@@ -56,7 +56,7 @@ class Sources:
     new_key: Callable[[], str] = lambda: str(uuid.uuid4())
 
 
-class Caller:
+class CallBuilder:
     """Makes a :class:`Call` of a request's arguments and sends it; a client's views share it.
 
     An async context manager: it is open while its transport is.
@@ -70,10 +70,10 @@ class Caller:
 
     def __init__(
         self,
-        plan: ClientPlan,
+        plan: ClientConfig,
         transport: httpx.AsyncBaseTransport,
         *,
-        sources: Sources,
+        sources: RequestSources,
         budget: BudgetPolicy,
     ) -> None:
         self.plan = plan
@@ -88,7 +88,7 @@ class Caller:
         self._authorized = self._with_token(plan.access_token)
         self._secrets: tuple[str, ...] = (plan.access_token,)
 
-    def prepare(self, wanted: ClientPlan) -> Callable[[], None]:
+    def prepare(self, wanted: ClientConfig) -> Callable[[], None]:
         """Check ``wanted`` and return a function that puts its reloadable part into force.
 
         That is the rate, also for calls that wait already; and token, timeouts, retries and

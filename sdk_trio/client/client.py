@@ -27,15 +27,15 @@ from .call import (
     encode_json,
     encode_query,
 )
-from .caller import JSON_TYPE, Caller, Sources
+from .caller import JSON_TYPE, CallBuilder, RequestSources
 from .errors import without_frames
 from .layers.admission import ClientCounters
 from .layers.breaker import CircuitBreaker
 from .operations import Resources
 from .pipeline import AttemptHook
-from .plan import ClientPlan, plan_of, token_warning
+from .plan import ClientConfig, plan_of, token_warning
 from .retry import BudgetPolicy
-from .sender import ResponseStream, Sender
+from .sender import OperationSender, ResponseStream
 
 logger = get_logger("client")
 
@@ -76,14 +76,14 @@ class Client(Resources, path=""):
         transport: httpx.AsyncBaseTransport | None = None,
         *,
         budget: BudgetPolicy | None = None,
-        sources: Sources | None = None,
+        sources: RequestSources | None = None,
     ) -> None:
         self._settings = settings
         self._dials_itself = transport is None and not settings.connection.proxy_url
-        self._calls = Caller(
+        self._calls = CallBuilder(
             plan_of(settings),
             Transport(settings.connection) if transport is None else transport,
-            sources=sources or Sources(),
+            sources=sources or RequestSources(),
             budget=budget or BudgetPolicy(),
         )
         super().__init__(self._calls)
@@ -218,12 +218,12 @@ class Client(Resources, path=""):
         return hook
 
     @property
-    def sender(self) -> Sender:
+    def sender(self) -> OperationSender:
         """Return the sender of the operations' calls."""
         return self._calls
 
     @property
-    def plan(self) -> ClientPlan:
+    def plan(self) -> ClientConfig:
         """Return the plan in force; its ``repr`` masks the token."""
         return self._calls.plan
 

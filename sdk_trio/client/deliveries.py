@@ -7,7 +7,7 @@ from .client import Client
 from .errors import NotFoundError, UnprocessableEntityError
 
 
-class Deliveries:
+class UpstreamDeliveries:
     """The upstream's list of deliveries, through ``client``, which is open.
 
     Every method raises ``CallError`` when the upstream could not be asked.

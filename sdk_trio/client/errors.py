@@ -32,7 +32,7 @@ import attrs
 
 from ..config.secret import MASK
 from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, SdkError
-from .json_text import NotJsonError, read_json
+from .json_text import UnreadableJsonError, read_json
 from .retry import FailureKind
 
 #: The longest part of an unreadable body that a message quotes, in characters.
@@ -320,7 +320,7 @@ def _spellings(character: str) -> str:
 def _parse(text: str) -> Any:
     try:
         return read_json(text, max_depth=_ERROR_DEPTH)
-    except NotJsonError:
+    except UnreadableJsonError:
         return text
 
 

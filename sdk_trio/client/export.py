@@ -17,7 +17,7 @@ import trio
 
 from .call import CallOptions
 from .operation import PreparedCall
-from .sender import Sender, unexpected
+from .sender import OperationSender, unexpected
 
 #: The longest row in characters. A quote that is never closed would otherwise have the whole file
 #: kept in memory as one row.
@@ -131,7 +131,7 @@ class CsvExport:
     leaving early closes it. Its length is bounded only by the option ``max_answer_bytes``.
     """
 
-    def __init__(self, sender: Sender, call: PreparedCall) -> None:
+    def __init__(self, sender: OperationSender, call: PreparedCall) -> None:
         self._sender = sender
         # The rows are read from the raw stream, so it must not be compressed.
         plain = CallOptions(headers={"Accept": "text/csv", "Accept-Encoding": "identity"})

@@ -34,7 +34,7 @@ _WORD = re.compile("|".join(_NAMES))
 PATIENT_BYTES = 65_536
 
 
-class NotJsonError(ValueError):
+class UnreadableJsonError(ValueError):
     """A text is no JSON; the message gives the place of the fault and quotes nothing."""
 
 
@@ -71,7 +71,7 @@ def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
             value = _read_otherwise(content, max_depth)
         if max_depth < MAX_DEPTH and _is_deeper(value, max_depth):
             fault = f"nested deeper than {max_depth}"
-    except NotJsonError as error:
+    except UnreadableJsonError as error:
         fault = str(error)
     except UnicodeDecodeError as error:
         fault = f"byte {error.start} is no UTF-8"
@@ -81,7 +81,7 @@ def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
         return value
     # Raised here and without a cause: the reader's frames hold the text, and a tool that reports
     # tracebacks with their variables would send it along.
-    raise NotJsonError(fault)
+    raise UnreadableJsonError(fault)
 
 
 def _read_otherwise(content: bytes | str, max_depth: int) -> Any:
@@ -119,7 +119,7 @@ def _read_slowly(text: str, max_depth: int) -> Any:
     while True:
         if text[place : place + 1] in ("[", "{"):
             if len(open_ones) == max_depth:
-                raise NotJsonError(f"nested deeper than {max_depth}")
+                raise UnreadableJsonError(f"nested deeper than {max_depth}")
             opened: list[Any] | dict[str, Any] = [] if text[place] == "[" else {}
             place = _skip(text, place + 1)
             if text[place : place + 1] != ("]" if isinstance(opened, list) else "}"):
@@ -146,13 +146,13 @@ def _read_slowly(text: str, max_depth: int) -> Any:
                     place = _read_name(text, place, names)
                 break
             if mark != ("]" if isinstance(holder, list) else "}"):
-                raise NotJsonError(f"a comma or bracket is missing at character {place}")
+                raise UnreadableJsonError(f"a comma or bracket is missing at character {place}")
             value = open_ones.pop()
             place += 1
         else:
             place = _skip(text, place)
             if place != len(text):
-                raise NotJsonError(f"something follows the value at character {place}")
+                raise UnreadableJsonError(f"something follows the value at character {place}")
             return value
 
 
@@ -164,11 +164,11 @@ def _skip(text: str, place: int) -> int:
 def _read_name(text: str, place: int, names: list[str]) -> int:
     """Read the name of a member and its colon; return where its value starts."""
     if text[place : place + 1] != '"':
-        raise NotJsonError(f"a name is missing at character {place}")
+        raise UnreadableJsonError(f"a name is missing at character {place}")
     name, place = _read_text(text, place)
     place = _skip(text, place)
     if text[place : place + 1] != ":":
-        raise NotJsonError(f"a colon is missing at character {place}")
+        raise UnreadableJsonError(f"a colon is missing at character {place}")
     names.append(name)
     return _skip(text, place + 1)
 
@@ -180,7 +180,7 @@ def _read_scalar(text: str, place: int) -> tuple[Any, int]:
         return _NAMES[word[0]], word.end()
     number = _NUMBER.match(text, place)
     if number is None:
-        raise NotJsonError(f"no value at character {place}")
+        raise UnreadableJsonError(f"no value at character {place}")
     return _number(number), number.end()
 
 
@@ -204,7 +204,7 @@ def _fraction(number: str) -> float | Decimal:
 
 
 def _refused(name: str) -> None:
-    raise NotJsonError(f"{name} is no value")
+    raise UnreadableJsonError(f"{name} is no value")
 
 
 _decoder = JSONDecoder(parse_float=_fraction, parse_int=_whole, parse_constant=_refused)

@@ -147,7 +147,7 @@ _PARAMETER = re.compile(r"{(\w+)}")
 BODY_METHODS = frozenset({"POST", "PATCH", "PUT"})
 
 
-class Answer(enum.StrEnum):
+class OperationAnswer(enum.StrEnum):
     """The content of an operation's successful answer."""
 
     RECORD = "record"
@@ -188,7 +188,10 @@ class Pagination(enum.StrEnum):
     """``page`` from 1 while the answer's ``has_next_page`` is true, or NUMBERED."""
 
 
-_PAGINATION = {Answer.PAGE: Pagination.NUMBERED, Answer.CURSOR_PAGE: Pagination.CURSOR}
+_PAGINATION = {
+    OperationAnswer.PAGE: Pagination.NUMBERED,
+    OperationAnswer.CURSOR_PAGE: Pagination.CURSOR,
+}
 
 
 @attrs.frozen
@@ -206,7 +209,7 @@ class Operation:
     name: str
     method: str
     path: str
-    answer: Answer
+    answer: OperationAnswer
     body: Body
     idempotent: bool
 
@@ -221,7 +224,7 @@ class Operation:
         return tuple(_PARAMETER.findall(self.path))
 
     @property
-    def known(self) -> "Known | None":
+    def known(self) -> "KnownOperation | None":
         """Return the generated table's entry; None for a row that the upstream's table lacks."""
         return _known(self.full_name)
 
@@ -243,7 +246,7 @@ class Operation:
 
 
 @attrs.frozen
-class Known:
+class KnownOperation:
     """The generated table's entry of an operation.
 
     ``fields`` are the arguments by name, those of the path first: the type, as people read it, and
@@ -259,7 +262,7 @@ class Known:
 
 
 @functools.cache
-def _known(full_name: str) -> Known | None:
+def _known(full_name: str) -> KnownOperation | None:
     text = SIGNATURES.get(full_name)
     if text is None:
         return None
@@ -269,7 +272,9 @@ def _known(full_name: str) -> Known | None:
         name, _, kind = line.partition(": ")
         fields[name.rstrip("?")] = kind, not name.endswith("?")
     is_open = fields.pop("**fields", None) is not None
-    return Known(summary, tuple(scopes.removeprefix("-").split()), returns, fields, is_open)
+    return KnownOperation(
+        summary, tuple(scopes.removeprefix("-").split()), returns, fields, is_open
+    )
 
 
 class UnknownArgumentError(TypeError):
@@ -285,7 +290,7 @@ class UnknownArgumentError(TypeError):
 
 def operation(
     specification: str,
-    answer: Answer,
+    answer: OperationAnswer,
     *,
     resource: str = "",
     name: str = "",
@@ -440,7 +445,7 @@ def _raise_missing(operation: Operation, name: str, fields: Mapping[str, Any]) -
     )
 
 
-def _check_known(operation: Operation, known: Known, given: Mapping[str, Any]) -> None:
+def _check_known(operation: Operation, known: KnownOperation, given: Mapping[str, Any]) -> None:
     """Refuse names that the upstream would ignore: a misspelt filter would return everything."""
     if known.is_open or given.keys() <= known.fields.keys():
         return

@@ -14,7 +14,7 @@ import trio
 
 from .operation import PreparedCall
 from .records import Origin, Record
-from .sender import Sender, decode_json, unexpected
+from .sender import OperationSender, decode_json, unexpected
 
 Item = TypeVar("Item", bound=Record, covariant=True)
 
@@ -123,7 +123,7 @@ class Listing(Generic[Item]):
     those that were there.
     """
 
-    def __init__(self, sender: Sender, call: PreparedCall) -> None:
+    def __init__(self, sender: OperationSender, call: PreparedCall) -> None:
         start_page(call.query)
         self._sender = sender
         self._call = call
@@ -155,7 +155,7 @@ class PageIterator(AsyncIterator[Page[Item]]):
     task at a time; a second one gets ``trio.BusyResourceError``.
     """
 
-    def __init__(self, sender: Sender, call: PreparedCall) -> None:
+    def __init__(self, sender: OperationSender, call: PreparedCall) -> None:
         self._sender = sender
         self._call = call
         self._next: int | None = start_page(call.query)
@@ -200,7 +200,7 @@ class RecordIterator(AsyncIterator[Item]):
         return record  # noqa: ASYNC910 - either branch above is one
 
 
-async def _fetch_page(sender: Sender, call: PreparedCall, number: int) -> Page[Any]:
+async def _fetch_page(sender: OperationSender, call: PreparedCall, number: int) -> Page[Any]:
     response = await sender.send(attrs.evolve(call, query=with_page(call.query, number)))
     try:
         return read_page(await decode_json(response, call), number, call.operation.full_name)

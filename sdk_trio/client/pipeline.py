@@ -31,19 +31,25 @@ from .errors import (
 )
 from .layers.admission import (
     AdmissionLayer,
-    Admitter,
     AttemptKind,
     AttemptLayer,
-    AttemptRecord,
+    CallAttempt,
     CallLayer,
     ClientCounters,
-    Gatekeeper,
     Limiters,
     LimitPolicy,
+    RateGate,
+    RetryAfterObserver,
     retry_after_of,
 )
 from .layers.attempt import Attempter, is_acceptable, note_facts, request_id_of, unread
-from .layers.breaker import AttemptOutcome, BreakerPolicy, BreakerState, CircuitBreaker, Refusal
+from .layers.breaker import (
+    AttemptOutcome,
+    BreakerPolicy,
+    BreakerState,
+    CircuitBreaker,
+    CircuitRefusal,
+)
 from .layers.deadline import CallCut, CallsUnderWay
 from .layers.hedge import Hedger
 from .layers.retry import Retryer, outcome_unknown
@@ -51,7 +57,7 @@ from .retry import BudgetPolicy, FailureKind, RetryBudget, RetryPolicy
 
 logger = get_logger("client")
 
-AttemptHook = Callable[[AttemptRecord], None]
+AttemptHook = Callable[[CallAttempt], None]
 
 REQUEST_TIMEOUT = 408
 INTERNAL_SERVER_ERROR = 500
@@ -143,7 +149,7 @@ class BreakerLayer:
         """
         breaker = self._breakers.of(call.origin)
         permit = breaker.acquire()
-        if isinstance(permit, Refusal):
+        if isinstance(permit, CircuitRefusal):
             await trio.lowlevel.checkpoint()
             raise _circuit_open(call, permit)
         outcome, incident = AttemptOutcome.NEUTRAL, None
@@ -167,7 +173,7 @@ def outcome_of_status(status: int) -> AttemptOutcome:
     return AttemptOutcome.SUCCESS
 
 
-def _circuit_open(call: Call, refusal: Refusal) -> CircuitOpenError:
+def _circuit_open(call: Call, refusal: CircuitRefusal) -> CircuitOpenError:
     if refusal.retry_after is None:
         said = "the circuit was opened by hand"
     else:
@@ -287,13 +293,13 @@ class Pipeline:
         )
         self.limiters: Limiters = Limiters(policies.limit, clock=clock)
         self._under_way = CallsUnderWay()
-        admitter = Admitter(
+        admitter = RateGate(
             self.limiters,
             under_way=self._under_way,
             clock=clock,
             longest_wait=policies.retry.longest_wait_seconds,
         )
-        gatekeeper = Gatekeeper(self.limiters, clock=clock, wall_clock=wall_clock)
+        gatekeeper = RetryAfterObserver(self.limiters, clock=clock, wall_clock=wall_clock)
         attempter: AttemptLayer = Attempter(
             transport,
             under_way=self._under_way,
@@ -371,7 +377,7 @@ class Pipeline:
         if kind is AttemptKind.FIRST:
             self.budget.deposit()
 
-    def attempt_ended(self, record: AttemptRecord) -> None:
+    def attempt_ended(self, record: CallAttempt) -> None:
         """Hand the record to the hooks; one that raises is logged and changes nothing."""
         for hook in self._hooks:
             try:

@@ -25,7 +25,7 @@ _PRODUCTION_WORDS = frozenset({"production", "prod", "live"})
 
 
 @attrs.frozen(kw_only=True)
-class ClientPlan:
+class ClientConfig:
     """The settings in the form that the client uses. Times are in seconds, None for no limit.
 
     ``base_url`` includes the base path, without a slash at its end; ``origin`` is its scheme, host
@@ -99,7 +99,7 @@ class ClientPlan:
         }
 
 
-def plan_of(settings: Settings) -> ClientPlan:
+def plan_of(settings: Settings) -> ClientConfig:
     """Return the plan that ``settings`` describe.
 
     Raises:
@@ -115,7 +115,7 @@ def plan_of(settings: Settings) -> ClientPlan:
     if problems:
         raise OptionsValidationError(problems)
     resilience = settings.resilience
-    return ClientPlan(
+    return ClientConfig(
         mode=str(settings.mode),
         base_url=join_base(settings.base_url, settings.base_path),
         origin=origin_of(settings.base_url),

@@ -1,6 +1,6 @@
 """Resources: the rows of the table as methods, ``await client.orders.get(id)``.
 
-A resource class is a few rows, each an :class:`Endpoint`, which is a descriptor: read from an
+A resource class is a few rows, each an :class:`BoundEndpoint`, which is a descriptor: read from an
 instance it gives a :class:`BoundOperation`, which is called. Its result depends on the row's
 answer, and type checkers know it: ``record`` rows are awaited for a
 :class:`~sdk_trio.client.records.Record`, ``pages`` rows give a :class:`Listing`, ``csv`` rows a
@@ -17,9 +17,9 @@ from .call import NO_OPTIONS, UNSET, CallOptions, OptionFields
 from .errors import without_frames
 from .export import CsvExport
 from .operation import (
-    Answer,
     Body,
     Operation,
+    OperationAnswer,
     PreparedCall,
     description_of,
     operation,
@@ -28,7 +28,7 @@ from .operation import (
 )
 from .pages import Item, Listing, Page
 from .records import Record, wrap
-from .sender import Recording, Sender, WithResponse, decode_json, unexpected
+from .sender import OperationSender, Recording, WithResponse, decode_json, unexpected
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Resource:
 
     def __init__(
         self,
-        sender: Sender,
+        sender: OperationSender,
         options: CallOptions = NO_OPTIONS,
         method: "type[OperationMethod[..., Any]] | None" = None,
     ) -> None:
@@ -59,7 +59,7 @@ class Resource:
         super().__init_subclass__()
         cls.path = path
         for name, value in vars(cls).items():
-            if isinstance(value, Endpoint):
+            if isinstance(value, BoundEndpoint):
                 value.operation = attrs.evolve(value.operation, resource=path, name=name)
 
     def with_options(
@@ -95,11 +95,11 @@ class Nested(Generic[R]):
         return self.resource(instance._sender, instance._options, instance._method)
 
 
-class Endpoint(Generic[Result]):
+class BoundEndpoint(Generic[Result]):
     """One row of the table, as the attribute of a resource class."""
 
     def __init__(
-        self, operation: Operation, receive: Callable[[Sender, PreparedCall], Result]
+        self, operation: Operation, receive: Callable[[OperationSender, PreparedCall], Result]
     ) -> None:
         self.operation = operation
         self.receive = receive
@@ -138,7 +138,10 @@ class OperationMethod(Generic[P, Result]):
     """
 
     def __init__(
-        self, endpoint: Endpoint[Any], sender: Sender, options: CallOptions = NO_OPTIONS
+        self,
+        endpoint: BoundEndpoint[Any],
+        sender: OperationSender,
+        options: CallOptions = NO_OPTIONS,
     ) -> None:
         self.operation: Operation = endpoint.operation
         self._receive = endpoint.receive
@@ -167,7 +170,9 @@ class OperationMethod(Generic[P, Result]):
         finally:
             del path, named  # reports of a failure show variables
 
-    async def _send_with_response(self, sender: Sender, call: PreparedCall) -> WithResponse[Any]:
+    async def _send_with_response(
+        self, sender: OperationSender, call: PreparedCall
+    ) -> WithResponse[Any]:
         recording = Recording(sender)
         result: Any = self._receive(recording, call)
         if isinstance(result, CsvExport):
@@ -254,7 +259,7 @@ class BoundOperation(OperationMethod[P, Result]):
         return await self._send_with_response(self._sender, call)
 
 
-async def receive_record(sender: Sender, call: PreparedCall) -> Record:
+async def receive_record(sender: OperationSender, call: PreparedCall) -> Record:
     """Send ``call`` and return its answer's JSON object."""
     response = await sender.send(call)
     document = await decode_json(response, call)
@@ -264,7 +269,7 @@ async def receive_record(sender: Sender, call: PreparedCall) -> Record:
     return Record(document, call.operation.full_name)
 
 
-async def receive_records(sender: Sender, call: PreparedCall) -> list[Record]:
+async def receive_records(sender: OperationSender, call: PreparedCall) -> list[Record]:
     """Send ``call`` and return its answer's JSON array of objects."""
     response = await sender.send(call)
     document = await decode_json(response, call)
@@ -274,50 +279,54 @@ async def receive_records(sender: Sender, call: PreparedCall) -> list[Record]:
     return [Record(item, call.operation.full_name) for item in document]
 
 
-async def receive_anything(sender: Sender, call: PreparedCall) -> Any:
+async def receive_anything(sender: OperationSender, call: PreparedCall) -> Any:
     """Send ``call`` and return its answer's JSON with objects as records; None without a body."""
     response = await sender.send(call)
     return wrap(await decode_json(response, call)) if response.content else None
 
 
-async def receive_nothing(sender: Sender, call: PreparedCall) -> None:
+async def receive_nothing(sender: OperationSender, call: PreparedCall) -> None:
     """Send ``call``; its answer holds nothing but its success."""
     await sender.send(call)
 
 
 def record(
     specification: str, *, body: Body | None = None, idempotent: bool | None = None
-) -> Endpoint[Later[Record]]:
+) -> BoundEndpoint[Later[Record]]:
     """Return a row whose answer is one object."""
-    row = operation(specification, Answer.RECORD, body=body, idempotent=idempotent)
-    return Endpoint(row, receive_record)
+    row = operation(specification, OperationAnswer.RECORD, body=body, idempotent=idempotent)
+    return BoundEndpoint(row, receive_record)
 
 
-def records(specification: str) -> Endpoint[Later[list[Record]]]:
+def records(specification: str) -> BoundEndpoint[Later[list[Record]]]:
     """Return a row whose answer is a whole array of objects."""
-    return Endpoint(operation(specification, Answer.RECORDS), receive_records)
+    return BoundEndpoint(operation(specification, OperationAnswer.RECORDS), receive_records)
 
 
-def anything(specification: str, *, body: Body | None = None) -> Endpoint[Later[Any]]:
+def json_endpoint(specification: str, *, body: Body | None = None) -> BoundEndpoint[Later[Any]]:
     """Return a row whose answer is any JSON, or none."""
-    return Endpoint(operation(specification, Answer.JSON, body=body), receive_anything)
+    return BoundEndpoint(
+        operation(specification, OperationAnswer.JSON, body=body), receive_anything
+    )
 
 
-def nothing(specification: str, *, body: Body | None = None) -> Endpoint[Later[None]]:
+def empty_endpoint(specification: str, *, body: Body | None = None) -> BoundEndpoint[Later[None]]:
     """Return a row whose answer holds nothing but its success."""
-    return Endpoint(operation(specification, Answer.NOTHING, body=body), receive_nothing)
+    return BoundEndpoint(
+        operation(specification, OperationAnswer.NOTHING, body=body), receive_nothing
+    )
 
 
-def pages(specification: str) -> Endpoint[Listing[Any]]:
+def pages(specification: str) -> BoundEndpoint[Listing[Any]]:
     """Return a row that is a list in numbered pages."""
-    return Endpoint(operation(specification, Answer.PAGE), Listing)
+    return BoundEndpoint(operation(specification, OperationAnswer.PAGE), Listing)
 
 
-def cursor_pages(specification: str) -> Endpoint[Listing[Any]]:
+def cursor_pages(specification: str) -> BoundEndpoint[Listing[Any]]:
     """Return a row that is a list whose pages say only whether there is a next one."""
-    return Endpoint(operation(specification, Answer.CURSOR_PAGE), Listing)
+    return BoundEndpoint(operation(specification, OperationAnswer.CURSOR_PAGE), Listing)
 
 
-def csv(specification: str) -> Endpoint[CsvExport]:
+def csv(specification: str) -> BoundEndpoint[CsvExport]:
     """Return a row that is a CSV file."""
-    return Endpoint(operation(specification, Answer.CSV), CsvExport)
+    return BoundEndpoint(operation(specification, OperationAnswer.CSV), CsvExport)

@@ -13,14 +13,14 @@ import trio
 from .call import Call, without_path_secrets
 from .content_coding import TooLargeError
 from .errors import UnexpectedAnswerError, without_frames
-from .json_text import PATIENT_BYTES, NotJsonError, read_fast, read_json
+from .json_text import PATIENT_BYTES, UnreadableJsonError, read_fast, read_json
 from .layers.attempt import CLOSING_SECONDS, broken_off, facts_of, unread
 from .operation import PreparedCall
 
 Result = TypeVar("Result")
 
 
-class Sender(Protocol):
+class OperationSender(Protocol):
     """The part of the client that resources use: it sends calls."""
 
     async def send(self, call: PreparedCall) -> httpx.Response:
@@ -51,17 +51,17 @@ class Recording:
         sender: sends.
     """
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: OperationSender) -> None:
         self._sender = sender
         self.response: httpx.Response | None = None
 
     async def send(self, call: PreparedCall) -> httpx.Response:
-        """Send ``call``; see :class:`Sender`."""
+        """Send ``call``; see :class:`OperationSender`."""
         self.response = await self._sender.send(call)
         return self.response
 
     def stream(self, call: PreparedCall) -> AbstractAsyncContextManager[httpx.Response]:
-        """Stream ``call``; see :class:`Sender`."""
+        """Stream ``call``; see :class:`OperationSender`."""
         return self._sender.stream(call)
 
 
@@ -82,7 +82,7 @@ async def decode_json(response: httpx.Response, call: PreparedCall) -> Any:  # n
         if len(content) <= PATIENT_BYTES:
             return read_json(content)  # noqa: ASYNC910 - as above
         return await trio.to_thread.run_sync(read_json, content, abandon_on_cancel=True)
-    except NotJsonError as error:
+    except UnreadableJsonError as error:
         fault = str(error)
     finally:
         del content  # reports of a failure show variables

@@ -16,7 +16,7 @@ from .options import (
     bundled_api_version,
 )
 from .secret import ParsedSecret, parse_secret
-from .show import Row, describe, json_schema
+from .show import SettingRow, describe, json_schema
 
 __all__ = [
     "BUNDLED_API_VERSION",
@@ -32,7 +32,7 @@ __all__ = [
     "Loaded",
     # looking
     "describe",
-    "Row",
+    "SettingRow",
     "json_schema",
     "missing_parts",
     "unmet_needs",

@@ -36,7 +36,7 @@ class Form(enum.Enum):
 
 
 @attrs.frozen
-class About:
+class SettingMetadata:
     """Metadata of one setting.
 
     ``doc`` is one plain sentence; ``source`` the section that defines it (``spec 2.1``,
@@ -60,15 +60,17 @@ class About:
     masked: bool = False
 
 
-def about(doc: str, source: str, **details: Any) -> dict[str, About]:
-    """Return field metadata that holds an :class:`About`; ``details`` are its further fields."""
-    return {_METADATA_KEY: About(doc, source, **details)}
+def about(doc: str, source: str, **details: Any) -> dict[str, SettingMetadata]:
+    """Return field metadata that holds an :class:`SettingMetadata`; ``details`` are its further
+    fields.
+    """
+    return {_METADATA_KEY: SettingMetadata(doc, source, **details)}
 
 
-def about_field(field: "attrs.Attribute[Any]") -> About | None:
-    """Return the :class:`About` of an attrs field, or None for a nested section."""
+def about_field(field: "attrs.Attribute[Any]") -> SettingMetadata | None:
+    """Return the :class:`SettingMetadata` of an attrs field, or None for a nested section."""
     found = field.metadata.get(_METADATA_KEY)
-    return found if isinstance(found, About) else None
+    return found if isinstance(found, SettingMetadata) else None
 
 
 def pascal_case(name: str) -> str:

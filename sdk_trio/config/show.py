@@ -23,7 +23,7 @@ DEFAULT_ORIGIN = "default"
 
 
 @attrs.frozen
-class Row:
+class SettingRow:
     """One setting as ``config show`` shows it."""
 
     key: str
@@ -31,7 +31,9 @@ class Row:
     origin: str
 
 
-def describe(settings: Settings, origins: Mapping[str, str] | None = None) -> tuple[Row, ...]:
+def describe(
+    settings: Settings, origins: Mapping[str, str] | None = None
+) -> tuple[SettingRow, ...]:
     """Return a row for each setting, in the order of the specification.
 
     Args:
@@ -40,7 +42,7 @@ def describe(settings: Settings, origins: Mapping[str, str] | None = None) -> tu
     """
     known = origins or {}
     return tuple(
-        Row(setting.key, _shown(setting, settings), known.get(setting.key, DEFAULT_ORIGIN))
+        SettingRow(setting.key, _shown(setting, settings), known.get(setting.key, DEFAULT_ORIGIN))
         for setting in table()
     )
 

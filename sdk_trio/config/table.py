@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 
 import attrs
 
-from .metadata import About, about_field, pascal_case
+from .metadata import SettingMetadata, about_field, pascal_case
 from .options import Settings
 
 ROOT = "Sdk"
@@ -32,7 +32,7 @@ class Setting:
     nullable: bool
     many: bool
     default: Any
-    about: About
+    about: SettingMetadata
 
     @property
     def key(self) -> str:

@@ -13,8 +13,8 @@ import trio
 
 from ..base.http_grammar import breaks_value, is_token_bytes
 from .messages import (
-    Answer,
     Headers,
+    NetworkAnswer,
     NetworkError,
     OurProtocolError,
     Outgoing,
@@ -27,7 +27,7 @@ from .messages import (
     chunks_of,
     content_length,
 )
-from .socket import Wire
+from .socket import BufferedSocket
 
 RECEIVE_BYTES = 64 * 1024
 #: The largest head of an answer; servers commonly stop at 8 to 64 KiB themselves. The same bound
@@ -52,7 +52,7 @@ class Http1Connection:
     __slots__ = ("_released", "_wire", "created", "idle_since", "is_closed", "served")
 
     def __init__(
-        self, wire: Wire, *, released: "Callable[[Http1Connection], None]", created: float
+        self, wire: BufferedSocket, *, released: "Callable[[Http1Connection], None]", created: float
     ) -> None:
         self._wire = wire
         self._released = released
@@ -74,7 +74,7 @@ class Http1Connection:
         """Tell the pool that the exchange assigned here did not take place."""
         self._released(self)
 
-    async def exchange(self, request: Outgoing) -> Answer:
+    async def exchange(self, request: Outgoing) -> NetworkAnswer:
         """Send ``request`` and return the answer's head; see :class:`exchange.Connection`."""
         try:
             # Both come before ``before_send``: a request that cannot be sent, or was cancelled
@@ -95,7 +95,7 @@ class Http1Connection:
                     raise
                 # The status was said; that it came in one segment with a broken body is chance.
                 self.abandon()
-                return Answer(
+                return NetworkAnswer(
                     parse.status, parse.reason, parse.headers, parse.version, _BrokenBody(error)
                 )
             except ReadFailedError as error:
@@ -115,7 +115,7 @@ class Http1Connection:
         body = _Body(self, parse, request.timeouts.read)
         if parse.ended:
             self.finish(parse)
-        return Answer(parse.status, parse.reason, parse.headers, parse.version, body)
+        return NetworkAnswer(parse.status, parse.reason, parse.headers, parse.version, body)
 
     async def _send(self, request: Outgoing, head: bytes) -> NetworkError | None:
         """Send head and body; return an error of writing instead of raising it.

@@ -18,9 +18,9 @@ import trio
 from ..base.bell import Bell
 from .http2_protocol import CorrectedProtocol, Stream, answer_head, request_headers
 from .messages import (
-    Answer,
     ConnectFailedError,
     Incident,
+    NetworkAnswer,
     NetworkError,
     NotProcessedError,
     OurProtocolError,
@@ -33,7 +33,7 @@ from .messages import (
     chunks_of,
     content_length,
 )
-from .socket import MAX_SEND_BYTES, Wire
+from .socket import MAX_SEND_BYTES, BufferedSocket
 
 RECEIVE_BYTES = 256 * 1024
 #: How many bytes the server may send ahead of the reader, of one stream and of all: enough for a
@@ -64,7 +64,7 @@ class Http2Connection:
     """
 
     def __init__(
-        self, wire: Wire, *, released: "Callable[[Http2Connection], None]", created: float
+        self, wire: BufferedSocket, *, released: "Callable[[Http2Connection], None]", created: float
     ) -> None:
         self._wire = wire
         self._released = released
@@ -281,7 +281,7 @@ class Http2Connection:
 
     # -- one exchange
 
-    async def exchange(self, request: Outgoing) -> Answer:
+    async def exchange(self, request: Outgoing) -> NetworkAnswer:
         """Send ``request`` and return the answer's head; see :class:`exchange.Connection`."""
         stream = None
         try:
@@ -302,7 +302,7 @@ class Http2Connection:
                 self.abandon(stream)
             raise
         status, headers = stream.headers
-        return Answer(status, b"", headers, b"HTTP/2", _Body(self, stream, limit))
+        return NetworkAnswer(status, b"", headers, b"HTTP/2", _Body(self, stream, limit))
 
     def _open(self, request: Outgoing) -> Stream:
         if self.is_closed or self.is_draining:

@@ -26,10 +26,10 @@ from aioquic.quic.events import (
 from ..base.bell import Bell
 from .http2_protocol import answer_head, request_headers
 from .messages import (
-    Answer,
     ConnectFailedError,
     Headers,
     Incident,
+    NetworkAnswer,
     NetworkError,
     NotProcessedError,
     OurProtocolError,
@@ -258,7 +258,7 @@ class Http3Connection:
 
     # -- one exchange
 
-    async def exchange(self, request: Outgoing) -> Answer:
+    async def exchange(self, request: Outgoing) -> NetworkAnswer:
         """Send ``request`` and return the answer's head; see :class:`exchange.Connection`."""
         stream = None
         try:
@@ -284,7 +284,7 @@ class Http3Connection:
             raise
         status, answer_headers = stream.headers
         body = _Body(self, stream, request.timeouts.read)
-        return Answer(status, b"", answer_headers, b"HTTP/3", body)
+        return NetworkAnswer(status, b"", answer_headers, b"HTTP/3", body)
 
     async def _wait_for_room(self) -> None:
         while not self.is_closed and not self._quic.may_open_stream:

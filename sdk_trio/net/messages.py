@@ -179,7 +179,7 @@ class BodyReader(Protocol):
 
 
 @attrs.frozen
-class Answer:
+class NetworkAnswer:
     """The head of an answer, and the reader of its body."""
 
     status: int
@@ -189,10 +189,10 @@ class Answer:
     body: BodyReader
 
 
-class Connection(Protocol):
+class ClientConnection(Protocol):
     """The part of a connection that pool and transport use, in any version of HTTP."""
 
-    async def exchange(self, request: Outgoing) -> Answer:
+    async def exchange(self, request: Outgoing) -> NetworkAnswer:
         """Send ``request`` on this connection, which was acquired for it; return the answer.
 
         In every case, cancellation included, the connection goes back to its pool or ends by

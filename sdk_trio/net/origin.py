@@ -94,7 +94,7 @@ class ConnectionAttempt:
         self.address: str | None = None
 
 
-class Lane:
+class OriginConnections:
     """The connections, attempts and waiting requests of one origin."""
 
     __slots__ = (
@@ -113,7 +113,7 @@ class Lane:
         "waiters",
     )
 
-    def __init__(self, origin: Origin, server: "Server") -> None:
+    def __init__(self, origin: Origin, server: "OriginServer") -> None:
         self.origin = origin
         self.server = server
         self.idle: list[Http1Connection] = []  # the most recently used last, and used first
@@ -132,11 +132,11 @@ class Lane:
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
 
 
-class Server:
+class OriginServer:
     """One host, to which the limit of connections applies: its lanes share the slots."""
 
     __slots__ = ("lanes", "slots_taken")
 
     def __init__(self) -> None:
-        self.lanes: dict[Origin, Lane] = {}
+        self.lanes: dict[Origin, OriginConnections] = {}
         self.slots_taken = 0

@@ -32,7 +32,14 @@ from .messages import (
     PoolTimedOutError,
     Timeouts,
 )
-from .origin import ConnectionAttempt, ConnectionLimits, Lane, PoolStatistics, Server, Waiter
+from .origin import (
+    ConnectionAttempt,
+    ConnectionLimits,
+    OriginConnections,
+    OriginServer,
+    PoolStatistics,
+    Waiter,
+)
 from .socket import Dial, open_wire
 
 #: The limit in seconds of connecting, TLS and the first settings, when the request sets none of its
@@ -81,7 +88,7 @@ class ConnectionPool:
         self._dial_tcp = dial
         self._tls = tls
         self._nursery = nursery
-        self._servers: dict[str, Server] = {}
+        self._servers: dict[str, OriginServer] = {}
         self._closed = False
 
     def statistics(self) -> PoolStatistics:
@@ -192,18 +199,18 @@ class ConnectionPool:
 
     # -- taking a connection
 
-    def _lane(self, origin: Origin) -> Lane:
+    def _lane(self, origin: Origin) -> OriginConnections:
         server = self._servers.get(origin.host)
         if server is None:
-            server = self._servers[origin.host] = Server()
+            server = self._servers[origin.host] = OriginServer()
         lane = server.lanes.get(origin)
         if lane is None:
-            lane = server.lanes[origin] = Lane(origin, server)
+            lane = server.lanes[origin] = OriginConnections(origin, server)
             if origin.scheme == "http" or not self._limits.enable_http2:
                 lane.http2 = False
         return lane
 
-    def _take(self, lane: Lane) -> Http1Connection | Http2Connection | None:
+    def _take(self, lane: OriginConnections) -> Http1Connection | Http2Connection | None:
         now = trio.current_time()
         for multiplexed in lane.multiplexed:
             if multiplexed.is_suspect(now, SUSPECT_SECONDS):
@@ -252,7 +259,7 @@ class ConnectionPool:
             connection.in_use -= 1
         connection.released()
 
-    def _http1_released(self, lane: Lane, connection: Http1Connection) -> None:
+    def _http1_released(self, lane: OriginConnections, connection: Http1Connection) -> None:
         lane.active.discard(connection)
         now = trio.current_time()
         # Checked here as well, because under a constant load a connection goes straight to the next
@@ -269,7 +276,7 @@ class ConnectionPool:
             if len(lane.server.lanes) > 1:
                 self._dial_where_needed(lane.server)  # another origin may want its slot
 
-    def _http2_released(self, lane: Lane, connection: Http2Connection) -> None:
+    def _http2_released(self, lane: OriginConnections, connection: Http2Connection) -> None:
         if connection.is_closed:
             if connection in lane.multiplexed:
                 lane.multiplexed.remove(connection)
@@ -286,27 +293,29 @@ class ConnectionPool:
         if lane.waiters:
             self._dial_where_needed(lane.server)
 
-    def _assign(self, lane: Lane, connection: Http1Connection | Http2Connection) -> None:
+    def _assign(
+        self, lane: OriginConnections, connection: Http1Connection | Http2Connection
+    ) -> None:
         waiter, _ = lane.waiters.popitem(last=False)
         waiter.connection = connection
         waiter.arrival.set()
 
-    def _close(self, lane: Lane, connection: Http1Connection) -> None:
+    def _close(self, lane: OriginConnections, connection: Http1Connection) -> None:
         connection.close()
         lane.server.slots_taken -= 1
 
-    def _fail_waiters(self, lane: Lane, error: NetworkError) -> None:
+    def _fail_waiters(self, lane: OriginConnections, error: NetworkError) -> None:
         while lane.waiters:
             self._fail_waiter(lane, error)
 
-    def _fail_waiter(self, lane: Lane, error: NetworkError) -> None:
+    def _fail_waiter(self, lane: OriginConnections, error: NetworkError) -> None:
         waiter, _ = lane.waiters.popitem(last=False)
         waiter.error = error.again()
         waiter.arrival.set()
 
     # -- connecting
 
-    def _begin_race(self, lane: Lane, now: float) -> None:
+    def _begin_race(self, lane: OriginConnections, now: float) -> None:
         """Mark attempts that hang already as overdue, for the first request that waits.
 
         It would else wait for their patience to end, although they were slow before it came.
@@ -317,12 +326,12 @@ class ConnectionPool:
             if now - attempt.began >= lane.patience:
                 self._note_overdue(lane, attempt)
 
-    def _note_overdue(self, lane: Lane, attempt: ConnectionAttempt) -> None:
+    def _note_overdue(self, lane: OriginConnections, attempt: ConnectionAttempt) -> None:
         if not attempt.is_overdue:
             attempt.is_overdue = True
             lane.promising -= 1
 
-    def _dial_where_needed(self, server: Server) -> None:
+    def _dial_where_needed(self, server: OriginServer) -> None:
         for lane in server.lanes.values():
             if not lane.waiters:
                 continue
@@ -333,7 +342,7 @@ class ConnectionPool:
                     return
                 self._begin_dial(lane)
 
-    def _dials_wanted(self, lane: Lane) -> int:
+    def _dials_wanted(self, lane: OriginConnections) -> int:
         """Return how many attempts the lane should have that are not overdue."""
         if self._closed or not lane.waiters:
             return 0
@@ -349,14 +358,14 @@ class ConnectionPool:
         # One at a time: the number of streams that it will carry decides whether more are needed.
         return 1
 
-    def _has_live_http2(self, lane: Lane) -> bool:
+    def _has_live_http2(self, lane: OriginConnections) -> bool:
         now = trio.current_time()
         return any(
             not connection.is_draining and not connection.is_suspect(now, SUSPECT_SECONDS)
             for connection in lane.multiplexed
         )
 
-    def _evict_for(self, lane: Lane) -> bool:
+    def _evict_for(self, lane: OriginConnections) -> bool:
         """Free a slot of an unused connection to another origin of the host, or of an old dial."""
         now = trio.current_time()
         for other in lane.server.lanes.values():
@@ -375,7 +384,7 @@ class ConnectionPool:
                     return True
         return False
 
-    def _begin_dial(self, lane: Lane, *, is_second: bool = False) -> None:
+    def _begin_dial(self, lane: OriginConnections, *, is_second: bool = False) -> None:
         first = next(iter(lane.waiters))
         connect = first.timeouts.connect
         limit = CONNECT_SECONDS if connect is None else connect
@@ -393,7 +402,7 @@ class ConnectionPool:
         self._nursery.start_soon(self._dial, lane, attempt, limit)
         self._nursery.start_soon(self._watch, lane, attempt)
 
-    async def _watch(self, lane: Lane, attempt: ConnectionAttempt) -> None:
+    async def _watch(self, lane: OriginConnections, attempt: ConnectionAttempt) -> None:
         """Have another attempt begun when ``attempt`` is overdue, and when it may be given up."""
         with attempt.watch:
             await trio.sleep(attempt.patience)
@@ -403,25 +412,27 @@ class ConnectionPool:
             await trio.sleep(max(0.0, GIVE_UP_SECONDS - attempt.patience))
             self._dial_where_needed(lane.server)
 
-    async def _dial_later(self, server: Server, seconds: float) -> None:
+    async def _dial_later(self, server: OriginServer, seconds: float) -> None:
         await trio.sleep(seconds)
         self._dial_where_needed(server)
 
-    def _end_attempt(self, lane: Lane, attempt: ConnectionAttempt) -> None:
+    def _end_attempt(self, lane: OriginConnections, attempt: ConnectionAttempt) -> None:
         """Remove ``attempt`` from the lane; the caller takes care of its slot."""
         if attempt in lane.attempts:
             lane.attempts.remove(attempt)
             self._note_overdue(lane, attempt)
             attempt.watch.cancel()
 
-    def _give_up(self, lane: Lane, attempt: ConnectionAttempt) -> None:
+    def _give_up(self, lane: OriginConnections, attempt: ConnectionAttempt) -> None:
         """Cancel ``attempt`` at once and free its slot."""
         attempt.is_given_up = True
         lane.server.slots_taken -= 1
         self._end_attempt(lane, attempt)
         attempt.scope.cancel()
 
-    async def _dial(self, lane: Lane, attempt: ConnectionAttempt, limit: float) -> None:
+    async def _dial(
+        self, lane: OriginConnections, attempt: ConnectionAttempt, limit: float
+    ) -> None:
         try:
             await self._connect(lane, attempt, limit)
         except NetworkError as error:
@@ -435,7 +446,9 @@ class ConnectionPool:
             failure.incident = attempt.incident
             self._dial_failed(lane, attempt, failure)
 
-    async def _connect(self, lane: Lane, attempt: ConnectionAttempt, limit: float) -> None:
+    async def _connect(
+        self, lane: OriginConnections, attempt: ConnectionAttempt, limit: float
+    ) -> None:
         connection: Http1Connection | Http2Connection | None = None
         try:
             with attempt.scope:
@@ -482,7 +495,7 @@ class ConnectionPool:
         self._connected(lane, attempt, connection)
 
     async def _open_tcp(
-        self, lane: Lane, attempt: ConnectionAttempt, host: str, port: int
+        self, lane: OriginConnections, attempt: ConnectionAttempt, host: str, port: int
     ) -> trio.SocketStream:
         """Connect to ``host``, if possible at an address that no other attempt of the lane uses."""
         taken = {rival.address for rival in lane.attempts if rival is not attempt} - {None}
@@ -498,7 +511,7 @@ class ConnectionPool:
 
     def _connected(
         self,
-        lane: Lane,
+        lane: OriginConnections,
         attempt: ConnectionAttempt,
         connection: Http1Connection | Http2Connection,
     ) -> None:
@@ -519,7 +532,9 @@ class ConnectionPool:
                     self._give_up(lane, rival)
         self._dial_where_needed(lane.server)
 
-    def _dial_failed(self, lane: Lane, attempt: ConnectionAttempt, error: NetworkError) -> None:
+    def _dial_failed(
+        self, lane: OriginConnections, attempt: ConnectionAttempt, error: NetworkError
+    ) -> None:
         """Fail the requests that waited for this attempt, and let the others go on."""
         now = trio.current_time()
         if isinstance(error, ConnectTimedOutError):
@@ -550,7 +565,7 @@ class ConnectionPool:
 
     # -- ageing
 
-    def _reap_lane(self, lane: Lane) -> None:
+    def _reap_lane(self, lane: OriginConnections) -> None:
         now = trio.current_time()
         kept = []
         for connection in lane.idle:
@@ -569,7 +584,7 @@ class ConnectionPool:
                 multiplexed.close()
 
 
-def _held_up_by(lane: Lane, waiter: Waiter) -> Incident | None:
+def _held_up_by(lane: OriginConnections, waiter: Waiter) -> Incident | None:
     """Return the incident of the attempt that ``waiter`` waited for, None without an attempt.
 
     Without one it waited for a free slot, which says nothing about the upstream.

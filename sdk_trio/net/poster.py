@@ -27,7 +27,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 @attrs.frozen
-class Answer:
+class PostAnswer:
     """What a server answered; header names are in lower case.
 
     ``body`` may be cut short where it is long or broke off. ``retry_after`` is what
@@ -132,7 +132,7 @@ class HttpPoster:
         timeout_seconds: float,
         public_only: bool = False,
         wants_body: bool = True,
-    ) -> Answer:
+    ) -> PostAnswer:
         """Send one POST request; see :class:`~sdk_trio.notifications.send.Poster`.
 
         Cancelling abandons the request; whether it arrived is then unknown.
@@ -167,7 +167,7 @@ class HttpPoster:
         dial = self._dial_public if public_only else self._dial
         return Transport(_CONNECTION, verify=self._verify, dial=dial)
 
-    def _answer(self, exchange: "_Exchange") -> Answer:
+    def _answer(self, exchange: "_Exchange") -> PostAnswer:
         if exchange.response is None:
             raise AssertionError("an exchange that ended well has a response")
         headers = {name.lower(): value for name, value in exchange.response.headers.items()}
@@ -175,7 +175,7 @@ class HttpPoster:
             headers.get("retry-after"), date=headers.get("date"), now=self._clock()
         )
         status = exchange.response.status_code
-        return Answer(status, headers, exchange.content[:MAX_ANSWER_BYTES], retry_after)
+        return PostAnswer(status, headers, exchange.content[:MAX_ANSWER_BYTES], retry_after)
 
 
 @attrs.define

@@ -29,7 +29,7 @@ Dial = Callable[[str, int], Awaitable[trio.SocketStream]]
 _NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Wire:
+class BufferedSocket:
     """A connected, non-blocking socket; one task may receive while another sends.
 
     Nothing here shields: a send that is cancelled may have sent a part, after which the wire is
@@ -127,7 +127,7 @@ async def open_wire(
     protocols: list[str],
     limit: float,
     dial: Dial = trio.open_tcp_stream,
-) -> Wire:
+) -> BufferedSocket:
     """Connect to ``origin`` and, when there is a ``context``, agree on TLS.
 
     Args:
@@ -160,9 +160,9 @@ async def open_wire(
                     )
                     await _shake_hands(sock)
             except BaseException:
-                Wire(sock).close()
+                BufferedSocket(sock).close()
                 raise
-            return Wire(sock)
+            return BufferedSocket(sock)
     except trio.TooSlowError as error:
         raise ConnectTimedOutError(f"{origin} did not answer within {limit:g} s") from error
     except (OSError, ValueError) as error:  # ValueError: a host that is no name (idna)

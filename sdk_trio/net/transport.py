@@ -26,12 +26,12 @@ from ..errors import NotRunningError, OptionsValidationError, Problem
 from .http3_origins import Http3Origins, require_http3
 from .messages import (
     NO_TIMEOUTS,
-    Answer,
     BodyReader,
+    ClientConnection,
     ClosedError,
     ConnectFailedError,
-    Connection,
     ConnectTimedOutError,
+    NetworkAnswer,
     NetworkError,
     NotProcessedError,
     Origin,
@@ -103,7 +103,7 @@ def require_trio() -> None:
 
 
 class ConnectionSettings(ConnectionLimits, ProxySettings, Protocol):
-    """``Sdk:Connection``."""
+    """``Sdk:ClientConnection``."""
 
     @property
     def enable_http3(self) -> bool:
@@ -131,7 +131,8 @@ class Transport(httpx.AsyncBaseTransport):
     stream reset.
 
     Args:
-        connection: the settings of ``Sdk:Connection``; they are read on each use, so an object that
+        connection: the settings of ``Sdk:ClientConnection``; they are read on each use, so an
+        object that
             changes has effect without a new transport.
         http3: overrides ``connection.enable_http3``.
         verify: the context of TLS connections, in place of the files that ``connection`` names;
@@ -260,11 +261,11 @@ class Transport(httpx.AsyncBaseTransport):
             request=request,
         )
 
-    async def _exchange(self, pool: ConnectionPool, request: Outgoing) -> Answer:
+    async def _exchange(self, pool: ConnectionPool, request: Outgoing) -> NetworkAnswer:
         tries = 0
         was_stale = False
         while True:
-            connection: Connection | None = None
+            connection: ClientConnection | None = None
             if self._http3 is not None:
                 connection = await self._http3.acquire(request.origin)
             if connection is None:

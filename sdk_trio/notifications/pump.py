@@ -13,7 +13,7 @@ import trio
 from ..base.logs import get_logger
 from ..base.throttle import TokenBucket
 from ..errors import StoreUnavailableError
-from ..records.notifications import Ending, NotificationRecord, NotificationState
+from ..records.notifications import NotificationRecord, NotificationState, SendResult
 from ..storage.ports import NotificationStore
 from .schedule import RetrySchedule, ending_of, interrupted
 from .send import Again, Ambiguous, Channel, Outcome, log_fault
@@ -86,7 +86,7 @@ _LEVELS = {"sent": _log.info, "skipped": _log.warning, "retried": _log.warning}
 
 
 @attrs.frozen(kw_only=True)
-class Limits:
+class ChannelLimits:
     """How much one channel may do at once, and how often.
 
     ``longest_pause_seconds``: a provider that asks for more gets it for the one message alone.
@@ -118,7 +118,7 @@ class ChannelRunner:
         channel: Channel,
         store: NotificationStore,
         *,
-        limits: Limits,
+        limits: ChannelLimits,
         clock: Callable[[], float],
         count: Count,
         fraction: Callable[[], float] = random.random,
@@ -177,7 +177,7 @@ class ChannelRunner:
             await trio.lowlevel.checkpoint()
             return STORE_RETRY_SECONDS
         for record in due.lost:
-            lost = Ending(NotificationState.UNKNOWN, record.reason)
+            lost = SendResult(NotificationState.UNKNOWN, record.reason)
             self._report(record, lost, attempt=record.attempts)
         pace.take(len(due.records), trio.current_time())
         for record in due.records:
@@ -211,13 +211,13 @@ class ChannelRunner:
         except trio.Cancelled:
             # The mark may have been written, and nothing was sent.
             with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                await self._record(record, Ending(NotificationState.PENDING))
+                await self._record(record, SendResult(NotificationState.PENDING))
             raise
         await trio.lowlevel.checkpoint()
         return False
 
     async def _send(self, record: NotificationRecord, pace: Pace) -> None:
-        ending: Ending | None = None
+        ending: SendResult | None = None
         try:
             outcome = await self._attempt(record)
             if isinstance(outcome, Again) and outcome.after_seconds is not None:
@@ -264,14 +264,14 @@ class ChannelRunner:
                 return Ambiguous(f"the channel failed: {type(error).__name__}")
         return Ambiguous(f"there was no answer within {ATTEMPT_SECONDS:g} s")
 
-    def _interrupted(self, record: NotificationRecord) -> Ending:
+    def _interrupted(self, record: NotificationRecord) -> SendResult:
         return interrupted(
             repeatable=record.repeatable,
             reason="cut off by a shutdown: whether it arrived is not known",
             now=self._clock(),
         )
 
-    async def _record(self, record: NotificationRecord, ending: Ending) -> None:
+    async def _record(self, record: NotificationRecord, ending: SendResult) -> None:
         """Write how an attempt ended, however long the store takes to take it."""
         while True:
             # A cancelled write may have been made, so its answer is waited for.
@@ -294,7 +294,7 @@ class ChannelRunner:
                     return
             await trio.sleep(STORE_RETRY_SECONDS)
 
-    def _report(self, record: NotificationRecord, ending: Ending, *, attempt: int) -> None:
+    def _report(self, record: NotificationRecord, ending: SendResult, *, attempt: int) -> None:
         result = RESULTS.get(ending.state)
         if result is None:
             return
@@ -303,7 +303,7 @@ class ChannelRunner:
 
 
 def log_result(
-    record: NotificationRecord, result: str, *, attempt: int, ending: Ending, now: float
+    record: NotificationRecord, result: str, *, attempt: int, ending: SendResult, now: float
 ) -> None:
     """Log what became of a message: no address and no text of it (contracts 10)."""
     log = _LEVELS.get(result, _log.error)
@@ -339,13 +339,13 @@ RETENTION_SECONDS = 90 * 86_400.0
 PURGE_INTERVAL_SECONDS = 3600.0
 
 
-class Dispatcher:
+class NotificationPump:
     """Sends the messages of all channels until told to stop.
 
     Args:
         channels: by the name that the store and people know them by (``email``).
         store: where the messages are kept.
-        limits: of single channels; the others have the defaults of :class:`Limits`.
+        limits: of single channels; the others have the defaults of :class:`ChannelLimits`.
         clock: returns Unix seconds.
         fraction: returns a random number from 0 to 1.
     """
@@ -355,7 +355,7 @@ class Dispatcher:
         channels: Mapping[str, Channel],
         store: NotificationStore,
         *,
-        limits: Mapping[str, Limits] | None = None,
+        limits: Mapping[str, ChannelLimits] | None = None,
         clock: Callable[[], float] = time.time,
         fraction: Callable[[], float] = random.random,
     ) -> None:
@@ -368,7 +368,7 @@ class Dispatcher:
                 name,
                 channel,
                 store,
-                limits=(limits or {}).get(name, Limits()),
+                limits=(limits or {}).get(name, ChannelLimits()),
                 clock=clock,
                 count=self._count,
                 fraction=fraction,
@@ -413,7 +413,7 @@ class Dispatcher:
         recovered = await self._store.recover(now=now)
         for record in recovered.lost:
             self._count(record.id.channel, RESULTS[NotificationState.UNKNOWN])
-            ending = Ending(NotificationState.UNKNOWN, record.reason)
+            ending = SendResult(NotificationState.UNKNOWN, record.reason)
             log_result(record, "unknown", attempt=record.attempts, ending=ending, now=now)
         if recovered.resumed:
             _log.info("notification.recovered", messages=recovered.resumed)

@@ -3,7 +3,7 @@
 import attrs
 
 from ..base.backoff import jittered_wait
-from ..records.notifications import Ending, NotificationState
+from ..records.notifications import NotificationState, SendResult
 from .send import Again, Ambiguous, Outcome, Refused, Sent, Skipped
 
 #: The longest reason that is kept, in characters.
@@ -32,7 +32,7 @@ def ending_of(
     schedule: RetrySchedule,
     now: float,
     fraction: float,
-) -> Ending:
+) -> SendResult:
     """Decide what follows an attempt.
 
     Args:
@@ -46,31 +46,31 @@ def ending_of(
     """
     match outcome:
         case Sent(provider_id):
-            return Ending(NotificationState.SENT, provider_id=provider_id)
+            return SendResult(NotificationState.SENT, provider_id=provider_id)
         case Skipped(reason):
-            return Ending(NotificationState.SKIPPED, _cut(reason))
+            return SendResult(NotificationState.SKIPPED, _cut(reason))
         case Refused(reason):
-            return Ending(NotificationState.FAILED, _cut(reason))
+            return SendResult(NotificationState.FAILED, _cut(reason))
         case Ambiguous(reason) if not repeatable:
-            return Ending(NotificationState.UNKNOWN, _cut(reason))
+            return SendResult(NotificationState.UNKNOWN, _cut(reason))
         case Ambiguous(reason):
             asked = 0.0
         case Again(reason, after_seconds):
             asked = after_seconds or 0.0
     if attempts >= schedule.max_attempts:
-        return Ending(NotificationState.FAILED, _cut(reason))
+        return SendResult(NotificationState.FAILED, _cut(reason))
     wait = jittered_wait(
         attempts, fraction, base_seconds=schedule.base_seconds, cap_seconds=schedule.cap_seconds
     )
     # What the provider asked for is a lower bound; the jitter on top spreads those that it told.
-    return Ending(NotificationState.RETRYING, _cut(reason), next_attempt_at=now + asked + wait)
+    return SendResult(NotificationState.RETRYING, _cut(reason), next_attempt_at=now + asked + wait)
 
 
-def interrupted(*, repeatable: bool, reason: str, now: float) -> Ending:
+def interrupted(*, repeatable: bool, reason: str, now: float) -> SendResult:
     """Return what is recorded of an attempt that was cut off after the sending had begun."""
     if repeatable:
-        return Ending(NotificationState.RETRYING, reason, next_attempt_at=now)
-    return Ending(NotificationState.UNKNOWN, reason)
+        return SendResult(NotificationState.RETRYING, reason, next_attempt_at=now)
+    return SendResult(NotificationState.UNKNOWN, reason)
 
 
 def _cut(reason: str) -> str:

@@ -14,7 +14,7 @@ from ..base.logs import get_logger
 from ..config.check_notifications import ALLOW_PRIVATE_ADDRESSES
 from ..config.options.notifications import NotificationsOptions
 from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
-from ..net.poster import Answer
+from ..net.poster import PostAnswer
 from ..records.tenants import OutboxRecord
 from .templates import cut, one_line
 
@@ -102,7 +102,7 @@ class Poster(Protocol):
         timeout_seconds: float,
         public_only: bool = False,
         wants_body: bool = True,
-    ) -> Answer:
+    ) -> PostAnswer:
         """Send one POST request, without following redirects.
 
         Args:
@@ -134,7 +134,7 @@ class Request:
     headers: Mapping[str, str] = attrs.field(repr=False)
     body: bytes = attrs.field(repr=False)
     timeout_seconds: float
-    judge: Callable[[Answer], Outcome] = attrs.field(repr=False)
+    classify: Callable[[PostAnswer], Outcome] = attrs.field(repr=False)
     public_only: bool = False
     wants_body: bool = True
 
@@ -163,7 +163,7 @@ async def attempt(poster: Poster, prepare: Callable[[], Request | Skipped]) -> O
             public_only=request.public_only,
             wants_body=request.wants_body,
         )
-        outcome = request.judge(answer)
+        outcome = request.classify(answer)
     except AddressRefusedError as error:
         outcome = Refused(f"{error}: set {ALLOW_PRIVATE_ADDRESSES} to true if this is meant")
     except AddressInvalidError as error:
@@ -194,7 +194,7 @@ def credential(read_variable: ReadVariable, name: str, *, for_header: bool = Tru
     return value
 
 
-class Sender(ABC):
+class ProviderChannel(ABC):
     """Sends the messages of one channel; a :class:`~Channel`.
 
     Args:
@@ -243,8 +243,8 @@ _TRY_AGAIN = frozenset({408, 425, 429})
 _SAID_BY_A_GATEWAY = frozenset({502, 504, 598, 599, *range(520, 531)})
 
 
-def judge(
-    answer: Answer,
+def classify_response(
+    answer: PostAnswer,
     *,
     repeatable: bool,
     explanation: str = "",
@@ -278,13 +278,13 @@ def judge(
     return Refused(reason)
 
 
-def accepted(answer: Answer, provider_id: Any = None) -> Sent:
+def accepted(answer: PostAnswer, provider_id: Any = None) -> Sent:
     """Return the success, with the provider's id if it is one that can be shown."""
     shown = one_line(provider_id)[:128] if isinstance(provider_id, str) else ""
     return Sent(shown or None)
 
 
-def document_of(answer: Answer) -> dict[str, Any]:
+def document_of(answer: PostAnswer) -> dict[str, Any]:
     """Return the answer's JSON object; an empty one if it is none."""
     try:
         found = json.loads(answer.body)
@@ -304,7 +304,7 @@ def explained(text: Any, hidden: Iterable[str]) -> str:
     return cut(shown, MAX_EXPLANATION_CHARACTERS)
 
 
-def _wait(answer: Answer, now: float) -> float | None:
+def _wait(answer: PostAnswer, now: float) -> float | None:
     """Return the longer of the waits that the answer asks for, in seconds, None for none."""
     asked = [] if answer.retry_after is None else [answer.retry_after]
     reset = answer.headers.get("x-ratelimit-reset", "").strip()

@@ -235,7 +235,7 @@ def with_asked(checkpoint: Checkpoint, webhook_id: str, now: float) -> Checkpoin
 
 
 @attrs.frozen
-class Endpoint:
+class ReadEndpoint:
     """A webhook endpoint of the upstream that leads to this receiver."""
 
     id: str
@@ -244,7 +244,7 @@ class Endpoint:
 
 def choose_endpoints(
     listed: Sequence[Mapping[str, Any]], *, configured: Sequence[str], path: str
-) -> tuple[Endpoint, ...]:
+) -> tuple[ReadEndpoint, ...]:
     """Return those endpoints of the upstream that lead here.
 
     An event has another id at each endpoint, so the others' deliveries never arrive here.
@@ -274,7 +274,7 @@ def choose_endpoints(
             "which of the upstream's webhook endpoints leads here is not known: name it in "
             f"Sdk:Webhooks:Reconciliation:EndpointIds; there are: {there}"
         )
-    return tuple(Endpoint(name, by_id[name].get("enabled") is not False) for name in chosen)
+    return tuple(ReadEndpoint(name, by_id[name].get("enabled") is not False) for name in chosen)
 
 
 def has_path(entry: Mapping[str, Any], path: str) -> bool:

@@ -21,7 +21,7 @@ from .plan import (
     OVERLAP_SECONDS,
     Action,
     Checkpoint,
-    Endpoint,
+    ReadEndpoint,
     Sighting,
     Window,
     advanced,
@@ -49,7 +49,7 @@ SAVE_EVERY = 100
 
 
 @attrs.frozen
-class Report:
+class ReconcileReport:
     """The result of one pass.
 
     ``asked`` events were asked for in this pass, ``waiting`` ones in an earlier pass and have not
@@ -129,7 +129,7 @@ class Reconciler:
                 _log.warning("reconciliation.failed", error=str(error), retry_in=self._interval)
             await trio.sleep(self._interval)
 
-    async def reconcile(self) -> Report | None:
+    async def reconcile(self) -> ReconcileReport | None:
         """Make one pass from the checkpoint.
 
         Returns:
@@ -199,7 +199,7 @@ class Reconciler:
         return max(start, earliest)
 
     async def _work_on(
-        self, window: Window, endpoints: tuple[Endpoint, ...], progress: "_Progress"
+        self, window: Window, endpoints: tuple[ReadEndpoint, ...], progress: "_Progress"
     ) -> None:
         """Ask for the missing events of one window, then advance the checkpoint."""
         missing = await self._missing(window, endpoints, progress)
@@ -233,7 +233,7 @@ class Reconciler:
     async def _missing(
         self,
         window: Window,
-        endpoints: tuple[Endpoint, ...],
+        endpoints: tuple[ReadEndpoint, ...],
         progress: "_Progress | None" = None,
     ) -> list[Sighting]:
         """Return the events of a window that the inbox has no record of, the oldest first."""
@@ -249,7 +249,7 @@ class Reconciler:
         await self._upstream.read([endpoint.id for endpoint in endpoints], window.query(), visit)
         return merge(missing)
 
-    async def _enabled_endpoints(self) -> tuple[Endpoint, ...]:
+    async def _enabled_endpoints(self) -> tuple[ReadEndpoint, ...]:
         """Return the enabled endpoints that lead here.
 
         For a disabled one the upstream would accept the request and skip the event, so nothing is
@@ -333,8 +333,8 @@ class _Progress:
         self.checkpoint = advanced(self.checkpoint, window, unresolved, whole=self._whole)
         self._whole = self._whole and not unresolved
 
-    def report(self) -> Report:
-        return Report(
+    def report(self) -> ReconcileReport:
+        return ReconcileReport(
             asked=len(self.asked),
             waiting=len(self.waiting - self.asked),
             lost=len(self.lost),

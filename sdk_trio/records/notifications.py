@@ -138,7 +138,7 @@ class Recovered:
 
 
 @attrs.frozen
-class Ending:
+class SendResult:
     """How an attempt ended: the state that the message is in now, and why.
 
     ``PENDING`` undoes an attempt that was claimed and surely sent nothing. ``next_attempt_at``

@@ -28,7 +28,7 @@ STABLE_SECONDS: Final = 60.0
 
 
 @attrs.frozen
-class Patience:
+class SupervisorTimeouts:
     """How long the supervisor waits for what, in seconds.
 
     ``stop``: for the last sync of an orderly stop, of which the replicator itself takes up to 30;
@@ -145,7 +145,7 @@ def _parts(text: str) -> tuple[str, list[str]]:
     return head.rstrip("\n"), [entry.rstrip("\n") for entry in entries]
 
 
-def completed(text: str, socket_path: str) -> str:
+def with_control_socket(text: str, socket_path: str) -> str:
     """Return a configuration with what the supervisor needs, where an operator's own lacks it.
 
     That is the control socket, and logs as JSON on standard error. ``socket_path`` must need no
@@ -206,7 +206,7 @@ class PlanReader:
             ReplicatorError: it is not there, or the replicator cannot read it.
             ReplicationError: the copy cannot be written.
         """
-        text = completed(await self._text(), self._socket_path)
+        text = with_control_socket(await self._text(), self._socket_path)
         if known is not None and known.text == text:
             return known
         await trio.to_thread.run_sync(ManifestWriter(self._candidate).write, text)
@@ -271,7 +271,7 @@ def _check(answer: "subprocess.CompletedProcess[bytes]") -> None:
 _log = get_logger("replication")
 
 
-class PlanChooser:
+class ChildConfiguration:
     """Knows the configuration in force, the last one that worked, and one that did not.
 
     Args:

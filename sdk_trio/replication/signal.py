@@ -25,14 +25,14 @@ _PS_SECONDS: Final = 5.0
 
 
 @attrs.frozen
-class Harm:
+class SignalRefusal:
     """Why a process must not be sent SIGHUP: ``reason`` is one word, ``detail`` for people."""
 
     reason: str
     detail: str
 
 
-def find_harm(pid: int, *, proc: Path = Path("/proc")) -> Harm | None:
+def refusal_to_signal(pid: int, *, proc: Path = Path("/proc")) -> SignalRefusal | None:
     """Return why SIGHUP would not do what it is meant to do; None when nothing speaks against it.
 
     Known to end by it: the replicator's own binary, and every process that has set no handler.
@@ -48,44 +48,44 @@ def find_harm(pid: int, *, proc: Path = Path("/proc")) -> Harm | None:
         status = (proc / str(pid) / "status").read_text(errors="replace")
         command = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except FileNotFoundError:
-        return Harm("stale", "there is no such process")
+        return SignalRefusal("stale", "there is no such process")
     except OSError as error:
-        return Harm("unknown", f"it cannot be seen what it is ({error.strerror})")
+        return SignalRefusal("unknown", f"it cannot be seen what it is ({error.strerror})")
     return _by_name(name) or _by_command(command) or _by_program(pid, proc) or _by_status(status)
 
 
-def _by_name(name: str) -> Harm | None:
+def _by_name(name: str) -> SignalRefusal | None:
     if os.path.basename(name) != BARE_REPLICATOR:
         return None
-    return Harm(
+    return SignalRefusal(
         "bare",
         "it is the replicator itself, which SIGHUP would end; run it under "
         "'replication run --pid-file FILE', which reloads",
     )
 
 
-def _by_command(command: list[str]) -> Harm | None:
+def _by_command(command: list[str]) -> SignalRefusal | None:
     # A copy of the binary under another name is still called with its own words.
     called = command[0] if command[1:2] != ["replicate"] else BARE_REPLICATOR
     return _by_name(called)
 
 
-def _by_program(pid: int, proc: Path) -> Harm | None:
+def _by_program(pid: int, proc: Path) -> SignalRefusal | None:
     try:
         return _by_name(os.readlink(proc / str(pid) / "exe").removesuffix(" (deleted)"))
     except OSError:
         return None  # another user's: its name and its command have been looked at
 
 
-def _by_status(status: str) -> Harm | None:
+def _by_status(status: str) -> SignalRefusal | None:
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     if fields.get("State", "").strip().startswith(("Z", "X")):
-        return Harm("stale", "it has ended")
+        return SignalRefusal("stale", "it has ended")
     if _has_hup(fields, "SigIgn"):
-        return Harm("deaf", "it ignores SIGHUP")
+        return SignalRefusal("deaf", "it ignores SIGHUP")
     # A program may block the signal and read it from a descriptor instead of handling it.
     if not (_has_hup(fields, "SigCgt") or _has_hup(fields, "SigBlk")):
-        return Harm("unprepared", "it does not handle SIGHUP, which would end it")
+        return SignalRefusal("unprepared", "it does not handle SIGHUP, which would end it")
     return None
 
 
@@ -138,7 +138,7 @@ class Signaler:
     def __init__(self, pid_file: Path, *, platform: str = sys.platform) -> None:
         self._pid_file = pid_file
         self._platform = platform
-        self._last: tuple[Sequence[TenantDatabaseFile], Harm] | None = None
+        self._last: tuple[Sequence[TenantDatabaseFile], SignalRefusal] | None = None
 
     async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
         """Send SIGHUP if that is safe; else log a Warning that says why not, and send nothing.
@@ -161,9 +161,9 @@ class Signaler:
         # On Windows it will not be different later.
         return self._platform == "win32"
 
-    def _signal(self) -> Signalled | Harm:
+    def _signal(self) -> Signalled | SignalRefusal:
         if self._platform == "win32":
-            return Harm(
+            return SignalRefusal(
                 "windows",
                 "there is no SIGHUP on Windows: restart the replicator, so that it reads the "
                 "configuration",
@@ -171,22 +171,24 @@ class Signaler:
         return send_hangup(self._pid_file)
 
 
-def send_hangup(pid_file: Path) -> Signalled | Harm:
+def send_hangup(pid_file: Path) -> Signalled | SignalRefusal:
     """Send SIGHUP to the process in a pid file, if that is safe; blocks."""
     pid = read_pid(pid_file)
-    if isinstance(pid, Harm):
+    if isinstance(pid, SignalRefusal):
         return pid
     try:
         return _send_held(pid) if hasattr(signal, "pidfd_send_signal") else _send(pid)
     except ProcessLookupError:
-        return Harm("stale", f"there is no process {pid}: the replicator has ended")
+        return SignalRefusal("stale", f"there is no process {pid}: the replicator has ended")
     except PermissionError:
-        return Harm("not_permitted", f"this user may not signal process {pid}, which is another's")
+        return SignalRefusal(
+            "not_permitted", f"this user may not signal process {pid}, which is another's"
+        )
     except OSError as error:
-        return Harm("failed", f"process {pid} cannot be signalled ({error.strerror})")
+        return SignalRefusal("failed", f"process {pid} cannot be signalled ({error.strerror})")
 
 
-def _send_held(pid: int) -> Signalled | Harm:
+def _send_held(pid: int) -> Signalled | SignalRefusal:
     """Send through a descriptor: a process that takes over the number meanwhile gets nothing."""
     descriptor = os.pidfd_open(pid)
     try:
@@ -199,7 +201,7 @@ def _send_held(pid: int) -> Signalled | Harm:
     return Signalled(pid)
 
 
-def _send(pid: int) -> Signalled | Harm:
+def _send(pid: int) -> Signalled | SignalRefusal:
     os.kill(pid, 0)
     harm = _harm(pid)
     if harm is not None:
@@ -208,52 +210,54 @@ def _send(pid: int) -> Signalled | Harm:
     return Signalled(pid)
 
 
-def _harm(pid: int) -> Harm | None:
-    harm = find_harm(pid)
+def _harm(pid: int) -> SignalRefusal | None:
+    harm = refusal_to_signal(pid)
     return None if harm is None else attrs.evolve(harm, detail=f"process {pid}: {harm.detail}")
 
 
-def read_pid(pid_file: Path) -> int | Harm:
+def read_pid(pid_file: Path) -> int | SignalRefusal:
     """Return the process id in a file, or what is wrong with it; blocks."""
     try:
         # Not blocking: at the path may be a pipe.
         descriptor = os.open(pid_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        return Harm(
+        return SignalRefusal(
             "missing", f"there is no pid file: start the replicator with one, or set {_KEY}"
         )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a path"
-        return Harm("unreadable", f"the pid file cannot be read ({reason})")
+        return SignalRefusal("unreadable", f"the pid file cannot be read ({reason})")
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            return Harm("unreadable", "the pid file is no regular file")
+            return SignalRefusal("unreadable", "the pid file is no regular file")
         if status.st_mode & stat.S_IWOTH:
-            return Harm("unsafe", "every user can write the pid file: take that right away")
+            return SignalRefusal(
+                "unsafe", "every user can write the pid file: take that right away"
+            )
         content = os.read(descriptor, _PID_FILE_BYTES + 1)
     except OSError as error:
-        return Harm("unreadable", f"the pid file cannot be read ({error.strerror})")
+        return SignalRefusal("unreadable", f"the pid file cannot be read ({error.strerror})")
     finally:
         os.close(descriptor)
     return parse_pid(content)
 
 
-def parse_pid(content: bytes) -> int | Harm:
+def parse_pid(content: bytes) -> int | SignalRefusal:
     """Return the process id that a pid file's content stands for, or what is wrong with it."""
     text = content.strip()
     if not text:
-        return Harm("empty", "the pid file is empty")
+        return SignalRefusal("empty", "the pid file is empty")
     digits = text.removeprefix(b"-")
     if len(content) > _PID_FILE_BYTES or not digits.isdigit():
-        return Harm("garbage", "the pid file holds no number")
+        return SignalRefusal("garbage", "the pid file holds no number")
     pid = int(text)
     if pid <= 0:
         # 0 and less stand for groups of processes.
-        return Harm("not_positive", f"the pid file holds {pid}, which is no process")
+        return SignalRefusal("not_positive", f"the pid file holds {pid}, which is no process")
     if pid == 1 or pid == os.getpid():
         whose = "the system's first process" if pid == 1 else "this program itself"
-        return Harm("own", f"the pid file holds {pid}, which is {whose}")
+        return SignalRefusal("own", f"the pid file holds {pid}, which is {whose}")
     if pid > _GREATEST_PID:
-        return Harm("stale", f"there is no process {pid}")
+        return SignalRefusal("stale", f"there is no process {pid}")
     return pid

@@ -37,16 +37,16 @@ from .plan import (
     BASE_SECONDS,
     CAP_SECONDS,
     STABLE_SECONDS,
+    ChildConfiguration,
     LiveChange,
-    Patience,
     Plan,
-    PlanChooser,
     PlanReader,
+    SupervisorTimeouts,
     live_change,
 )
 
 
-class ReloadTeller:
+class ReloadRequests:
     """Stands between those who want a reload and the one task that does it.
 
     A request is a number. Settling one settles all before it: they wanted the same, the
@@ -130,7 +130,7 @@ class Supervisor:
         *,
         config_path: str | None = None,
         environ: Mapping[str, str] | None = None,
-        patience: Patience | None = None,
+        patience: SupervisorTimeouts | None = None,
         told_to_begin: bool = False,
         fraction: Callable[[], float] = random.random,
     ) -> None:
@@ -139,7 +139,7 @@ class Supervisor:
         self._environ = environ
         self._directory = Path(directory).absolute()
         self._environment = partial(child_environment, options, environ)
-        self._patience = patience or Patience()
+        self._patience = patience or SupervisorTimeouts()
         self._told_to_begin = told_to_begin
         self._fraction = fraction
         socket_path = control_socket_path(str(self._directory))
@@ -150,8 +150,8 @@ class Supervisor:
             socket_path=socket_path,
             environment=self._environment,
         )
-        self._plans = PlanChooser(reader)
-        self._requests = ReloadTeller()
+        self._plans = ChildConfiguration(reader)
+        self._requests = ReloadRequests()
         self._secrets = secret_values(options, environ)
         self._limiter = LineLimiter()
         self._last_lines: deque[str] = deque(maxlen=5)
@@ -268,7 +268,7 @@ class Supervisor:
         reason: str | None = None
         if self._told_to_begin:
             with trio.move_on_after(self._patience.tell):
-                await self._ring()
+                await self._wait_for_request()
         while not self._stopping:
             began = trio.current_time()
             try:
@@ -298,9 +298,9 @@ class Supervisor:
         )
         self._requests.settle(applied=False)
         with trio.move_on_after(delay):
-            await self._ring()
+            await self._wait_for_request()
 
-    async def _ring(self) -> None:
+    async def _wait_for_request(self) -> None:
         """Wait until somebody wants something: a reload, or the end."""
         await self._requests.wait_asked(unless=lambda: self._stopping)
 
@@ -371,7 +371,7 @@ class Supervisor:
                     await self._confirm(child)
                     self._report_start(child, reason, before)
                     self._requests.settle(applied=True, up_to=asked)
-                    await self._obey(child, binary)
+                    await self._serve_reloads(child, binary)
                 except ReplicationError as error:
                     failure = error
                 nursery.cancel_scope.cancel()
@@ -399,7 +399,7 @@ class Supervisor:
         await confirm(self.client, child.pid, wanted, seconds=seconds)
         self._plans.confirm()
 
-    async def _obey(self, child: Child, binary: str) -> None:
+    async def _serve_reloads(self, child: Child, binary: str) -> None:
         """Apply reloads without a restart as long as that is possible; return for a restart.
 
         Raises:
@@ -408,7 +408,7 @@ class Supervisor:
         looker = ChildLooker(self.client, silent_looks=self._patience.silent_looks)
         while True:
             with trio.move_on_after(self._patience.watch) as waiting:
-                await self._ring()
+                await self._wait_for_request()
             if waiting.cancelled_caught:
                 await looker.look(self.databases)
             elif await self._apply(child, binary):

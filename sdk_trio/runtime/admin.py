@@ -15,7 +15,7 @@ import trio
 from .._version import __version__
 from ..admin.access import Access, is_of_this_machine
 from ..admin.app import AdminApp
-from ..admin.status import Sources, TenantCounts
+from ..admin.status import StatusProviders, TenantCounts
 from ..admin.token import AdminToken, provide_token
 from ..base.logs import get_logger
 from ..base.metrics import Check, Sample
@@ -144,7 +144,7 @@ _log = get_logger("admin")
 #: Its clients are scrapers, probes and people: few connections, and none is slow for a good reason.
 LIMITS = Limits(connections=128, head_seconds=5.0, body_seconds=10.0, write_seconds=10.0)
 
-#: Settings that :meth:`Administrator.prepare_reload` can change while requests are served.
+#: Settings that :meth:`AdminServer.prepare_reload` can change while requests are served.
 LIVE_KEYS = ("Sdk:Admin:ReadOnly", "Sdk:Admin:AllowedHosts")
 
 #: Time for requests in progress when the address closes, in seconds. It closes last, and a query
@@ -152,7 +152,7 @@ LIVE_KEYS = ("Sdk:Admin:ReadOnly", "Sdk:Admin:AllowedHosts")
 GRACEFUL_SECONDS = 1.0
 
 
-class Administrator:
+class AdminServer:
     """Serves the admin address of ``runtime`` from before it accepts until after its drain.
 
     Parts add their checks and samples to ``sources``, at any time. ``token`` says where the token
@@ -160,7 +160,7 @@ class Administrator:
     """
 
     def __init__(self, runtime: ObservedRuntime, *, clock: Callable[[], float] = time.time) -> None:
-        self.sources: Sources = Sources()
+        self.sources: StatusProviders = StatusProviders()
         self.token: AdminToken | None = None
         self._runtime = runtime
         self._clock = clock

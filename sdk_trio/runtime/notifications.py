@@ -15,13 +15,13 @@ from ..net.poster import HttpPoster
 from ..notifications.channels.email import EmailSender
 from ..notifications.channels.sms import SmsSender
 from ..notifications.channels.webhook import WebhookSender
-from ..notifications.pump import RESULTS, Dispatcher, Limits
+from ..notifications.pump import RESULTS, ChannelLimits, NotificationPump
 from ..notifications.schedule import RetrySchedule
 from ..notifications.send import Channel, Outcome, Poster, ReadVariable
 from ..records.tenants import OutboxRecord
 from ..storage.ports import Store
 from ..tenants.feed import TransitionFeed
-from ..tenants.tenancy import Tenancy
+from ..tenants.tenancy import TenantRuntime
 from ..webhooks.signed_request import sign_body
 
 
@@ -114,14 +114,14 @@ class Notifier:
         settings: Settings,
         *,
         channels: ChannelFactory | None = None,
-        limits: Mapping[str, Limits] | None = None,
+        limits: Mapping[str, ChannelLimits] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._channels = channels
         self._limits = limits
         self._clock = clock
-        self._dispatcher: Dispatcher | None = None
+        self._dispatcher: NotificationPump | None = None
         self._running: dict[str, _Changeable] = {}
         self._closed = False
 
@@ -135,11 +135,12 @@ class Notifier:
     async def run(
         self,
         store: Store,
-        tenancy: Tenancy,
+        tenancy: TenantRuntime,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Send until :meth:`close`, then finish the attempts in progress; see :class:`Dispatcher`.
+        """Send until :meth:`close`, then finish the attempts in progress; see
+        :class:`NotificationPump`.
 
         Raises:
             StoreUnavailableError: at the start alone; later it is retried.
@@ -150,8 +151,10 @@ class Notifier:
         schedule = RetrySchedule(
             options.max_attempts, options.retry_base_seconds, options.retry_cap_seconds
         )
-        limits = self._limits or {name: Limits(schedule=schedule) for name in channels}
-        dispatcher = Dispatcher(channels, store.notifications, limits=limits, clock=self._clock)
+        limits = self._limits or {name: ChannelLimits(schedule=schedule) for name in channels}
+        dispatcher = NotificationPump(
+            channels, store.notifications, limits=limits, clock=self._clock
+        )
         # The data directory is locked, so every other holder of a lease is dead.
         await dispatcher.recover()
         self._dispatcher = dispatcher
@@ -194,7 +197,7 @@ class Notifier:
             self._dispatcher.close()
 
 
-async def _forward(feed: TransitionFeed, dispatcher: Dispatcher) -> None:
+async def _forward(feed: TransitionFeed, dispatcher: NotificationPump) -> None:
     while True:
         await feed.wait()
         dispatcher.wake()

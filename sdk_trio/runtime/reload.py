@@ -22,7 +22,7 @@ _TLS_FILES = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
 
 
 @attrs.frozen
-class Plan:
+class ReloadPlan:
     """The result of the decision.
 
     ``settings`` are the running ones with every live key taken from the wanted ones. ``applied``
@@ -34,7 +34,7 @@ class Plan:
     restart: tuple[str, ...]
 
 
-def plan_reload(running: Settings, wanted: Settings, *, live: Collection[str]) -> Plan:
+def plan_reload(running: Settings, wanted: Settings, *, live: Collection[str]) -> ReloadPlan:
     """Decide which settings of ``wanted`` replace those of ``running``.
 
     Args:
@@ -53,7 +53,7 @@ def plan_reload(running: Settings, wanted: Settings, *, live: Collection[str]) -
             applied.append(setting.key)
         else:
             restart.append(setting.key)
-    return Plan(settings, tuple(applied), tuple(restart))
+    return ReloadPlan(settings, tuple(applied), tuple(restart))
 
 
 def _changed(running: Settings, wanted: Settings) -> Iterator[Setting]:
@@ -91,7 +91,7 @@ class Reloaded:
     restart: tuple[str, ...] = ()
 
 
-class Reloader:
+class SettingsReload:
     """The parts that can change while they run, and the settings in force.
 
     ``standalone``: the program runs without the client and so needs no access token.

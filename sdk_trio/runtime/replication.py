@@ -22,7 +22,7 @@ from ..replication.manifest import (
     is_large_fleet,
     render_manifest,
 )
-from ..replication.plan import Patience
+from ..replication.plan import SupervisorTimeouts
 from ..replication.replica import ReplicaReader
 from ..replication.signal import Signaler
 from ..replication.supervisor import Supervisor
@@ -211,7 +211,7 @@ class ReplicationOverseer:
             # The last sync of the replicator has the same bound as the drain: a target that is away
             # must not hold the shutdown longer.
             stop = float(settings.webhooks.graceful_drain_timeout_seconds)
-            patience = attrs.evolve(Patience(), stop=stop)
+            patience = attrs.evolve(SupervisorTimeouts(), stop=stop)
             self.supervisor = Supervisor(
                 options, self._directory, patience=patience, told_to_begin=True
             )

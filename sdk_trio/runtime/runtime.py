@@ -30,7 +30,7 @@ from ..server.serve import Server
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from ..webhooks.companion import Part, keep
 from ..webhooks.receiver import LIVE_KEYS
-from .reload import Prepare, Reloaded, Reloader
+from .reload import Prepare, Reloaded, SettingsReload
 from .watchdog import Watchdog
 from .wiring import (
     Routes,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ..replication.verification_schedule import VerificationScheduler
     from ..tenants.clients import ClientFactory
     from ..tenants.upgrade import HostUpgrade
-    from .admin import Administrator
+    from .admin import AdminServer
     from .notifications import ChannelFactory
     from .replication import ReplicationOverseer
 
@@ -133,7 +133,7 @@ class Runtime:
             companion=make_companion(settings, self._notifier),
         )
         self._clock = clock
-        self._reloader = Reloader(settings, standalone=not settings.has_access_token)
+        self._reloader = SettingsReload(settings, standalone=not settings.has_access_token)
         self._reloader.subscribe(self.receiver.prepare_reload, LIVE_KEYS)
         if self._notifier is not None:
             self._reloader.subscribe(self._notifier.prepare_reload, _TEMPLATE_KEYS)
@@ -195,7 +195,7 @@ class Runtime:
         return self._client is not None
 
     @property
-    def administrator(self) -> "Administrator":
+    def administrator(self) -> "AdminServer":
         """The admin address, with which parts register their checks and samples.
 
         Raises:
@@ -454,11 +454,11 @@ class Runtime:
             await self.replication.run(task_status=task_status)
 
     async def _reconcile(self, *, task_status: trio.TaskStatus[None]) -> None:
-        from ..client.deliveries import Deliveries  # loads the client, which is optional
+        from ..client.deliveries import UpstreamDeliveries  # loads the client, which is optional
         from ..reconcile.reconciler import Reconciler
 
         reconciler = Reconciler(
-            Deliveries(self.client), self.receiver.store, self.settings, clock=self._clock
+            UpstreamDeliveries(self.client), self.receiver.store, self.settings, clock=self._clock
         )
         task_status.started()
         with self._reconciling:

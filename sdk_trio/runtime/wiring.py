@@ -9,14 +9,14 @@ from ..base.asgi import App, Receive, Scope, Send
 from ..base.metrics import Sample
 from ..config import Settings
 from ..storage.ports import Store
-from ..tenants.tenancy import Tenancy
+from ..tenants.tenancy import TenantRuntime
 from ..webhooks import WebhookReceiver
 
 if TYPE_CHECKING:
     from ..client.client import Client
-    from ..webhooks.companion import Companion
+    from ..webhooks.companion import BackgroundTask
     from ..webhooks.simulator import Simulator
-    from .admin import Administrator, ObservedRuntime
+    from .admin import AdminServer, ObservedRuntime
     from .notifications import ChannelFactory, Notifier
 
 
@@ -101,7 +101,9 @@ def _make_simulator(settings: Settings) -> "Simulator":
 
 
 class NotificationsOff:
-    """Marks notifications off while the store is open, as a ``webhooks.companion.Companion``."""
+    """Marks notifications off while the store is open, as a
+    ``webhooks.companion.BackgroundTask``.
+    """
 
     def __init__(self) -> None:
         self._closed = trio.Event()
@@ -109,7 +111,7 @@ class NotificationsOff:
     async def run(
         self,
         store: Store,
-        tenancy: Tenancy,
+        tenancy: TenantRuntime,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -134,11 +136,11 @@ def make_client(settings: Settings) -> "Client":
     return Client(settings)
 
 
-def make_administrator(runtime: "ObservedRuntime", clock: Callable[[], float]) -> "Administrator":
+def make_administrator(runtime: "ObservedRuntime", clock: Callable[[], float]) -> "AdminServer":
     """Return the server of the admin address of ``runtime``."""
-    from .admin import Administrator
+    from .admin import AdminServer
 
-    return Administrator(runtime, clock=clock)
+    return AdminServer(runtime, clock=clock)
 
 
 def make_notifier(
@@ -155,7 +157,7 @@ def make_notifier(
     return Notifier(settings, channels=channels, clock=clock)
 
 
-def make_companion(settings: Settings, notifier: "Notifier | None") -> "Companion | None":
+def make_companion(settings: Settings, notifier: "Notifier | None") -> "BackgroundTask | None":
     """Return the part that runs beside the receiver's queue; None where there are no tenants.
 
     Without notifications it marks them off in the store; see ``docs/adr/0013``.

@@ -18,7 +18,7 @@ import trio
 from ..base.asgi import App
 from ..base.bell import Bell
 from ..base.logs import Throttle, get_logger
-from .connection import Address, Connection
+from .connection import Address, Http1ServerConnection
 from .head import refusal
 from .limits import Limits, NoteRefusal
 from .tls import TlsSocket
@@ -128,9 +128,9 @@ class Acceptor:
         self._places = places
         self._certificate = certificate
         #: A dict for its order: connections in the order in which they were accepted.
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[Http1ServerConnection, None] = {}
         #: Connections that idled at the time ``_idle_as_of``, the longest first.
-        self._idle: deque[Connection] = deque()
+        self._idle: deque[Http1ServerConnection] = deque()
         self._idle_as_of = -inf
         self._refusals = 0
         self._changed = Bell()
@@ -217,7 +217,7 @@ class Acceptor:
         except OSError:
             sock.close()  # the client left before it was served
             return
-        connection = Connection(self, stream, client, server)
+        connection = Http1ServerConnection(self, stream, client, server)
         self._connections[connection] = None
         try:
             await connection.run()

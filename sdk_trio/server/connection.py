@@ -10,7 +10,7 @@ import trio
 
 from ..base.asgi import SHORTCUT, App, Whole
 from ..base.logs import get_logger
-from .deadline import Expiry
+from .deadline import RequestDeadline
 from .head import (
     END_OF_HEAD,
     AnswerError,
@@ -32,7 +32,7 @@ from .tls import TlsSocket
 _DISCONNECT = {"type": "http.disconnect"}
 
 
-class Exchange:
+class Http1Request:
     """Gives the application its request and sends its answer.
 
     ``begun``: the head of the answer has been sent; ``answered``: all of it.
@@ -55,7 +55,7 @@ class Exchange:
         "error",
     )
 
-    def __init__(self, connection: "Connection", head: RequestHead) -> None:
+    def __init__(self, connection: "Http1ServerConnection", head: RequestHead) -> None:
         self._connection = connection
         self._head = head
         self._left = head.length
@@ -91,7 +91,7 @@ class Exchange:
         }
 
     @property
-    def expiry(self) -> Expiry:
+    def expiry(self) -> RequestDeadline:
         """The deadline that the application can set for itself."""
         return self._connection.expiry
 
@@ -323,7 +323,7 @@ class Surroundings(Protocol):
     note_refusal: NoteRefusal
 
 
-class Connection:
+class Http1ServerConnection:
     """One client's connection, from its first byte to its end.
 
     ``client`` and ``server`` are the addresses for the ASGI scope; None for Unix sockets.
@@ -369,9 +369,9 @@ class Connection:
         self._idle = True
         self._idle_since = around.now
         self._interrupted = False
-        self._exchange: Exchange | None = None
+        self._exchange: Http1Request | None = None
         self.limits = around.limits
-        self.expiry = Expiry(around.limits.sweep_seconds)
+        self.expiry = RequestDeadline(around.limits.sweep_seconds)
         self.client = client
         self.server = server
         self._pending = sock.pending if isinstance(sock, TlsSocket) else None
@@ -454,7 +454,7 @@ class Connection:
             if head is None:
                 return
             self._requests += 1
-            self._exchange = exchange = Exchange(self, head)
+            self._exchange = exchange = Http1Request(self, head)
             try:
                 await app(exchange.scope(), exchange.receive, exchange.send)
             except Exception:
@@ -463,7 +463,7 @@ class Connection:
             if self.expiry.spent or not await self._conclude(exchange):
                 return
 
-    async def _conclude(self, exchange: Exchange) -> bool:
+    async def _conclude(self, exchange: Http1Request) -> bool:
         """Finish the answer; return False if the connection ends with it."""
         if self.expiry.spent and self.expiry.answer and not exchange.begun:
             await exchange.answer(self.expiry.answer)

@@ -12,7 +12,7 @@ import trio
 from ..base.asgi import Whole
 
 
-class Expiry:
+class RequestDeadline:
     """The deadline of one connection's requests.
 
     The application calls :meth:`arm` and :meth:`disarm`. If the time passes in between, its call is

@@ -16,7 +16,7 @@ CLOCK_SLACK_SECONDS = 60.0
 
 
 @attrs.frozen(kw_only=True)
-class Terms:
+class LeaseTerms:
     """What an opened inbox brings to every change: its owner, and its periods in seconds."""
 
     owner: str
@@ -52,7 +52,7 @@ class Known:
     process_ends: int = 0
 
 
-class Standing(enum.Enum):
+class ExistingState(enum.Enum):
     """Where the record of an id stands, as far as a further delivery of it is concerned."""
 
     FORGOTTEN = enum.auto()
@@ -84,51 +84,53 @@ class Change(enum.Enum):
 
 
 @attrs.frozen
-class Ruling:
+class AdmissionRule:
     """The answer to give, and what to write."""
 
     admission: Admission
     change: Change = Change.NOTHING
 
 
-_NEW_AGAIN = Ruling(Admission.NEW, Change.REPLACE)
-_RESTART = Ruling(Admission.NEW, Change.RESTART)
-_CONTINUE = Ruling(Admission.NEW, Change.UPDATE)
-_DONE = Ruling(Admission.DONE)
-_QUEUED = Ruling(Admission.QUEUED)
-_RUNNING = Ruling(Admission.RUNNING)
+_NEW_AGAIN = AdmissionRule(Admission.NEW, Change.REPLACE)
+_RESTART = AdmissionRule(Admission.NEW, Change.RESTART)
+_CONTINUE = AdmissionRule(Admission.NEW, Change.UPDATE)
+_DONE = AdmissionRule(Admission.DONE)
+_QUEUED = AdmissionRule(Admission.QUEUED)
+_RUNNING = AdmissionRule(Admission.RUNNING)
 
 #: What ``accept`` does: the delivery is to become ``received``, for our own workers.
 ACCEPTING = {
-    Standing.FORGOTTEN: _NEW_AGAIN,
-    Standing.FINISHED: _DONE,
-    Standing.QUEUED: _QUEUED,
-    Standing.RUNNING: _RUNNING,
-    Standing.WAITING: _CONTINUE,
-    Standing.DEAD: _RESTART,
-    Standing.CONDEMNED: _DONE,
-    Standing.PARKED: _RESTART,
+    ExistingState.FORGOTTEN: _NEW_AGAIN,
+    ExistingState.FINISHED: _DONE,
+    ExistingState.QUEUED: _QUEUED,
+    ExistingState.RUNNING: _RUNNING,
+    ExistingState.WAITING: _CONTINUE,
+    ExistingState.DEAD: _RESTART,
+    ExistingState.CONDEMNED: _DONE,
+    ExistingState.PARKED: _RESTART,
 }
 
 #: What ``claim`` does: the delivery is to become ``running``, inline. A dead one goes on counting.
-CLAIMING = {**ACCEPTING, Standing.DEAD: _CONTINUE}
+CLAIMING = {**ACCEPTING, ExistingState.DEAD: _CONTINUE}
 
 #: What ``park`` does. One that waits for a redelivery has got its last one: the sender is told
 #: 200 now, and only as ``parked`` can it be replayed.
-PARKING = {**ACCEPTING, Standing.DEAD: _DONE, Standing.PARKED: _DONE}
+PARKING = {**ACCEPTING, ExistingState.DEAD: _DONE, ExistingState.PARKED: _DONE}
 
 
-def standing_of(known: Known, *, now: float, dedup_seconds: float) -> Standing:
+def standing_of(known: Known, *, now: float, dedup_seconds: float) -> ExistingState:
     """Return where a known record stands at ``now``, the arrival of the further delivery."""
     if known.state is DeliveryState.DONE:
         finished_at = known.finished_at if known.finished_at is not None else now
-        return Standing.FORGOTTEN if now - finished_at > dedup_seconds else Standing.FINISHED
+        return (
+            ExistingState.FORGOTTEN if now - finished_at > dedup_seconds else ExistingState.FINISHED
+        )
     if known.state is DeliveryState.DEAD:
-        return Standing.CONDEMNED if known.process_ends else Standing.DEAD
+        return ExistingState.CONDEMNED if known.process_ends else ExistingState.DEAD
     if known.state is DeliveryState.PARKED:
-        return Standing.PARKED
+        return ExistingState.PARKED
     if known.queued:
-        return Standing.QUEUED
+        return ExistingState.QUEUED
     if known.state is DeliveryState.RUNNING and known.held_until is not None:
-        return Standing.RUNNING
-    return Standing.WAITING
+        return ExistingState.RUNNING
+    return ExistingState.WAITING

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     # Most receivers have no tenants, and start without what is known of them.
     from ..records.notifications import (
         DueNotifications,
-        Ending,
         Enlisted,
         Lookout,
         NotificationId,
         NotificationRecord,
         NotificationState,
         Recovered,
+        SendResult,
     )
     from ..records.tenants import (
         AuditRecord,
@@ -496,7 +496,7 @@ class NotificationStore(Protocol):
         """
         ...
 
-    async def finish(self, id: "NotificationId", ending: "Ending", *, now: float) -> bool:
+    async def finish(self, id: "NotificationId", ending: "SendResult", *, now: float) -> bool:
         """Record how an attempt ended, and give up the lease.
 
         False, and nothing is changed, when the lease is not ours any more.

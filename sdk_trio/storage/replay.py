@@ -14,7 +14,7 @@ CHUNK = 200
 
 
 @attrs.frozen
-class Candidate:
+class ReplayCandidate:
     """An event that was asked for: ``reason`` says why it cannot be replayed, if it cannot."""
 
     key: str
@@ -24,18 +24,18 @@ class Candidate:
     reason: str | None = None
 
 
-async def find_named(inbox: Inbox, webhook_ids: Sequence[str]) -> list[Candidate]:
+async def find_named(inbox: Inbox, webhook_ids: Sequence[str]) -> list[ReplayCandidate]:
     """Return a candidate for each id, each once, those that cannot be replayed included."""
     await trio.lowlevel.checkpoint()
     return [await _named(inbox, webhook_id) for webhook_id in dict.fromkeys(webhook_ids)]
 
 
-async def _named(inbox: Inbox, webhook_id: str) -> Candidate:
+async def _named(inbox: Inbox, webhook_id: str) -> ReplayCandidate:
     found = await find_meant(inbox, webhook_id)
     if len(found) == 1:
         return _candidate(found[0], _fault(found[0]))
     reason = ambiguity(found) if found else "there is no such event in the inbox"
-    return Candidate(webhook_id, webhook_id, reason=reason)
+    return ReplayCandidate(webhook_id, webhook_id, reason=reason)
 
 
 async def find_meant(inbox: Inbox, text: str) -> Sequence[DeliveryRecord]:
@@ -63,8 +63,8 @@ def _fault(record: DeliveryRecord) -> str | None:
     return None if record.raw is not None else "its body is not kept any more"
 
 
-def _candidate(record: DeliveryRecord, reason: str | None = None) -> Candidate:
-    return Candidate(record.key, record.webhook_id, record.type, str(record.state), reason)
+def _candidate(record: DeliveryRecord, reason: str | None = None) -> ReplayCandidate:
+    return ReplayCandidate(record.key, record.webhook_id, record.type, str(record.state), reason)
 
 
 async def find_chosen(
@@ -75,10 +75,10 @@ async def find_chosen(
     since: float | None = None,
     tenant_id: str | None = None,
     limit: int | None = None,
-) -> list[Candidate]:
+) -> list[ReplayCandidate]:
     """Return the events of a state, oldest first, read page by page; at most ``limit``."""
     await trio.lowlevel.checkpoint()
-    found: list[Candidate] = []
+    found: list[ReplayCandidate] = []
     after = 0
     while limit is None or len(found) < limit:
         page = await inbox.find(
@@ -114,7 +114,7 @@ async def put_back(
 
 
 def replay_rows(
-    candidates: Sequence[Candidate], replayed: set[str], *, dry_run: bool = False
+    candidates: Sequence[ReplayCandidate], replayed: set[str], *, dry_run: bool = False
 ) -> list[dict[str, Any]]:
     """Return an object of JSON for each candidate: whether it was put back, and why not."""
     rows: list[dict[str, Any]] = []

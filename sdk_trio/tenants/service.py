@@ -119,7 +119,7 @@ CAPACITY: Final = 16_384
 Answer = Tenant | str | None
 
 
-class Directory:
+class TenantCache:
     """The store's last answers, such as the tenant of an organization.
 
     They are right until :meth:`forget_all`, which has to follow every change. An answer that was
@@ -211,7 +211,7 @@ class TenantService:
         self._store = store
         self._clock = clock
         self._new_id = new_id
-        self._directory = Directory()
+        self._directory = TenantCache()
         self._subscribers = Subscribers()
         self._attempts: list[_Attempt] = []
         self._refusals = Throttle(lines=1, seconds=REFUSAL_SECONDS, clock=stopwatch)

@@ -20,7 +20,7 @@ from .status import TenantKey
 CLOSE_SECONDS = STALL_SECONDS + 1.0
 
 
-class Tenancy:
+class TenantRuntime:
     """The tenants of a running program: service, credentials, databases, clients.
 
     Args:

@@ -293,14 +293,14 @@ def finish(marker: UpgradeMarker, *, now: float) -> UpgradeMarker:
 
 
 @attrs.frozen
-class Organizations:
+class KnownOrganizations:
     """The organizations that the deliveries up to ``after`` name, in their order of arrival."""
 
     after: int = 0
     seen: tuple[str, ...] = ()
 
     @classmethod
-    def at(cls, position: str | None) -> "Organizations":
+    def at(cls, position: str | None) -> "KnownOrganizations":
         """Read a :attr:`position`."""
         if position is None:
             return cls()
@@ -317,11 +317,11 @@ class Organizations:
         """Return the organization if there is exactly one."""
         return self.seen[0] if len(self.seen) == 1 else None
 
-    def with_next(self, after: int, organization: str | None) -> "Organizations":
+    def with_next(self, after: int, organization: str | None) -> "KnownOrganizations":
         """Return the record with one more delivery and the organization that it names."""
         if organization is None or organization in self.seen:
-            return Organizations(after, self.seen)
-        return Organizations(after, (*self.seen, organization))
+            return KnownOrganizations(after, self.seen)
+        return KnownOrganizations(after, (*self.seen, organization))
 
 
 @attrs.frozen

@@ -43,8 +43,8 @@ from .upgrade import (
     ORGANIZATION,
     HostTenant,
     HostUpgrade,
+    KnownOrganizations,
     NewTenant,
-    Organizations,
     PlannedStep,
     Quiescence,
     Report,
@@ -344,7 +344,7 @@ class Upgrader:
                 ) from error
             run.done[ORGANIZATION] = 1
             return marker
-        found = Organizations.at(marker.position)
+        found = KnownOrganizations.at(marker.position)
         batches = 0
         while True:
             further = await self._look_further(found, tenant.id)
@@ -374,8 +374,8 @@ class Upgrader:
         return marker
 
     async def _look_further(
-        self, found: Organizations, tenant_id: str | None
-    ) -> Organizations | None:
+        self, found: KnownOrganizations, tenant_id: str | None
+    ) -> KnownOrganizations | None:
         """Read the next bodies; return None when none are left or enough is known."""
         if len(found.seen) >= MOST_ORGANIZATIONS:
             await trio.lowlevel.checkpoint()
@@ -473,7 +473,7 @@ class Upgrader:
         named = self._options.literal_default_tenant_organization_id
         if named is not None:
             return PlannedStep(step=ORGANIZATION, rows=1, remark=self._checked(named))
-        found = Organizations()
+        found = KnownOrganizations()
         # While deliveries are still to be moved, those without a tenant are counted.
         moved = marker is not None and DELIVERIES in upgrade.finished_steps(marker)
         while (

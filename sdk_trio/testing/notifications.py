@@ -10,7 +10,7 @@ from ..config import KeyDerivation, Secret
 from ..errors import VerificationError
 from ..notifications.channels.webhook import SIGNATURE_HEADER, body_signature
 from ..webhooks.signature import Keyring
-from ..webhooks.verdict import Delivery, Rejected, judge
+from ..webhooks.verdict import Delivery, Rejected, verify_delivery
 
 
 def verify_notification(
@@ -43,7 +43,7 @@ def verify_notification(
     lowered = {name.lower(): value for name, value in headers.items()}
     pairs = [(n.encode("latin-1"), v.encode("latin-1", "replace")) for n, v in lowered.items()]
     keyring = Keyring.from_secrets([Secret(text)], KeyDerivation.AUTO)
-    verdict = judge(
+    verdict = verify_delivery(
         Delivery(pairs, body, received_at), keyring, tolerance_seconds=tolerance_seconds
     )
     if isinstance(verdict, Rejected):

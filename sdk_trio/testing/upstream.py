@@ -23,9 +23,9 @@ import attrs
 import httpx
 import trio
 
-from ..client.caller import Sources
+from ..client.caller import RequestSources
 from ..client.client import Client
-from ..client.operation import Answer, Operation, Pagination, operation
+from ..client.operation import Operation, OperationAnswer, Pagination, operation
 from ..client.operations import find_operation
 from ..config import Settings
 
@@ -149,7 +149,7 @@ class MockUpstream(httpx.AsyncBaseTransport):
             UnknownOperationError: there is no such operation; the message names similar ones.
             ValueError: there are more values than parameters.
         """
-        row = operation(what, Answer.JSON) if " /" in what else find_operation(what)
+        row = operation(what, OperationAnswer.JSON) if " /" in what else find_operation(what)
         if len(values) > len(row.parameters):
             raise ValueError(f"{what} has {len(row.parameters)} parameters in its path")
         named = dict(zip(row.parameters, map(str, values), strict=False))
@@ -173,7 +173,7 @@ class MockUpstream(httpx.AsyncBaseTransport):
             },
             receiver=False,
         )
-        return Client(settings, self, sources=Sources(random=lambda: 0.0))
+        return Client(settings, self, sources=RequestSources(random=lambda: 0.0))
 
     def assert_expected(self) -> None:
         """Fail when a request had no route, or a route had no request.

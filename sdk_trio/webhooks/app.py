@@ -28,24 +28,24 @@ from ..storage.open import open_store
 from ..storage.ports import Inbox, Store
 from . import answers
 from .answers import Answer
-from .arrival import Arrival
-from .companion import Companion, Part, keep
+from .arrival import VerifiedDelivery
+from .companion import BackgroundTask, Part, keep
 from .counters import Counters
 from .janitor import Janitor
-from .queue import Queuer
+from .queue import WorkerPool
 from .receiver import UNAVAILABLE_RETRY_SECONDS, Receiver
 from .registry import BoundHandlers, HandlerRegistry
 from .rejections import LINES, SECONDS, Rejections
-from .run import CLEANUP_SECONDS, Dispatcher, Run
+from .run import CLEANUP_SECONDS, DeliveryRunner, Run
 from .services import Services
 
 if TYPE_CHECKING:
     from ..tenants.clients import ClientFactory
-    from ..tenants.tenancy import Tenancy
+    from ..tenants.tenancy import TenantRuntime
     from ..tenants.upgrade import HostUpgrade
     from .tenant_keys import TenantKeys
 
-    _Opened = tuple[Inbox, Tenancy | None, Store | None]
+    _Opened = tuple[Inbox, TenantRuntime | None, Store | None]
 
 _log = get_logger("webhooks")
 
@@ -104,7 +104,7 @@ class WebhookReceiver:
         clock: Callable[[], float] = time.time,
         client_factory: "ClientFactory | None" = None,
         host_upgrade: "HostUpgrade | None" = None,
-        companion: Companion | None = None,
+        companion: BackgroundTask | None = None,
     ) -> None:
         if settings.webhooks.fail_on_missing_handlers:
             handlers.require_complete()
@@ -186,7 +186,7 @@ class WebhookReceiver:
             nursery.cancel_scope.cancel()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def take(self, arrival: Arrival, expiry: Expiry | None = None) -> Answer:
+    async def take(self, arrival: VerifiedDelivery, expiry: Expiry | None = None) -> Answer:
         """Enqueue, run or park one verified delivery, and return the answer for its sender.
 
         Cancelled in the middle of an inline run, the delivery is released and the attempt does not
@@ -229,7 +229,7 @@ class WebhookReceiver:
         return self._running.inbox
 
     @property
-    def tenancy(self) -> "Tenancy":
+    def tenancy(self) -> "TenantRuntime":
         """The tenants; raises :class:`NotRunningError` where there are none, or not open."""
         if self._running is None or self._running.tenancy is None:
             raise NotRunningError(
@@ -337,9 +337,9 @@ class WebhookReceiver:
         if not self.settings.multi_tenant.enabled:
             return store.inbox, None, store
         # Imported here, so that receivers without tenants do not load SQLite for it.
-        from ..tenants.tenancy import Tenancy
+        from ..tenants.tenancy import TenantRuntime
 
-        tenancy = Tenancy(
+        tenancy = TenantRuntime(
             self.settings, store.tenants, clock=self._clock, client_factory=self._client_factory
         )
         # The upgrade concerns stores that were in use before tenants were enabled. A store in
@@ -348,7 +348,7 @@ class WebhookReceiver:
             await self._upgrade(store, tenancy)
         return store.inbox, tenancy, store
 
-    async def _upgrade(self, store: Store, tenancy: "Tenancy") -> None:
+    async def _upgrade(self, store: Store, tenancy: "TenantRuntime") -> None:
         from ..tenants.upgrade import Quiescence
         from ..tenants.upgrade_run import Upgrader
 
@@ -411,17 +411,17 @@ class WebhookReceiver:
             self._companion.close()
 
     def _assemble(
-        self, inbox: Inbox, tenancy: "Tenancy | None", *, after_crash: bool
+        self, inbox: Inbox, tenancy: "TenantRuntime | None", *, after_crash: bool
     ) -> "_Running":
         services = Services(self.settings, inbox, self._client, tenancy=tenancy)
         handlers = self._registry.bind(services)
-        make_dispatcher = self._trace() or Dispatcher
+        make_dispatcher = self._trace() or DeliveryRunner
         dispatcher = make_dispatcher(
             self.settings, handlers, inbox, self.counters, clock=self._clock, tenancy=tenancy
         )
         if tenancy is not None:
             self._receiver.tenant_keys = _tenant_keys(tenancy, self.settings)
-        queue = Queuer(
+        queue = WorkerPool(
             self.settings,
             dispatcher,
             inbox,
@@ -432,7 +432,7 @@ class WebhookReceiver:
         janitor = Janitor(inbox, self._receiver.secret_usage, clock=self._clock)
         return _Running(inbox, handlers, dispatcher, queue, janitor, tenancy)
 
-    def _trace(self) -> Callable[..., Dispatcher] | None:
+    def _trace(self) -> Callable[..., DeliveryRunner] | None:
         """Switch to a receiver with spans and return the factory of a dispatcher with spans.
 
         Returns None when no tracer is configured, and changes nothing then.
@@ -480,7 +480,7 @@ async def _start(nursery: trio.Nursery, may_end: Callable[[], bool], name: str, 
     await nursery.start(partial(keep, name, part, may_end=may_end))
 
 
-def _tenant_keys(tenancy: "Tenancy", settings: Settings) -> "TenantKeys":
+def _tenant_keys(tenancy: "TenantRuntime", settings: Settings) -> "TenantKeys":
     from .tenant_keys import TenantKeys  # loads all of the tenants' modules
 
     return TenantKeys(tenancy, settings.webhooks.key_derivation)
@@ -503,9 +503,9 @@ class _Running:
 
     inbox: Inbox
     handlers: BoundHandlers
-    dispatcher: Dispatcher
-    queue: Queuer
+    dispatcher: DeliveryRunner
+    queue: WorkerPool
     janitor: Janitor
-    tenancy: "Tenancy | None" = None
+    tenancy: "TenantRuntime | None" = None
     store: Store | None = None
     handled_before_drain: int = 0

@@ -13,7 +13,7 @@ from ..records.deliveries import DeliveryRecord, NewDelivery
 LARGE_BYTES: Final = 256 * 1024
 
 
-class Arrival(msgspec.Struct, frozen=True, gc=False):
+class VerifiedDelivery(msgspec.Struct, frozen=True, gc=False):
     """A verified, decoded delivery on its way to its handler.
 
     ``earlier_attempts`` counts the runs that it had before it was replayed.
@@ -38,7 +38,7 @@ async def look_closer(body: bytes) -> Envelope:
     return await trio.to_thread.run_sync(decode_envelope, body)
 
 
-async def arrival_of(record: DeliveryRecord) -> Arrival:
+async def arrival_of(record: DeliveryRecord) -> VerifiedDelivery:
     """Rebuild the arrival of a delivery that the inbox kept.
 
     Raises:
@@ -62,4 +62,4 @@ async def arrival_of(record: DeliveryRecord) -> Arrival:
         envelope = await look_closer(raw)
     else:
         await trio.lowlevel.checkpoint()
-    return Arrival(delivery, envelope, record.earlier_attempts)
+    return VerifiedDelivery(delivery, envelope, record.earlier_attempts)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import trio
 
     from ..storage.ports import Store
-    from ..tenants.tenancy import Tenancy
+    from ..tenants.tenancy import TenantRuntime
 
 
 class Part(Protocol):
@@ -43,11 +43,11 @@ async def keep(  # noqa: ASYNC128 - the part calls it
         )
 
 
-class Companion(Protocol):
+class BackgroundTask(Protocol):
     """A part that the runtime adds to a receiver with tenants, such as notifications."""
 
     async def run(
-        self, store: "Store", tenancy: "Tenancy", *, task_status: "trio.TaskStatus[None]"
+        self, store: "Store", tenancy: "TenantRuntime", *, task_status: "trio.TaskStatus[None]"
     ) -> None:
         """Work on the open store; return once :meth:`close` was called and the work is finished.
 

@@ -61,7 +61,7 @@ class Failure:
     cut_short: bool = False
 
 
-def failure_of_time(handler: str, seconds: float) -> Failure:
+def timeout_failure(handler: str, seconds: float) -> Failure:
     """Return the failure of an inline run that outlasted InlineTimeoutSeconds."""
     return Failure(
         f"the handler {handler} took longer than InlineTimeoutSeconds ({seconds:g} s); "
@@ -70,7 +70,7 @@ def failure_of_time(handler: str, seconds: float) -> Failure:
 
 
 @attrs.frozen
-class RetryPolicy:
+class DeliveryRetries:
     """The number and the delays of an enqueued event's runs.
 
     ``max_attempts`` counts all runs, the first included; ``base_seconds`` and ``cap_seconds``
@@ -84,7 +84,7 @@ class RetryPolicy:
 
 
 def after_queued_failure(
-    failure: Failure, *, attempts: int, policy: RetryPolicy, now: float, fraction: float
+    failure: Failure, *, attempts: int, policy: DeliveryRetries, now: float, fraction: float
 ) -> Retry | Dead:
     """Decide what follows the failed run number ``attempts`` of an enqueued event.
 
@@ -172,7 +172,7 @@ def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
     return text if len(text) <= MAX_ERROR_LENGTH else text[: MAX_ERROR_LENGTH - 1] + "…"
 
 
-def hint_when_parked(tenant: "Tenant | None", gone: str | None = None) -> str:
+def parked_reason(tenant: "Tenant | None", gone: str | None = None) -> str:
     """Say why an event was parked, and what to do; ``gone`` is the id of a purged tenant."""
     if gone is not None:
         return f"its tenant {gone} was purged, and nobody else may have its events"

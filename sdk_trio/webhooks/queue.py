@@ -26,10 +26,10 @@ from ..records.deliveries import Admission, Dead, DeliveryRecord, Retry
 from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
-from .arrival import Arrival, arrival_of
+from .arrival import VerifiedDelivery, arrival_of
 from .counters import Counters
 from .rejections import LINES, SECONDS
-from .run import CLEANUP_SECONDS, STORE_RETRY_SECONDS, Dispatcher
+from .run import CLEANUP_SECONDS, STORE_RETRY_SECONDS, DeliveryRunner
 
 _log = get_logger("webhooks")
 
@@ -68,7 +68,7 @@ SUSPECTS_LIMIT = 100
 STEP_SECONDS = 2.0
 
 
-class Queuer:
+class WorkerPool:
     """Accepts events for later, runs them in workers, and drains until the channel is empty.
 
     Args:
@@ -84,7 +84,7 @@ class Queuer:
     def __init__(
         self,
         settings: Settings,
-        dispatcher: Dispatcher,
+        dispatcher: DeliveryRunner,
         inbox: Inbox,
         counters: Counters,
         *,
@@ -101,8 +101,8 @@ class Queuer:
         self._capacity = options.capacity
         self._workers = options.workers
         # An event, the number of its next run, and whether this very process has just accepted it.
-        self._send: trio.MemorySendChannel[tuple[Arrival, int, bool]]
-        self._receive: trio.MemoryReceiveChannel[tuple[Arrival, int, bool]]
+        self._send: trio.MemorySendChannel[tuple[VerifiedDelivery, int, bool]]
+        self._receive: trio.MemoryReceiveChannel[tuple[VerifiedDelivery, int, bool]]
         self._send, self._receive = trio.open_memory_channel(options.capacity)
         self._places_taken = 0
         self._running = 0
@@ -138,7 +138,7 @@ class Queuer:
 
     # -- accepting ---------------------------------------------------------------------------
 
-    async def accept(self, arrival: Arrival) -> Answer:
+    async def accept(self, arrival: VerifiedDelivery) -> Answer:
         """Commit an event to the inbox, then queue it; answer 200, or 503 when there is no room.
 
         A refused event is not in the store. Cancellation does not undo a commit.
@@ -177,7 +177,7 @@ class Queuer:
                 self._free_place()
                 self._want_feed()
 
-    def _refuse(self, arrival: Arrival) -> Answer:
+    def _refuse(self, arrival: VerifiedDelivery) -> Answer:
         self._counters.count("full")
         extra = self._throttle.fields(self._closed)
         if extra is not None:

@@ -10,7 +10,7 @@ import attrs
 import msgspec
 import trio
 
-from ..base.asgi import SHORTCUT, Expiry, Headers, Receive, Scope, Send, Shortcut
+from ..base.asgi import SHORTCUT, DirectRequest, Expiry, Headers, Receive, Scope, Send
 from ..base.logs import Throttle, get_logger
 from ..config import Secret, Settings
 from ..errors import DeliveryDecodingError, StoreUnavailableError
@@ -18,13 +18,13 @@ from ..events import Envelope, claimed_organization, organization_of, plain_enve
 from ..records.deliveries import NewDelivery
 from . import answers
 from .answers import Answer
-from .arrival import Arrival, look_closer
+from .arrival import VerifiedDelivery, look_closer
 from .counters import Counters
 from .rejections import LINES, SECONDS, Rejection, Rejections, claimed_id
-from .screen import AllowedSources, Origin, RateLimit, TrustedProxies, source_of
+from .screen import AllowedSources, RateLimit, RequestOrigin, TrustedProxies, source_of
 from .secret_usage import SecretUsage
 from .signature import Keyring
-from .verdict import Accepted, Cause, Delivery, Rejected, judge
+from .verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
@@ -193,7 +193,7 @@ LIVE_KEYS = (
 class Intake(Protocol):
     """The destination of verified deliveries."""
 
-    async def take(self, arrival: Arrival, expiry: Expiry | None) -> Answer:
+    async def take(self, arrival: VerifiedDelivery, expiry: Expiry | None) -> Answer:
         """Handle or keep one verified delivery and return the answer for its sender."""
         ...
 
@@ -365,8 +365,8 @@ class Receiver:
         identifier = path[len(self._tenant_path) :]
         return identifier if identifier and "/" not in identifier else None
 
-    def _shortcut_in(self, scope: Scope) -> Shortcut | None:
-        shortcut: Shortcut | None = (scope.get("extensions") or {}).get(SHORTCUT)
+    def _shortcut_in(self, scope: Scope) -> DirectRequest | None:
+        shortcut: DirectRequest | None = (scope.get("extensions") or {}).get(SHORTCUT)
         return shortcut
 
     async def _verify_and_take(
@@ -423,7 +423,7 @@ class Receiver:
             return self._refuse("size", answers.TOO_LARGE, request, declared=declared_size)
         return None
 
-    async def _verify(self, request: "_Request", body: bytes) -> Arrival | Answer:
+    async def _verify(self, request: "_Request", body: bytes) -> VerifiedDelivery | Answer:
         """Verify and decode a delivery; return it, or the answer that rejects it.
 
         At the address of a tenant only its keys verify, and the delivery is that tenant's. At the
@@ -446,14 +446,15 @@ class Receiver:
             verdict, tenant = await self._judge_at(request.identifier, delivery, tolerance)
             signer = "" if tenant is None else tenant.id
         elif isinstance(
-            verdict := judge(delivery, self._rules.keyring, tolerance_seconds=tolerance), Accepted
+            verdict := verify_delivery(delivery, self._rules.keyring, tolerance_seconds=tolerance),
+            Accepted,
         ):
             self.secret_usage.record(verdict.secret_index, now)
         elif keys is not None and verdict.cause is Cause.NO_MATCH:
             tenant = await keys.tenant_of(claimed_organization(body))
             keyring = None if tenant is None else await keys.keyring(tenant)
             if keyring is not None:
-                verdict = judge(delivery, keyring, tolerance_seconds=tolerance)
+                verdict = verify_delivery(delivery, keyring, tolerance_seconds=tolerance)
                 signer = "" if tenant is None else tenant.id
         if isinstance(verdict, Rejected):
             claimed = {} if tenant is None else {"claimed_tenant": tenant.identifier}
@@ -507,13 +508,13 @@ class Receiver:
         keyring = None if tenant is None else await self.tenant_keys.keyring(tenant)
         # Without keys, a key that nobody has does the same work, so that neither the answer nor its
         # time says whether the tenant exists.
-        verdict = judge(delivery, keyring or self._nobodys, tolerance_seconds=tolerance)
+        verdict = verify_delivery(delivery, keyring or self._nobodys, tolerance_seconds=tolerance)
         if keyring is None and (isinstance(verdict, Accepted) or verdict.cause is Cause.NO_MATCH):
             return _NO_KEYS, None
         return verdict, tenant
 
-    def _arrival(self, delivery: NewDelivery, envelope: Envelope) -> Arrival:
-        return Arrival(delivery, envelope)
+    def _arrival(self, delivery: NewDelivery, envelope: Envelope) -> VerifiedDelivery:
+        return VerifiedDelivery(delivery, envelope)
 
     def _reject(self, cause: str, detail: str, request: "_Request", **fields: object) -> Answer:
         self._counters.count("rejected")
@@ -546,7 +547,7 @@ class _Request(msgspec.Struct, frozen=True, gc=False):
     """The properties of a request that all steps share."""
 
     headers: Headers
-    origin: Origin
+    origin: RequestOrigin
     #: The identifier in the tenant's address that it came to; None for the host's address.
     identifier: str | None = None
 

@@ -31,23 +31,23 @@ from ..records.deliveries import (
 from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
-from .arrival import Arrival
+from .arrival import VerifiedDelivery
 from .counters import Counters
 from .outcomes import (
+    DeliveryRetries,
     Failure,
-    RetryPolicy,
     after_inline_failure,
     after_process_ends,
     after_queued_failure,
     comes_of,
     describe_error,
     divide,
-    failure_of_time,
-    hint_when_parked,
     is_interrupt,
     must_run_alone,
+    parked_reason,
     place_of,
     retry_after_of,
+    timeout_failure,
     traceback_of,
 )
 from .registry import BoundHandler, BoundHandlers
@@ -55,7 +55,7 @@ from .rejections import LINES, SECONDS
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
-    from ..tenants.tenancy import Tenancy
+    from ..tenants.tenancy import TenantRuntime
 
 _log = get_logger("webhooks")
 
@@ -97,7 +97,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     key: str
 
 
-class Dispatcher:
+class DeliveryRunner:
     """Runs the handlers of verified deliveries and records how each run ended.
 
     One dispatcher serves one inbox, because its table of runs in progress is what protects a claim
@@ -115,7 +115,7 @@ class Dispatcher:
         clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
         stopwatch: Callable[[], float] = time.perf_counter,
-        tenancy: "Tenancy | None" = None,
+        tenancy: "TenantRuntime | None" = None,
     ) -> None:
         options = settings.webhooks
         self.handlers = handlers
@@ -128,7 +128,7 @@ class Dispatcher:
         self._tenancy = tenancy
         self._inline_timeout = options.inline_timeout_seconds
         self._inline_max_attempts = options.inline_max_attempts
-        self._policy = RetryPolicy(
+        self._policy = DeliveryRetries(
             options.queue.max_attempts,
             options.queue.retry_base_seconds,
             options.queue.retry_cap_seconds,
@@ -155,7 +155,7 @@ class Dispatcher:
     # -- inline ------------------------------------------------------------------------------
 
     async def run_inline(
-        self, arrival: Arrival, handler: BoundHandler, expiry: Expiry | None = None
+        self, arrival: VerifiedDelivery, handler: BoundHandler, expiry: Expiry | None = None
     ) -> Answer:
         """Run ``handler`` before the sender is answered, and return the answer.
 
@@ -202,7 +202,11 @@ class Dispatcher:
         return flight.answer or answers.unavailable(BUSY_RETRY_SECONDS)
 
     async def _claim_and_run(
-        self, arrival: Arrival, handler: BoundHandler, flight: _Flight, expiry: Expiry | None
+        self,
+        arrival: VerifiedDelivery,
+        handler: BoundHandler,
+        flight: _Flight,
+        expiry: Expiry | None,
     ) -> Answer:
         delivery = arrival.delivery
         # The receiver has judged the tenant already, but time has passed since: the tenant counts
@@ -238,7 +242,7 @@ class Dispatcher:
                 with trio.move_on_after(self._inline_timeout) as scope:
                     failure = await self._run(handler, event)
                 if scope.cancelled_caught:
-                    failure = failure_of_time(handler.name, self._inline_timeout)
+                    failure = timeout_failure(handler.name, self._inline_timeout)
                 late = scope.cancel_called
             else:
                 expiry.arm(self._inline_timeout)
@@ -257,7 +261,7 @@ class Dispatcher:
             if not ended:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     if late and expiry is not None:
-                        failure = failure_of_time(handler.name, self._inline_timeout)
+                        failure = timeout_failure(handler.name, self._inline_timeout)
                         flight.answer = await self._conclude(delivery, attempt, failure)
                         expiry.answer = flight.answer
                     else:
@@ -315,7 +319,7 @@ class Dispatcher:
     # -- queued ------------------------------------------------------------------------------
 
     async def run_queued(
-        self, arrival: Arrival, *, attempt: int, fresh: bool = False, alone: bool = False
+        self, arrival: VerifiedDelivery, *, attempt: int, fresh: bool = False, alone: bool = False
     ) -> Outcome:
         """Run an event of the queue as run number ``attempt``; record and return its outcome.
 
@@ -337,7 +341,7 @@ class Dispatcher:
                     lambda: self._inbox.start(delivery.key, now=self._clock(), alone=alone)
                 )
             if delivery.tenant_id is not None:
-                tenant = await self._insist(lambda: self.tenant_of(delivery))
+                tenant = await self._retry_until_stored(lambda: self.tenant_of(delivery))
             outcome = finished = await self._run_to_outcome(arrival, attempt, tenant)
             await self._keep(lambda: self._finish(delivery.key, finished))
         except StoreLostError as error:  # it cannot be known whose event it is
@@ -351,7 +355,7 @@ class Dispatcher:
         return outcome
 
     async def _run_to_outcome(
-        self, arrival: Arrival, attempt: int, tenant: "Tenant | None"
+        self, arrival: VerifiedDelivery, attempt: int, tenant: "Tenant | None"
     ) -> Outcome:
         handler = self.handlers.find(arrival.delivery.type)
         if self._is_orphan(arrival.delivery, tenant):
@@ -362,7 +366,7 @@ class Dispatcher:
             )
         if handler is None or _is_held(handler, tenant):
             await trio.lowlevel.checkpoint()
-            return Parked(hint_when_parked(tenant))
+            return Parked(parked_reason(tenant))
         failure = await self._run(handler, self.decode(arrival, attempt, tenant))
         if failure is None:
             return _DONE
@@ -379,17 +383,18 @@ class Dispatcher:
         )
 
     async def _keep(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Repeat ``write`` as :meth:`_insist` does, and go on without it when the store is lost.
+        """Repeat ``write`` as :meth:`_retry_until_stored` does, and go on without it when the
+        store is lost.
 
         A lost store has no later start that would find this event, so it is handled nevertheless.
         """
         try:
-            await self._insist(write)
+            await self._retry_until_stored(write)
         except StoreLostError as error:
             _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
 
-    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_until_stored(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Repeat ``ask`` until the store answers, so that no run is forgotten.
 
         Raises:
@@ -436,7 +441,7 @@ class Dispatcher:
         type has no handler.
         """
         gone = delivery.tenant_id if self._is_orphan(delivery, tenant) else None
-        parked = Parked(hint_when_parked(tenant, gone))
+        parked = Parked(parked_reason(tenant, gone))
         admitted = await self._inbox.park(delivery, parked.reason)
         if admitted.admission is not Admission.NEW:
             return self.answer_known(delivery, admitted)
@@ -445,7 +450,9 @@ class Dispatcher:
         self._report(delivery, 0, parked)
         return answers.OK
 
-    def decode(self, arrival: Arrival, attempt: int, tenant: "Tenant | None" = None) -> Event[Any]:
+    def decode(
+        self, arrival: VerifiedDelivery, attempt: int, tenant: "Tenant | None" = None
+    ) -> Event[Any]:
         """Build the typed event; count values that do not fit, and log the first of each type."""
         delivery = arrival.delivery
         drifts: list[Drift] = []
@@ -516,13 +523,15 @@ class Dispatcher:
                 traceback_of(own, self._secrets) if self._in_development else None,
                 cut_short,
             )
-            await self._tell(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
+            await self._call_error_hook(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
             return failure  # noqa: ASYNC104 - a Cancelled of ours was raised by _own_part
         finally:
             self._runs.pop(event.key, None)
         return None
 
-    async def _tell(self, handler: BoundHandler, event: Event[Any], error: BaseException) -> None:
+    async def _call_error_hook(
+        self, handler: BoundHandler, event: Event[Any], error: BaseException
+    ) -> None:
         told = error if isinstance(error, Exception) else _as_exception(error)
         try:
             await handler.handler.on_error(event, told)
@@ -649,7 +658,7 @@ def run_in(frames: Iterable[FrameType]) -> Run | None:
     It serves reports about a stalled event loop, where no task can be asked.
     """
     for frame in frames:
-        if frame.f_code is Dispatcher._run.__code__:
+        if frame.f_code is DeliveryRunner._run.__code__:
             seen = frame.f_locals
             event = seen["event"]
             return Run(seen["handler"].name, event.webhook_id, seen.get("begun", 0.0), event.key)

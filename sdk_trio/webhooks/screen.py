@@ -127,7 +127,7 @@ _Network = IPv4Network | IPv6Network
 
 
 @attrs.frozen
-class Origin:
+class RequestOrigin:
     """The sender of a request, as the checks of rate, source and HTTPS see it.
 
     ``address`` is the sender's IP address in its usual spelling (IPv4 in IPv6 as IPv4), or None
@@ -186,10 +186,12 @@ def _contains(networks: tuple[_Network, ...], address: _Address) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _direct_origin(peer_host: str | None, scheme: str) -> Origin:
+def _direct_origin(peer_host: str | None, scheme: str) -> RequestOrigin:
     """Return the origin without trusted proxies: the peer, whatever the headers claim."""
     peer = _parse_address(peer_host) if peer_host else None
-    return Origin(str(peer) if peer is not None else (peer_host or None), _is_encrypted(scheme))
+    return RequestOrigin(
+        str(peer) if peer is not None else (peer_host or None), _is_encrypted(scheme)
+    )
 
 
 def _is_encrypted(scheme: str) -> bool:
@@ -248,7 +250,7 @@ class TrustedProxies:
             "Sdk:Server:TrustedProxies", (text for text in cidrs if text != UNIX)
         )
 
-    def resolve(self, peer_host: str | None, scheme: str, headers: Headers) -> Origin:
+    def resolve(self, peer_host: str | None, scheme: str, headers: Headers) -> RequestOrigin:
         """Say who sent a request and whether it was by HTTPS.
 
         ``X-Forwarded-Proto: https, http`` is read at the entry of the outermost trusted proxy,
@@ -270,19 +272,19 @@ class TrustedProxies:
         peer = _parse_address(peer_host) if peer_host else None
         peer_text = str(peer) if peer is not None else (peer_host or None)
         if not self._trusts(peer_host, peer):
-            return Origin(peer_text, direct)
+            return RequestOrigin(peer_text, direct)
         try:
             reading = self._read(_forwarding_headers(headers))
         except _GarbageError as error:
             if isinstance(error, _ContradictionError) and self._on_contradiction is not None:
                 report, self._on_contradiction = self._on_contradiction, None
                 report(peer_text)
-            return Origin(peer_text, secure=False)
+            return RequestOrigin(peer_text, secure=False)
         secure = direct if reading.protocol is None else reading.protocol == "https"
         if reading.sender is None:
-            return Origin(peer_text, secure)
+            return RequestOrigin(peer_text, secure)
         address = reading.sender.address
-        return Origin(None if address is None else str(address), secure)
+        return RequestOrigin(None if address is None else str(address), secure)
 
     def trusts(self, peer_host: str | None) -> bool:
         """Say whether the peer of a socket is a trusted proxy; None or empty: a unix socket's."""
@@ -356,7 +358,7 @@ class AllowedSources:
         self._networks = _parse_networks("Sdk:Webhooks:AllowedSourceIpRanges", cidrs)
 
     def allows(self, address: str | None) -> bool:
-        """Say whether a sender may deliver, going by :attr:`Origin.address`.
+        """Say whether a sender may deliver, going by :attr:`RequestOrigin.address`.
 
         An address that is unknown (None) or no IP address is refused as soon as ranges are given.
         """

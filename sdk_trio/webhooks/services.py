@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..tenants.databases import TenantDatabase
     from ..tenants.service import TenantService
     from ..tenants.status import TenantKey
-    from ..tenants.tenancy import Tenancy
+    from ..tenants.tenancy import TenantRuntime
 
 ClientType = TypeVar("ClientType")
 
@@ -49,7 +49,7 @@ class Services(Generic[ClientType]):
             )
         return self._client
 
-    _tenancy: "Tenancy | None" = attrs.field(default=None, repr=False)
+    _tenancy: "TenantRuntime | None" = attrs.field(default=None, repr=False)
 
     @property
     def tenants(self) -> "TenantService":
@@ -86,7 +86,7 @@ class Services(Generic[ClientType]):
         """
         return self._require_tenancy().tenant_db(tenant)
 
-    def _require_tenancy(self) -> "Tenancy":
+    def _require_tenancy(self) -> "TenantRuntime":
         if self._tenancy is None:
             raise TenantsDisabledError(
                 "there are no tenants: set Sdk:MultiTenant:Enabled to true to have them"

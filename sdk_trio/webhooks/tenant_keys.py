@@ -20,7 +20,7 @@ from ..tenants.identity import is_organization_id
 from .signature import Keyring
 
 if TYPE_CHECKING:
-    from ..tenants.tenancy import Tenancy
+    from ..tenants.tenancy import TenantRuntime
 
 _log = get_logger("webhooks")
 
@@ -33,7 +33,7 @@ CAPACITY = 1024
 class TenantKeys:
     """Finds the tenant that a delivery claims, and the keys that can prove the claim."""
 
-    def __init__(self, tenancy: "Tenancy", derivation: KeyDerivation) -> None:
+    def __init__(self, tenancy: "TenantRuntime", derivation: KeyDerivation) -> None:
         self._tenancy = tenancy
         self._derivation = derivation
         self._prepared: Lru[tuple[Secret, ...], Keyring | None] = Lru(CAPACITY)

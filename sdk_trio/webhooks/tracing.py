@@ -16,11 +16,11 @@ from ..config import Settings
 from ..events import Envelope, Event
 from ..records.deliveries import Dead, Done, NewDelivery, Outcome, Parked
 from .answers import Answer
-from .arrival import Arrival
+from .arrival import VerifiedDelivery
 from .outcomes import Failure
 from .receiver import Receiver, _Request
 from .registry import BoundHandler
-from .run import Dispatcher
+from .run import DeliveryRunner
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -92,7 +92,7 @@ class TracedReceiver(Receiver):
     def _shortcut_in(self, scope: Scope) -> None:
         """Return None: an answer through the shortcut would bypass the span."""
 
-    def _arrival(self, delivery: NewDelivery, envelope: Envelope) -> Arrival:
+    def _arrival(self, delivery: NewDelivery, envelope: Envelope) -> VerifiedDelivery:
         span = get_current_span()
         span.set_attributes(_event_attributes(delivery.webhook_id, envelope.type))
         self._links.remember(delivery.key, span.get_span_context())
@@ -105,7 +105,7 @@ class TracedReceiver(Receiver):
         super()._note(event, cause, answer, request, **fields)
 
 
-class TracedDispatcher(Dispatcher):
+class TracedDispatcher(DeliveryRunner):
     """A dispatcher that makes a span for every run of a handler.
 
     An inline run is a child of the delivery's span. A run from the queue is the root of a trace of

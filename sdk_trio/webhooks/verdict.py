@@ -84,7 +84,9 @@ class Rejected(msgspec.Struct, frozen=True, gc=False):
     detail: str
 
 
-def judge(delivery: Delivery, keyring: Keyring, *, tolerance_seconds: int) -> Accepted | Rejected:
+def verify_delivery(
+    delivery: Delivery, keyring: Keyring, *, tolerance_seconds: int
+) -> Accepted | Rejected:
     """Decide whether a delivery is authentic and recent.
 
     The cheap checks come first: the headers are read, the timestamp is checked, then the signature

@@ -18,7 +18,7 @@ from support.notified import FakeChannel, stores_of, transition, until
 
 from sdk_trio.config import Settings
 from sdk_trio.notifications.send import Ambiguous, Outcome, Sent
-from sdk_trio.records.notifications import Ending, NotificationState
+from sdk_trio.records.notifications import NotificationState, SendResult
 from sdk_trio.runtime import Runtime
 
 NOTIFICATIONS = "MultiTenant:Notifications"
@@ -64,7 +64,7 @@ async def seed(shell: Shell, *endings: NotificationState) -> None:
             await notifications.enlist({"email": False}, now=now, oldest=0.0)
             (record,) = (await notifications.take_due("email", limit=9, now=now)).records
             await notifications.start(record.id, now=now)
-            await notifications.finish(record.id, Ending(state, "it is so"), now=now)
+            await notifications.finish(record.id, SendResult(state, "it is so"), now=now)
 
 
 async def test_messages_are_listed_shown_and_put_back(shell: Shell) -> None:

@@ -25,9 +25,9 @@ from sdk_trio.client.client import Client
 from sdk_trio.client.export import CsvExport
 from sdk_trio.client.operations import (
     OPERATIONS,
-    Answer,
     Body,
     Operation,
+    OperationAnswer,
     Pagination,
     Resources,
     UnknownOperationError,
@@ -275,17 +275,17 @@ def test_answers_are_of_the_kind_that_the_oracle_returns() -> None:
         first = (typing.get_args(hint) or [hint])[0] if isinstance(hint, types.UnionType) else hint
         answer = OPERATIONS[name].answer
         if hint is types.NoneType:
-            assert answer is Answer.NOTHING, name
+            assert answer is OperationAnswer.NOTHING, name
         elif hint is str:
-            assert answer is Answer.CSV, name
+            assert answer is OperationAnswer.CSV, name
         elif hint is Any:
-            assert answer is Answer.JSON, name
+            assert answer is OperationAnswer.JSON, name
         elif typing.get_origin(hint) is list:
-            assert answer is Answer.RECORDS, name
+            assert answer is OperationAnswer.RECORDS, name
         elif getattr(first, "__name__", "").startswith("ListResource"):
-            assert answer in (Answer.PAGE, Answer.CURSOR_PAGE), name
+            assert answer in (OperationAnswer.PAGE, OperationAnswer.CURSOR_PAGE), name
         else:
-            assert answer is Answer.RECORD, name
+            assert answer is OperationAnswer.RECORD, name
 
 
 def test_resources_are_where_their_path_says() -> None:

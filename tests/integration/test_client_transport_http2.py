@@ -27,7 +27,7 @@ from support.upstreams import (
 from sdk_trio.net import pool
 from sdk_trio.net.http2 import Http2Connection
 from sdk_trio.net.messages import NO_TIMEOUTS, Origin, Outgoing
-from sdk_trio.net.socket import Wire
+from sdk_trio.net.socket import BufferedSocket
 from sdk_trio.net.transport import Transport
 
 CANCEL = int(h2.errors.ErrorCodes.CANCEL)
@@ -429,7 +429,7 @@ async def test_a_request_that_the_socket_does_not_take_at_once_arrives_whole():
     ours, theirs = trio.socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4608)
-    wire = Wire(socket.socket(fileno=ours.detach()))
+    wire = BufferedSocket(socket.socket(fileno=ours.detach()))
     headers = [(b"x-%d" % number, b"\xff%d" % number * 400) for number in range(30)]
     server = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
     server.initiate_connection()

@@ -18,7 +18,7 @@ from support.deliveries import settings
 from support.serving import PATH, signed
 
 from sdk_trio.events import OrderPaidEvent
-from sdk_trio.server.deadline import Expiry
+from sdk_trio.server.deadline import RequestDeadline
 from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
 
 DELIVERIES = 50
@@ -58,7 +58,7 @@ class Direct:
 
     def __init__(self, body: bytes) -> None:
         self._body = body
-        self.expiry = Expiry(sweep_seconds=0.5)
+        self.expiry = RequestDeadline(sweep_seconds=0.5)
 
     def take_body(self) -> bytes:
         return self._body

@@ -8,7 +8,7 @@ from support.doctor import Doctor
 from support.notifications import VARIABLES
 from support.notified import add_tenant, stores_of, transition
 
-from sdk_trio.records.notifications import Ending, NotificationState
+from sdk_trio.records.notifications import NotificationState, SendResult
 
 CHECK = "notifications"
 
@@ -51,7 +51,7 @@ async def seed(doctor, *endings, age=0.0):
             if state is not None:
                 (record,) = (await store.notifications.take_due("email", limit=9, now=now)).records
                 await store.notifications.start(record.id, now=now)
-                await store.notifications.finish(record.id, Ending(state, "so"), now=now)
+                await store.notifications.finish(record.id, SendResult(state, "so"), now=now)
         await add_tenant(store, "bolt")
 
 

@@ -21,10 +21,10 @@ from support.notifications import (
 )
 from support.notified import LEASE, FakeChannel, Stores, states, stores_of, transition, until
 
-from sdk_trio.notifications.pump import Dispatcher, Limits
+from sdk_trio.notifications.pump import ChannelLimits, NotificationPump
 from sdk_trio.notifications.schedule import RetrySchedule
 from sdk_trio.notifications.send import Outcome, Sent
-from sdk_trio.records.notifications import Ending, NotificationState
+from sdk_trio.records.notifications import NotificationState, SendResult
 from sdk_trio.runtime.notifications import make_channels
 
 CHANNELS = ("email", "sms", "webhook")
@@ -33,7 +33,7 @@ ACCEPTED = {
     "sms": http_answer(201, b'{"sid": "SM1"}'),
     "webhook": http_answer(200),
 }
-QUICK = Limits(
+QUICK = ChannelLimits(
     per_second=10_000.0, burst=10_000, schedule=RetrySchedule(4, base_seconds=0.02, cap_seconds=0.1)
 )
 
@@ -50,9 +50,11 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 @asynccontextmanager
 async def dispatching(
-    channels: Any, store: Any, limits: Limits = QUICK
-) -> AsyncIterator[Dispatcher]:
-    dispatcher = Dispatcher(channels, store.notifications, limits=dict.fromkeys(channels, limits))
+    channels: Any, store: Any, limits: ChannelLimits = QUICK
+) -> AsyncIterator[NotificationPump]:
+    dispatcher = NotificationPump(
+        channels, store.notifications, limits=dict.fromkeys(channels, limits)
+    )
     async with trio.open_nursery() as nursery:
         await nursery.start(dispatcher.run)
         yield dispatcher
@@ -205,7 +207,7 @@ class Measured:
     """A host with a healthy email channel, whose latencies are measured, and an SMS channel."""
 
     store: Any
-    dispatcher: Dispatcher
+    dispatcher: NotificationPump
     script: Script
     latencies: list[float] = attrs.Factory(list)
 
@@ -240,7 +242,7 @@ async def measured(directory: Path, sms: str) -> AsyncIterator[Measured]:
             "sms": make_channels(loopback(other), read_variable=VARIABLES.get)["sms"],
         }
         limits = dict.fromkeys(channels, QUICK)
-        dispatcher = Dispatcher(channels, store.notifications, limits=limits)
+        dispatcher = NotificationPump(channels, store.notifications, limits=limits)
         await nursery.start(dispatcher.run)
         yield Measured(store, dispatcher, script)
         nursery.cancel_scope.cancel()
@@ -310,7 +312,7 @@ async def test_cancelled_at_any_point_nothing_is_lost_or_stuck_or_sent_twice(
         record = await transition(store, f"t{steps}", now=time.time())
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                dispatcher = Dispatcher(
+                dispatcher = NotificationPump(
                     {"sms": channel}, store.notifications, limits={"sms": QUICK}
                 )
                 nursery.start_soon(dispatcher.run)
@@ -348,7 +350,7 @@ async def test_a_retry_is_handed_out_at_its_time_and_not_before(stores: Stores) 
     await notifications.enlist({"sms": False}, now=1.0, oldest=0.0)
     (record,) = (await notifications.take_due("sms", limit=5, now=1.0)).records
     await notifications.start(record.id, now=1.0)
-    again = Ending(NotificationState.RETRYING, "answered 503", next_attempt_at=9.0)
+    again = SendResult(NotificationState.RETRYING, "answered 503", next_attempt_at=9.0)
     assert await notifications.finish(record.id, again, now=2.0)
     early = await notifications.take_due("sms", limit=5, now=8.9)
     assert (early.records, early.next_due_at) == ([], 9.0)

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from support.loop import Loop
 from support.notified import LEASE, Stores, audit, transition
 
-from sdk_trio.records.notifications import CUT_OFF, Ending, NotificationId, NotificationState
+from sdk_trio.records.notifications import CUT_OFF, NotificationId, NotificationState, SendResult
 from sdk_trio.records.tenants import AuditAction
 
 #: Sequences of calls that are tried on each store; a full-size run sets it to 40 or more.
@@ -187,7 +187,7 @@ class NotificationMachine(RuleBasedStateMachine):
         by, id = self.aim(by, stray)
         at = self.now + wait if state == "retrying" else None
         provider = "p" if state == "sent" else None
-        ending = Ending(NotificationState(state), "why", provider, at)
+        ending = SendResult(NotificationState(state), "why", provider, at)
         done = self.loop(lambda: self.store(by).finish(id, ending, now=self.now))
         row = self.rows.get(id)
         expected = row is not None and row.owner == self.owners[by] and row.state in OPEN

@@ -8,7 +8,7 @@ import trio
 from support.scripted_upstream import full_stack, scripted_upstream
 
 import sdk_trio
-from sdk_trio.client.deliveries import Deliveries
+from sdk_trio.client.deliveries import UpstreamDeliveries
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.reconcile.plan import (
     CHECKPOINT_NAME,
@@ -34,7 +34,7 @@ class Here:
     def reconciler(self, *, ahead=0.0, ask_seconds=0.0):
         """A new one, as after a restart, whose clock is ``ahead`` seconds from now."""
         return Reconciler(
-            Deliveries(self.runtime.client),
+            UpstreamDeliveries(self.runtime.client),
             self.inbox,
             self.runtime.settings,
             clock=lambda: time.time() + ahead,

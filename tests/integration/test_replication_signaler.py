@@ -16,7 +16,14 @@ import trio
 from support.programs import program
 
 from sdk_trio.replication.manifest import TenantDatabaseFile
-from sdk_trio.replication.signal import Harm, Signaler, Signalled, find_harm, parse_pid, send_hangup
+from sdk_trio.replication.signal import (
+    Signaler,
+    Signalled,
+    SignalRefusal,
+    parse_pid,
+    refusal_to_signal,
+    send_hangup,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX processes")
 
@@ -72,8 +79,8 @@ def pid_file(tmp_path: Path) -> Path:
     return tmp_path / "replicator.pid"
 
 
-def reason(outcome: Signalled | Harm) -> str:
-    assert isinstance(outcome, Harm), outcome
+def reason(outcome: Signalled | SignalRefusal) -> str:
+    assert isinstance(outcome, SignalRefusal), outcome
     return outcome.reason
 
 
@@ -213,13 +220,13 @@ def test_a_pid_file_that_is_none_is_refused_and_never_waited_for(tmp_path: Path)
 
 def test_without_proc_the_name_is_asked_for(start: Started, tmp_path: Path) -> None:
     process, _ = start(OBEDIENT)
-    assert find_harm(process.pid, proc=tmp_path) is None
+    assert refusal_to_signal(process.pid, proc=tmp_path) is None
     sleeper = tmp_path / "litestream"
     sleeper.symlink_to("/bin/sleep")
     named = subprocess.Popen([str(sleeper), "600"])
     start.processes.append(named)
     deadline = time.monotonic() + 60
-    while find_harm(named.pid, proc=tmp_path) is None:
+    while refusal_to_signal(named.pid, proc=tmp_path) is None:
         assert time.monotonic() < deadline
 
 

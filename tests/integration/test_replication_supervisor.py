@@ -31,12 +31,12 @@ from sdk_trio.replication.child import confirm, run_child
 from sdk_trio.replication.health import HealthState
 from sdk_trio.replication.health_check import HealthChecker
 from sdk_trio.replication.locks import lock_databases
-from sdk_trio.replication.plan import Patience
+from sdk_trio.replication.plan import SupervisorTimeouts
 from sdk_trio.replication.supervisor import Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
-QUICK = Patience(
+QUICK = SupervisorTimeouts(
     stop=5, reload_stop=5, start=10, start_each=0.02, lock=5, watch=0.3, silent_looks=2
 )
 

@@ -24,12 +24,12 @@ from sdk_trio.errors import (
 )
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.runtime import BindError, Runtime
-from sdk_trio.runtime.admin import Administrator
+from sdk_trio.runtime.admin import AdminServer
 from sdk_trio.server.serve import Server
 from sdk_trio.testing import AppUnderTest
 from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
 from sdk_trio.webhooks.janitor import Janitor
-from sdk_trio.webhooks.queue import Queuer
+from sdk_trio.webhooks.queue import WorkerPool
 
 
 async def works(event):
@@ -410,18 +410,18 @@ async def test_a_part_that_crashes_ends_the_run_with_its_own_exception(store, fa
 @pytest.mark.parametrize(
     ("part", "named"),
     [
-        (Queuer, "the queue"),
+        (WorkerPool, "the queue"),
         (Janitor, "the janitor"),
         (WebhookReceiver, "the receiver"),
         (Server, "the server"),
-        (Administrator, "the admin address"),
+        (AdminServer, "the admin address"),
     ],
 )
 async def test_a_part_that_returns_without_being_asked_to_ends_the_run_with_its_name(
     sqlite, fault, part, named
 ):
     fault.hits(part)
-    admin = {"Admin__Enabled": True} if part is Administrator else {}
+    admin = {"Admin__Enabled": True} if part is AdminServer else {}
     runtime = Runtime(settings(**sqlite, **admin), registry(hangs, enqueue=True))
     with trio.fail_after(60), pytest.RaisesGroup(pytest.RaisesExc(PartEndedError, match=named)):
         async with trio.open_nursery() as nursery:

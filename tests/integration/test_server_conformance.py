@@ -13,7 +13,7 @@ from support.hostile_requests import BAD_CHUNKS, REFUSED, STRICTER, get, post, s
 from support.http_serving import QUICK, http_server
 from support.serving import RawWire, chunked, delivery_request, serving, signed
 
-from sdk_trio.server.connection import Connection, Exchange
+from sdk_trio.server.connection import Http1Request, Http1ServerConnection
 
 both = pytest.mark.parametrize("fast", [True, False], ids=["fast", "stock"])
 
@@ -909,7 +909,9 @@ async def test_a_connection_that_has_ended_leaves_nothing_to_the_garbage_collect
         await send({"type": "http.response.body"})
 
     def left():
-        return sum(isinstance(found, Connection | Exchange) for found in gc.get_objects())
+        return sum(
+            isinstance(found, Http1ServerConnection | Http1Request) for found in gc.get_objects()
+        )
 
     async with http_server(True, app=app) as server:
         gc.collect()

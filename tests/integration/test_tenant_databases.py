@@ -21,7 +21,7 @@ from sdk_trio.storage.open import open_store
 from sdk_trio.tenants import TenantService
 from sdk_trio.tenants import databases as database_opener
 from sdk_trio.tenants.databases import FILES_PER_DATABASE, TenantDatabases
-from sdk_trio.tenants.tenancy import Tenancy
+from sdk_trio.tenants.tenancy import TenantRuntime
 from sdk_trio.testing import settings_for_tests
 
 TENANT = "8c5c4c9e-6f0f-4a52-9c3b-0a8f4b7e2d11"
@@ -392,7 +392,7 @@ async def test_a_tenant_that_leaves_active_has_no_open_database_whoever_suspends
             open_store(settings, owner="b") as other,
             trio.open_nursery() as nursery,
         ):
-            tenancy = Tenancy(settings, mine.tenants, clock=time.time)
+            tenancy = TenantRuntime(settings, mine.tenants, clock=time.time)
             command = TenantService(settings, other.tenants)
             await nursery.start(tenancy.run)
             tenant = await tenancy.service.add("acme", name="Acme")

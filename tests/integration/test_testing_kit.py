@@ -20,7 +20,7 @@ from sdk_trio.testing import (
 from sdk_trio.webhooks import HandlerRegistry
 from sdk_trio.webhooks.signature import Keyring
 from sdk_trio.webhooks.signed_request import DeliveryFailedError, post
-from sdk_trio.webhooks.verdict import Accepted, Delivery, judge
+from sdk_trio.webhooks.verdict import Accepted, Delivery, verify_delivery
 
 pytest_plugins = ["pytester"]
 
@@ -279,7 +279,9 @@ def test_every_sample_is_signed_as_a_receiver_wants_it(event_type):
     headers = [(name.encode(), value.encode()) for name, value in delivery.headers.items()]
     webhooks = settings_for_tests({"Webhooks:Secret": SECRET}).webhooks
     keyring = Keyring.from_secrets(webhooks.all_secrets, webhooks.key_derivation)
-    verdict = judge(Delivery(headers, delivery.body, 1_700_000_000.0), keyring, tolerance_seconds=0)
+    verdict = verify_delivery(
+        Delivery(headers, delivery.body, 1_700_000_000.0), keyring, tolerance_seconds=0
+    )
     assert isinstance(verdict, Accepted)
     assert verdict.webhook_id == delivery.webhook_id
 

@@ -10,11 +10,11 @@ from sdk_trio.config import Secret, Settings
 from sdk_trio.events import decode_envelope
 from sdk_trio.records.deliveries import NewDelivery
 from sdk_trio.storage.memory.inbox import MemoryInbox
-from sdk_trio.webhooks.arrival import Arrival
+from sdk_trio.webhooks.arrival import VerifiedDelivery
 from sdk_trio.webhooks.counters import Counters
-from sdk_trio.webhooks.queue import Queuer
+from sdk_trio.webhooks.queue import WorkerPool
 from sdk_trio.webhooks.registry import HandlerRegistry
-from sdk_trio.webhooks.run import Dispatcher
+from sdk_trio.webhooks.run import DeliveryRunner
 from sdk_trio.webhooks.services import Services
 
 #: A test value: published ones are refused in Production.
@@ -56,7 +56,7 @@ def arrival(
     subject: str = "s1",
     ordered: bool = False,
     now: float = 0.0,
-) -> Arrival:
+) -> VerifiedDelivery:
     """A verified delivery of ``event_type``, as the receiver hands it on."""
     body = b'{"type":"%b","data":{"id":"%b"}}' % (event_type.encode(), subject.encode())
     delivery = NewDelivery(
@@ -68,7 +68,7 @@ def arrival(
         subject=subject,
         ordered=ordered,
     )
-    return Arrival(delivery, decode_envelope(body))
+    return VerifiedDelivery(delivery, decode_envelope(body))
 
 
 @attrs.define
@@ -76,8 +76,8 @@ class Bench:
     """A dispatcher and a queue over one inbox, on the clock of the test's event loop."""
 
     inbox: Any
-    dispatcher: Dispatcher
-    queue: Queuer
+    dispatcher: DeliveryRunner
+    queue: WorkerPool
     counters: Counters
 
     @classmethod
@@ -93,7 +93,7 @@ class Bench:
         options = settings(**keys)
         inbox = memory_inbox() if inbox is None else inbox
         counters = Counters()
-        dispatcher = Dispatcher(
+        dispatcher = DeliveryRunner(
             options,
             handlers.bind(Services(options, inbox)),
             inbox,
@@ -101,7 +101,9 @@ class Bench:
             clock=clock,
             jitter=lambda: 0.5,
         )
-        queue = Queuer(options, dispatcher, inbox, counters, clock=clock, after_crash=after_crash)
+        queue = WorkerPool(
+            options, dispatcher, inbox, counters, clock=clock, after_crash=after_crash
+        )
         return cls(inbox, dispatcher, queue, counters)
 
     def handler(self, event_type: str = "order.paid") -> Any:

@@ -14,7 +14,7 @@ import trio.lowlevel
 from sdk_trio import errors as all_errors
 from sdk_trio.client import errors
 from sdk_trio.client.call import CallOptions
-from sdk_trio.client.caller import Sources
+from sdk_trio.client.caller import RequestSources
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import (
     AttemptTimeoutError,
@@ -78,7 +78,7 @@ class Body(httpx.AsyncByteStream):
 
 
 def client(answer, **keys):
-    return Client(settings(**keys), Upstream(answer), sources=Sources(random=lambda: 1.0))
+    return Client(settings(**keys), Upstream(answer), sources=RequestSources(random=lambda: 1.0))
 
 
 def explained(status, number, **headers):

@@ -8,7 +8,7 @@ from support.deliveries import Bench, arrival
 from support.serving import registry
 
 from sdk_trio.records.deliveries import DeliveryState
-from sdk_trio.server.deadline import Expiry
+from sdk_trio.server.deadline import RequestDeadline
 
 SWEEP_SECONDS = 0.5
 TIMEOUT = "Webhooks__InlineTimeoutSeconds"
@@ -16,7 +16,7 @@ TIMEOUT = "Webhooks__InlineTimeoutSeconds"
 
 @pytest.fixture
 async def expiry(nursery):
-    made = Expiry(SWEEP_SECONDS)
+    made = RequestDeadline(SWEEP_SECONDS)
 
     async def sweep():
         while True:

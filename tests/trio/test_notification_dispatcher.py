@@ -15,8 +15,8 @@ from sdk_trio.notifications.pump import (
     ATTEMPT_SECONDS,
     NEWS_SECONDS,
     RETENTION_SECONDS,
-    Dispatcher,
-    Limits,
+    ChannelLimits,
+    NotificationPump,
 )
 from sdk_trio.notifications.schedule import RetrySchedule
 from sdk_trio.notifications.send import Again, Ambiguous, Outcome, Refused, Sent, Skipped
@@ -37,7 +37,7 @@ def now() -> float:
 @attrs.define
 class Running:
     store: Any
-    dispatcher: Dispatcher
+    dispatcher: NotificationPump
     nursery: trio.Nursery
 
     async def happen(self, identifier: str = "acme") -> str:
@@ -64,8 +64,8 @@ async def running(
 ) -> AsyncIterator[Running]:
     """A dispatcher that runs; jitter is at its upper end."""
     store = new_store() if store is None else store
-    each = Limits(schedule=RetrySchedule(max_attempts), **limits)
-    dispatcher = Dispatcher(
+    each = ChannelLimits(schedule=RetrySchedule(max_attempts), **limits)
+    dispatcher = NotificationPump(
         channels,
         store.notifications,
         limits=dict.fromkeys(channels, each),
@@ -201,10 +201,10 @@ async def test_a_channel_that_hangs_holds_up_no_other(autojump_clock: MockClock)
             await app.happen(f"t{number}")
             await wait_all_tasks_blocked()
             assert len(fine.finished) == number + 1
-        assert len(stuck.begun) == Limits().concurrency
+        assert len(stuck.begun) == ChannelLimits().concurrency
         await trio.sleep(ATTEMPT_SECONDS + 1)
         found = list((await app.states()).values())
-        assert found.count("unknown") == Limits().concurrency
+        assert found.count("unknown") == ChannelLimits().concurrency
 
 
 async def test_a_channel_that_raises_is_recorded_and_goes_on(

@@ -83,6 +83,8 @@ DOORS = {
     "sdk_trio.cli.notification_test": "channels, where a message is sent",
     "sdk_trio.cli.run": "the upgrade from a single tenant",
     "sdk_trio.cli.runner": "the settings, where a command reads them",
+    "sdk_trio.cli.trigger": "the store, where a tenant is named",
+    "sdk_trio.config.load": "logs, where a source says something",
     "sdk_trio.cli.secrets": "the store, where a secret is looked for beside it",
     "sdk_trio.client.pipeline": "tracing, an extra",
     "sdk_trio.net.http3_origins": "HTTP/3, an extra",
@@ -102,6 +104,8 @@ SMALL = {
     "sdk_trio.client.operations.sales": "a table of operations beside the others",
     "sdk_trio.client.operations.synchronous": "its types are generated beside it",
     "sdk_trio.notifications.channels.sms": "one channel, as the others have a file each",
+    "sdk_trio.server.deadline": "a timer that knows nothing of HTTP",
+    "sdk_trio.webhooks.janitor": "a task beside the queue",
     "sdk_trio.testing.notifications": "one subject of the kit, loaded when it is used",
 }
 

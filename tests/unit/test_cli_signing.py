@@ -10,7 +10,7 @@ from support.deliveries import SECRET
 
 from sdk_trio.config import KeyDerivation, Secret
 from sdk_trio.webhooks.signature import Keyring
-from sdk_trio.webhooks.verdict import Accepted, Delivery, judge
+from sdk_trio.webhooks.verdict import Accepted, Delivery, verify_delivery
 
 OTHER = "whsec_ZYi2SptnRGqVWE69YmXzhwe3HB3GHULU"
 BODY = b'{"type":"order.paid","data":{"id":"o-1"}}'
@@ -170,4 +170,4 @@ def test_the_settings_choose_the_key_derivation(command_line, monkeypatch):
     headers = [(name.encode(), value.encode()) for name, value in json.loads(out).items()]
     keyring = Keyring.from_secrets([Secret("a plain text as secret")], KeyDerivation.UTF8)
     delivery = Delivery(headers, BODY, time.time())
-    assert isinstance(judge(delivery, keyring, tolerance_seconds=300), Accepted)
+    assert isinstance(verify_delivery(delivery, keyring, tolerance_seconds=300), Accepted)

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from sdk_trio.client.call import UNSET, CallOptions, encode_query
 from sdk_trio.client.client import Client
 from sdk_trio.client.operation import (
-    Answer,
     Body,
     Operation,
+    OperationAnswer,
     description_of,
     json_value,
     operation,
@@ -45,17 +45,17 @@ class Colour(enum.Enum):
     RED = "red"
 
 
-GET_ORDER = operation("GET /orders/{id}", Answer.RECORD, resource="orders", name="get")
+GET_ORDER = operation("GET /orders/{id}", OperationAnswer.RECORD, resource="orders", name="get")
 MEMBER = operation(
     "PATCH /customers/{id}/members/{member_id}",
-    Answer.RECORD,
+    OperationAnswer.RECORD,
     resource="customers.members",
     name="update",
 )
 #: The table does not know it, so its arguments are not checked.
-LIST = operation("GET /things/", Answer.PAGE, resource="things", name="list")
+LIST = operation("GET /things/", OperationAnswer.PAGE, resource="things", name="list")
 ROTATE = operation(
-    "POST /keys/{id}/rotate", Answer.RECORD, resource="keys", name="rotate", body=Body.NONE
+    "POST /keys/{id}/rotate", OperationAnswer.RECORD, resource="keys", name="rotate", body=Body.NONE
 )
 
 
@@ -250,7 +250,7 @@ def test_writes_without_fields_send_an_empty_object_or_nothing() -> None:
 
 
 def test_form_fields_are_text() -> None:
-    row = operation("POST /token", Answer.RECORD, body=Body.FORM)
+    row = operation("POST /token", OperationAnswer.RECORD, body=Body.FORM)
     call = prepare(row, [], {"scope": ["a", "b"], "refresh": True, "none": None})
     assert call.form == (("scope", "a"), ("scope", "b"), ("refresh", "true"))
     assert call.json is UNSET
@@ -270,7 +270,7 @@ def test_fields_add_to_a_body_that_is_a_mapping() -> None:
 
 
 def test_an_operation_known_to_be_harmless_says_so_and_the_caller_wins() -> None:
-    row = operation("POST /introspect", Answer.RECORD, idempotent=True)
+    row = operation("POST /introspect", OperationAnswer.RECORD, idempotent=True)
     assert prepare(row).options.idempotent is True
     assert prepare(row, options=CallOptions(idempotent=False)).options.idempotent is False
     assert prepare(MEMBER, ["c", "m"]).options.idempotent is UNSET
@@ -279,7 +279,7 @@ def test_an_operation_known_to_be_harmless_says_so_and_the_caller_wins() -> None
 @pytest.mark.parametrize("text", ["GET orders", "FETCH /orders", "GET  /orders", "/orders", ""])
 def test_a_row_is_a_method_and_a_path(text: str) -> None:
     with pytest.raises(ValueError, match="METHOD /path"):
-        operation(text, Answer.RECORD)
+        operation(text, OperationAnswer.RECORD)
 
 
 # --- names ---------------------------------------------------------------------------------------

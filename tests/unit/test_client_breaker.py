@@ -20,8 +20,8 @@ from sdk_trio.client.layers.breaker import (
     BreakerPolicy,
     BreakerState,
     CircuitBreaker,
+    CircuitRefusal,
     Permit,
-    Refusal,
 )
 from sdk_trio.net.messages import Incident
 
@@ -62,7 +62,7 @@ def test_opens_on_the_last_of_enough_failures_in_a_row():
     assert circuit.state is BreakerState.CLOSED
     attempt(circuit, FAIL)
     assert circuit.state is BreakerState.OPEN
-    assert circuit.acquire() == Refusal(15.0)
+    assert circuit.acquire() == CircuitRefusal(15.0)
 
 
 def test_one_success_ends_a_row_of_failures():
@@ -100,7 +100,7 @@ def test_after_the_break_one_probe_passes_and_its_success_closes():
     assert circuit.state is BreakerState.PROBING
     probe = circuit.acquire()
     assert isinstance(probe, Permit)
-    assert circuit.acquire() == Refusal(PROBE_HINT_SECONDS)
+    assert circuit.acquire() == CircuitRefusal(PROBE_HINT_SECONDS)
     circuit.report(probe, OK)
     assert circuit.state is BreakerState.CLOSED
 
@@ -109,7 +109,7 @@ def test_a_failed_probe_opens_for_another_break():
     circuit, clock = opened()
     clock.now += 20.0
     attempt(circuit, FAIL)
-    assert circuit.acquire() == Refusal(15.0)
+    assert circuit.acquire() == CircuitRefusal(15.0)
 
 
 def test_a_cancelled_probe_gives_its_place_to_the_next():
@@ -147,7 +147,7 @@ def test_isolated_by_hand_until_closed_by_hand():
     circuit.isolate()
     clock.now += 1e9
     assert circuit.state is BreakerState.ISOLATED
-    assert circuit.acquire() == Refusal(None)
+    assert circuit.acquire() == CircuitRefusal(None)
     circuit.close()
     attempt(circuit, OK)
     assert circuit.state is BreakerState.CLOSED
@@ -272,7 +272,7 @@ class BreakerMachine(RuleBasedStateMachine):
     )
     def report(self, held, outcome, incident):
         given, token = held
-        if isinstance(given, Refusal):
+        if isinstance(given, CircuitRefusal):
             return
         self.circuit.report(given, outcome, incident)
         if outcome is FAIL and incident is not None and token[0] == self.chapter:

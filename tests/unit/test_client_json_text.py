@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.client import json_text
-from sdk_trio.client.json_text import MAX_DEPTH, NotJsonError, _read_slowly, read_json
+from sdk_trio.client.json_text import MAX_DEPTH, UnreadableJsonError, _read_slowly, read_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -49,7 +49,7 @@ def test_a_nesting_beyond_the_stack_is_read_and_a_bomb_of_brackets_is_not():
             value = value[0] if isinstance(value, list) else value["a"]
             depth += 1
         assert depth == deep
-    with pytest.raises(NotJsonError, match="nested deeper"):
+    with pytest.raises(UnreadableJsonError, match="nested deeper"):
         read_json(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1))
 
 
@@ -72,7 +72,7 @@ def test_the_slow_reader_accepts_what_the_standard_one_does(text):
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_read_or_refused(content):
-    with contextlib.suppress(NotJsonError):
+    with contextlib.suppress(UnreadableJsonError):
         read_json(content)
 
 
@@ -86,7 +86,7 @@ def test_a_limit_of_depth_holds_for_every_reader(value, limit):
         if depth(json.loads(text)) <= limit:
             assert read is None or read_json(text, max_depth=limit) == read
         else:
-            with pytest.raises(NotJsonError, match="nested deeper"):
+            with pytest.raises(UnreadableJsonError, match="nested deeper"):
                 read_json(text, max_depth=limit)
 
 
@@ -98,13 +98,13 @@ def test_half_an_emoji_in_a_long_list_does_not_take_it_to_the_slow_reader(monkey
     read = read_json(b'{"items": [' + b'{"id": 1, "n": 1.5},' * 100 + b'"\\ud83d", 1e400]}')
     assert len(read["items"]) == 102
     for bad in (b"[1, 2", b"[NaN]", b'"\x01"', b"[1e400] x"):
-        with pytest.raises(NotJsonError):
+        with pytest.raises(UnreadableJsonError):
             read_json(bad)
 
 
 def test_a_refusal_leads_to_no_frame_that_holds_the_text():
     for content in (b"{", b'"\xff"', b'"\\x"', b"1 2"):
-        with pytest.raises(NotJsonError) as caught:
+        with pytest.raises(UnreadableJsonError) as caught:
             read_json(content)
         assert caught.value.__context__ is None
 

@@ -15,8 +15,8 @@ from sdk_trio.records.deliveries import Dead, Retry
 from sdk_trio.webhooks.outcomes import (
     MAX_ERROR_LENGTH,
     RUNS_FOR_PROOF,
+    DeliveryRetries,
     Failure,
-    RetryPolicy,
     after_inline_failure,
     after_process_ends,
     after_queued_failure,
@@ -30,7 +30,7 @@ from sdk_trio.webhooks.outcomes import (
 )
 
 SECONDS = st.floats(0, 604_800)
-POLICIES = st.builds(RetryPolicy, st.integers(1, 50), st.floats(0, 86_400), SECONDS)
+POLICIES = st.builds(DeliveryRetries, st.integers(1, 50), st.floats(0, 86_400), SECONDS)
 FRACTIONS = st.floats(0, 1, exclude_max=True)
 NOW = 1_700_000_000.0
 
@@ -54,9 +54,9 @@ def test_it_is_dead_from_the_last_attempt_on_and_never_before(attempts, policy, 
 
 
 @given(st.integers(1, 10_000), POLICIES, FRACTIONS)
-@example(attempts=9999, policy=RetryPolicy(10_000, 86_400.0, 604_800.0), fraction=0.999)
+@example(attempts=9999, policy=DeliveryRetries(10_000, 86_400.0, 604_800.0), fraction=0.999)
 def test_the_delay_is_between_nothing_and_the_bound_of_its_attempt(attempts, policy, fraction):
-    policy = RetryPolicy(attempts + 1, policy.base_seconds, policy.cap_seconds)
+    policy = DeliveryRetries(attempts + 1, policy.base_seconds, policy.cap_seconds)
     following = retry(attempts, policy, fraction)
     delay = following.at - NOW
     bound = longest_delay(attempts, policy)
@@ -67,7 +67,7 @@ def test_the_delay_is_between_nothing_and_the_bound_of_its_attempt(attempts, pol
 
 @given(st.integers(1, 40), POLICIES, FRACTIONS, SECONDS)
 def test_what_the_handler_asked_for_is_a_lower_bound(attempts, policy, fraction, asked):
-    policy = RetryPolicy(attempts + 1, policy.base_seconds, policy.cap_seconds)
+    policy = DeliveryRetries(attempts + 1, policy.base_seconds, policy.cap_seconds)
     delay = retry(attempts, policy, fraction, asked).at - NOW
     assert delay >= asked - 1e-6
     assert delay <= asked + longest_delay(attempts, policy) + 1e-6
@@ -76,7 +76,7 @@ def test_what_the_handler_asked_for_is_a_lower_bound(attempts, policy, fraction,
 @given(FRACTIONS)
 def test_the_jitter_is_full(fraction):
     """The delay is the randomness times its bound, down to nothing: 4 * 2 * 2 seconds here."""
-    delay = retry(3, RetryPolicy(8, 4.0, 900.0), fraction).at - NOW
+    delay = retry(3, DeliveryRetries(8, 4.0, 900.0), fraction).at - NOW
     assert math.isclose(delay, 16 * fraction, abs_tol=1e-5)
 
 

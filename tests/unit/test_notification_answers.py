@@ -5,16 +5,16 @@ from hypothesis import strategies as st
 from support.notifications import SECRET, record
 
 from sdk_trio.config.options.notifications import NotificationsOptions
-from sdk_trio.net.poster import Answer
+from sdk_trio.net.poster import PostAnswer
 from sdk_trio.notifications.channels.webhook import body_signature, payload
 from sdk_trio.notifications.send import (
     MAX_WAIT_SECONDS,
     Again,
     Ambiguous,
     Refused,
+    classify_response,
     document_of,
     explained,
-    judge,
 )
 from sdk_trio.notifications.templates import render
 
@@ -22,7 +22,7 @@ headers = st.fixed_dictionaries(
     {}, optional={"x-ratelimit-reset": st.text(max_size=20) | st.integers().map(str)}
 )
 answers = st.builds(
-    Answer,
+    PostAnswer,
     st.integers(200, 599),
     headers,
     st.binary(max_size=200) | st.text().map(str.encode),
@@ -32,7 +32,7 @@ answers = st.builds(
 
 @given(answers, st.floats(0, 1e12), st.booleans())
 def test_any_answer_is_judged_by_its_status(answer, now, repeatable):
-    outcome = judge(answer, repeatable=repeatable, explanation="x", advice="y", now=now)
+    outcome = classify_response(answer, repeatable=repeatable, explanation="x", advice="y", now=now)
     assert isinstance(document_of(answer), dict)
     status = answer.status
     if not repeatable and status in (502, 504, *range(520, 531), 598, 599):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sdk_trio.config.options import ForwardedHeaders
 from sdk_trio.errors import OptionsValidationError
-from sdk_trio.webhooks.screen import AllowedSources, Origin, TrustedProxies
+from sdk_trio.webhooks.screen import AllowedSources, RequestOrigin, TrustedProxies
 
 CLIENT, ATTACKER = "203.0.113.7", "198.51.100.66"
 EDGE, INNER = "10.0.0.1", "10.0.0.2"
@@ -20,7 +20,7 @@ def origin(
     peer: str | None = EDGE,
     scheme: str = "http",
     proxies: TrustedProxies = PROXIES,
-) -> Origin:
+) -> RequestOrigin:
     headers = [(name.encode(), value.encode("latin-1")) for name, value in lines]
     return proxies.resolve(peer, scheme, headers)
 
@@ -41,7 +41,7 @@ class TestDirectPeers:
     @pytest.mark.parametrize(("scheme", "secure"), [("https", True), ("http", False)])
     def test_the_socket_decides_without_headers(self, scheme: str, secure: bool) -> None:
         for peer in (CLIENT, EDGE):
-            assert origin(peer=peer, scheme=scheme) == Origin(peer, secure)
+            assert origin(peer=peer, scheme=scheme) == RequestOrigin(peer, secure)
 
     @pytest.mark.parametrize(
         "lines",
@@ -54,16 +54,18 @@ class TestDirectPeers:
     )
     @pytest.mark.parametrize("proxies", [PROXIES, TrustedProxies([])])
     def test_an_untrusted_peer_is_not_believed(self, lines: Lines, proxies: TrustedProxies) -> None:
-        assert origin(*lines, peer=ATTACKER, proxies=proxies) == Origin(ATTACKER, secure=False)
+        assert origin(*lines, peer=ATTACKER, proxies=proxies) == RequestOrigin(
+            ATTACKER, secure=False
+        )
 
     def test_an_untrusted_peer_cannot_make_itself_insecure_or_another(self) -> None:
         lines = [xff(CLIENT), proto("http"), forwarded("for=x;proto=http")]
-        assert origin(*lines, peer=ATTACKER, scheme="https") == Origin(ATTACKER, secure=True)
+        assert origin(*lines, peer=ATTACKER, scheme="https") == RequestOrigin(ATTACKER, secure=True)
 
     def test_by_default_nobody_is_trusted_not_even_this_machine(self) -> None:
         nobody = TrustedProxies([])
         for peer in ("127.0.0.1", "::1", None, ""):
-            assert origin(xff(CLIENT), proto("https"), peer=peer, proxies=nobody) == Origin(
+            assert origin(xff(CLIENT), proto("https"), peer=peer, proxies=nobody) == RequestOrigin(
                 peer or None, secure=False
             )
 
@@ -73,37 +75,37 @@ class TestXForwarded:
         ("senders", "protocols", "expected"),
         [
             # One trusted proxy: its own entry is the last one; what stands before was sent to it.
-            (CLIENT, "https", Origin(CLIENT, True)),
-            (CLIENT, "HTTPS", Origin(CLIENT, True)),
-            (CLIENT, "http", Origin(CLIENT, False)),
-            (CLIENT, "https, http", Origin(CLIENT, False)),
-            (CLIENT, "http, https", Origin(CLIENT, True)),
-            (f"{CLIENT}, {ATTACKER}", "https", Origin(ATTACKER, True)),
-            (f"{EDGE}, {ATTACKER}", "https, http", Origin(ATTACKER, False)),
-            (f"garbage, {ATTACKER}", "garbage, https", Origin(ATTACKER, True)),
+            (CLIENT, "https", RequestOrigin(CLIENT, True)),
+            (CLIENT, "HTTPS", RequestOrigin(CLIENT, True)),
+            (CLIENT, "http", RequestOrigin(CLIENT, False)),
+            (CLIENT, "https, http", RequestOrigin(CLIENT, False)),
+            (CLIENT, "http, https", RequestOrigin(CLIENT, True)),
+            (f"{CLIENT}, {ATTACKER}", "https", RequestOrigin(ATTACKER, True)),
+            (f"{EDGE}, {ATTACKER}", "https, http", RequestOrigin(ATTACKER, False)),
+            (f"garbage, {ATTACKER}", "garbage, https", RequestOrigin(ATTACKER, True)),
             # Two trusted proxies: the outer one saw how the sender came.
-            (f"{CLIENT}, {INNER}", "https, http", Origin(CLIENT, True)),
-            (f"{CLIENT}, {INNER}", "http, https", Origin(CLIENT, False)),
-            (f"{CLIENT}, {INNER}", "https", Origin(CLIENT, True)),
-            (f"{CLIENT}, {INNER}", "http", Origin(CLIENT, False)),
-            (f"{ATTACKER}, {CLIENT}, {INNER}", "https, http, http", Origin(CLIENT, False)),
+            (f"{CLIENT}, {INNER}", "https, http", RequestOrigin(CLIENT, True)),
+            (f"{CLIENT}, {INNER}", "http, https", RequestOrigin(CLIENT, False)),
+            (f"{CLIENT}, {INNER}", "https", RequestOrigin(CLIENT, True)),
+            (f"{CLIENT}, {INNER}", "http", RequestOrigin(CLIENT, False)),
+            (f"{ATTACKER}, {CLIENT}, {INNER}", "https, http, http", RequestOrigin(CLIENT, False)),
             # Three proxies and two entries: nobody knows which of them added which.
-            (f"{CLIENT}, {INNER}, 10.0.0.3", "https, http", Origin(CLIENT, False)),
-            (f"{CLIENT}, {INNER}, 10.0.0.3", "https, https", Origin(CLIENT, True)),
+            (f"{CLIENT}, {INNER}, 10.0.0.3", "https, http", RequestOrigin(CLIENT, False)),
+            (f"{CLIENT}, {INNER}, 10.0.0.3", "https, https", RequestOrigin(CLIENT, True)),
             # A sender inside the trusted network.
-            ("10.9.9.9", "https", Origin("10.9.9.9", True)),
+            ("10.9.9.9", "https", RequestOrigin("10.9.9.9", True)),
             # Empty entries do not count.
-            (f" , {CLIENT}\t,", ",https,", Origin(CLIENT, True)),
+            (f" , {CLIENT}\t,", ",https,", RequestOrigin(CLIENT, True)),
             # Ports and spellings.
-            (f"{CLIENT}:4711", "https", Origin(CLIENT, True)),
-            ("[2001:DB8::1]:4711", "https", Origin("2001:db8::1", True)),
-            ("2001:db8:0::1", "https", Origin("2001:db8::1", True)),
-            (f"::ffff:{CLIENT}", "https", Origin(CLIENT, True)),
-            (f"{CLIENT}, ::ffff:{INNER}", "https, http", Origin(CLIENT, True)),
-            ("unknown", "https", Origin(None, True)),
+            (f"{CLIENT}:4711", "https", RequestOrigin(CLIENT, True)),
+            ("[2001:DB8::1]:4711", "https", RequestOrigin("2001:db8::1", True)),
+            ("2001:db8:0::1", "https", RequestOrigin("2001:db8::1", True)),
+            (f"::ffff:{CLIENT}", "https", RequestOrigin(CLIENT, True)),
+            (f"{CLIENT}, ::ffff:{INNER}", "https, http", RequestOrigin(CLIENT, True)),
+            ("unknown", "https", RequestOrigin(None, True)),
         ],
     )
-    def test_the_walk(self, senders: str, protocols: str, expected: Origin) -> None:
+    def test_the_walk(self, senders: str, protocols: str, expected: RequestOrigin) -> None:
         assert origin(xff(senders), proto(protocols)) == expected
         # However the entries are spread over lines.
         lines = [
@@ -133,68 +135,76 @@ class TestXForwarded:
         ],
     )
     def test_garbage_that_is_vouched_for_means_the_peer_and_insecure(self, lines: Lines) -> None:
-        assert origin(*lines, scheme="https") == Origin(EDGE, secure=False)
+        assert origin(*lines, scheme="https") == RequestOrigin(EDGE, secure=False)
 
     def test_protocol_alone_is_read_at_the_peer_s_entry(self) -> None:
-        assert origin(proto("https")) == Origin(EDGE, True)
-        assert origin(proto("https, http")) == Origin(EDGE, False)
-        assert origin(proto("https"), proto("http")) == Origin(EDGE, False)
+        assert origin(proto("https")) == RequestOrigin(EDGE, True)
+        assert origin(proto("https, http")) == RequestOrigin(EDGE, False)
+        assert origin(proto("https"), proto("http")) == RequestOrigin(EDGE, False)
 
     def test_without_protocol_the_socket_decides(self) -> None:
-        assert origin(xff(CLIENT)) == Origin(CLIENT, False)
-        assert origin(xff(CLIENT), scheme="https") == Origin(CLIENT, True)
+        assert origin(xff(CLIENT)) == RequestOrigin(CLIENT, False)
+        assert origin(xff(CLIENT), scheme="https") == RequestOrigin(CLIENT, True)
 
     def test_the_proxy_s_word_outweighs_an_encrypted_socket(self) -> None:
-        assert origin(xff(CLIENT), proto("http"), scheme="https") == Origin(CLIENT, False)
+        assert origin(xff(CLIENT), proto("http"), scheme="https") == RequestOrigin(CLIENT, False)
 
     def test_names_count_without_regard_to_case(self) -> None:
-        assert origin(("X-Forwarded-For", CLIENT), ("X-FORWARDED-PROTO", "https")) == Origin(
+        assert origin(("X-Forwarded-For", CLIENT), ("X-FORWARDED-PROTO", "https")) == RequestOrigin(
             CLIENT, True
         )
 
     def test_the_peer_of_a_unix_socket_can_be_trusted(self) -> None:
         for peer in (None, ""):
-            assert origin(xff(CLIENT), proto("https"), peer=peer) == Origin(CLIENT, True)
-            assert origin(peer=peer) == Origin(None, False)
+            assert origin(xff(CLIENT), proto("https"), peer=peer) == RequestOrigin(CLIENT, True)
+            assert origin(peer=peer) == RequestOrigin(None, False)
 
     def test_a_mapped_peer_is_the_ipv4_address_it_stands_for(self) -> None:
-        assert origin(xff(CLIENT), proto("https"), peer=f"::ffff:{EDGE}") == Origin(CLIENT, True)
-        assert origin(peer=f"::ffff:{CLIENT}") == Origin(CLIENT, False)
+        assert origin(xff(CLIENT), proto("https"), peer=f"::ffff:{EDGE}") == RequestOrigin(
+            CLIENT, True
+        )
+        assert origin(peer=f"::ffff:{CLIENT}") == RequestOrigin(CLIENT, False)
 
     def test_a_peer_that_is_no_address_is_not_trusted(self) -> None:
-        assert origin(proto("https"), peer="testclient") == Origin("testclient", False)
+        assert origin(proto("https"), peer="testclient") == RequestOrigin("testclient", False)
 
 
 class TestForwarded:
     @pytest.mark.parametrize(
         ("value", "expected"),
         [
-            ("proto=https", Origin(EDGE, True)),
-            (f"for={CLIENT};proto=https", Origin(CLIENT, True)),
-            (f"For={CLIENT}; Proto=HTTPS; by=10.0.0.1; host=a", Origin(CLIENT, True)),
-            (f"for={CLIENT};proto=http", Origin(CLIENT, False)),
-            (f"for={CLIENT}", Origin(CLIENT, False)),
-            ('for="[2001:db8::1]:4711";proto=https', Origin("2001:db8::1", True)),
-            ('for="[2001:db8::1]";proto=https', Origin("2001:db8::1", True)),
-            (f'for="{CLIENT}:4711";proto="https"', Origin(CLIENT, True)),
-            (f"for={CLIENT}:4711;proto=https", Origin(CLIENT, True)),
-            (f'for="{CLIENT}:_x";proto=https', Origin(CLIENT, True)),
-            ("for=unknown;proto=https", Origin(None, True)),
-            ("for=_hidden;proto=https", Origin(None, True)),
-            (f'host="a,b;c";for={CLIENT};proto=https', Origin(CLIENT, True)),
+            ("proto=https", RequestOrigin(EDGE, True)),
+            (f"for={CLIENT};proto=https", RequestOrigin(CLIENT, True)),
+            (f"For={CLIENT}; Proto=HTTPS; by=10.0.0.1; host=a", RequestOrigin(CLIENT, True)),
+            (f"for={CLIENT};proto=http", RequestOrigin(CLIENT, False)),
+            (f"for={CLIENT}", RequestOrigin(CLIENT, False)),
+            ('for="[2001:db8::1]:4711";proto=https', RequestOrigin("2001:db8::1", True)),
+            ('for="[2001:db8::1]";proto=https', RequestOrigin("2001:db8::1", True)),
+            (f'for="{CLIENT}:4711";proto="https"', RequestOrigin(CLIENT, True)),
+            (f"for={CLIENT}:4711;proto=https", RequestOrigin(CLIENT, True)),
+            (f'for="{CLIENT}:_x";proto=https', RequestOrigin(CLIENT, True)),
+            ("for=unknown;proto=https", RequestOrigin(None, True)),
+            ("for=_hidden;proto=https", RequestOrigin(None, True)),
+            (f'host="a,b;c";for={CLIENT};proto=https', RequestOrigin(CLIENT, True)),
             # Only what trusted proxies added counts.
-            (f"for={CLIENT};proto=https, for={ATTACKER};proto=http", Origin(ATTACKER, False)),
-            (f"for={CLIENT};proto=https, for={INNER};proto=http", Origin(CLIENT, True)),
-            (f"for={CLIENT};proto=http, for={INNER};proto=https", Origin(CLIENT, False)),
-            (f"garbage, for={ATTACKER};proto=https", Origin(ATTACKER, True)),
-            (f"for={CLIENT}, for={INNER};proto=https", Origin(CLIENT, False)),
-            (f"proto=https, for={INNER};proto=http", Origin(INNER, True)),
+            (
+                f"for={CLIENT};proto=https, for={ATTACKER};proto=http",
+                RequestOrigin(ATTACKER, False),
+            ),
+            (f"for={CLIENT};proto=https, for={INNER};proto=http", RequestOrigin(CLIENT, True)),
+            (f"for={CLIENT};proto=http, for={INNER};proto=https", RequestOrigin(CLIENT, False)),
+            (f"garbage, for={ATTACKER};proto=https", RequestOrigin(ATTACKER, True)),
+            (f"for={CLIENT}, for={INNER};proto=https", RequestOrigin(CLIENT, False)),
+            (f"proto=https, for={INNER};proto=http", RequestOrigin(INNER, True)),
             # A quote that the sender leaves open swallows nothing.
-            (f'for="evil, for={ATTACKER};proto=http', Origin(ATTACKER, False)),
-            (f'for={CLIENT};proto=https;x=", for={ATTACKER};proto=http', Origin(ATTACKER, False)),
+            (f'for="evil, for={ATTACKER};proto=http', RequestOrigin(ATTACKER, False)),
+            (
+                f'for={CLIENT};proto=https;x=", for={ATTACKER};proto=http',
+                RequestOrigin(ATTACKER, False),
+            ),
         ],
     )
-    def test_the_walk(self, value: str, expected: Origin) -> None:
+    def test_the_walk(self, value: str, expected: RequestOrigin) -> None:
         assert origin(forwarded(value)) == expected
 
     @pytest.mark.parametrize(
@@ -216,17 +226,17 @@ class TestForwarded:
         ],
     )
     def test_garbage_means_the_peer_and_insecure(self, value: str) -> None:
-        assert origin(forwarded(value), scheme="https") == Origin(EDGE, secure=False)
+        assert origin(forwarded(value), scheme="https") == RequestOrigin(EDGE, secure=False)
 
     def test_lines_are_joined(self) -> None:
         lines = [forwarded(f"for={CLIENT};proto=https"), forwarded(f"for={ATTACKER};proto=http")]
-        assert origin(*lines) == Origin(ATTACKER, False)
+        assert origin(*lines) == RequestOrigin(ATTACKER, False)
 
 
 class TestBothFamilies:
     def test_agreement(self) -> None:
         lines = [xff(CLIENT), proto("https"), forwarded(f"for={CLIENT};proto=https")]
-        assert origin(*lines) == Origin(CLIENT, True)
+        assert origin(*lines) == RequestOrigin(CLIENT, True)
 
     @pytest.mark.parametrize(
         "lines",
@@ -240,7 +250,7 @@ class TestBothFamilies:
         ],
     )
     def test_contradiction_is_the_insecure_reading(self, lines: Lines) -> None:
-        assert origin(*lines, scheme="https") == Origin(EDGE, secure=False)
+        assert origin(*lines, scheme="https") == RequestOrigin(EDGE, secure=False)
 
     @pytest.mark.parametrize(
         "lines",
@@ -252,22 +262,24 @@ class TestBothFamilies:
     )
     def test_what_one_family_alone_says_may_be_the_sender_s_own(self, lines: Lines) -> None:
         """A proxy that sets one header of the three passes the sender's others on."""
-        assert origin(*lines) == Origin(EDGE, False)
+        assert origin(*lines) == RequestOrigin(EDGE, False)
 
     def test_an_empty_family_contradicts_nothing(self) -> None:
-        assert origin(xff(CLIENT), proto("https"), forwarded("")) == Origin(CLIENT, True)
-        assert origin(xff(" ,"), forwarded(f"for={CLIENT};proto=https")) == Origin(CLIENT, True)
+        assert origin(xff(CLIENT), proto("https"), forwarded("")) == RequestOrigin(CLIENT, True)
+        assert origin(xff(" ,"), forwarded(f"for={CLIENT};proto=https")) == RequestOrigin(
+            CLIENT, True
+        )
 
     @pytest.mark.parametrize(
         ("family", "expected"),
         [
-            (ForwardedHeaders.FORWARDED, Origin(ATTACKER, True)),
-            (ForwardedHeaders.X_FORWARDED, Origin(CLIENT, False)),
-            (ForwardedHeaders.AUTO, Origin(EDGE, False)),
+            (ForwardedHeaders.FORWARDED, RequestOrigin(ATTACKER, True)),
+            (ForwardedHeaders.X_FORWARDED, RequestOrigin(CLIENT, False)),
+            (ForwardedHeaders.AUTO, RequestOrigin(EDGE, False)),
         ],
     )
     def test_the_family_of_the_settings_is_the_only_one_that_is_read(
-        self, family: ForwardedHeaders, expected: Origin
+        self, family: ForwardedHeaders, expected: RequestOrigin
     ) -> None:
         proxies = TrustedProxies(["10.0.0.0/8"], family)
         lines = [xff(CLIENT), proto("http"), forwarded(f"for={ATTACKER};proto=https")]
@@ -302,7 +314,7 @@ class TestAnyHeaders:
     def test_no_headers_raise(self, lines: Lines, peer: str | None) -> None:
         found = origin(*lines, peer=peer)
         if peer in ("::1", ATTACKER):
-            assert found == Origin(peer, secure=False)
+            assert found == RequestOrigin(peer, secure=False)
 
     @given(values, values, values)
     def test_what_an_attacker_sends_through_a_proxy_that_appends_changes_nothing(
@@ -313,7 +325,7 @@ class TestAnyHeaders:
             proto(f"{protocols}, http"),
             forwarded(f"{elements}, for={ATTACKER};proto=http"),
         )
-        assert found == Origin(ATTACKER, secure=False)
+        assert found == RequestOrigin(ATTACKER, secure=False)
 
 
 class TestAllowedSources:

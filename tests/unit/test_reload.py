@@ -8,7 +8,7 @@ from support.deliveries import settings
 
 from sdk_trio.config.table import table
 from sdk_trio.errors import OptionsValidationError, Problem
-from sdk_trio.runtime.reload import Reloaded, Reloader, plan_reload
+from sdk_trio.runtime.reload import Reloaded, SettingsReload, plan_reload
 from sdk_trio.webhooks.receiver import LIVE_KEYS
 
 RUNNING = settings()
@@ -85,7 +85,7 @@ class Part:
 @given(st.lists(st.booleans(), min_size=1, max_size=4))
 def test_one_part_that_refuses_keeps_every_part_at_the_old_settings(refusals):
     parts = [Part(f"part {i} refuses" if no else None) for i, no in enumerate(refusals)]
-    reloader = Reloader(RUNNING, standalone=True)
+    reloader = SettingsReload(RUNNING, standalone=True)
     for part in parts:
         reloader.subscribe(part.prepare, LIVE_KEYS)
     wanted = changed({"Webhooks:RateLimitPerMinute"})
@@ -101,7 +101,7 @@ def test_one_part_that_refuses_keeps_every_part_at_the_old_settings(refusals):
 
 def test_what_is_valid_only_after_a_restart_is_refused_until_then():
     """Without a secret of the host's own only with tenants, and those come with a restart."""
-    reloader = Reloader(RUNNING, standalone=True)
+    reloader = SettingsReload(RUNNING, standalone=True)
     reloader.subscribe(Part().prepare, LIVE_KEYS)
     no_secret = attrs.evolve(RUNNING.webhooks, secret=None)
     tenants = attrs.evolve(RUNNING.multi_tenant, enabled=True)

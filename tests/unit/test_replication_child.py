@@ -34,7 +34,7 @@ from sdk_trio.replication.control import (
     read_sync,
 )
 from sdk_trio.replication.manifest import TenantDatabaseFile, render_manifest
-from sdk_trio.replication.plan import Plan, completed, difference, live_change
+from sdk_trio.replication.plan import Plan, difference, live_change, with_control_socket
 
 OPTIONS = ReplicationOptions(
     replica_target_type=ReplicaTargetType.LOCAL_DISK, local_disk=LocalDiskOptions(path="/replica")
@@ -44,7 +44,7 @@ FILES = [TenantDatabaseFile(name, f"/t/{name}.db") for name in "abc"]
 
 def plan(files=FILES, options=OPTIONS):
     text = render_manifest(options, files, socket_path="/t/s")
-    return Plan(completed(text, "/t/s"), frozenset(file.path for file in files))
+    return Plan(with_control_socket(text, "/t/s"), frozenset(file.path for file in files))
 
 
 def change(old, new, options=OPTIONS):
@@ -120,10 +120,10 @@ def test_what_an_address_cannot_hold_needs_a_restart(kind, keys, url):
 
 
 def test_an_operator_s_configuration_gets_a_socket_and_json_logs():
-    text = completed("dbs: []", '/t/"s"')
+    text = with_control_socket("dbs: []", '/t/"s"')
     assert 'socket: {enabled: true, path: "/t/\\x22s\\x22"' in text
     assert "logging: {type: json" in text
-    assert completed(text, "/elsewhere") == text
+    assert with_control_socket(text, "/elsewhere") == text
 
 
 @given(st.sets(st.text(min_size=1)), st.sets(st.text(min_size=1)))

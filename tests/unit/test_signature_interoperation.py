@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sdk_trio.config.options import KeyDerivation, Secret
 from sdk_trio.webhooks.signature import Keyring, new_secret, sign
-from sdk_trio.webhooks.verdict import Accepted, Delivery, judge
+from sdk_trio.webhooks.verdict import Accepted, Delivery, verify_delivery
 
 OLD, NEW, FOREIGN = (new_secret(letter * 32) for letter in (b"o", b"n", b"f"))
 BODY = '{"type":"order.created","data":{"id":"é"}}'
@@ -34,7 +34,7 @@ def headers(webhook_id: str, timestamp: int, signature: str) -> dict[str, str]:
 def verdict(sent: dict[str, str], body: bytes, secrets: list[str], now: float) -> Accepted | None:
     ring = Keyring.from_secrets([Secret(text) for text in secrets], KeyDerivation.AUTO)
     pairs = [(name.encode(), value.encode()) for name, value in sent.items()]
-    judged = judge(Delivery(pairs, body, now), ring, tolerance_seconds=300)
+    judged = verify_delivery(Delivery(pairs, body, now), ring, tolerance_seconds=300)
     return judged if isinstance(judged, Accepted) else None
 
 

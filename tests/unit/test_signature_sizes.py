@@ -13,7 +13,7 @@ from support.plain_hmac import AT_ONCE, EDGES, PIECE, around_edges, body_of, ent
 
 from sdk_trio.config.options import KeyDerivation, Secret
 from sdk_trio.webhooks.signature import Keyring, _in_pieces, parse_signature_header, sign
-from sdk_trio.webhooks.verdict import Accepted, Delivery, Rejected, judge
+from sdk_trio.webhooks.verdict import Accepted, Delivery, Rejected, verify_delivery
 
 SECRET = "whsec_" + base64.b64encode(b"made for the tests of sizes").decode()
 RING = Keyring.from_secrets([Secret(SECRET)], KeyDerivation.STANDARD)
@@ -108,10 +108,10 @@ def test_the_packages_agree_both_ways(signer: type, size: int) -> None:
     assert len(body) + HEAD == size
     theirs = signer(SECRET).sign("msg_1", datetime.fromtimestamp(now, UTC), text).encode()
     genuine = Delivery(sent(now, theirs), body, now)
-    accepted = judge(genuine, RING, tolerance_seconds=300)
+    accepted = verify_delivery(genuine, RING, tolerance_seconds=300)
     assert accepted == Accepted("msg_1", now, 0, KeyDerivation.STANDARD)
     forged = Delivery(genuine.headers, body[:-2] + b'~"', now)
-    assert isinstance(judge(forged, RING, tolerance_seconds=300), Rejected)
+    assert isinstance(verify_delivery(forged, RING, tolerance_seconds=300), Rejected)
     ours = sent(now, sign(SECRET, "msg_1", now, body).encode())
     signer(SECRET).verify(body, {name.decode(): value.decode() for name, value in ours})
 

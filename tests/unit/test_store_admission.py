@@ -8,9 +8,9 @@ from sdk_trio.storage.admission import (
     CLAIMING,
     PARKING,
     Change,
+    ExistingState,
     Known,
-    Standing,
-    Terms,
+    LeaseTerms,
     standing_of,
 )
 
@@ -23,36 +23,36 @@ def known(state: str, **fields: object) -> Known:
 @pytest.mark.parametrize(
     ("record", "standing"),
     [
-        (known("done", finished_at=900.0), Standing.FINISHED),
-        (known("done", finished_at=899.9), Standing.FORGOTTEN),
-        (known("dead", finished_at=0.0), Standing.DEAD),
-        (known("parked"), Standing.PARKED),
-        (known("received", queued=True), Standing.QUEUED),
-        (known("running", queued=True, held_until=0.0), Standing.QUEUED),
-        (known("retrying", queued=True), Standing.QUEUED),
-        (known("running", held_until=1000.1), Standing.RUNNING),
-        (known("running"), Standing.WAITING),
-        (known("dead", process_ends=1), Standing.CONDEMNED),
-        (known("retrying"), Standing.WAITING),
-        (known("received"), Standing.WAITING),
+        (known("done", finished_at=900.0), ExistingState.FINISHED),
+        (known("done", finished_at=899.9), ExistingState.FORGOTTEN),
+        (known("dead", finished_at=0.0), ExistingState.DEAD),
+        (known("parked"), ExistingState.PARKED),
+        (known("received", queued=True), ExistingState.QUEUED),
+        (known("running", queued=True, held_until=0.0), ExistingState.QUEUED),
+        (known("retrying", queued=True), ExistingState.QUEUED),
+        (known("running", held_until=1000.1), ExistingState.RUNNING),
+        (known("running"), ExistingState.WAITING),
+        (known("dead", process_ends=1), ExistingState.CONDEMNED),
+        (known("retrying"), ExistingState.WAITING),
+        (known("received"), ExistingState.WAITING),
     ],
 )
-def test_where_a_record_stands(record: Known, standing: Standing) -> None:
+def test_where_a_record_stands(record: Known, standing: ExistingState) -> None:
     assert standing_of(record, now=1000.0, dedup_seconds=100.0) is standing
 
 
 @pytest.mark.parametrize("rulings", [ACCEPTING, CLAIMING, PARKING])
 def test_every_standing_has_an_answer_and_only_new_writes(rulings) -> None:  # type: ignore[no-untyped-def] # a table
-    assert set(rulings) == set(Standing)
+    assert set(rulings) == set(ExistingState)
     for ruling in rulings.values():
         assert (ruling.admission is Admission.NEW) == (ruling.change is not Change.NOTHING)
 
 
 def test_attempts_go_on_after_a_failed_run_and_start_anew_after_replay_like_ends() -> None:
-    assert CLAIMING[Standing.DEAD].change is Change.UPDATE
-    assert ACCEPTING[Standing.DEAD].change is Change.RESTART
-    assert CLAIMING[Standing.PARKED].change is Change.RESTART
-    assert CLAIMING[Standing.WAITING].change is Change.UPDATE
+    assert CLAIMING[ExistingState.DEAD].change is Change.UPDATE
+    assert ACCEPTING[ExistingState.DEAD].change is Change.RESTART
+    assert CLAIMING[ExistingState.PARKED].change is Change.RESTART
+    assert CLAIMING[ExistingState.WAITING].change is Change.UPDATE
 
 
 @pytest.mark.parametrize(
@@ -60,5 +60,5 @@ def test_attempts_go_on_after_a_failed_run_and_start_anew_after_replay_like_ends
     [(None, False), (1000.0, False), (1000.1, True), (1135.0, True), (1135.1, False)],
 )
 def test_a_lease_is_live_until_its_end_unless_a_wrong_clock_has_put_that_too_far(until, live):
-    terms = Terms(owner="a", lease_seconds=75.0, dedup_seconds=1.0, payload_seconds=1.0)
+    terms = LeaseTerms(owner="a", lease_seconds=75.0, dedup_seconds=1.0, payload_seconds=1.0)
     assert terms.live(until, now=1000.0) == (until if live else None)

@@ -15,7 +15,7 @@ from sdk_trio.records.tenants import (
     Transition,
 )
 from sdk_trio.tenants import identity
-from sdk_trio.tenants.service import Directory
+from sdk_trio.tenants.service import TenantCache
 from sdk_trio.tenants.status import DAY_SECONDS, StatusPolicy, decide
 
 ACTIVE, SUSPENDED, DEACTIVATED, DELETED = TenantStatus
@@ -175,7 +175,7 @@ def test_sources_of_credentials_are_names_and_absolute_paths(
 
 
 def test_the_directory_forgets_what_was_not_asked_for_longest() -> None:
-    directory = Directory(capacity=3)  # a tenant is remembered by its id as well
+    directory = TenantCache(capacity=3)  # a tenant is remembered by its id as well
     for key in ("a", "b"):
         directory.remember(key, None, generation=0)
     directory.recall("a")
@@ -185,7 +185,7 @@ def test_the_directory_forgets_what_was_not_asked_for_longest() -> None:
 
 
 def test_an_answer_from_before_a_change_is_not_remembered() -> None:
-    directory = Directory()
+    directory = TenantCache()
     generation = directory.generation
     directory.forget_all()
     directory.remember("a", TENANT, generation=generation)

@@ -14,8 +14,8 @@ from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
 from sdk_trio.tenants.identity import is_tenant_id
 from sdk_trio.tenants.upgrade import (
     HostTenant,
+    KnownOrganizations,
     NewTenant,
-    Organizations,
     begin,
     choose_tenant,
     enter,
@@ -159,9 +159,9 @@ def test_an_old_marker_names_the_last_step_and_an_earlier_one_of_the_host_is_run
 
 @given(st.lists(st.sampled_from("abcdefghijklm"), max_size=30))
 def test_the_only_organization_is_one_and_the_position_keeps_what_was_seen(names):
-    found = Organizations()
+    found = KnownOrganizations()
     for after, name in enumerate(names, start=1):
-        found = Organizations.at(found.with_next(after, name).position)
+        found = KnownOrganizations.at(found.with_next(after, name).position)
     assert found.seen == tuple(dict.fromkeys(names))
     assert found.only == (names[0] if len(set(names)) == 1 else None)
     assert found.after == len(names)

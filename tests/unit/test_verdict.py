@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sdk_trio.config.options import KeyDerivation, Secret
 from sdk_trio.webhooks.signature import Keyring, new_secret, sign
-from sdk_trio.webhooks.verdict import Accepted, Cause, Delivery, Rejected, judge
+from sdk_trio.webhooks.verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
 
 SECRET = new_secret(b"k" * 32)
 RING = Keyring.from_secrets([Secret(SECRET)], KeyDerivation.AUTO)
@@ -43,7 +43,7 @@ def verdict(
     ring: Keyring = RING,
     tolerance_seconds: int = 300,
 ) -> Accepted | Rejected:
-    return judge(Delivery(headers, body, now), ring, tolerance_seconds=tolerance_seconds)
+    return verify_delivery(Delivery(headers, body, now), ring, tolerance_seconds=tolerance_seconds)
 
 
 def cause(judged: Accepted | Rejected) -> Cause | None:

@@ -15,7 +15,7 @@ from sdk_trio.webhooks.signature import (
     parse_signature_header,
     sign,
 )
-from sdk_trio.webhooks.verdict import Accepted, Cause, Delivery, Rejected, judge
+from sdk_trio.webhooks.verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
 
 SECRET = new_secret(b"k" * 32)
 # A public test vector of the Svix project.
@@ -38,7 +38,7 @@ def rejected(
     sent: Headers, *secrets: str, body: bytes = BODY, now: float = NOW, tolerance: int = 300
 ) -> tuple[str, str]:
     ring = Keyring.from_secrets([Secret(text) for text in secrets or (SECRET,)], KeyDerivation.AUTO)
-    judged = judge(Delivery(sent, body, now), ring, tolerance_seconds=tolerance)
+    judged = verify_delivery(Delivery(sent, body, now), ring, tolerance_seconds=tolerance)
     assert isinstance(judged, Rejected)
     return judged.cause.value, judged.detail
 

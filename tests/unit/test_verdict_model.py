@@ -17,7 +17,7 @@ from support.plain_hmac import EDGES, body_of, entry, key_of
 
 from sdk_trio.config.options import KeyDerivation, Secret
 from sdk_trio.webhooks.signature import Keyring
-from sdk_trio.webhooks.verdict import Accepted, Cause, Delivery, Rejected, judge
+from sdk_trio.webhooks.verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
 
 NAMES = (b"webhook-id", b"webhook-timestamp", b"webhook-signature")
 NOW = 1_700_000_000
@@ -129,7 +129,9 @@ def judged(
     now: float = NOW,
     **more: int,
 ) -> Accepted | Rejected:
-    return judge(Delivery(headers, body, now), ring, **({"tolerance_seconds": 300} | more))
+    return verify_delivery(
+        Delivery(headers, body, now), ring, **({"tolerance_seconds": 300} | more)
+    )
 
 
 def ring_of(configured: Sequence[str], derivation: KeyDerivation) -> Keyring:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sdk_trio.config.options import KeyDerivation, Secret
 from sdk_trio.webhooks.signature import Keyring, new_secret, sign
-from sdk_trio.webhooks.verdict import Accepted, Delivery, Rejected, judge
+from sdk_trio.webhooks.verdict import Accepted, Delivery, Rejected, verify_delivery
 
 NAMES = [b"webhook-id", b"webhook-timestamp", b"webhook-signature"]
 SECRETS = [new_secret(b"a" * 32), new_secret(b"b" * 32)]
@@ -33,7 +33,7 @@ values = st.one_of(
 def test_arbitrary_headers_and_bodies_are_rejected(
     headers: list[tuple[bytes, bytes]], body: bytes
 ) -> None:
-    judged = judge(Delivery(headers, body, NOW), RING, tolerance_seconds=300)
+    judged = verify_delivery(Delivery(headers, body, NOW), RING, tolerance_seconds=300)
     assert isinstance(judged, Rejected)
     assert judged.detail.endswith(".")
 
@@ -43,7 +43,9 @@ def test_three_arbitrary_values_are_rejected(
     webhook_id: bytes, timestamp: bytes, signature: bytes, body: bytes
 ) -> None:
     headers = list(zip(NAMES, (webhook_id, timestamp, signature), strict=True))
-    assert isinstance(judge(Delivery(headers, body, NOW), RING, tolerance_seconds=300), Rejected)
+    assert isinstance(
+        verify_delivery(Delivery(headers, body, NOW), RING, tolerance_seconds=300), Rejected
+    )
 
 
 @given(
@@ -68,7 +70,7 @@ def test_what_was_signed_is_accepted_within_the_tolerance(
     signature = sign(SECRETS[secret], webhook_id, timestamp, body, derivation=derivation)
     genuine = zip(NAMES, (webhook_id.encode(), b"%d" % timestamp, signature.encode()), strict=True)
     headers = data.draw(st.permutations([*genuine, *noise]))
-    judged = judge(Delivery(headers, body, NOW), RING, tolerance_seconds=300)
+    judged = verify_delivery(Delivery(headers, body, NOW), RING, tolerance_seconds=300)
     if abs(age) <= 300:
         assert judged == Accepted(webhook_id, timestamp, secret, derivation)
     else:
@@ -95,4 +97,4 @@ def test_any_flipped_bit_is_rejected(part: bytes, derivation: KeyDerivation) -> 
             raw = sent.pop(b"body")
             delivery = Delivery(list(sent.items()), raw, NOW)
             # A tolerance that no flipped bit leaves: here the signature alone has to notice.
-            assert isinstance(judge(delivery, RING, tolerance_seconds=10**12), Rejected)
+            assert isinstance(verify_delivery(delivery, RING, tolerance_seconds=10**12), Rejected)

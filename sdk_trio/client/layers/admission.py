@@ -36,7 +36,7 @@ class LimitPolicy:
     burst: int = 10
 
 
-class Place:
+class Reservation:
     """A place in the order of departure: the attempt leaves at ``due``, or when that has passed.
 
     ``due`` changes with the rate while a call waits for the place.
@@ -59,7 +59,7 @@ class RateLimiter:
     def __init__(self, policy: LimitPolicy, *, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._shut_until = -math.inf
-        self._waited_for: set[Place] = set()
+        self._waited_for: set[Reservation] = set()
         self.policy = policy
         self._bucket = _bucket_of(policy)
 
@@ -102,18 +102,18 @@ class RateLimiter:
             ahead = (place.due - now) * _per_second(before) + _burst(before)
             place.due = max(now, now + (ahead - _burst(policy)) / _per_second(policy))
 
-    def book(self) -> Place:
+    def book(self) -> Reservation:
         """Take the next place in the order of departure; :meth:`leave` it when its time has come.
 
         A place that is due at once need not be left.
         """
         now = self._clock()
-        place = Place(now if self._bucket is None else self._bucket.book(now))
+        place = Reservation(now if self._bucket is None else self._bucket.book(now))
         if place.due > now:
             self._waited_for.add(place)
         return place
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: Reservation) -> None:
         """Stop waiting for ``place``, whether the attempt departs or not."""
         self._waited_for.discard(place)
 
@@ -164,7 +164,7 @@ class AttemptResult(enum.StrEnum):
 
 
 @attrs.frozen(kw_only=True)
-class AttemptRecord:
+class CallAttempt:
     """One attempt that has ended, as hooks see it; it holds no query, header or body.
 
     ``number`` counts the attempts of its call from 1. ``started_at`` is on the client's clock,
@@ -215,7 +215,7 @@ class AttemptObserver(Protocol):
         """Note that a request is being handed to the transport."""
         ...
 
-    def attempt_ended(self, record: AttemptRecord) -> None:
+    def attempt_ended(self, record: CallAttempt) -> None:
         """Note that an attempt has ended, in whichever way."""
         ...
 
@@ -245,7 +245,7 @@ class AttemptLayer(Protocol):
 
 
 @attrs.frozen
-class TooLong:
+class WaitTooLong:
     """A refusal: the attempt's turn comes after ``seconds``, later than the call may wait."""
 
     seconds: float
@@ -286,7 +286,7 @@ class Limiters:
         return found
 
 
-class Admitter:
+class RateGate:
     """Holds attempts until the limiter lets them leave.
 
     Args:
@@ -310,7 +310,7 @@ class Admitter:
         self._clock = clock
         self._longest_wait = longest_wait
 
-    async def admit(self, call: Call, *, not_before: float = -math.inf) -> TooLong | None:
+    async def admit(self, call: Call, *, not_before: float = -math.inf) -> WaitTooLong | None:
         """Wait until an attempt of ``call`` may leave, and not before ``not_before``.
 
         Returns:
@@ -336,7 +336,7 @@ class Admitter:
                     admitted = True
                     return None  # noqa: ASYNC910 - the attempt follows at once
                 if leaves_at - now > self._longest_wait or leaves_at >= call.deadline:
-                    return TooLong(leaves_at - now)  # noqa: ASYNC910 - callers wait
+                    return WaitTooLong(leaves_at - now)  # noqa: ASYNC910 - callers wait
                 await self._wait(leaves_at)
         finally:
             limiter.leave(place)
@@ -371,7 +371,7 @@ class AdmissionLayer:
         admitter: decides when they may leave.
     """
 
-    def __init__(self, inner: CallLayer, admitter: Admitter) -> None:
+    def __init__(self, inner: CallLayer, admitter: RateGate) -> None:
         self._inner = inner
         self._admitter = admitter
 
@@ -401,7 +401,7 @@ class AdmissionLayer:
             raise
 
 
-class Gatekeeper:
+class RetryAfterObserver:
     """Applies Retry-After: of every answer to its call, of a 429 to all calls of the token.
 
     Other calls with the same token would be answered 429 as well, and upstreams count these.

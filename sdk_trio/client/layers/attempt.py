@@ -22,7 +22,7 @@ from ..errors import (
     without_frames,
 )
 from ..retry import FailureKind
-from .admission import AttemptKind, AttemptObserver, AttemptRecord, AttemptResult
+from .admission import AttemptKind, AttemptObserver, AttemptResult, CallAttempt
 from .deadline import CallCut, CallsUnderWay
 
 #: How long a connection that is given up may take to close, in seconds.
@@ -397,12 +397,12 @@ def _record(
     ended_at: float,
     response: httpx.Response | None,
     failure: Exception | None,
-) -> AttemptRecord:
+) -> CallAttempt:
     if response is not None:
         result = AttemptResult.ANSWERED
     else:
         result = AttemptResult.CANCELLED if failure is None else AttemptResult.FAILED
-    return AttemptRecord(
+    return CallAttempt(
         method=call.method,
         path=call.path,
         origin=call.origin,

@@ -68,7 +68,7 @@ class Permit:
 
 
 @attrs.frozen
-class Refusal:
+class CircuitRefusal:
     """A refusal: try again in ``retry_after`` seconds; None when only ``close`` can help."""
 
     retry_after: float | None
@@ -116,18 +116,18 @@ class CircuitBreaker:
         """Return whether a probe was admitted whose outcome is not known yet."""
         return self._probe_is_out
 
-    def acquire(self) -> Permit | Refusal:
+    def acquire(self) -> Permit | CircuitRefusal:
         """Return a permit to make one attempt now, or a refusal."""
         if self._state is BreakerState.CLOSED:
             return Permit(self._generation, is_probe=False)
         if self._state is BreakerState.ISOLATED:
-            return Refusal(retry_after=None)
+            return CircuitRefusal(retry_after=None)
         if self._state is BreakerState.OPEN:
             wait = self._opens_until - self._clock()
             if wait > 0:
-                return Refusal(retry_after=wait)
+                return CircuitRefusal(retry_after=wait)
         elif self._probe_is_out:
-            return Refusal(retry_after=PROBE_HINT_SECONDS)
+            return CircuitRefusal(retry_after=PROBE_HINT_SECONDS)
         # Each probe has a generation of its own, so that the late report of an abandoned probe
         # cannot decide for the present one.
         self._become(BreakerState.PROBING)

@@ -13,7 +13,7 @@ import trio
 from ..call import Call
 from ..errors import ConnectionFailedError
 from ..retry import RETRYABLE_STATUSES, FailureKind, RetryBudget
-from .admission import Admitter, AttemptKind, AttemptLayer, ClientCounters
+from .admission import AttemptKind, AttemptLayer, ClientCounters, RateGate
 
 
 @attrs.define(eq=False)
@@ -76,7 +76,7 @@ class Hedger:
         inner: AttemptLayer,
         *,
         budget: RetryBudget,
-        admitter: Admitter,
+        admitter: RateGate,
         clock: Callable[[], float],
         counters: ClientCounters,
     ) -> None:

@@ -9,7 +9,7 @@ from ...base.logs import get_logger
 from ..call import Call
 from ..errors import CircuitOpenError, ConnectionFailedError, OutcomeUnknownError
 from ..retry import FailureKind, RetryBudget, RetryPolicy, may_retry_failure, may_retry_status
-from .admission import Admitter, AttemptKind, AttemptLayer, ClientCounters, TooLong
+from .admission import AttemptKind, AttemptLayer, ClientCounters, RateGate, WaitTooLong
 
 logger = get_logger("client")
 
@@ -33,7 +33,7 @@ class Retryer:
         *,
         policy: RetryPolicy,
         budget: RetryBudget,
-        admitter: Admitter,
+        admitter: RateGate,
         clock: Callable[[], float],
         random: Callable[[], float],
         counters: ClientCounters,
@@ -119,7 +119,7 @@ class Retryer:
         admitted = False
         try:
             leave = await self._admitter.admit(call, not_before=not_before)
-            admitted = not isinstance(leave, TooLong)
+            admitted = not isinstance(leave, WaitTooLong)
         finally:
             if not admitted:
                 self._budget.refund(paid)

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import EXIT_USAGE, SdkError
-from ..operation import Answer, Body, Operation, Pagination
-from ..resources import BoundOperation, Endpoint, Nested, Resource
+from ..operation import Body, Operation, OperationAnswer, Pagination
+from ..resources import BoundEndpoint, BoundOperation, Nested, Resource
 from .catalog import (
     BenefitGrants,
     Benefits,
@@ -40,7 +40,7 @@ from .portal import CustomerPortal
 from .sales import Disputes, Orders, Payments, Refunds, Subscriptions
 
 __all__ = [
-    "Answer",
+    "OperationAnswer",
     "Body",
     "OPERATIONS",
     "Operation",
@@ -88,10 +88,10 @@ class Resources(Resource, path=""):
     oauth2: Nested[OAuth2] = Nested(OAuth2)
 
 
-def endpoints(resource: type[Resource] = Resources) -> Iterator[Endpoint[object]]:
+def endpoints(resource: type[Resource] = Resources) -> Iterator[BoundEndpoint[object]]:
     """Yield every row below ``resource``: its own first, then those of nested resources."""
     for value in vars(resource).values():
-        if isinstance(value, Endpoint):
+        if isinstance(value, BoundEndpoint):
             yield value
     for value in vars(resource).values():
         if isinstance(value, Nested):

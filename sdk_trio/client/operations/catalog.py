@@ -1,7 +1,7 @@
 """The seller's catalogue: products, the benefits that they grant, and the ways to offer them."""
 
 from ..operation import Body
-from ..resources import Resource, nothing, pages, record
+from ..resources import Resource, empty_endpoint, pages, record
 
 
 class Products(Resource, path="products"):
@@ -10,7 +10,7 @@ class Products(Resource, path="products"):
     list = pages("GET /products/")
     create = record("POST /products/")
     get = record("GET /products/{id}")
-    delete = nothing("DELETE /products/{id}")
+    delete = empty_endpoint("DELETE /products/{id}")
     update = record("PATCH /products/{id}")
     update_benefits = record("POST /products/{id}/benefits")
 
@@ -21,7 +21,7 @@ class Benefits(Resource, path="benefits"):
     list = pages("GET /benefits/")
     create = record("POST /benefits/")
     get = record("GET /benefits/{id}")
-    delete = nothing("DELETE /benefits/{id}")
+    delete = empty_endpoint("DELETE /benefits/{id}")
     update = record("PATCH /benefits/{id}")
     files = pages("GET /benefits/{id}/files")
     grants = pages("GET /benefits/{id}/grants")
@@ -39,7 +39,7 @@ class Discounts(Resource, path="discounts"):
     list = pages("GET /discounts/")
     create = record("POST /discounts/")
     get = record("GET /discounts/{id}")
-    delete = nothing("DELETE /discounts/{id}")
+    delete = empty_endpoint("DELETE /discounts/{id}")
     update = record("PATCH /discounts/{id}")
 
 
@@ -49,7 +49,7 @@ class CustomFields(Resource, path="custom_fields"):
     list = pages("GET /custom-fields/")
     create = record("POST /custom-fields/")
     get = record("GET /custom-fields/{id}")
-    delete = nothing("DELETE /custom-fields/{id}")
+    delete = empty_endpoint("DELETE /custom-fields/{id}")
     update = record("PATCH /custom-fields/{id}")
 
 
@@ -59,7 +59,7 @@ class CheckoutLinks(Resource, path="checkout_links"):
     list = pages("GET /checkout-links/")
     create = record("POST /checkout-links/")
     get = record("GET /checkout-links/{id}")
-    delete = nothing("DELETE /checkout-links/{id}")
+    delete = empty_endpoint("DELETE /checkout-links/{id}")
     update = record("PATCH /checkout-links/{id}")
 
 
@@ -81,7 +81,7 @@ class Files(Resource, path="files"):
     list = pages("GET /files/")
     create = record("POST /files/")
     uploaded = record("POST /files/{id_path}/uploaded")
-    delete = nothing("DELETE /files/{id}")
+    delete = empty_endpoint("DELETE /files/{id}")
     update = record("PATCH /files/{id}")
 
 
@@ -95,7 +95,7 @@ class LicenseKeys(Resource, path="license_keys"):
     get_activation = record("GET /license-keys/{id}/activations/{activation_id}")
     validate = record("POST /license-keys/validate")
     activate = record("POST /license-keys/activate")
-    deactivate = nothing("POST /license-keys/deactivate")
+    deactivate = empty_endpoint("POST /license-keys/deactivate")
 
 
 class Meters(Resource, path="meters"):

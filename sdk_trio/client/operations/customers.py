@@ -1,7 +1,7 @@
 """Customers, their members, seats, meters and sessions."""
 
 from ..operation import Body
-from ..resources import Nested, Resource, csv, nothing, pages, record
+from ..resources import Nested, Resource, csv, empty_endpoint, pages, record
 
 
 class CustomerMembers(Resource, path="customers.members"):
@@ -12,10 +12,10 @@ class CustomerMembers(Resource, path="customers.members"):
     list_external = pages("GET /customers/external/{external_id}/members")
     create_external = record("POST /customers/external/{external_id_path}/members")
     get = record("GET /customers/{id}/members/{member_id}")
-    delete = nothing("DELETE /customers/{id}/members/{member_id}")
+    delete = empty_endpoint("DELETE /customers/{id}/members/{member_id}")
     update = record("PATCH /customers/{id}/members/{member_id}")
     get_external = record("GET /customers/external/{external_id}/members/{member_external_id}")
-    delete_external = nothing(
+    delete_external = empty_endpoint(
         "DELETE /customers/external/{external_id}/members/{member_external_id}"
     )
     update_external = record("PATCH /customers/external/{external_id}/members/{member_external_id}")
@@ -30,10 +30,10 @@ class Customers(Resource, path="customers"):
     create = record("POST /customers/")
     export = csv("GET /customers/export")
     get = record("GET /customers/{id}")
-    delete = nothing("DELETE /customers/{id}")
+    delete = empty_endpoint("DELETE /customers/{id}")
     update = record("PATCH /customers/{id}")
     get_external = record("GET /customers/external/{external_id}")
-    delete_external = nothing("DELETE /customers/external/{external_id}")
+    delete_external = empty_endpoint("DELETE /customers/external/{external_id}")
     update_external = record("PATCH /customers/external/{external_id}")
     get_state = record("GET /customers/{id}/state")
     get_state_external = record("GET /customers/external/{external_id}/state")

@@ -4,10 +4,10 @@ from ..operation import Body
 from ..resources import (
     Nested,
     Resource,
-    anything,
     csv,
     cursor_pages,
-    nothing,
+    empty_endpoint,
+    json_endpoint,
     pages,
     record,
     records,
@@ -29,11 +29,11 @@ class Webhooks(Resource, path="webhooks"):
     list_webhook_endpoints = pages("GET /webhooks/endpoints")
     create_webhook_endpoint = record("POST /webhooks/endpoints")
     get_webhook_endpoint = record("GET /webhooks/endpoints/{id}")
-    delete_webhook_endpoint = nothing("DELETE /webhooks/endpoints/{id}")
+    delete_webhook_endpoint = empty_endpoint("DELETE /webhooks/endpoints/{id}")
     update_webhook_endpoint = record("PATCH /webhooks/endpoints/{id}")
     reset_webhook_endpoint_secret = record("PATCH /webhooks/endpoints/{id}/secret", body=Body.NONE)
     list_webhook_deliveries = pages("GET /webhooks/deliveries")
-    redeliver_webhook_event = anything("POST /webhooks/events/{id}/redeliver", body=Body.NONE)
+    redeliver_webhook_event = json_endpoint("POST /webhooks/events/{id}/redeliver", body=Body.NONE)
 
 
 class Events(Resource, path="events"):
@@ -61,17 +61,17 @@ class Metrics(Resource, path="metrics"):
     list_dashboards = records("GET /metrics/dashboards")
     create_dashboard = record("POST /metrics/dashboards")
     get_dashboard = record("GET /metrics/dashboards/{id}")
-    delete_dashboard = nothing("DELETE /metrics/dashboards/{id}")
+    delete_dashboard = empty_endpoint("DELETE /metrics/dashboards/{id}")
     update_dashboard = record("PATCH /metrics/dashboards/{id}")
 
 
 class OAuth2Registrations(Resource, path="oauth2.clients.oauth2"):
     """Clients of the upstream's OAuth 2 server."""
 
-    create_client = anything("POST /oauth2/register")
-    get_client = anything("GET /oauth2/register/{client_id}")
-    update_client = anything("PUT /oauth2/register/{client_id_path}")
-    delete_client = nothing("DELETE /oauth2/register/{client_id}")
+    create_client = json_endpoint("POST /oauth2/register")
+    get_client = json_endpoint("GET /oauth2/register/{client_id}")
+    update_client = json_endpoint("PUT /oauth2/register/{client_id_path}")
+    delete_client = empty_endpoint("DELETE /oauth2/register/{client_id}")
 
 
 class OAuth2Clients(Resource, path="oauth2.clients"):

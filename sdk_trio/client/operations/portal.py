@@ -1,7 +1,7 @@
 """The customer portal: a customer's own records and actions, with a customer session's token."""
 
 from ..operation import Body
-from ..resources import Nested, Resource, anything, nothing, pages, record
+from ..resources import Nested, Resource, empty_endpoint, json_endpoint, pages, record
 
 
 class PortalBenefitGrants(Resource, path="customer_portal.benefit_grants"):
@@ -20,9 +20,11 @@ class PortalCustomers(Resource, path="customer_portal.customers"):
     list_payment_methods = pages("GET /customer-portal/customers/me/payment-methods")
     add_payment_method = record("POST /customer-portal/customers/me/payment-methods")
     confirm_payment_method = record("POST /customer-portal/customers/me/payment-methods/confirm")
-    delete_payment_method = nothing("DELETE /customer-portal/customers/me/payment-methods/{id}")
-    request_email_update = anything("POST /customer-portal/customers/me/email-update/request")
-    check_email_update = nothing("GET /customer-portal/customers/me/email-update/check")
+    delete_payment_method = empty_endpoint(
+        "DELETE /customer-portal/customers/me/payment-methods/{id}"
+    )
+    request_email_update = json_endpoint("POST /customer-portal/customers/me/email-update/request")
+    check_email_update = empty_endpoint("GET /customer-portal/customers/me/email-update/check")
     verify_email_update = record("POST /customer-portal/customers/me/email-update/verify")
 
 
@@ -64,7 +66,7 @@ class PortalLicenseKeys(Resource, path="customer_portal.license_keys"):
     rotate = record("POST /customer-portal/license-keys/{id}/rotate", body=Body.NONE)
     validate = record("POST /customer-portal/license-keys/validate")
     activate = record("POST /customer-portal/license-keys/activate")
-    deactivate = nothing("POST /customer-portal/license-keys/deactivate")
+    deactivate = empty_endpoint("POST /customer-portal/license-keys/deactivate")
 
 
 class PortalMembers(Resource, path="customer_portal.members"):
@@ -72,7 +74,7 @@ class PortalMembers(Resource, path="customer_portal.members"):
 
     list_members = pages("GET /customer-portal/members")
     add_member = record("POST /customer-portal/members")
-    remove_member = nothing("DELETE /customer-portal/members/{id}")
+    remove_member = empty_endpoint("DELETE /customer-portal/members/{id}")
     update_member = record("PATCH /customer-portal/members/{id}")
 
 
@@ -83,7 +85,7 @@ class PortalOrders(Resource, path="customer_portal.orders"):
     get = record("GET /customer-portal/orders/{id}")
     update = record("PATCH /customer-portal/orders/{id}")
     invoice = record("GET /customer-portal/orders/{id}/invoice")
-    generate_invoice = anything("POST /customer-portal/orders/{id}/invoice", body=Body.NONE)
+    generate_invoice = json_endpoint("POST /customer-portal/orders/{id}/invoice", body=Body.NONE)
     receipt = record("GET /customer-portal/orders/{id}/receipt")
     get_payment_status = record("GET /customer-portal/orders/{id}/payment-status")
     confirm_retry_payment = record("POST /customer-portal/orders/{id}/confirm-payment")

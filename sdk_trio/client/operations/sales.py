@@ -1,7 +1,7 @@
 """Sales: orders, subscriptions and the money behind them."""
 
 from ..operation import Body
-from ..resources import Resource, anything, csv, pages, record
+from ..resources import Resource, csv, json_endpoint, pages, record
 
 
 class Orders(Resource, path="orders"):
@@ -14,7 +14,7 @@ class Orders(Resource, path="orders"):
     update = record("PATCH /orders/{id}")
     finalize = record("POST /orders/{id}/finalize")
     invoice = record("GET /orders/{id}/invoice")
-    generate_invoice = anything("POST /orders/{id}/invoice", body=Body.NONE)
+    generate_invoice = json_endpoint("POST /orders/{id}/invoice", body=Body.NONE)
     receipt = record("GET /orders/{id}/receipt")
 
 

@@ -5,25 +5,25 @@ import json
 from ...base.logs import get_logger
 from ...config.options.notifications import NotificationsOptions
 from ...config.section_switches import NOTIFICATIONS
-from ...net.poster import Answer
+from ...net.poster import PostAnswer
 from ...records.tenants import OutboxRecord
 from ..send import (
     Outcome,
+    ProviderChannel,
     Request,
-    Sender,
     Skipped,
     accepted,
+    classify_response,
     credential,
     document_of,
     explained,
-    judge,
 )
 from ..templates import one_line, render, template_of
 
 _log = get_logger("notifications")
 
 
-class EmailSender(Sender):
+class EmailSender(ProviderChannel):
     """Sends one email to the site manager."""
 
     repeatable = False
@@ -55,17 +55,17 @@ class EmailSender(Sender):
             },
             body=_document(options, record, recipient),
             timeout_seconds=options.email.timeout_seconds,
-            judge=lambda answer: self._judge(answer, hidden=(key, recipient)),
+            classify=lambda answer: self._judge(answer, hidden=(key, recipient)),
         )
 
-    def _judge(self, answer: Answer, *, hidden: tuple[str, ...]) -> Outcome:
+    def _judge(self, answer: PostAnswer, *, hidden: tuple[str, ...]) -> Outcome:
         if answer.status == 202:
             return accepted(answer, answer.headers.get("x-message-id"))
         if answer.status == 200:
             _log.warning("notification.not_queued", channel="email", status=200)
             return Skipped("the provider answered 200: sandbox mode, it checks and sends nothing")
         variable = self._options.email.email_provider_a.api_key_env_var
-        return judge(
+        return classify_response(
             answer,
             repeatable=self.repeatable,
             explanation=_explanation(answer, hidden),
@@ -99,7 +99,7 @@ def _document(options: NotificationsOptions, record: OutboxRecord, recipient: st
     return json.dumps(document, separators=(",", ":")).encode("ascii")
 
 
-def _explanation(answer: Answer, hidden: tuple[str, ...]) -> str:
+def _explanation(answer: PostAnswer, hidden: tuple[str, ...]) -> str:
     errors = document_of(answer).get("errors")
     if not isinstance(errors, list):
         return ""

@@ -4,23 +4,23 @@ import base64
 from urllib.parse import quote, urlencode
 
 from ...config.section_switches import NOTIFICATIONS
-from ...net.poster import Answer
+from ...net.poster import PostAnswer
 from ...records.tenants import OutboxRecord
 from ..send import (
     Outcome,
+    ProviderChannel,
     Request,
-    Sender,
     Skipped,
     accepted,
+    classify_response,
     credential,
     document_of,
     explained,
-    judge,
 )
 from ..templates import render, template_of
 
 
-class SmsSender(Sender):
+class SmsSender(ProviderChannel):
     """Sends one SMS to the site manager."""
 
     repeatable = False
@@ -57,17 +57,17 @@ class SmsSender(Sender):
             },
             body=urlencode(fields).encode("ascii"),
             timeout_seconds=options.sms.timeout_seconds,
-            judge=lambda answer: self._judge(
+            classify=lambda answer: self._judge(
                 answer, hidden=(pair, token, account, recipient.lstrip("+"))
             ),
         )
 
-    def _judge(self, answer: Answer, *, hidden: tuple[str, ...]) -> Outcome:
+    def _judge(self, answer: PostAnswer, *, hidden: tuple[str, ...]) -> Outcome:
         document = document_of(answer)
         if answer.status == 201:
             return accepted(answer, document.get("sid"))
         provider = self._options.sms.sms_provider_a
-        return judge(
+        return classify_response(
             answer,
             repeatable=self.repeatable,
             explanation=explained(document.get("message"), hidden),

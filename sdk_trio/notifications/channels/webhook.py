@@ -10,18 +10,18 @@ from ...base.times import rfc3339
 from ...config.check_notifications import must_be_public, signing_secret_problem
 from ...config.options.notifications import NotificationsOptions
 from ...config.section_switches import NOTIFICATIONS
-from ...net.poster import Answer
+from ...net.poster import PostAnswer
 from ...records.tenants import OutboxRecord
 from ..send import (
     Outcome,
     Poster,
+    ProviderChannel,
     ReadVariable,
     Request,
-    Sender,
     Skipped,
     accepted,
+    classify_response,
     credential,
-    judge,
 )
 from ..templates import Message, cut, lines, render, template_of
 
@@ -86,11 +86,11 @@ class Signer(Protocol):
         ...
 
 
-class WebhookSender(Sender):
+class WebhookSender(ProviderChannel):
     """Posts one notification to the operator's URL.
 
     Args:
-        options: as of :class:`Sender`.
+        options: as of :class:`ProviderChannel`.
         poster: as well.
         sign: makes the three headers of Standard Webhooks, with the delivery's id.
         read_variable: as well.
@@ -133,17 +133,17 @@ class WebhookSender(Sender):
             headers={**headers, SIGNATURE_HEADER: body_signature(secret, body)},
             body=body,
             timeout_seconds=webhook.timeout_seconds,
-            judge=self._judge,
+            classify=self._judge,
             public_only=must_be_public(options),
             # The status says it all, and what a receiver does with its body is its own affair.
             wants_body=False,
         )
 
-    def _judge(self, answer: Answer) -> Outcome:
+    def _judge(self, answer: PostAnswer) -> Outcome:
         # The receiver's words are not kept: nobody knows what they hold.
         if 200 <= answer.status < 300:
             return accepted(answer)
-        return judge(
+        return classify_response(
             answer,
             repeatable=self.repeatable,
             advice="check that the receiver has the same secret",

@@ -38,14 +38,14 @@ from ..admission import (
     CLAIMING,
     CLOCK_SLACK_SECONDS,
     PARKING,
+    AdmissionRule,
     Change,
+    ExistingState,
     Known,
-    Ruling,
-    Standing,
-    Terms,
+    LeaseTerms,
     standing_of,
 )
-from .rows import HELD_BYTES, REMEMBERED_IDS, ROW_BYTES, Deliveries, Row
+from .rows import HELD_BYTES, REMEMBERED_IDS, ROW_BYTES, Deliveries, MemoryRow
 
 if TYPE_CHECKING:
     from .notifications import MemoryNotifications
@@ -112,7 +112,7 @@ class MemoryBackend:
     """
 
     def __init__(
-        self, terms: Terms, rows: Deliveries, shares: "MemoryBackend | None" = None
+        self, terms: LeaseTerms, rows: Deliveries, shares: "MemoryBackend | None" = None
     ) -> None:
         self._terms = terms
         self._rows = rows
@@ -166,7 +166,7 @@ class MemoryInbox(MemoryBackend):
         payload_seconds: float,
         shares: "MemoryInbox | None" = None,
     ) -> None:
-        terms = Terms(
+        terms = LeaseTerms(
             owner=owner,
             lease_seconds=lease_seconds,
             dedup_seconds=dedup_seconds,
@@ -215,7 +215,7 @@ class MemoryInbox(MemoryBackend):
     def _admit(
         self,
         delivery: NewDelivery,
-        rulings: Mapping[Standing, Ruling],
+        rulings: Mapping[ExistingState, AdmissionRule],
         state: DeliveryState,
         leased: bool,
     ) -> Admitted:
@@ -265,7 +265,7 @@ class MemoryInbox(MemoryBackend):
         )
         return Admitted(ruling.admission, before, same_body, earlier)
 
-    def _held_until(self, row: Row, now: float) -> float | None:
+    def _held_until(self, row: MemoryRow, now: float) -> float | None:
         if row.owner in (None, self._terms.owner):
             return None
         return self._terms.live(row.until, now=now)
@@ -277,7 +277,7 @@ class MemoryInbox(MemoryBackend):
         if row is not None and not row.has_body(delivery.raw):
             self._keep_other(row, delivery)
 
-    def _keep_other(self, row: Row, delivery: NewDelivery) -> None:
+    def _keep_other(self, row: MemoryRow, delivery: NewDelivery) -> None:
         told = EvidenceRecord(
             delivery.received_at, delivery.address, delivery.raw, delivery.tenant_id
         )
@@ -296,7 +296,7 @@ class MemoryInbox(MemoryBackend):
                 "Sqlite"
             )
         self._rows.last_sequence += 1
-        row = Row(
+        row = MemoryRow(
             self._rows.last_sequence,
             key,
             delivery.signer,
@@ -330,7 +330,7 @@ class MemoryInbox(MemoryBackend):
 
     def _write(
         self,
-        row: Row,
+        row: MemoryRow,
         state: DeliveryState,
         *,
         lease_from: float | None = None,
@@ -344,7 +344,7 @@ class MemoryInbox(MemoryBackend):
         self._rows.change(row, state, **values)
         self._own_changes += 1
 
-    def _forget(self, row: Row) -> None:
+    def _forget(self, row: MemoryRow) -> None:
         self._rows.forget(row)
         self._own_changes += 1
 
@@ -434,7 +434,7 @@ class MemoryInbox(MemoryBackend):
                     next_attempt_at=None,
                 )
 
-    def _keep_failure(self, row: Row, outcome: Retry | Dead, now: float) -> None:
+    def _keep_failure(self, row: MemoryRow, outcome: Retry | Dead, now: float) -> None:
         begun = now if row.started_at is None else row.started_at
         number = max(row.attempts, 1)
         failure = AttemptRecord(number, begun, now, outcome.error, outcome.place, outcome.traceback)
@@ -480,7 +480,7 @@ class MemoryInbox(MemoryBackend):
         """See :meth:`Inbox.take_due`."""
         await self._begin()
         rows = self._rows
-        due: list[Row] = []
+        due: list[MemoryRow] = []
         next_due_at: float | None = None
         for sequence in sorted(rows.unfinished):
             row = rows.unfinished[sequence]
@@ -498,7 +498,7 @@ class MemoryInbox(MemoryBackend):
         records = [row.record() for row in due[:limit]]
         return Due(records, more=len(due) > limit, next_due_at=next_due_at)
 
-    def _is_free(self, row: Row, now: float) -> bool:
+    def _is_free(self, row: MemoryRow, now: float) -> bool:
         if row.owner is None:
             return True
         return row.owner != self._terms.owner and self._held_until(row, now) is None
@@ -531,7 +531,7 @@ class MemoryInbox(MemoryBackend):
             self._own_changes += 1
         return len(late)
 
-    def _cut_short(self, row: Row, *, sole: bool) -> None:
+    def _cut_short(self, row: MemoryRow, *, sole: bool) -> None:
         """Have what another owner ran received again: its process has ended."""
         begun = row.received_at if row.started_at is None else row.started_at
         ended = max(begun, row.until - self._terms.lease_seconds)

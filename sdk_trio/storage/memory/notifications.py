@@ -16,17 +16,17 @@ from ...records.notifications import (
     RETRIABLE,
     SWITCHED_OFF,
     DueNotifications,
-    Ending,
     Enlisted,
     Lookout,
     NotificationId,
     NotificationRecord,
     NotificationState,
     Recovered,
+    SendResult,
     too_old,
 )
 from ...records.tenants import OutboxRecord
-from ..admission import Terms
+from ..admission import LeaseTerms
 from .tenants import NotificationRow, NotificationRows
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _WAITING = OPEN - {NotificationState.SENDING}
 class MemoryNotifications:
     """:class:`NotificationStore` in memory; the rows are those of ``tenants``."""
 
-    def __init__(self, terms: Terms, tenants: "MemoryTenants") -> None:
+    def __init__(self, terms: LeaseTerms, tenants: "MemoryTenants") -> None:
         self._terms = terms
         self._tenants = tenants
 
@@ -219,7 +219,7 @@ class MemoryNotifications:
         self._rows.keep(row, sending)
         return True
 
-    async def finish(self, id: NotificationId, ending: Ending, *, now: float) -> bool:
+    async def finish(self, id: NotificationId, ending: SendResult, *, now: float) -> bool:
         """See :meth:`NotificationStore.finish`."""
         await self._begin()
         row = self._open.get(id)

@@ -37,7 +37,7 @@ ROW_BYTES = 1000
 _LONGEST_KEY = 64
 
 
-class Row(msgspec.Struct, eq=False):
+class MemoryRow(msgspec.Struct, eq=False):
     """A delivery, who holds its lease and until when, and its failed runs.
 
     It changes in place: records are made for those who read, not for every step of a delivery.
@@ -122,11 +122,11 @@ class Deliveries:
 
     last_sequence: int = 0
     changes: int = 0
-    by_key: dict[str, Row] = attrs.Factory(dict)
-    by_sequence: dict[int, Row] = attrs.Factory(dict)
-    unfinished: dict[int, Row] = attrs.Factory(dict)
+    by_key: dict[str, MemoryRow] = attrs.Factory(dict)
+    by_sequence: dict[int, MemoryRow] = attrs.Factory(dict)
+    unfinished: dict[int, MemoryRow] = attrs.Factory(dict)
     # Those that wait for a person or for a redelivery, in the order in which they began to.
-    set_aside: dict[int, Row] = attrs.Factory(dict)
+    set_aside: dict[int, MemoryRow] = attrs.Factory(dict)
     held_bytes: int = 0
     #: Whether ids were forgotten, or deliveries that wait for somebody, for want of room.
     overflowed: bool = False
@@ -136,11 +136,11 @@ class Deliveries:
     # Sequences of the unfinished ordered deliveries of each tenant and subject.
     _lines: dict[tuple[str | None, str], set[int]] = attrs.Factory(dict)
     # Done deliveries in the order of their end: the last ones, and before them ids with that time.
-    _done: deque[Row] = attrs.Factory(deque)
+    _done: deque[MemoryRow] = attrs.Factory(deque)
     remembered: dict[str | bytes, float] = attrs.Factory(dict)
     _in_order: deque[str | bytes] = attrs.Factory(deque)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: MemoryRow) -> None:
         """Take in a new row."""
         self.by_key[row.key] = row
         self.by_sequence[row.sequence] = row
@@ -155,7 +155,7 @@ class Deliveries:
             self.overflowed = True
         return self.held_bytes + wanted <= HELD_BYTES
 
-    def change(self, row: Row, state: DeliveryState, **values: Any) -> None:
+    def change(self, row: MemoryRow, state: DeliveryState, **values: Any) -> None:
         """Give ``row`` its new state, which is not done, and what else changes with it."""
         self.changes += 1
         self._strike(row)
@@ -164,7 +164,7 @@ class Deliveries:
             setattr(row, name, value)
         self._enlist(row)
 
-    def finish(self, row: Row, now: float) -> None:
+    def finish(self, row: MemoryRow, now: float) -> None:
         """Let an unfinished ``row`` be done; its body goes."""
         self.changes += 1
         self._strike(row)
@@ -180,7 +180,7 @@ class Deliveries:
         if len(self._done) > RECENT_ROWS:
             self._remember(self._done.popleft())
 
-    def _remember(self, row: Row) -> None:
+    def _remember(self, row: MemoryRow) -> None:
         """Keep of a done delivery its id and the time of its end."""
         self._drop(row)
         key = _short(row.key)
@@ -202,7 +202,7 @@ class Deliveries:
         """Return those of ``keys`` that are in any state or remembered."""
         return frozenset(i for i in keys if i in self.by_key or self.finished_at(i) is not None)
 
-    def keep_other(self, row: Row, told: EvidenceRecord) -> None:
+    def keep_other(self, row: MemoryRow, told: EvidenceRecord) -> None:
         """Keep another body of a row that has room for it, unless it is kept already."""
         size = len(told.raw) + ROW_BYTES
         if len(row.evidence) >= MOST_EVIDENCE or self.evidence_bytes + size > EVIDENCE_BYTES:
@@ -212,13 +212,13 @@ class Deliveries:
             self.evidence_bytes += size
             self.changes += 1
 
-    def _drop(self, row: Row) -> None:
+    def _drop(self, row: MemoryRow) -> None:
         del self.by_key[row.key]
         del self.by_sequence[row.sequence]
         for kept in row.evidence:
             self.evidence_bytes -= len(kept.raw) + ROW_BYTES
 
-    def forget(self, row: Row) -> None:
+    def forget(self, row: MemoryRow) -> None:
         """Remove ``row``, which is not done."""
         self._drop(row)
         self.held_bytes -= row.held_bytes
@@ -254,7 +254,7 @@ class Deliveries:
             forgotten += 1
         return forgotten
 
-    def is_first_in_line(self, row: Row) -> bool:
+    def is_first_in_line(self, row: MemoryRow) -> bool:
         """Return whether no earlier unfinished ordered delivery of the tenant has the subject."""
         if not row.ordered or row.subject is None:
             return True
@@ -267,7 +267,7 @@ class Deliveries:
         received: tuple[float | None, float | None],
         between: tuple[int | None, int | None],
         oldest_first: bool,
-    ) -> Iterator[Row]:
+    ) -> Iterator[MemoryRow]:
         """Return the rows that meet every condition which is not None.
 
         Args:
@@ -300,7 +300,7 @@ class Deliveries:
         )
         return min(waiting, default=(0, None))[1]
 
-    def _enlist(self, row: Row) -> None:
+    def _enlist(self, row: MemoryRow) -> None:
         state = row.state
         self.states[state] += 1
         if state in _MAY_BE_SET_ASIDE and _is_set_aside(row):
@@ -310,7 +310,7 @@ class Deliveries:
             if row.ordered and row.subject is not None:
                 self._lines.setdefault((row.tenant_id, row.subject), set()).add(row.sequence)
 
-    def _strike(self, row: Row) -> None:
+    def _strike(self, row: MemoryRow) -> None:
         state = row.state
         self.states[state] -= 1
         if row.sequence in self.set_aside:
@@ -327,6 +327,6 @@ class Deliveries:
 _MAY_BE_SET_ASIDE = (DeliveryState.RETRYING, DeliveryState.DEAD, DeliveryState.PARKED)
 
 
-def _is_set_aside(row: Row) -> bool:
+def _is_set_aside(row: MemoryRow) -> bool:
     """Whether nothing here will run it: it waits for a person, or for the sender's redelivery."""
     return row.state is not DeliveryState.RETRYING or not row.queued

@@ -22,7 +22,7 @@ from ...records.deliveries import (
     Purged,
     Released,
 )
-from ..admission import Terms
+from ..admission import LeaseTerms
 from . import leases as leaser
 from . import reads as reader
 from . import writes as writer
@@ -56,7 +56,7 @@ class SqliteInbox:
     is abandoned.
     """
 
-    def __init__(self, file: str, terms: Terms, committer: Committer) -> None:
+    def __init__(self, file: str, terms: LeaseTerms, committer: Committer) -> None:
         self._terms = terms
         self._committer = committer
         self._queries = QueryRunner(file, committer)
@@ -94,7 +94,7 @@ class SqliteInbox:
 
         Cancelled, nothing stays open.
         """
-        terms = Terms(
+        terms = LeaseTerms(
             owner=owner,
             lease_seconds=lease_seconds,
             dedup_seconds=dedup_seconds,

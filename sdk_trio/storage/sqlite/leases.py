@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 
 from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, Due
-from ..admission import CLOCK_SLACK_SECONDS, Terms
+from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from .reads import COLUMNS, LATER_COLUMNS, record_of
 from .schema import UNFINISHED
 
@@ -105,7 +105,7 @@ WHERE state <> 'done' AND state = 'retrying' AND queued = 1
 """
 
 
-def take_due(connection: apsw.Connection, terms: Terms, limit: int, now: float) -> Due:
+def take_due(connection: apsw.Connection, terms: LeaseTerms, limit: int, now: float) -> Due:
     """Lease what is due, oldest arrival first."""
     bindings = {
         "limit": limit + 1,
@@ -129,7 +129,7 @@ def take_due(connection: apsw.Connection, terms: Terms, limit: int, now: float) 
 
 
 def take_suspects(
-    connection: apsw.Connection, terms: Terms, limit: int, now: float
+    connection: apsw.Connection, terms: LeaseTerms, limit: int, now: float
 ) -> list[DeliveryRecord]:
     """Lease what was running when a process ended, oldest arrival first."""
     found = [sequence for (sequence,) in connection.execute(_SUSPECTS, {"limit": limit})]
@@ -137,7 +137,9 @@ def take_suspects(
     return [_lease(connection, sequence, terms.owner, until) for sequence in found]
 
 
-def _cut_short(connection: apsw.Connection, terms: Terms, sequence: int, *, sole: bool) -> None:
+def _cut_short(
+    connection: apsw.Connection, terms: LeaseTerms, sequence: int, *, sole: bool
+) -> None:
     """Have what another owner ran, if it did, received again: its process has ended."""
     (state,) = connection.execute(
         "SELECT state FROM inbox WHERE sequence = ?", (sequence,)
@@ -154,18 +156,18 @@ def _lease(connection: apsw.Connection, sequence: int, owner: str, until: float)
     return record_of(row)
 
 
-def release(connection: apsw.Connection, terms: Terms, keys: Sequence[str]) -> None:
+def release(connection: apsw.Connection, terms: LeaseTerms, keys: Sequence[str]) -> None:
     """Give up leases of ours whose run was never started."""
     for key in keys:
         connection.execute(_RELEASE, (key, terms.owner))
 
 
-def renew(connection: apsw.Connection, terms: Terms, now: float) -> None:
+def renew(connection: apsw.Connection, terms: LeaseTerms, now: float) -> None:
     """Extend all leases of ours."""
     connection.execute(_RENEW, (now + terms.lease_seconds, terms.owner))
 
 
-def recover(connection: apsw.Connection, terms: Terms) -> int:
+def recover(connection: apsw.Connection, terms: LeaseTerms) -> int:
     """Take away the leases of all other owners; return how many."""
     bindings = {"owner": terms.owner}
     held: list[Any] = connection.execute(_HELD, bindings).fetchall()

@@ -11,16 +11,16 @@ from ...records.notifications import (
     SILENT,
     SWITCHED_OFF,
     DueNotifications,
-    Ending,
     Enlisted,
     Lookout,
     NotificationId,
     NotificationRecord,
     NotificationState,
     Recovered,
+    SendResult,
     too_old,
 )
-from ..admission import Terms
+from ..admission import LeaseTerms
 from .committer import Committer
 from .queries import QueryRunner
 from .schema import NOTIFICATION_OPEN
@@ -258,7 +258,7 @@ WHERE {NOTIFICATION_OPEN} AND lease_owner = ?
 
 
 def take_due(
-    connection: apsw.Connection, terms: Terms, channel: str, limit: int, now: float
+    connection: apsw.Connection, terms: LeaseTerms, channel: str, limit: int, now: float
 ) -> DueNotifications:
     """Lease what is due on one channel, oldest transition first."""
     bindings = {"channel": channel, "limit": limit + 1, "now": now, "owner": terms.owner}
@@ -293,18 +293,18 @@ def _record(connection: apsw.Connection, id: NotificationId) -> NotificationReco
     return record
 
 
-def release(connection: apsw.Connection, terms: Terms) -> None:
+def release(connection: apsw.Connection, terms: LeaseTerms) -> None:
     """Give up leases of ours whose sending has not begun."""
     connection.execute(_RELEASE, (terms.owner,))
 
 
-def recover(connection: apsw.Connection, terms: Terms, now: float) -> Recovered:
+def recover(connection: apsw.Connection, terms: LeaseTerms, now: float) -> Recovered:
     """Take away the leases of all other owners."""
     rows = connection.execute(_FOREIGN, {"owner": terms.owner}).fetchall()
     return _free(connection, rows, now)
 
 
-def renew(connection: apsw.Connection, terms: Terms, now: float) -> None:
+def renew(connection: apsw.Connection, terms: LeaseTerms, now: float) -> None:
     """Extend all leases of ours."""
     connection.execute(_RENEW, (now + terms.lease_seconds, terms.owner))
 
@@ -343,7 +343,7 @@ DELETE FROM notification WHERE (sequence, channel) IN (
 """
 
 
-def start(connection: apsw.Connection, terms: Terms, id: NotificationId, now: float) -> bool:
+def start(connection: apsw.Connection, terms: LeaseTerms, id: NotificationId, now: float) -> bool:
     """Mark a message of ours as being sent."""
     until = now + terms.lease_seconds
     connection.execute(_START, (now, until, id.sequence, id.channel, terms.owner))
@@ -351,7 +351,11 @@ def start(connection: apsw.Connection, terms: Terms, id: NotificationId, now: fl
 
 
 def finish(
-    connection: apsw.Connection, terms: Terms, id: NotificationId, ending: Ending, now: float
+    connection: apsw.Connection,
+    terms: LeaseTerms,
+    id: NotificationId,
+    ending: SendResult,
+    now: float,
 ) -> bool:
     """Record how an attempt ended."""
     key = {"sequence": id.sequence, "channel": id.channel, "owner": terms.owner}
@@ -395,7 +399,7 @@ PURGE_CHUNK = 500
 class SqliteNotifications:
     """:class:`NotificationStore` in SQLite; cancellation is as in the inbox."""
 
-    def __init__(self, terms: Terms, committer: Committer, queries: QueryRunner) -> None:
+    def __init__(self, terms: LeaseTerms, committer: Committer, queries: QueryRunner) -> None:
         self._terms = terms
         self._committer = committer
         self._queries = queries
@@ -425,7 +429,7 @@ class SqliteNotifications:
         terms = self._terms
         return await self._committer.submit(lambda c: start(c, terms, id, now))
 
-    async def finish(self, id: NotificationId, ending: Ending, *, now: float) -> bool:
+    async def finish(self, id: NotificationId, ending: SendResult, *, now: float) -> bool:
         """See :meth:`NotificationStore.finish`."""
         terms = self._terms
         return await self._committer.submit(lambda c: finish(c, terms, id, ending, now))

@@ -29,11 +29,11 @@ from ..admission import (
     ACCEPTING,
     CLAIMING,
     PARKING,
+    AdmissionRule,
     Change,
+    ExistingState,
     Known,
-    Ruling,
-    Standing,
-    Terms,
+    LeaseTerms,
     standing_of,
 )
 from .connect import MARK_AS_UNWIPED
@@ -74,19 +74,19 @@ _SAY_WHY = "UPDATE inbox SET last_error = ? WHERE delivery_key = ?"
 
 
 def accept(
-    connection: apsw.Connection, terms: Terms, delivery: NewDelivery, leased: bool
+    connection: apsw.Connection, terms: LeaseTerms, delivery: NewDelivery, leased: bool
 ) -> Admitted:
     """Keep ``delivery`` for our own workers."""
     return _admit(connection, terms, delivery, ACCEPTING, DeliveryState.RECEIVED, leased)
 
 
-def claim(connection: apsw.Connection, terms: Terms, delivery: NewDelivery) -> Admitted:
+def claim(connection: apsw.Connection, terms: LeaseTerms, delivery: NewDelivery) -> Admitted:
     """Claim ``delivery`` for an inline run."""
     return _admit(connection, terms, delivery, CLAIMING, DeliveryState.RUNNING, True)
 
 
 def park(
-    connection: apsw.Connection, terms: Terms, delivery: NewDelivery, reason: str | None
+    connection: apsw.Connection, terms: LeaseTerms, delivery: NewDelivery, reason: str | None
 ) -> Admitted:
     """Keep ``delivery`` without running it, and why."""
     admitted = _admit(connection, terms, delivery, PARKING, DeliveryState.PARKED, False)
@@ -97,9 +97,9 @@ def park(
 
 def _admit(
     connection: apsw.Connection,
-    terms: Terms,
+    terms: LeaseTerms,
     delivery: NewDelivery,
-    rulings: Mapping[Standing, Ruling],
+    rulings: Mapping[ExistingState, AdmissionRule],
     state: DeliveryState,
     leased: bool,
 ) -> Admitted:
@@ -158,7 +158,7 @@ def _is_of_before(connection: apsw.Connection, delivery: NewDelivery) -> bool:
 
 def _insert(
     connection: apsw.Connection,
-    terms: Terms,
+    terms: LeaseTerms,
     delivery: NewDelivery,
     state: DeliveryState,
     leased: bool,
@@ -284,7 +284,7 @@ WHERE delivery_key = ? AND state IN ('dead', 'parked', 'retrying') AND lease_own
 
 
 def start(
-    connection: apsw.Connection, terms: Terms, key: str, now: float, alone: bool = False
+    connection: apsw.Connection, terms: LeaseTerms, key: str, now: float, alone: bool = False
 ) -> None:
     """Begin a run: one more attempt. Nothing when another owner holds a live lease."""
     until = now + terms.lease_seconds
@@ -294,18 +294,18 @@ def start(
     )
 
 
-def join(connection: apsw.Connection, terms: Terms, key: str) -> None:
+def join(connection: apsw.Connection, terms: LeaseTerms, key: str) -> None:
     """Note that a run of ours is not alone any more."""
     connection.execute(_JOIN, (key, terms.owner))
 
 
-def run(connection: apsw.Connection, terms: Terms, key: str, begun: float, now: float) -> None:
+def run(connection: apsw.Connection, terms: LeaseTerms, key: str, begun: float, now: float) -> None:
     """Record a whole run that ended well: :func:`start` at ``begun`` and :func:`finish`, in one."""
     connection.execute(_RUN, {"key": key, "begun": begun, "now": now, "owner": terms.owner})
 
 
 def finish(
-    connection: apsw.Connection, terms: Terms, key: str, outcome: Outcome, now: float
+    connection: apsw.Connection, terms: LeaseTerms, key: str, outcome: Outcome, now: float
 ) -> None:
     """Record how a run of ours ended. Nothing when its lease is not ours any more."""
     ours = (key, terms.owner)
