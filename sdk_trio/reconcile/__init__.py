@@ -1,1 +1,1 @@
-"""TODO package."""
+"""Reconciliation: what the upstream delivered and the inbox does not have."""

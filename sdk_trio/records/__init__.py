@@ -1,1 +1,1 @@
-"""TODO package."""
+"""Plain records and enumerations of what is stored; nothing here waits, so commands start fast."""

@@ -1,1 +1,1 @@
-"""TODO package."""
+"""HTTP for ASGI applications; it knows nothing of webhooks."""

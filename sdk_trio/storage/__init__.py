@@ -1,1 +1,1 @@
-"""TODO package."""
+"""The store: what arrived, before its sender is answered, and the tenants."""

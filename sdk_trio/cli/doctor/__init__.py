@@ -1,1 +1,1 @@
-"""TODO package."""
+"""The doctor: what is wrong, and what to do about it."""

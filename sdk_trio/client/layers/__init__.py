@@ -1,1 +1,1 @@
-"""TODO package."""
+"""The layers of a call, from the outermost to the attempt."""

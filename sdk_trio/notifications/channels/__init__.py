@@ -1,1 +1,1 @@
-"""TODO package."""
+"""The channels: one file for each way to reach a site manager."""

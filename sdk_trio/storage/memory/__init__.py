@@ -1,1 +1,1 @@
-"""TODO package."""
+"""The store in memory, for tests and for what may be lost."""

@@ -1,1 +1,1 @@
-"""TODO package."""
+"""The store in one SQLite database."""
