@@ -490,6 +490,11 @@ def replication_restore(parser: ArgumentParser) -> None:
         "--keep", metavar="F", help="with --in-place: a new file for the database that is replaced"
     )
     parser.add_argument(
+        "--discard-newer",
+        action="store_true",
+        help="with --in-place: replace the database also when the replica lacks what it has",
+    )
+    parser.add_argument(
         "--wait",
         metavar="SECONDS",
         help="with --in-place: how long others may have the database open (default: 60)",

@@ -255,13 +255,14 @@ class ExitReport:
             }
             for run in self._runtime.receiver.runs
         ]
-        _log.error(
-            "runtime.left_behind",
-            runs=runs,
-            hint="nothing ends these handlers; their events are run again at the next start"
-            if runs
-            else "no handler is at work, but something does not end: the disk, or another part",
-        )
+        step = self._runtime.receiver.upgrade_step
+        if step is not None:
+            hint = "nothing ends this step of the upgrade; the next start goes on from its position"
+        elif runs:
+            hint = "nothing ends these handlers; their events are run again at the next start"
+        else:
+            hint = "no handler is at work, but something does not end: the disk, or another part"
+        _log.error("runtime.left_behind", runs=runs, upgrade_step=step, hint=hint)
 
     def _call(self, function: Callable[[], object]) -> None:
         if self._token is not None:

@@ -50,6 +50,7 @@ def restore(arguments: Namespace) -> int:
     if arguments.in_place is not None:
         wish = Wish(
             at=at,
+            discard_newer=arguments.discard_newer,
             keep=None if arguments.keep is None else Path(arguments.keep).absolute(),
             reason=arguments.reason,
             actor=actor_of(arguments),
@@ -73,11 +74,17 @@ def _check_arguments(arguments: Namespace) -> None:
             raise UsageError(
                 f"{given[0]} does not go with --in-place, which restores that tenant's own database"
             )
+        if arguments.discard_newer and arguments.at is not None:
+            raise UsageError(
+                "--discard-newer does not go with --at: what was written after that moment is "
+                "dropped anyway"
+            )
         return
     if arguments.tenant is None or arguments.output is None:
         raise UsageError("say --tenant T --output F, or --in-place T")
     unused = {
         "--keep": arguments.keep,
+        "--discard-newer": arguments.discard_newer or None,
         "--wait": arguments.wait,
         "--reason": arguments.reason,
         "--actor": arguments.actor,

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from datetime import date
+from itertools import pairwise
 from urllib.parse import SplitResult, urlsplit
 
 from ..base.http_grammar import is_token
@@ -41,6 +42,8 @@ _WINDOWS_ROOT = re.compile(r"[A-Za-z]:[\\/]")
 _NOT_IN_A_LINE = ("Cc", "Cs", "Zl", "Zp")
 #: Change the direction in which the text around them is written.
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+#: Part and join what stands beside them: Persian and Indic words and emoji are spelled with them.
+_JOINERS = "\u200c\u200d"
 #: Letters and symbols that are drawn as nothing: fillers of Hangul, a Braille cell without dots.
 _BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 
@@ -88,8 +91,11 @@ def _url(text: str) -> str | None:
 
 def _split_url(text: str, *, query: bool = False) -> SplitResult | str:
     """Return the parts of an absolute URL, or what is wrong with it; ``query``: it may have one."""
-    if any(character <= " " or character == "\x7f" for character in text):
+    if any(c.isspace() or unicodedata.category(c) in _NOT_IN_A_LINE for c in text):
         return "holds white space or a control character: remove it"
+    for character in text:
+        if unicodedata.category(character) == "Cf":
+            return _why_format(character)
     try:
         url = urlsplit(text)
         complete = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
@@ -164,25 +170,34 @@ def _phone(text: str) -> str | None:
 
 
 def _email(text: str) -> str | None:
-    hidden = [c for c in text if unicodedata.category(c) in (*_NOT_IN_A_LINE, "Cf")]
-    if hidden:
-        return f"holds {_code_point(hidden[0])}, which cannot be seen: remove it"
+    for character in text:
+        if unicodedata.category(character) in (*_NOT_IN_A_LINE, "Cf"):
+            return _why_format(character)
     return None if _EMAIL.fullmatch(text) else "must be an email address, without a display name"
 
 
 def _header_text(text: str) -> str | None:
     if text.isascii() and text.isprintable():
         return None
-    for character in text:
-        if unicodedata.category(character) in _NOT_IN_A_LINE:
+    for before, character in pairwise(f" {text}"):
+        category = unicodedata.category(character)
+        if category in _NOT_IN_A_LINE:
             return f"must be one line without control characters; it holds {_code_point(character)}"
-        if character in _BIDI:
-            return (
-                f"holds {_code_point(character)}, which changes the direction of writing: remove it"
-            )
+        if category == "Cf" and not (character in _JOINERS and _can_be_joined(before)):
+            return _why_format(character)
     if text.strip() and not any(map(_can_be_seen, text)):
         return f"holds nothing that can be seen, only {_code_point(text.strip()[0])} and the like"
     return None
+
+
+def _why_format(character: str) -> str:
+    what = "changes the direction of writing" if character in _BIDI else "cannot be seen"
+    return f"holds {_code_point(character)}, which {what}: remove it"
+
+
+def _can_be_joined(character: str) -> bool:
+    """Say whether a joiner may follow: emoji, and scripts whose letters change beside others."""
+    return not character.isascii() and unicodedata.category(character)[0] in "LMS"
 
 
 def _can_be_seen(character: str) -> bool:

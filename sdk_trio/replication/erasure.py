@@ -69,8 +69,10 @@ class ReplicaErasure:
         if not self._is_local:
             return ReplicaHoldings(where=where)
         directory = Path(where)
-        if not directory.is_dir() or directory.is_symlink():
+        if not os.path.lexists(directory):
             return None
+        if directory.is_symlink() or not directory.is_dir():
+            return ReplicaHoldings(where=where, files=1, bytes=directory.lstat().st_size)
         files = [each for each in directory.rglob("*") if each.is_file()]
         size = sum(each.stat().st_size for each in files)
         return ReplicaHoldings(where=where, files=len(files), bytes=size)
@@ -114,10 +116,9 @@ class ReplicaErasure:
             return None
         if self._is_local:
             try:
-                await trio.to_thread.run_sync(shutil.rmtree, found.where)
+                return await trio.to_thread.run_sync(_remove_local, Path(found.where))
             except OSError as error:
                 return f"the replica {found.where} cannot be removed ({error.strerror})"
-            return None
         try:
             with scratch_directory(databases_directory(self._settings), ".purge-") as scratch:
                 reader = ReplicaReader(self._settings, environ=self._environ)
@@ -134,6 +135,24 @@ class ReplicaErasure:
             f"{sum(each.bytes for each in files)} bytes): the replicator has no command that "
             "deletes; remove this path, all versions of it, with the target's own tools"
         )
+
+
+def _remove_local(replica: Path) -> str | None:
+    """Remove a directory, a file or a link; return in words what a link has pointed to."""
+    if replica.is_symlink():
+        target = replica.resolve()
+        replica.unlink()
+        if not target.exists():
+            return None
+        return (
+            f"{target}, to which the replica {replica} was a link: the link alone was "
+            "removed; see whether what is there has to go"
+        )
+    if replica.is_dir():
+        shutil.rmtree(replica)
+    else:
+        replica.unlink()
+    return None
 
 
 def replica_location(options: ReplicationOptions, tenant_id: str) -> str:

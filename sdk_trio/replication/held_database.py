@@ -21,6 +21,7 @@ import attrs
 from ..errors import RestoreError
 from ..tenants.databases import SIDE_FILES
 from .scratch import sync_to_disk
+from .verifier import Content, Pause, read_content
 
 try:
     import fcntl
@@ -109,6 +110,24 @@ class HeldDatabase:
         finally:
             if held is not None:
                 held.release()
+
+    def read(self, pause: Pause) -> Content | None:
+        """Return all that it holds; None: it is damaged, or there is no file.
+
+        Raises:
+            RestoreError: it is there, and cannot be read for another reason.
+        """
+        if self.connection is None:
+            return None
+        try:
+            return read_content(self.connection, pause)
+        except _DAMAGED:
+            return None
+        except apsw.Error as error:
+            raise RestoreError(
+                f"{self.file} cannot be compared with its replica: {error}; see to that, or say "
+                "--discard-newer, and nothing is compared"
+            ) from error
 
     def copy_to(self, target: Path) -> bool:
         """Copy the database into the new file ``target``; return False if there is none.

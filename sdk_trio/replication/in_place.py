@@ -1,14 +1,16 @@
 """Restores an active tenant's database in its place, whatever daemon runs beside (docs/how-to).
 
 The tenant is suspended; its database is taken when nobody has it open any more; the replica is
-restored beside it, checked, and given its name; the tenant is reactivated. Everybody else notices
-by the tenant's status, which is in the store, and by the lock, which SQLite keeps.
+restored beside it, checked, compared with it, and given its name; the tenant is reactivated.
+Everybody else notices by the tenant's status, which is in the store, and by the lock, which SQLite
+keeps.
 
 A process that is killed at any of these steps leaves the tenant suspended, with the old database
 whole or the new one. What has to be remembered for the next attempt is in the audit trail: the
 suspension is one of ours, so the tenant was active before.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +20,15 @@ import attrs
 import filelock
 import trio
 
-from ..errors import RestoreError, SdkError, StoreLockedError
+from ..base.times import readable
+from ..errors import ReplicatorError, RestoreError, SdkError, StoreLockedError
 from ..records.tenants import AuditAction, AuditRecord, Tenant, TenantStatus, Transition
 from ..tenants.service import TenantService
+from .control import ControlClient, control_socket_path
 from .held_database import HeldDatabase, name_holders
+from .replica import RestorePoint
 from .restore import Restored, Restorer
+from .verifier import read_file
 
 #: How the reason of our suspensions begins, in the audit trail.
 REASON: Final = "replication restore --in-place"
@@ -36,6 +42,9 @@ DEFAULT_WAIT_SECONDS: Final = 60.0
 
 #: Between two attempts to take the database, in seconds.
 _TAKE_SECONDS = 0.2
+
+#: How long a replicator may need to bring the database to the target, in seconds.
+_SYNC_SECONDS = 20.0
 
 #: How long a failed or cancelled restore may take to reactivate the tenant, in seconds.
 _REACTIVATE_SECONDS = 10.0
@@ -51,6 +60,8 @@ class Wish:
 
     Attributes:
         at: Unix seconds of a point in time; None: the newest state of the replica.
+        discard_newer: replace the database also when the newest state of the replica lacks
+            something that the database has.
         keep: a new file for the database that is replaced; None: it is not kept.
         reason: for the audit trail and messages.
         actor: who asks.
@@ -59,11 +70,17 @@ class Wish:
     """
 
     at: float | None = None
+    discard_newer: bool = False
     keep: Path | None = None
     reason: str | None = None
     actor: str
     bypass_email_verification: bool = False
     wait_seconds: float = DEFAULT_WAIT_SECONDS
+
+    @property
+    def drops_nothing(self) -> bool:
+        """Whether a database that has more than the replica is to be left in its place."""
+        return self.at is None and not self.discard_newer
 
     @property
     def told_reason(self) -> str:
@@ -102,8 +119,9 @@ class InPlaceRestorer:
         Raises:
             TenantError: the tenant is active and cannot be suspended; nothing was changed.
             StoreLockedError: another restore in place runs.
-            RestoreError: somebody has the database open all the time; as of
-                :meth:`Restorer.restore`. The old database is in its place.
+            RestoreError: somebody has the database open all the time; the replica lacks what
+                the database has; as of :meth:`Restorer.restore`. The old database is in its
+                place.
             ReplicatorError: as of :meth:`Restorer.restore`.
 
         Cancelled or failed before the new database is in place, the old one is as it was, and the
@@ -117,6 +135,8 @@ class InPlaceRestorer:
             was_active = tenant.is_active or await self._is_suspended_by_us(tenant)
             try:
                 if tenant.is_active:
+                    if wish.drops_nothing and await trio.Path(file).exists():
+                        await self._bring_up_to_date(file)
                     await self._suspend(tenant, wish)
                 restored, kept = await self._replace(tenant, file, wish)
             except BaseException:
@@ -143,6 +163,31 @@ class InPlaceRestorer:
                     last = record
             if len(page) < _PAGE:
                 return last is not None and (last.reason or "").startswith(REASON)
+
+    async def _bring_up_to_date(self, file: Path) -> None:
+        """Have a replicator that answers bring to the target what is written by now.
+
+        It may not have heard yet that the tenant is active. What is written until the suspension
+        takes effect is brought there when it lets go of the database.
+        """
+        control = ControlClient(control_socket_path(os.fspath(file.parent)))
+        if not await control.answers():
+            return
+        told = False
+        with trio.move_on_after(_SYNC_SECONDS):
+            while True:
+                try:
+                    await control.sync(os.fspath(file))
+                except ReplicatorError as error:
+                    if not told:
+                        told = True
+                        self._notice(
+                            f"waiting at most {_SYNC_SECONDS:g} s until the replica is up to date: "
+                            f"{error}"
+                        )
+                    await trio.sleep(_TAKE_SECONDS)
+                else:
+                    return
 
     async def _suspend(self, tenant: Tenant, wish: Wish) -> None:
         await self._tenants.suspend(
@@ -173,8 +218,12 @@ class InPlaceRestorer:
         held = await self._take(file, wish.wait_seconds)
         kept = False
 
-        def install(restored: Path) -> None:
+        def install(restored: Path, point: RestorePoint) -> None:
             nonlocal kept
+            if wish.drops_nothing:
+                unsure = _refuse_loss(held, restored, point)
+                if unsure is not None:
+                    trio.from_thread.run_sync(self._notice, unsure)
             kept = wish.keep is not None and held.copy_to(wish.keep)
             held.replace_by(restored)
 
@@ -204,6 +253,32 @@ class InPlaceRestorer:
                 told = holders
                 self._notice(f"waiting at most {seconds:g} s: {holders} has {file} open")
             await trio.sleep(_TAKE_SECONDS)
+
+
+def _refuse_loss(held: HeldDatabase, restored: Path, point: RestorePoint) -> str | None:
+    """Refuse to drop what the replica lacks; return in words why that cannot be known, else None.
+
+    Any difference counts: a row that was deleted, and is there in the replica, is a loss as well.
+
+    Raises:
+        RestoreError: the database can be read, and holds something else.
+    """
+    when = readable(point.as_of)
+    present = held.read(trio.from_thread.check_cancelled)
+    if present is None or not present.tables:
+        return (
+            f"{held.file} is damaged, missing or empty, so nothing was compared: what was written "
+            f"after {when} may be missing"
+        )
+    difference = present.difference(read_file(restored, trio.from_thread.check_cancelled))
+    if difference is None:
+        return None
+    raise RestoreError(
+        f"{held.file} is not what the replica has ({when}), which differs in {difference}; it was "
+        "not replaced, so that nothing is lost: with the tenant active, wait until 'replication "
+        "status' says Healthy, and repeat; or name a moment with --at; or drop the difference with "
+        "--discard-newer (--keep F copies the database before)"
+    )
 
 
 @contextmanager

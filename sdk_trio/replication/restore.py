@@ -35,8 +35,8 @@ class RestoreProgress:
 
 Report = Callable[[RestoreProgress], None]
 
-#: Gives a restored file its place; blocks.
-Install = Callable[[Path], None]
+#: Gives a restored file its place, and is told which state it holds; blocks, in a thread.
+Install = Callable[[Path, RestorePoint], None]
 
 
 @attrs.frozen(kw_only=True)
@@ -107,7 +107,7 @@ class Restorer:
                 restored = scratch / "restored.db"
                 await self._fetch(source, restored, at)
                 size = restored.stat().st_size
-                await trio.to_thread.run_sync(_settle, restored, install)
+                await trio.to_thread.run_sync(_settle, restored, point, install)
         except OSError as error:
             raise RestoreError(
                 f"{output} cannot be written ({error.strerror}); make its directory writable for "
@@ -189,13 +189,13 @@ def _scratch_prefix(output: Path) -> str:
     return f".{output.name}.restoring-"
 
 
-def _settle(restored: Path, install: Install) -> None:
+def _settle(restored: Path, point: RestorePoint, install: Install) -> None:
     restored.chmod(0o600)
     sync_to_disk(restored)
-    install(restored)
+    install(restored, point)
 
 
-def _install(restored: Path, *, output: Path, overwrite: bool) -> None:
+def _install(restored: Path, _: RestorePoint, *, output: Path, overwrite: bool) -> None:
     """Give the restored file its name; an older one goes with its side files."""
     if overwrite:
         with HeldDatabase.taken(output) as held:

@@ -115,50 +115,60 @@ class Snapshot:
         self._connection.close()
 
     def read(self, pause: Pause) -> Content:
-        """Return all that it holds.
+        """Return all that it holds, as :func:`read_content` does."""
+        return read_content(self._connection, pause)
 
-        Raises:
-            apsw.Error: it cannot be read.
-        """
-        schema = tuple(
-            sorted(
-                tuple(str(part) for part in row)
-                for row in self._connection.execute(
-                    "SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema"
-                )
-                if not str(row[2]).startswith(_REPLICATORS_TABLES)
-            )
-        )
-        names = [
-            name
-            for kind, name, _, sql in schema
-            # What a virtual table holds is in tables of its own.
-            if kind == "table" and not sql.upper().startswith("CREATE VIRTUAL")
-        ]
-        return Content(schema, {name: self._sum(name, pause) for name in names})
 
-    def _sum(self, name: str, pause: Pause) -> TableContent:
-        quoted = _quoted(name)
-        columns = [
-            _quoted(str(column))
-            for (column,) in self._connection.execute(
-                "SELECT name FROM pragma_table_info(?)", (name,)
+def read_content(connection: apsw.Connection, pause: Pause) -> Content:
+    """Return all that a database holds, of which nothing is written meanwhile.
+
+    Raises:
+        apsw.Error: it cannot be read.
+    """
+    schema = tuple(
+        sorted(
+            tuple(str(part) for part in row)
+            for row in connection.execute(
+                "SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema"
             )
-        ]
-        # Texts as bytes: what a program has written need not be UTF-8.
-        values = ", ".join(
-            f"typeof({column}), iif(typeof({column}) = 'text', CAST({column} AS BLOB), {column})"
-            for column in columns
+            if not str(row[2]).startswith(_REPLICATORS_TABLES)
         )
-        rows = total = 0
-        for row in self._connection.execute(f"SELECT {values} FROM {quoted}"):
-            digest = hashlib.blake2b(repr(row).encode(), digest_size=_SUM_BITS // 8)
-            total += int.from_bytes(digest.digest(), "big")
-            rows += 1
-            if rows % _ROWS_PER_TURN == 0:
-                pause()
-        pause()
-        return TableContent(rows, total % (1 << _SUM_BITS))
+    )
+    names = [
+        name
+        for kind, name, _, sql in schema
+        # What a virtual table holds is in tables of its own.
+        if kind == "table" and not sql.upper().startswith("CREATE VIRTUAL")
+    ]
+    return Content(schema, {name: _sum(connection, name, pause) for name in names})
+
+
+def read_file(file: Path, pause: Pause) -> Content:
+    """Return all that the database ``file`` holds, as :func:`read_content` does."""
+    with opened_snapshot(file) as snapshot:
+        return snapshot.read(pause)
+
+
+def _sum(connection: apsw.Connection, name: str, pause: Pause) -> TableContent:
+    quoted = _quoted(name)
+    columns = [
+        _quoted(str(column))
+        for (column,) in connection.execute("SELECT name FROM pragma_table_info(?)", (name,))
+    ]
+    # Texts as bytes: what a program has written need not be UTF-8.
+    values = ", ".join(
+        f"typeof({column}), iif(typeof({column}) = 'text', CAST({column} AS BLOB), {column})"
+        for column in columns
+    )
+    rows = total = 0
+    for row in connection.execute(f"SELECT {values} FROM {quoted}"):
+        digest = hashlib.blake2b(repr(row).encode(), digest_size=_SUM_BITS // 8)
+        total += int.from_bytes(digest.digest(), "big")
+        rows += 1
+        if rows % _ROWS_PER_TURN == 0:
+            pause()
+    pause()
+    return TableContent(rows, total % (1 << _SUM_BITS))
 
 
 def _quoted(name: str) -> str:
@@ -288,7 +298,7 @@ class Verifier:
             return attrs.evolve(found, skipped="it has no database yet")
         self._check_room(scratch, sum(file.bytes for file in files if file.is_snapshot))
         restored, found = await self._restore(found, source, scratch, txid=None)
-        await _in_thread(partial(_read_file, restored))
+        await _in_thread(partial(read_file, restored))
         return attrs.evolve(found, content=Comparison.ALONE)
 
     async def _compare(
@@ -305,7 +315,7 @@ class Verifier:
             txid = moment.txid if moment.exact else None
             restored, found = await self._restore(found, source, scratch, txid=txid)
             _check_position(found, moment)
-            copy = await _in_thread(partial(_read_file, restored))
+            copy = await _in_thread(partial(read_file, restored))
             original = await _in_thread(moment.snapshot.read)
         finally:
             moment.snapshot.close()
@@ -452,8 +462,3 @@ def _written_at(live: Path) -> float:
 async def _in_thread(read: Callable[[Callable[[], None]], Content]) -> Content:
     """Read a database in a thread; cancelled, the thread stops at the next pause."""
     return await trio.to_thread.run_sync(read, trio.from_thread.check_cancelled)
-
-
-def _read_file(file: Path, pause: Callable[[], None]) -> Content:
-    with opened_snapshot(file) as snapshot:
-        return snapshot.read(pause)

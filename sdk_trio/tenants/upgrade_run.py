@@ -108,6 +108,8 @@ class Upgrader:
         self._report = report
         self._clock = clock
         self._one_thread = trio.CapacityLimiter(1)
+        #: The step that is being done; None: none is. Any thread may ask.
+        self.step: str | None = None
 
     async def run_at_start(self) -> UpgradeResult | None:
         """Run the remaining steps at a multi-tenant start, as :meth:`run` does.
@@ -159,6 +161,8 @@ class Upgrader:
             except BaseException as error:
                 _log.warning("upgrade.interrupted", **run.place, cause=type(error).__name__)
                 raise
+            finally:
+                self.step = None
         # A cancelled batch is finished all the same, so the position is read from the store.
         run.marker = await self._store.upgrade.marker()
         raise self._timed_out(run)
@@ -240,6 +244,7 @@ class Upgrader:
             return True
         for name in left:
             if name.startswith(HOST_PREFIX):
+                self.step = name
                 step = self._host_step(name)
                 with _step_errors(step):
                     if await step.count():
@@ -266,6 +271,7 @@ class Upgrader:
         The copy is complete and verified before anything is stored, so a database that cannot be
         copied leaves no trace (docs/adr/0010-the-single-tenant-database.md).
         """
+        self.step = DATABASE
         _log.info("upgrade.started", quiescence=self._quiescence.reason)
         source = self._source() if DATABASE in left else None
         known = await self._finder.known(chosen)
@@ -293,6 +299,7 @@ class Upgrader:
     async def _run_step(
         self, run: "_Run", name: str, tenant: Tenant, marker: UpgradeMarker
     ) -> UpgradeMarker:
+        self.step = name
         if name == DATABASE:
             await self._install(tenant, run)
             return marker

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ..tenants.clients import ClientFactory
     from ..tenants.tenancy import TenantRuntime
     from ..tenants.upgrade import HostUpgrade
+    from ..tenants.upgrade_run import Upgrader
     from .tenant_keys import TenantKeys
 
     _Opened = tuple[Inbox, TenantRuntime | None, Store | None]
@@ -116,6 +117,7 @@ class WebhookReceiver:
         self._clock = clock
         self._client_factory = client_factory
         self._host_upgrade = host_upgrade
+        self._upgrader: Upgrader | None = None
         self._companion = companion
         self._rejections = Rejections(self.counters)
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
@@ -274,6 +276,11 @@ class WebhookReceiver:
         """Return the handlers at work, the oldest first; any thread may ask."""
         return () if self._last is None else self._last.dispatcher.runs
 
+    @property
+    def upgrade_step(self) -> str | None:
+        """The step of the upgrade from a single tenant that is being done; any thread may ask."""
+        return None if self._upgrader is None else self._upgrader.step
+
     async def leave(self) -> None:
         """Release the events of handlers that no cancellation ends, and write :attr:`report`.
 
@@ -362,6 +369,7 @@ class WebhookReceiver:
             host=self._host_upgrade,
             clock=self._clock,
         )
+        self._upgrader = upgrader
         await upgrader.run_at_start()
 
     async def _run_queue(self, running: "_Running", *, task_status: trio.TaskStatus[None]) -> None:

@@ -325,6 +325,32 @@ def test_orphaned_replicas_on_a_local_disk_are_listed_and_removed_on_request(pla
     assert not orphan.exists()
 
 
+@pytest.mark.parametrize("target", ["elsewhere", "nowhere", "file"])
+def test_a_link_or_file_in_place_of_a_replica_is_removed_and_its_target_named(place, target):
+    more = replication(place)
+    with daemon(place):
+        pass
+    orphan = place.data / "replica" / "11111111-2222-4333-8444-555555555555"
+    orphan.parent.mkdir()
+    elsewhere = place.directory / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_bytes(b"old")
+    if target == "file":
+        orphan.write_bytes(b"old")
+    else:
+        orphan.symlink_to(place.directory / target)
+    (row,) = checked(place, "tenant", "purge", "--orphans", "--dry-run", *more)
+    assert (row["replica"], row["replica_files"]) == (str(orphan), 1)
+    ended = place.run("tenant", "purge", "--orphans", "--yes", *TENANTS, *more)
+    assert not orphan.is_symlink()
+    assert not orphan.exists()
+    assert (elsewhere / "file").read_bytes() == b"old"
+    left = f"not reached: {elsewhere}, to which the replica {orphan} was a link"
+    assert ended.returncode == (1 if target == "elsewhere" else 0)
+    assert (left in ended.stderr) == (target == "elsewhere")
+    assert checked(place, "tenant", "purge", "--orphans", "--dry-run", *more) == []
+
+
 def test_a_replica_that_cannot_be_removed_is_named_with_its_path(place):
     victim = checked(place, "tenant", "add", "victim", "--name", "V")["id"]
     checked(place, "tenant", "delete", "victim")

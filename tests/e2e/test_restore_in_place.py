@@ -87,6 +87,11 @@ class Live:
 
     def deliver(self, *ids: str) -> None:
         """Deliver an event for each id, and wait until the store says that it is done."""
+        self.send(*ids)
+        wait_for(lambda: all(self.state(each) == "done" for each in ids))
+
+    def send(self, *ids: str) -> None:
+        """Deliver an event for each id; return when all of them are acknowledged."""
         for webhook_id in ids:
             body = json.dumps(
                 {
@@ -102,7 +107,6 @@ class Live:
                 headers=dict(signed.headers),
             )
             assert answer.status_code == 200, answer.text
-        wait_for(lambda: all(self.state(each) == "done" for each in ids))
 
     def state(self, webhook_id: str) -> str:
         shown = self.host.run("events", "show", webhook_id, "--format", "json")
@@ -247,6 +251,25 @@ def test_restored_in_place_under_a_daemon_and_written_on(live: Live, tmp_path: P
     assert live.bodies() == ["msg_before1", "msg_after1", "msg_after2"]
 
 
+def test_what_is_acknowledged_right_after_an_activation_is_not_dropped(live: Live) -> None:
+    """The replicator reads nothing in the first seconds after a tenant became active."""
+    live.deliver("msg_0")
+    live.sync()
+    known = ["msg_0"]
+    for attempt in range(1, 4):
+        ended = live.host.run("replication", "restore", "--in-place", "acme")
+        assert ended.status == 0 or "--discard-newer" in ended.err
+        assert sorted(live.bodies()) == known, ended.err
+        shown = live.host.run("tenant", "show", "acme", "--format", "json").document
+        assert shown["status"] == "Active"
+        known += (ids := [f"msg_{attempt}{number}" for number in range(1, 4)])
+        live.send(*ids)
+        # Not by a command, which takes as long as the replicator needs.
+        wait_for(lambda known=known: sorted(live.bodies()) == known)
+    live.stop()
+    assert sorted(live.bodies()) == known
+
+
 def test_who_has_it_open_is_named_and_waited_for_and_nothing_is_changed(live: Live) -> None:
     live.deliver("msg_before")
     live.sync()
@@ -350,9 +373,9 @@ def test_killed_at_any_step_the_old_database_is_whole_or_the_new_one_and_a_rerun
     restored = still.rows("acme")[:20]
     still.write("acme", 1)
     old = [body for _, body, _ in still.rows("acme")]
-    words = ("replication", "restore", "--in-place", "acme", "--config", str(still.config))
+    words = (*("replication", "restore", "--in-place", "acme"), "--discard-newer")
     killed = subprocess.run(
-        [sys.executable, "-c", _KILLED, where, moment, kind, *words],
+        [sys.executable, "-c", _KILLED, where, moment, kind, *words, "--config", str(still.config)],
         cwd=still.root,
         env=still.environ,
         capture_output=True,
@@ -361,13 +384,42 @@ def test_killed_at_any_step_the_old_database_is_whole_or_the_new_one_and_a_rerun
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     left = [body for _, body, _ in still.rows("acme")]
     assert left == (old if old_is_there else [body for _, body, _ in restored])
-    ended = still.run(*words[:-2], "--format", "json")
+    ended = still.run(*words, "--format", "json")
     assert ended.status == 0, ended.err
     assert ended.document["reactivated"]
     assert still.rows("acme") == restored
     shown = still.run("tenant", "show", "acme", "--format", "json").document
     assert shown["status"] == "Active"
     assert still.left_behind() == []
+
+
+def test_what_the_replica_lacks_is_not_dropped_unless_that_is_said(
+    still: ReplicaHost, tmp_path: Path
+) -> None:
+    """The replicator was down while rows were written."""
+    old = still.rows("acme")
+    still.write("acme", 3)
+    written = still.rows("acme")
+    refused = still.run("replication", "restore", "--in-place", "acme")
+    assert refused.status == 1
+    assert f"table grants ({len(old)} rows instead of {len(written)})" in refused.err
+    assert "--discard-newer" in refused.err
+    assert still.rows("acme") == written
+    assert still.run("tenant", "show", "acme", "--format", "json").document["status"] == "Active"
+    assert still.left_behind() == []
+    with still.replicating("acme"):
+        still.wait_synced("acme")
+    ended = still.run("replication", "restore", "--in-place", "acme")
+    assert ended.status == 0, ended.err
+    assert still.rows("acme") == written
+    still.write("acme", 2)
+    kept = tmp_path / "kept.db"
+    ended = still.run(
+        *("replication", "restore", "--in-place", "acme", "--discard-newer", "--keep", str(kept))
+    )
+    assert ended.status == 0, ended.err
+    assert still.rows("acme") == written
+    assert len(rows_of(kept)) == len(written) + 2
 
 
 def test_only_a_tenant_that_was_active_is_reactivated(still: ReplicaHost) -> None:
@@ -384,6 +436,7 @@ def test_only_a_tenant_that_was_active_is_reactivated(still: ReplicaHost) -> Non
     [
         (("--at", "2020-01-01T00:00Z"), 1, "the replica begins at"),
         (("--output", "x.db"), 2, "--output does not go with --in-place"),
+        (("--discard-newer", "--at", "1m"), 2, "--discard-newer does not go with --at"),
         (("--wait", "soon"), 2, "--wait takes a whole number"),
     ],
 )
@@ -396,10 +449,19 @@ def test_what_cannot_be_done_changes_nothing(
     assert still.run("tenant", "audit", "acme", "--format", "json").out == before
 
 
-def test_a_damaged_database_is_replaced_too(still: ReplicaHost) -> None:
-    expected = still.rows("acme")[:20]
+@pytest.mark.parametrize("whole_bytes", [None, 0, 2 * 4096])
+def test_a_damaged_or_missing_database_is_replaced_too(
+    still: ReplicaHost, whole_bytes: int | None
+) -> None:
+    expected = still.rows("acme")
     database = still.database("acme")
-    database.write_bytes(os.urandom(database.stat().st_size))
+    content = database.read_bytes()
+    if whole_bytes is None:
+        database.unlink()
+    else:
+        whole = content[:whole_bytes]
+        database.write_bytes(whole + os.urandom(len(content) - len(whole)))
     ended = still.run("replication", "restore", "--in-place", "acme")
     assert ended.status == 0, ended.err
+    assert "may be missing" in ended.err
     assert still.rows("acme") == expected

@@ -1,14 +1,18 @@
 """What was a single tenant goes on as the default one: the daemon, its deliveries, its steps."""
 
 import json
+import signal
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import apsw
 import httpx
 import pytest
-from support.daemon import Daemon, Place
+from support.daemon import PATIENCE, Daemon, Place
 from support.deliveries import SECRET
+from support.replica_host import wait_for
 
 from sdk_trio.events.samples import sample_body
 from sdk_trio.testing import sign_delivery
@@ -183,3 +187,56 @@ def test_a_step_that_returns_no_batch_is_named(place):
     ended = place.run("run", "--standalone", "--upgrade-host", "broken:upgrade", TENANTS)
     assert ended.returncode == 1
     assert "the upgrade step 'orders' returned NoneType" in ended.stderr
+
+
+@pytest.mark.parametrize("kind", ["block", "shield"])
+def test_a_step_that_does_not_end_is_named_when_the_daemon_ends_without_it(place, kind):
+    with start(place) as daemon:
+        deliver(daemon, "before")
+    (place.directory / "endless.py").write_text(ENDLESS)
+    log = place.directory / "log"
+    words = ("run", "--standalone", "--upgrade-host", f"endless:{kind}", TENANTS)
+    drain = "--set=Sdk:Webhooks:GracefulDrainTimeoutSeconds=1"
+    with log.open("w") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sdk_trio", *words, drain],
+            cwd=place.directory,
+            env=place.environ,
+            stdout=err,
+            stderr=err,
+        )
+    try:
+        wait_for((place.directory / "in-step").exists)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 1
+    finally:
+        process.kill()
+        process.wait()
+    (left,) = Daemon(process, log).logged("runtime.left_behind")
+    assert left["upgrade_step"] == "host:orders"
+    assert "disk" not in left["hint"]
+
+
+ENDLESS = """
+import time, trio
+from sdk_trio.tenants.upgrade import HostUpgrade
+
+class Orders:
+    name = "orders"
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    async def count(self):
+        return 1
+
+    async def run_batch(self, tenant, position):
+        open("in-step", "w").close()
+        if self.kind == "block":
+            time.sleep(600)
+        with trio.CancelScope(shield=True):
+            await trio.sleep(600)
+
+block = HostUpgrade(steps=[Orders("block")])
+shield = HostUpgrade(steps=[Orders("shield")])
+"""

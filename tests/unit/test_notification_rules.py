@@ -187,6 +187,36 @@ def test_names_of_senders_and_subjects_hold_nothing_that_cannot_be_seen():
     assert "U+200B" in problem
 
 
+@pytest.mark.parametrize("hidden", [*"\u202e\u00ad\u200b\u200d\ufeff\ufffb", "\U000e0041"])
+def test_what_cannot_be_seen_is_refused_in_urls_and_lines(hidden):
+    for key, text in (
+        ("Webhook__Url", f"https://hooks.example/a{hidden}b"),
+        ("Email__FromDisplayName", f"a{hidden}b"),
+    ):
+        (problem,) = map(str, findings(**{key: text}).problems)
+        assert f"holds U+{ord(hidden):04X}, which" in problem
+
+
+@pytest.mark.parametrize("space", [*"\x85\xa0\u2028\u3000"])
+def test_white_space_and_controls_of_any_script_are_refused_in_urls(space):
+    (problem,) = map(str, findings(Webhook__Url=f"https://hooks.example/a{space}b").problems)
+    assert "white space or a control character" in problem
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "\u0646\u0627\u0645\u0647\u200c\u0627\u06cc",  # Persian: two parts of a word
+        "\u0d9a\u0dca\u200d\u0dc2",  # Sinhala: two consonants as one letter
+        "\U0001f468\u200d\U0001f469",
+        "\u2764\ufe0f\u200d\U0001f525",
+        "Ünïcödé Ω 東京",
+    ],
+)
+def test_joiners_are_accepted_where_scripts_and_emoji_need_them(name):
+    assert not findings(Email__FromDisplayName=name).problems
+
+
 @pytest.mark.parametrize("secret", ["short", "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="])
 def test_a_signing_secret_that_cannot_be_used_is_a_problem_without_it(secret):
     (problem,) = probed(secret)
