@@ -1,1 +1,3 @@
-"""Connections and HTTP as a client: what calls of the upstream and notifications are sent through."""
+"""Connections and HTTP as a client: what calls of the upstream and notifications are sent
+through.
+"""
