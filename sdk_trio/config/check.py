@@ -1,4 +1,4 @@
-"""What keeps the runtime from starting with valid settings: parts that are missing. Pure.
+"""Checks of settings: values, ranges, what needs what, and what this version lacks. Pure.
 
 Apart from ``rules.py``, so that a file which conforms to the specification can always be loaded;
 the runtime refuses to start instead, with :class:`~sdk_trio.errors.NotInThisVersionError`.
@@ -93,7 +93,7 @@ RECONCILIATION_NEEDS_CLIENT = Problem(
 
 @attrs.frozen
 class Findings:
-    """What is wrong (``problems``) and what is merely odd (``warnings``)."""
+    """Faults (``problems``) and oddities (``warnings``) of the settings."""
 
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()

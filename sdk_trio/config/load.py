@@ -45,7 +45,7 @@ SECRETS_DIRECTORY = "/run/secrets"
 
 @attrs.frozen
 class Loaded:
-    """What reading the settings came to.
+    """The result of reading the settings.
 
     ``settings`` is None when there are ``problems``. ``origins`` holds, for each full key that
     some source gave (items of lists included), the file, variable or argument it came from.
@@ -271,7 +271,7 @@ def key_files(settings: Settings) -> tuple[Path, ...]:
 
 @attrs.frozen
 class _Seen:
-    """What a file was at the last look: ``identity`` tells cheaply whether it may have changed."""
+    """A file as the last look found it: ``identity`` tells cheaply whether it may have changed."""
 
     identity: tuple[int, ...]
     digest: bytes = attrs.field(repr=False)

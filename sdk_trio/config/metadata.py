@@ -1,4 +1,4 @@
-"""What is known about one setting besides its type and default: the metadata of options. Pure.
+"""Metadata of settings: range, form, unit, and whether a reload applies it. Pure.
 
 Binding, rules, JSON Schema and the reference page read it from the fields of the option classes,
 so that a setting is described in one place.
@@ -13,7 +13,7 @@ _METADATA_KEY = "sdk_trio.about"
 
 
 class Form(enum.Enum):
-    """What a text must look like; ``rules.py`` checks it, ``schema.py`` and the page name it."""
+    """The form of a text; ``check.py`` checks it, the schema and the reference page name it."""
 
     HTTPS_URL = "absolute HTTPS URL (HTTP to this machine is allowed in Development)"
     HOOK_URL = "absolute HTTPS URL, also with a query (HTTP to this machine in Development)"

@@ -430,7 +430,7 @@ _MAX_WIRE_TYPE_LENGTH = 128
 
 
 class EventGroup(enum.Enum):
-    """Who brought a type into the catalogue."""
+    """The origin of a type in the catalogue."""
 
     KNOWN = "known"
     """One of the 28 that the completeness check counts (spec 6.1)."""

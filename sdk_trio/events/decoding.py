@@ -29,7 +29,7 @@ _TypeName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TYPE_LENGTH
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """What every delivery has in common. A Struct, since it is made once a delivery.
+    """The members common to all deliveries. A Struct, since each delivery makes one.
 
     ``timestamp`` is None when it is absent or no RFC 3339 time with an offset, ``api_version``
     when it is absent or no text. ``data_raw`` is the undecoded ``data``, empty when absent.

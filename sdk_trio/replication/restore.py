@@ -27,7 +27,7 @@ _LOOK_SECONDS = 0.2
 
 @attrs.frozen
 class RestoreProgress:
-    """What is being done: ``step`` for people, and how many bytes of the database are there."""
+    """Progress: ``step`` for people, and how many bytes of the database are there."""
 
     step: str
     bytes: int = 0

@@ -168,7 +168,7 @@ class Supervisor:
 
     @property
     def socket_path(self) -> str:
-        """Where the replicator's control socket is."""
+        """The path of the replicator's control socket."""
         return self.client.socket_path
 
     @property

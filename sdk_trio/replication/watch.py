@@ -1,4 +1,4 @@
-"""What the watcher asks of whoever makes the replicator take a new manifest. Pure."""
+"""Keeps the manifest at the active tenants' databases, and the replicator at the manifest."""
 
 import math
 import os

@@ -73,7 +73,7 @@ class Routes:
 
     @property
     def application(self) -> App:
-        """What serves requests: the receiver itself where nothing stands beside it."""
+        """Return the ASGI application: the receiver itself where nothing stands beside it."""
         return self._receiver if self._simulator is None else self
 
     def started(self, address: str) -> None:

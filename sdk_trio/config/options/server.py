@@ -194,7 +194,7 @@ class StorageOptions:
 
 @attrs.frozen(kw_only=True)
 class LoggingOptions:
-    """What the command line logs; an embedding host configures logging itself."""
+    """Logging of the command line; an embedding host configures logging itself."""
 
     level: LogLevel = attrs.field(
         default=LogLevel.INFO,
