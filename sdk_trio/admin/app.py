@@ -96,7 +96,7 @@ class _Request:
 
 
 class AdminApp:
-    """Probes, metrics and the API of one running program (contracts 8).
+    """Probes, metrics and the API of one running program.
 
     Args:
         observed: the program.

@@ -1,4 +1,4 @@
-"""Reads what a call of ``/api`` asks for: its query and its body. Pure (contracts 8)."""
+"""Reads what a call of ``/api`` asks for: its query and its body. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence

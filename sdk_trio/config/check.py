@@ -110,7 +110,7 @@ def check(
 
     Args:
         settings: what was bound, or made by hand.
-        standalone: the receiver alone runs, so no AccessToken is needed (spec 1.6).
+        standalone: the receiver alone runs, so no AccessToken is needed.
         receiver: the receiver runs, so at least one webhook secret is needed.
         invalid: full keys that could not be bound; nothing more is said about them.
     """
@@ -207,7 +207,7 @@ def _core(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
 
 
 def _version(settings: Settings, strictness: ApiVersionStrictness) -> Iterator[Problem]:
-    """Speak of an ApiVersion that is not the bundled one, if that is how strict we are (spec 9)."""
+    """Speak of an ApiVersion that is not the bundled one, if that is how strict we are."""
     version = settings.api_version
     bundled = bundled_api_version(settings.upstream.version_header)
     differs = version is not None and version != bundled

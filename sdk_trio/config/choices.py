@@ -1,4 +1,4 @@
-"""The enumerations of the settings: each value is spelled as it is written in a file (spec 2).
+"""The enumerations of the settings: each value is spelled as it is written in a file.
 
 Values are matched without regard to case when settings are bound.
 """
@@ -7,7 +7,7 @@ import enum
 
 
 class Mode(enum.StrEnum):
-    """Which upstream the client calls (spec 2.1)."""
+    """Which upstream the client calls."""
 
     TEST = "Test"
     LIVE = "Live"
@@ -88,12 +88,12 @@ class ReplicaTargetType(enum.StrEnum):
 
 
 class EmailProvider(enum.StrEnum):
-    """The email provider; one in v1.0 (spec 2.9)."""
+    """The email provider; one in v1.0."""
 
     EMAIL_PROVIDER_A = "EmailProviderA"
 
 
 class SmsProvider(enum.StrEnum):
-    """The SMS provider; one in v1.0 (spec 2.9)."""
+    """The SMS provider; one in v1.0."""
 
     SMS_PROVIDER_A = "SmsProviderA"

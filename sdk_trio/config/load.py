@@ -85,7 +85,7 @@ def load_settings(
             ``sdk.toml`` of the working directory are read where they exist.
         overrides: arguments of the command line, such as ``{"Sdk:Mode": "Custom"}``.
         environ: the environment variables; default ``os.environ``.
-        standalone: the receiver alone runs, so no AccessToken is needed (spec 1.6).
+        standalone: the receiver alone runs, so no AccessToken is needed.
         receiver: the receiver runs, so at least one webhook secret is needed.
 
     Raises:

@@ -1,4 +1,4 @@
-"""From bytes to an event: the envelope first, then ``data`` by its type's class (spec 4.1, 6).
+"""From bytes to an event: the envelope first, then ``data`` by its type's class.
 
 Pure. The sender's document is read once, in two compiled steps; whatever does not fit its class
 is read again field by field, and what a strict decoder refuses is made legible first. A verified
@@ -132,7 +132,7 @@ def decode_event(
     tenant: Any = None,
     key: str | None = None,
 ) -> Event[Any]:
-    """Return the typed event; never raises for what a sender can send (contracts 3, 4).
+    """Return the typed event; never raises for what a sender can send.
 
     Args:
         envelope: of :func:`decode_envelope` for the same ``raw``.

@@ -305,7 +305,7 @@ class ChannelRunner:
 def log_result(
     record: NotificationRecord, result: str, *, attempt: int, ending: SendResult, now: float
 ) -> None:
-    """Log what became of a message: no address and no text of it (contracts 10)."""
+    """Log what became of a message: no address and no text of it."""
     log = _LEVELS.get(result, _log.error)
     due = ending.next_attempt_at
     later = {} if due is None else {"retry_in": round(max(0.0, due - now), 1)}

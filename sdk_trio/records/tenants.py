@@ -22,7 +22,7 @@ class TenantStatus(enum.StrEnum):
 
 
 class Transition(enum.StrEnum):
-    """The four named changes of a status (spec 3.1)."""
+    """The four named changes of a status."""
 
     SUSPENDED = "Suspended"
     REACTIVATED = "Reactivated"

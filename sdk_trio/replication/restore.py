@@ -1,4 +1,4 @@
-"""Restores one tenant's database from its replica into a file (contracts 7).
+"""Restores one tenant's database from its replica into a file.
 
 It asks nothing of a running program and touches no database in use: the replica alone is read.
 The file is made and checked in a directory of its own beside the output and gets its name last,

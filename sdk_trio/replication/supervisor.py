@@ -104,7 +104,7 @@ _UNREGISTER_SECONDS: Final = 5
 
 
 class Supervisor:
-    """One replicator as our child; a :class:`Reloader` for the watcher (contracts 7).
+    """One replicator as our child; a :class:`Reloader` for the watcher.
 
     Args:
         options: the replication's.

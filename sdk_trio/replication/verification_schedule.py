@@ -1,4 +1,4 @@
-"""Verifies all active tenants, or one, and remembers the outcome in the store (contracts 7)."""
+"""Verifies all active tenants, or one, and remembers the outcome in the store."""
 
 import time
 from collections.abc import Callable

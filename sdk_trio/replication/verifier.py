@@ -1,4 +1,4 @@
-"""Reads the whole content of a database, to compare it with another one (contracts 7).
+"""Reads the whole content of a database, to compare it with another one.
 
 Compared are the schema, the number of rows of each table, and a checksum over all of their values;
 the replicator's own tables are left out. Plain functions for a thread; ``pause`` is called often

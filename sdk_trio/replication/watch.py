@@ -133,7 +133,7 @@ class WatchedTenants(TenantList, Protocol):
 
 
 class Watcher:
-    """Watches database files and tenants, and regenerates the manifest (spec 2.7).
+    """Watches database files and tenants, and regenerates the manifest.
 
     Args:
         tenants: the tenants' service, whose ``run`` looks for changes of other processes.

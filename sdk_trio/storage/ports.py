@@ -306,7 +306,7 @@ class Inbox(Protocol):
 
 
 class TenantStore(Protocol):
-    """Tenants with their audit trail and their outbox (contracts 5 and 6).
+    """Tenants with their audit trail and their outbox.
 
     Every change writes its audit row, and each transition its outbox row, in the transaction that
     changes the tenant: all of them are there, or none.
@@ -448,7 +448,7 @@ class UpgradeStore(Protocol):
 
 
 class NotificationStore(Protocol):
-    """Messages to site managers: one record for each transition and channel (contracts 6).
+    """Messages to site managers: one record for each transition and channel.
 
     Leases are as in :class:`Inbox`, of the same owner. A leased message is claimed; :meth:`start`
     is the mark after which it may have been sent. Where it cannot be known whether a message was
