@@ -85,7 +85,7 @@ class Problem:
 
 
 class OptionsValidationError(SdkError):
-    """The settings are invalid; ``problems`` holds every one of them (spec 7).
+    """The settings are invalid; ``problems`` holds every one of them.
 
     ``warnings`` are what is odd about them beside that: often the cause, such as a misspelt key.
     """
@@ -128,7 +128,7 @@ class HandlerRegistrationError(SdkError):
 
 
 class MissingHandlersError(HandlerRegistrationError):
-    """``FailOnMissingHandlers`` is true and known event types have no handler (spec 6.1)."""
+    """``FailOnMissingHandlers`` is true and known event types have no handler."""
 
     def __init__(self, missing: Sequence[str], message: str) -> None:
         self.missing: tuple[str, ...] = tuple(missing)
@@ -187,7 +187,7 @@ class UnknownTenantError(TenantError):
 
 
 class IllegalTransitionError(TenantError):
-    """The tenant's status does not allow the transition (contracts 5); nothing was changed."""
+    """The tenant's status does not allow the transition; nothing was changed."""
 
     def __init__(self, message: str, *, status: str, transition: str) -> None:
         self.status = status
@@ -196,7 +196,7 @@ class IllegalTransitionError(TenantError):
 
 
 class SuspensionRefusedError(TenantError):
-    """The site manager's email is not verified, and nothing relaxes that rule (spec 2.8)."""
+    """The site manager's email is not verified, and nothing relaxes that rule."""
 
 
 class TenantConflictError(TenantError):
@@ -222,7 +222,7 @@ class TenantCredentialsError(TenantError):
 
 
 class UpgradeError(SdkError):
-    """Base of what stops the upgrade from a single tenant (spec 2.6)."""
+    """Base of what stops the upgrade from a single tenant."""
 
 
 class NotQuiescentError(UpgradeError):
@@ -303,7 +303,7 @@ class NotRunningError(SdkError):
 
 
 class RetryLater(SdkError):
-    """Raised by a handler: run me again, no earlier than in ``seconds`` (contracts 3).
+    """Raised by a handler: run me again, no earlier than in ``seconds``.
 
     An inline delivery is answered 503 with ``Retry-After``; an enqueued one waits in the store.
     The attempt counts as a failed one.

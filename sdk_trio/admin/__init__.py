@@ -1,1 +1,1 @@
-"""The admin address: probes, metrics and its API, apart from the deliveries (contracts 8)."""
+"""The admin address: probes, metrics and its API, apart from the deliveries."""

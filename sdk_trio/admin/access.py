@@ -1,4 +1,4 @@
-"""Who may do what on the admin address. Pure (contracts 8, ADR 18).
+"""The rights of requests on the admin address. Pure.
 
 - Probes answer everybody: an orchestrator has no token. Their reasons are for this machine, or
   for who has the token.

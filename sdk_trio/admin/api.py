@@ -1,4 +1,4 @@
-"""What the admin address answers. Pure."""
+"""The answers of the admin address. Pure."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the probes answer to a list of checks. Pure (contracts 8).
+"""The admin address as an ASGI application: probes, metrics and the API of events.
 
 ``/livez`` says only that the event loop moves. ``/readyz`` is for who sends traffic here: one
 failed check is enough. ``/healthz`` is for people: it also names parts that are degraded, which
@@ -86,7 +86,7 @@ LATER = ("/", "/feed")
 
 @attrs.frozen
 class _Request:
-    """What is looked at of a request."""
+    """The parts of a request that routes look at."""
 
     method: str
     path: str
@@ -96,7 +96,7 @@ class _Request:
 
 
 class AdminApp:
-    """Probes, metrics and the API of one running program (contracts 8).
+    """Probes, metrics and the API of one running program.
 
     Args:
         observed: the program.

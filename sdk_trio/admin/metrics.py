@@ -1,4 +1,4 @@
-"""Every metric of the program: name, kind, labels, meaning. Pure (contracts 10).
+"""Every metric of the program: name, kind, labels, meaning. Pure.
 
 The exposition, ``docs/reference/metrics.md`` and the tests of the dashboards read this table. A
 sample of a name that is not here is not shown, so that nothing undocumented ever is.

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the admin address. Pure (contracts 8)."""
+"""The OpenAPI 3.1 document of the admin address. Pure."""
 
 from typing import Any, Final
 

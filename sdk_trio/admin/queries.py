@@ -1,4 +1,4 @@
-"""Reads what a call of ``/api`` asks for: its query and its body. Pure (contracts 8)."""
+"""Reads what a call of ``/api`` asks for: its query and its body. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class BadQueryError(ValueError):
 
 @attrs.frozen
 class ListQuery:
-    """What ``GET /api/events`` lists, and in which order.
+    """The filter and the order of ``GET /api/events``.
 
     ``tenant`` is an identifier or an id; ``since`` and ``until`` are Unix seconds, the latter not
     included; ``after`` and ``before`` are sequences that are not included either.
@@ -64,7 +64,7 @@ class ListQuery:
 
 @attrs.frozen
 class ReplayOrder:
-    """What ``POST /api/events/replay`` puts back: events by id, or those of a state.
+    """The order of ``POST /api/events/replay``: events by id, or those of a state.
 
     ``actor`` is who orders it, for the log.
     """

@@ -1,4 +1,4 @@
-"""What the admin address is told of the program that it belongs to. Pure."""
+"""The state of the running program, as the admin address shows it. Pure."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -59,7 +59,7 @@ class RunningProgram(Protocol):
 
 @attrs.frozen
 class StatusProviders:
-    """Who says how the parts are. A part joins with one line: ``sources.checks.append(...)``."""
+    """The functions that report on the parts. A part joins with ``sources.checks.append(...)``."""
 
     checks: list[CheckSource] = attrs.Factory(list)
     samples: list[SampleSource] = attrs.Factory(list)
@@ -95,7 +95,7 @@ Stores = Callable[[], tuple[Inbox, TenantCounts | None]]
 
 @attrs.frozen
 class Figures:
-    """What was counted: events by state, when the oldest waiting one arrived, tenants by status."""
+    """Counts: events by state, arrival of the oldest waiting event, tenants by status."""
 
     events: Mapping[DeliveryState, int]
     oldest_at: float | None

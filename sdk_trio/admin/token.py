@@ -1,4 +1,4 @@
-"""The admin token: from a variable, or generated into the data directory (contracts 2)."""
+"""The admin token: from a variable, or generated into the data directory."""
 
 import os
 import secrets

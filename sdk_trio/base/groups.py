@@ -1,4 +1,4 @@
-"""What stands for an exception group. Pure."""
+"""The one exception that an exception group is reported as. Pure."""
 
 
 def only_member(error: BaseException) -> BaseException:

@@ -2,7 +2,7 @@
 
 Embedded, nothing is configured: events go to the standard logger ``sdk_trio.<domain>`` and the
 host decides what becomes of them. The command line calls :func:`configure` once. Events are
-dotted and past tense (contracts 10); no secret, signature, token or body is ever passed in.
+dotted and past tense; no secret, signature, token or body is ever passed in.
 """
 
 import json

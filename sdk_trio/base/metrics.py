@@ -1,4 +1,4 @@
-"""What parts of the program say about themselves: samples of metrics, and checks. Pure.
+"""Samples of metrics and health checks: each part of the program reports on itself. Pure.
 
 Every part may offer both; the runtime hands them to the admin address, which shows them.
 """
@@ -22,7 +22,7 @@ class Sample:
 
 @attrs.frozen
 class Check:
-    """How one part is: ``ok`` False makes the process unready, ``degraded`` is worth a look.
+    """The health of one part: ``ok`` False makes the process unready, ``degraded`` does not.
 
     ``detail`` is one line for people: the reason, or the figures. It holds no secret.
     """
@@ -40,7 +40,7 @@ CheckSource = Callable[[], Check]
 
 
 class Histogram:
-    """How often a value fell into each of a fixed list of buckets, and the sum of the values.
+    """A count for each bucket of a fixed list, and the sum of all values.
 
     ``bounds`` are the upper ends of the buckets, ascending; what is above the last one is counted
     as well.

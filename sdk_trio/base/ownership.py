@@ -1,4 +1,4 @@
-"""Whose a file of the working directory is. Does I/O.
+"""Ownership of files in the working directory: another user's are refused. Does I/O.
 
 Nobody names these files, so whoever can write one would choose addresses, programs and the
 upstream of a command that is merely run beside it (CWE-427; as git's safe.directory).

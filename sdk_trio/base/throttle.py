@@ -1,4 +1,4 @@
-"""How fast something may happen: a token bucket, for whoever counts, refuses or waits. Pure."""
+"""A token bucket: the rate of requests, log lines or calls. Pure."""
 
 from math import floor
 

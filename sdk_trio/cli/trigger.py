@@ -62,7 +62,7 @@ class SentSample:
 
 @attrs.frozen
 class Target:
-    """Where to post, with which secret; ``ca_file`` vouches for our own receiver.
+    """The address to post to and the secret; ``ca_file`` vouches for our own receiver.
 
     ``organization`` is named in the samples. ``signer`` is the id of the tenant whose secret it is,
     "" for the host's.

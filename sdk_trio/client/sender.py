@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import attrs
-import httpx  # noqa: ASYNC127 - httpx is the public surface, nothing is sent here
+import httpx
 import trio
 
 from .call import Call, without_path_secrets
@@ -65,7 +65,7 @@ class Recording:
         return self._sender.stream(call)
 
 
-async def decode_json(response: httpx.Response, call: PreparedCall) -> Any:  # noqa: ASYNC910 - the call before it waited
+async def decode_json(response: httpx.Response, call: PreparedCall) -> Any:
     """Return the answer's JSON.
 
     A large text that only the tolerant reader can tell of is read in a thread, so that nobody else
@@ -77,10 +77,10 @@ async def decode_json(response: httpx.Response, call: PreparedCall) -> Any:  # n
     content = response.content
     value, is_read = read_fast(content)
     if is_read:
-        return value  # noqa: ASYNC910 - as above
+        return value
     try:
         if len(content) <= PATIENT_BYTES:
-            return read_json(content)  # noqa: ASYNC910 - as above
+            return read_json(content)
         return await trio.to_thread.run_sync(read_json, content, abandon_on_cancel=True)
     except UnreadableJsonError as error:
         fault = str(error)
@@ -142,7 +142,7 @@ class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
         traceback: TracebackType | None,
     ) -> None:
         assert self._response is not None
-        with trio.move_on_after(CLOSING_SECONDS, shield=True):  # noqa: ASYNC912 - closing may wait
+        with trio.move_on_after(CLOSING_SECONDS, shield=True):
             with contextlib.suppress(httpx.HTTPError):
                 await self._response.aclose()
 

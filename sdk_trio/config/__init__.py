@@ -1,4 +1,4 @@
-"""The settings: where they come from, what they may be, and what is wrong with them (spec 2).
+"""The settings: where they come from, what they may be, and what is wrong with them.
 
 ``load_settings`` reads all sources; ``Settings.from_mapping`` takes a mapping alone;
 ``read_settings`` returns problems, warnings and origins as data.

@@ -1,4 +1,4 @@
-"""Time spans as the settings write them: ``[d.]hh:mm:ss[.fffffff]``. Pure (contracts 2)."""
+"""Time spans as the settings write them: ``[d.]hh:mm:ss[.fffffff]``. Pure."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What keeps the runtime from starting with valid settings: parts that are missing. Pure.
+"""Checks of settings: values, ranges, what needs what, and what this version lacks. Pure.
 
 Apart from ``rules.py``, so that a file which conforms to the specification can always be loaded;
 the runtime refuses to start instead, with :class:`~sdk_trio.errors.NotInThisVersionError`.
@@ -93,7 +93,7 @@ RECONCILIATION_NEEDS_CLIENT = Problem(
 
 @attrs.frozen
 class Findings:
-    """What is wrong (``problems``) and what is merely odd (``warnings``)."""
+    """Faults (``problems``) and oddities (``warnings``) of the settings."""
 
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
@@ -110,7 +110,7 @@ def check(
 
     Args:
         settings: what was bound, or made by hand.
-        standalone: the receiver alone runs, so no AccessToken is needed (spec 1.6).
+        standalone: the receiver alone runs, so no AccessToken is needed.
         receiver: the receiver runs, so at least one webhook secret is needed.
         invalid: full keys that could not be bound; nothing more is said about them.
     """
@@ -207,7 +207,7 @@ def _core(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
 
 
 def _version(settings: Settings, strictness: ApiVersionStrictness) -> Iterator[Problem]:
-    """Speak of an ApiVersion that is not the bundled one, if that is how strict we are (spec 9)."""
+    """Speak of an ApiVersion that is not the bundled one, if that is how strict we are."""
     version = settings.api_version
     bundled = bundled_api_version(settings.upstream.version_header)
     differs = version is not None and version != bundled

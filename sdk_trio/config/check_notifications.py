@@ -1,4 +1,4 @@
-"""What is wrong or odd about the settings of notifications, beyond single values. Pure."""
+"""Checks of the notification settings that go beyond single values. Pure."""
 
 from collections.abc import Iterator
 

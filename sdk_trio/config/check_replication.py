@@ -1,4 +1,4 @@
-"""What the options of replication must fulfil together, and what is odd about them. Pure.
+"""Checks of the replication settings that go beyond single values. Pure.
 
 Called only while UseReplication is true; ranges, forms and required values are in the metadata.
 """

@@ -1,4 +1,4 @@
-"""The enumerations of the settings: each value is spelled as it is written in a file (spec 2).
+"""The enumerations of the settings: each value is spelled as it is written in a file.
 
 Values are matched without regard to case when settings are bound.
 """
@@ -7,7 +7,7 @@ import enum
 
 
 class Mode(enum.StrEnum):
-    """Which upstream the client calls (spec 2.1)."""
+    """Which upstream the client calls."""
 
     TEST = "Test"
     LIVE = "Live"
@@ -15,7 +15,7 @@ class Mode(enum.StrEnum):
 
 
 class ApiVersionStrictness(enum.StrEnum):
-    """What an ApiVersion other than the bundled one leads to (spec 9)."""
+    """The consequence of an ApiVersion other than the bundled one."""
 
     WARN = "Warn"
     STRICT = "Strict"
@@ -23,7 +23,7 @@ class ApiVersionStrictness(enum.StrEnum):
 
 
 class KeyDerivation(enum.StrEnum):
-    """How a webhook secret becomes an HMAC key (contracts 2)."""
+    """The way from a webhook secret to an HMAC key."""
 
     AUTO = "Auto"
     """Either of the two below; a signature made with either key is accepted."""
@@ -45,7 +45,7 @@ class ForwardedHeaders(enum.StrEnum):
 
 
 class StorageBackend(enum.StrEnum):
-    """Where the inbox is kept (contracts 2)."""
+    """The kind of store that keeps the inbox."""
 
     SQLITE = "Sqlite"
     POSTGRES = "Postgres"
@@ -62,7 +62,7 @@ class LogLevel(enum.StrEnum):
 
 
 class LogFormat(enum.StrEnum):
-    """How log events are written; ``Auto`` is readable on a terminal and JSON elsewhere."""
+    """The form of log events; ``Auto`` is readable on a terminal and JSON elsewhere."""
 
     AUTO = "Auto"
     JSON = "Json"
@@ -70,7 +70,7 @@ class LogFormat(enum.StrEnum):
 
 
 class DefaultTenantStrategy(enum.StrEnum):
-    """How the single-tenant upgrade finds the default tenant (spec 2.6)."""
+    """The way in which the single-tenant upgrade finds the default tenant."""
 
     LITERAL_DEFAULT = "LiteralDefault"
     FIRST_USER_ORGANIZATION = "FirstUserOrganization"
@@ -78,7 +78,7 @@ class DefaultTenantStrategy(enum.StrEnum):
 
 
 class ReplicaTargetType(enum.StrEnum):
-    """Where tenant databases are replicated to (spec 2.7)."""
+    """The kind of place that tenant databases are replicated to."""
 
     OBJECT_STORE = "ObjectStore"
     BLOB_STORE = "BlobStore"
@@ -88,12 +88,12 @@ class ReplicaTargetType(enum.StrEnum):
 
 
 class EmailProvider(enum.StrEnum):
-    """The email provider; one in v1.0 (spec 2.9)."""
+    """The email provider; one in v1.0."""
 
     EMAIL_PROVIDER_A = "EmailProviderA"
 
 
 class SmsProvider(enum.StrEnum):
-    """The SMS provider; one in v1.0 (spec 2.9)."""
+    """The SMS provider; one in v1.0."""
 
     SMS_PROVIDER_A = "SmsProviderA"

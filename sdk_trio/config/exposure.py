@@ -1,4 +1,4 @@
-"""What settings open to strangers: addresses, tokens, proxies that are believed. Pure.
+"""Settings that open something to strangers: addresses, tokens, trusted proxies. Pure.
 
 Nothing here is invalid in itself, and each of it has let somebody in: so it is told at every start.
 An admin token that can be guessed from elsewhere is refused.

@@ -45,7 +45,7 @@ SECRETS_DIRECTORY = "/run/secrets"
 
 @attrs.frozen
 class Loaded:
-    """What reading the settings came to.
+    """The result of reading the settings.
 
     ``settings`` is None when there are ``problems``. ``origins`` holds, for each full key that
     some source gave (items of lists included), the file, variable or argument it came from.
@@ -85,7 +85,7 @@ def load_settings(
             ``sdk.toml`` of the working directory are read where they exist.
         overrides: arguments of the command line, such as ``{"Sdk:Mode": "Custom"}``.
         environ: the environment variables; default ``os.environ``.
-        standalone: the receiver alone runs, so no AccessToken is needed (spec 1.6).
+        standalone: the receiver alone runs, so no AccessToken is needed.
         receiver: the receiver runs, so at least one webhook secret is needed.
 
     Raises:
@@ -271,7 +271,7 @@ def key_files(settings: Settings) -> tuple[Path, ...]:
 
 @attrs.frozen
 class _Seen:
-    """What a file was at the last look: ``identity`` tells cheaply whether it may have changed."""
+    """A file as the last look found it: ``identity`` tells cheaply whether it may have changed."""
 
     identity: tuple[int, ...]
     digest: bytes = attrs.field(repr=False)

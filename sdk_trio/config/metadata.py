@@ -1,6 +1,6 @@
-"""What is known about one setting besides its type and default: the metadata of options. Pure.
+"""Metadata of settings: range, form, unit, and whether a reload applies it. Pure.
 
-Binding, rules, JSON Schema and the reference page read it from the fields of the option classes,
+Binding, checks, JSON Schema and the reference page read it from the fields of the option classes,
 so that a setting is described in one place.
 """
 
@@ -13,7 +13,7 @@ _METADATA_KEY = "sdk_trio.about"
 
 
 class Form(enum.Enum):
-    """What a text must look like; ``rules.py`` checks it, ``schema.py`` and the page name it."""
+    """The form of a text; ``check.py`` checks it, the schema and the reference page name it."""
 
     HTTPS_URL = "absolute HTTPS URL (HTTP to this machine is allowed in Development)"
     HOOK_URL = "absolute HTTPS URL, also with a query (HTTP to this machine in Development)"
@@ -39,8 +39,7 @@ class Form(enum.Enum):
 class SettingMetadata:
     """Metadata of one setting.
 
-    ``doc`` is one plain sentence; ``source`` the section that defines it (``spec 2.1``,
-    ``contracts 2``, or ``ours``); ``minimum`` and ``maximum`` are inclusive, in ``unit``;
+    ``doc`` is one plain sentence; ``minimum`` and ``maximum`` are inclusive, in ``unit``;
     ``required`` means that it may not be blank while its section is in use. ``key`` replaces the
     name that is derived from the attribute. ``default_note`` says what a null default stands for.
     ``live`` means that a reload puts a change into force; others wait for the next start.
@@ -48,7 +47,6 @@ class SettingMetadata:
     """
 
     doc: str
-    source: str
     minimum: float | None = None
     maximum: float | None = None
     unit: str | None = None
@@ -60,11 +58,14 @@ class SettingMetadata:
     masked: bool = False
 
 
-def about(doc: str, source: str, **details: Any) -> dict[str, SettingMetadata]:
-    """Return field metadata that holds an :class:`SettingMetadata`; ``details`` are its further
-    fields.
+def about(doc: str, **details: Any) -> dict[str, SettingMetadata]:
+    """Return field metadata that holds a :class:`SettingMetadata`.
+
+    Args:
+        doc: the meaning of the setting, one sentence.
+        details: further fields of the record.
     """
-    return {_METADATA_KEY: SettingMetadata(doc, source, **details)}
+    return {_METADATA_KEY: SettingMetadata(doc, **details)}
 
 
 def about_field(field: "attrs.Attribute[Any]") -> SettingMetadata | None:

@@ -82,8 +82,9 @@ _QUOTABLE = re.compile(r"[ -&(-~]+")
 def probe(settings: Settings, environ: Mapping[str, str]) -> Findings:
     """Look at the files, directories and variables that valid settings refer to.
 
-    Creates the replica directory of target LocalDisk (spec 2.7), and nothing else. A variable that
-    is not set is a warning, never a failure (the credentials policy of spec 2.7 and 2.9).
+    Creates the replica directory of target LocalDisk, and nothing else. A variable that is not set
+    is a warning, never a failure: a channel without its credentials skips its messages, and must
+    not keep deliveries from being received.
     """
     return Findings(
         problems=(

@@ -1,4 +1,4 @@
-"""Which settings count: a section that is switched off is not validated (spec 2.7, 2.9). Pure."""
+"""Which settings count: a section that is switched off is not validated. Pure."""
 
 from collections.abc import Collection
 

@@ -251,12 +251,12 @@ def _by_section() -> list[Setting]:
 
 def _table(settings: list[Setting]) -> str:
     rows = [
-        "| Key | Type | Default | Range or form | Meaning | Change | Defined in |",
-        "|---|---|---|---|---|---|---|",
+        "| Key | Type | Default | Range or form | Meaning | Change |",
+        "|---|---|---|---|---|---|",
     ]
     rows += [
         f"| `{setting.path[-1]}` | {type_name(setting)} | {_default(setting)} | {_range(setting)} "
-        f"| {_cell(setting.about.doc)} | {_change(setting)} | {setting.about.source} |"
+        f"| {_cell(setting.about.doc)} | {_change(setting)} |"
         for setting in settings
     ]
     return "\n".join(rows) + "\n"

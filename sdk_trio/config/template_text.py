@@ -1,4 +1,4 @@
-"""The default texts of messages to site managers, one set a transition. Pure (spec 2.9).
+"""The default texts of messages to site managers, one set a transition. Pure.
 
 English, short, and in the 7-bit alphabet of SMS. They say what happened, why, and what it means;
 nothing is asked for that a message could be imitated to get, such as a click or a password.

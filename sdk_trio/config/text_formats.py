@@ -1,4 +1,4 @@
-"""What the texts in settings must look like. Pure.
+"""The forms of texts in settings. Pure.
 
 Each check returns what is wrong, as the end of a sentence that begins with the setting's key, or
 None. Values are not quoted: a credential may have been put where its name belongs.

@@ -1,4 +1,4 @@
-"""Events: their classes, their data, the catalogue of types, and decoding (spec 2.5, 6.1).
+"""Events: their classes, their data, the catalogue of types, and decoding.
 
 Samples are in :mod:`sdk_trio.events.samples`, which is not imported here: receiving needs none.
 """

@@ -1,4 +1,4 @@
-"""One event class per type: the table from which the catalogue is made (spec 6.1).
+"""One event class per type: the table from which the catalogue is made.
 
 A class is named after its type, ``order.paid`` is :class:`OrderPaidEvent`. Its base names the class
 of ``event.data``. The classes are written out, not generated, so that editors and type checkers see
@@ -373,7 +373,7 @@ class OrganizationUpdatedEvent(Event[Organization]):
     wire_type = "organization.updated"
 
 
-#: The types that the completeness check counts (spec 6.1), in the order of its report.
+#: The types that the completeness check counts, in the order of its report.
 KNOWN_EVENTS: tuple[type[Event[Any]], ...] = (
     OrderCreatedEvent,
     OrderUpdatedEvent,
@@ -430,10 +430,10 @@ _MAX_WIRE_TYPE_LENGTH = 128
 
 
 class EventGroup(enum.Enum):
-    """Who brought a type into the catalogue."""
+    """The origin of a type in the catalogue."""
 
     KNOWN = "known"
-    """One of the 28 that the completeness check counts (spec 6.1)."""
+    """One of the 28 that the completeness check counts."""
     ADDITIONAL = "additional"
     """Sent by the upstream, typed and dispatched, not counted."""
     APPLICATION = "application"

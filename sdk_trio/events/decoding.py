@@ -1,4 +1,4 @@
-"""From bytes to an event: the envelope first, then ``data`` by its type's class (spec 4.1, 6).
+"""From bytes to an event: the envelope first, then ``data`` by its type's class.
 
 Pure. The sender's document is read once, in two compiled steps; whatever does not fit its class
 is read again field by field, and what a strict decoder refuses is made legible first. A verified
@@ -29,7 +29,7 @@ _TypeName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TYPE_LENGTH
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """What every delivery has in common. A Struct, since it is made once a delivery.
+    """The members common to all deliveries. A Struct, since each delivery makes one.
 
     ``timestamp`` is None when it is absent or no RFC 3339 time with an offset, ``api_version``
     when it is absent or no text. ``data_raw`` is the undecoded ``data``, empty when absent.
@@ -132,7 +132,7 @@ def decode_event(
     tenant: Any = None,
     key: str | None = None,
 ) -> Event[Any]:
-    """Return the typed event; never raises for what a sender can send (contracts 3, 4).
+    """Return the typed event; never raises for what a sender can send.
 
     Args:
         envelope: of :func:`decode_envelope` for the same ``raw``.

@@ -59,7 +59,7 @@ def _name_of_data(data: object) -> str:
 
 @attrs.frozen
 class Event(Generic[DataT_co]):
-    """One verified delivery, typed by its event class (spec 2.5).
+    """One verified delivery, typed by its event class.
 
     Delivery is at least once: ``key`` is the same for every copy and every retry, so by it a
     handler makes its work idempotent. Where all deliveries have one sender, as without tenants,

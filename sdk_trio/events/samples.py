@@ -1,4 +1,4 @@
-"""A realistic sample of every type: for the simulator, for tests, for the command line (spec 4.3).
+"""A realistic sample of every type: for the simulator, for tests, for the command line.
 
 Pure and deterministic: the same arguments give the same document. Records of one seed belong
 together: the product of a sample order is the product of the sample subscription.

@@ -1,3 +1,1 @@
-"""Connections and HTTP as a client: what calls of the upstream and notifications are sent
-through.
-"""
+"""Connections and HTTP as a client: the calls of the upstream and notifications use them."""

@@ -28,7 +28,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 @attrs.frozen
 class PostAnswer:
-    """What a server answered; header names are in lower case.
+    """A server's answer; header names are in lower case.
 
     ``body`` may be cut short where it is long or broke off. ``retry_after`` is what
     ``Retry-After`` asks for, in seconds from now.

@@ -195,7 +195,7 @@ class Transport(httpx.AsyncBaseTransport):
     ) -> None:
         self._entered -= 1
         if self._entered:
-            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - the nursery is cancelled, its tasks end at once
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - the nursery is cancelled already
             return
         if self._pool is not None:
             self._pool.close()
@@ -206,7 +206,7 @@ class Transport(httpx.AsyncBaseTransport):
         self._nursery.cancel_scope.cancel()
         # The exception is not passed to the nursery: it must leave as it is, not in a group of one.
         try:
-            await self._manager.__aexit__(None, None, None)  # noqa: ASYNC102 - the nursery is cancelled, its tasks end at once
+            await self._manager.__aexit__(None, None, None)  # noqa: ASYNC102 - the nursery is cancelled already
         except BaseExceptionGroup as group:
             if group.split(trio.Cancelled)[1] is not None:
                 raise  # a task of the transport failed, which caused the exception inside
@@ -351,7 +351,7 @@ class Received(httpx.Response):
         self.is_stream_consumed = True
         return _Parts(self)
 
-    async def aclose(self) -> None:  # noqa: ASYNC910 - nothing to wait for; httpx names it so
+    async def aclose(self) -> None:
         """End the exchange, at once and without waiting, unless its body was read to the end."""
         if not self.is_closed:
             self.is_closed = True
@@ -360,7 +360,7 @@ class Received(httpx.Response):
 
     @property
     def num_bytes_downloaded(self) -> int:
-        """How much of the body has come so far, in bytes and as it was sent."""
+        """The length of the body that has come so far, in bytes and as it was sent."""
         return self._received_bytes or super().num_bytes_downloaded
 
     def note_part(self, part: bytes) -> None:

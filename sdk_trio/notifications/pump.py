@@ -1,4 +1,4 @@
-"""How fast one provider is asked: a token bucket that a provider can stop for a while. Pure."""
+"""Sending of notifications: messages for each transition, workers and pace for each channel."""
 
 import random
 import time
@@ -87,7 +87,7 @@ _LEVELS = {"sent": _log.info, "skipped": _log.warning, "retried": _log.warning}
 
 @attrs.frozen(kw_only=True)
 class ChannelLimits:
-    """How much one channel may do at once, and how often.
+    """The limits of one channel: messages at once, and messages a second.
 
     ``longest_pause_seconds``: a provider that asks for more gets it for the one message alone.
     """
@@ -305,7 +305,7 @@ class ChannelRunner:
 def log_result(
     record: NotificationRecord, result: str, *, attempt: int, ending: SendResult, now: float
 ) -> None:
-    """Log what became of a message: no address and no text of it (contracts 10)."""
+    """Log what became of a message: no address and no text of it."""
     log = _LEVELS.get(result, _log.error)
     due = ending.next_attempt_at
     later = {} if due is None else {"retry_in": round(max(0.0, due - now), 1)}

@@ -1,4 +1,4 @@
-"""What becomes of a message after an attempt, and when it is tried again. Pure (contracts 6)."""
+"""The state of a message after an attempt, and the time of the next one. Pure."""
 
 import attrs
 
@@ -12,7 +12,7 @@ MAX_REASON_LENGTH = 500
 
 @attrs.frozen
 class RetrySchedule:
-    """How often and how late a message is tried again on its channel.
+    """The number of attempts of a message on its channel, and the waits between them.
 
     ``max_attempts`` counts all of them, the first included. After the n-th failed one the wait is
     drawn from ``U(0, min(cap, base * 2**(n - 1)))``. With the defaults eight attempts last half an

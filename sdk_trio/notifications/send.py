@@ -1,4 +1,4 @@
-"""What became of one attempt to send one message on one channel. Pure (contracts 6)."""
+"""One attempt to send one message on one channel, and its outcome."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a message about one transition says: subject, text, HTML, SMS. Pure (spec 2.9).
+"""The message about one transition: subject, text, HTML, SMS. Pure.
 
 Names and reasons come from people who may mean harm. Whatever they hold, rendering returns texts
 of a bounded size; a value is never read as a placeholder, a header, HTML, or a change of the

@@ -1,4 +1,4 @@
-"""What the inbox keeps of a delivery: plain records, without I/O (contracts 5).
+"""Records of the inbox: plain data, without I/O.
 
 Times are Unix seconds as floats, ids are the ``webhook-id`` header's text. A delivery is found by
 its *key*: who signed it, and its id, which is unique for one sender and not in the world.
@@ -73,7 +73,7 @@ class NewDelivery(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> str:
-        """What the inbox knows it by; see :func:`key_of`."""
+        """The key that the inbox finds it by; see :func:`key_of`."""
         return key_of(self.webhook_id, self.signer)
 
 
@@ -114,7 +114,7 @@ class DeliveryRecord:
 
     @property
     def key(self) -> str:
-        """What the inbox knows it by; see :func:`key_of`."""
+        """The key that the inbox finds it by; see :func:`key_of`."""
         return key_of(self.webhook_id, self.signer)
 
 
@@ -152,7 +152,7 @@ class AttemptRecord:
 
 
 class Admission(enum.Enum):
-    """What the inbox says to a delivery that wants in."""
+    """The inbox's answer to a delivery."""
 
     NEW = enum.auto()
     """It is ours now: committed (``accept``) or claimed (``claim``)."""
@@ -180,7 +180,7 @@ class Admitted(msgspec.Struct, frozen=True, gc=False):
 
 @attrs.frozen
 class Due:
-    """What ``take_due`` hands to the queue; the caller holds the lease of every record.
+    """The result of ``take_due``; the caller holds the lease of every record.
 
     ``records`` carry their bodies. ``more`` says that further records were due beyond ``limit``.
     ``next_due_at`` is the time of the next retry that was not due yet, or None.
@@ -236,7 +236,7 @@ Outcome = Done | Retry | Dead | Released | Parked
 
 @attrs.frozen
 class Purged:
-    """What a retention pass removed: bodies, whole finished deliveries, parked deliveries."""
+    """Counts of what a retention pass removed: bodies, finished and parked deliveries."""
 
     bodies: int
     finished: int

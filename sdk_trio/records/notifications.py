@@ -1,4 +1,4 @@
-"""What the store keeps of messages to site managers: plain records, without I/O (contracts 6).
+"""Records of messages to site managers: plain data, without I/O.
 
 A message tells of one transition on one channel. Times are Unix seconds as floats.
 """
@@ -99,7 +99,7 @@ class NotificationRecord:
 
 @attrs.frozen
 class Enlisted:
-    """What one call of ``enlist`` did: messages to send, messages left out, and is there more."""
+    """The result of one ``enlist``: messages to send, messages left out, and is there more."""
 
     pending: int
     skipped: int
@@ -116,7 +116,7 @@ class Lookout:
 
 @attrs.frozen
 class DueNotifications:
-    """What ``take_due`` hands out; the caller holds the lease of every record.
+    """The result of ``take_due``; the caller holds the lease of every record.
 
     ``lost`` are those that have become ``unknown``: another owner's lease expired in ``sending``.
     ``more`` says that further ones were due beyond the limit, ``next_due_at`` when the next retry
@@ -131,7 +131,7 @@ class DueNotifications:
 
 @attrs.frozen
 class Recovered:
-    """What ``recover`` found: messages that will be sent again, and those now ``unknown``."""
+    """The result of ``recover``: messages that will be sent again, and those now ``unknown``."""
 
     resumed: int
     lost: Sequence[NotificationRecord]
@@ -139,7 +139,7 @@ class Recovered:
 
 @attrs.frozen
 class SendResult:
-    """How an attempt ended: the state that the message is in now, and why.
+    """The end of an attempt: the state that the message is in now, and why.
 
     ``PENDING`` undoes an attempt that was claimed and surely sent nothing. ``next_attempt_at``
     belongs to ``RETRYING`` alone.

@@ -1,4 +1,4 @@
-"""What the store keeps of tenants: plain records, without I/O (contracts 5 and 6).
+"""Records of tenants: plain data, without I/O.
 
 Times are Unix seconds as floats. Ids are UUIDs in their canonical text.
 """
@@ -13,7 +13,7 @@ from ..errors import TenantConflictError, TenantExistsError, UnknownTenantError
 
 
 class TenantStatus(enum.StrEnum):
-    """Where a tenant stands (contracts 5)."""
+    """The status of a tenant."""
 
     ACTIVE = "Active"
     SUSPENDED = "Suspended"
@@ -22,7 +22,7 @@ class TenantStatus(enum.StrEnum):
 
 
 class Transition(enum.StrEnum):
-    """The four named changes of a status (spec 3.1)."""
+    """The four named changes of a status."""
 
     SUSPENDED = "Suspended"
     REACTIVATED = "Reactivated"
@@ -31,7 +31,7 @@ class Transition(enum.StrEnum):
 
 
 class AuditAction(enum.StrEnum):
-    """What an audit row records: a transition, or another change of the tenant."""
+    """The subject of an audit row: a transition, or another change of the tenant."""
 
     CREATED = "Created"
     SUSPENDED = "Suspended"
@@ -64,7 +64,7 @@ CredentialSource = EnvironmentVariable | KeyFile
 
 @attrs.frozen(kw_only=True)
 class TenantCredentials:
-    """Where a tenant's own credentials are found; never the credentials themselves.
+    """The sources of a tenant's own credentials; never the credentials themselves.
 
     Without ``access_token`` the host's own is used. A source of ``webhook_secrets`` holds one
     secret a line, so that a rotation is an edit of its content.
@@ -109,7 +109,7 @@ class Tenant:
 
 @attrs.frozen(kw_only=True)
 class AuditRecord:
-    """Who changed what of a tenant, when, why, and which setting relaxed a rule for it.
+    """A change of a tenant: by whom, when, why, and which setting relaxed a rule for it.
 
     ``sequence`` grows with every change of any tenant; the store sets it. ``relaxation`` is the
     full key of a setting. ``details`` names what changed where the action does not say it, and of
@@ -155,7 +155,7 @@ class OutboxRecord:
 
 @attrs.frozen
 class TenantPurged:
-    """How many rows a purge removed besides the tenant's own."""
+    """Counts of the rows that a purge removed besides the tenant's own."""
 
     outbox: int
     audit: int

@@ -1,4 +1,4 @@
-"""What the store keeps of the upgrade from a single tenant: one marker row (contracts 5 and 6)."""
+"""The marker row of the upgrade from a single tenant: plain data, without I/O."""
 
 import enum
 
@@ -15,7 +15,7 @@ class UpgradeState(enum.StrEnum):
 
 @attrs.frozen(kw_only=True)
 class UpgradeMarker:
-    """How far the upgrade has come; what lies before it need not be done again.
+    """The progress of the upgrade; what lies before it need not be done again.
 
     ``tenant_id`` is the default tenant, None while nothing had to be moved. ``step`` is the step
     that runs or ran last, ``position`` how far that step has come in its own terms, None at its

@@ -1,4 +1,4 @@
-"""Finds the replicator's binary (contracts 2)."""
+"""Finds the replicator's binary."""
 
 import os
 import shutil

@@ -295,7 +295,7 @@ class Child:
 
     @property
     def ending(self) -> str:
-        """How it ended, for people."""
+        """Describe its end, for people."""
         status = self.status
         if status is not None and status < 0:
             return f"signal {signal.Signals(-status).name}"
@@ -308,7 +308,7 @@ class Child:
 
 @attrs.define(eq=False)
 class _Launch:
-    """What the thread reports: the process, or why there is none."""
+    """The report of the thread: the process, or why there is none."""
 
     settled: trio.Event = attrs.field(factory=trio.Event)
     ended: trio.Event = attrs.field(factory=trio.Event)

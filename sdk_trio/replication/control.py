@@ -131,7 +131,7 @@ class ReplicatorInfo:
 
 @attrs.frozen
 class SyncResult:
-    """How a forced sync ended: ``txid`` is the database's position, the other the replica's."""
+    """The end of a forced sync: ``txid`` is the database's position, the other the replica's."""
 
     status: str
     txid: int | None

@@ -75,7 +75,7 @@ _SUFFIX = ".db"
 
 
 class TenantList(Protocol):
-    """Who knows the tenants: the part of the tenants' service that is used here."""
+    """The part of the tenants' service that is used here."""
 
     async def list(
         self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100

@@ -1,4 +1,4 @@
-"""How replication stands: each database, and all of them together (contracts 7). Pure.
+"""The health of replication: of each database, and of all of them together. Pure.
 
 No metric of the replicator shows a lag: with its target away for minutes, every error counter
 stays at 0. What shows it is when a database was last in step with its replica.
@@ -89,7 +89,7 @@ class ReplicationHealth:
 
     @property
     def counts(self) -> dict[HealthState, int]:
-        """How many databases are in which state."""
+        """Count the databases in each state."""
         found = dict.fromkeys(_JUDGED, 0)
         for each in self.databases:
             found[each.state] += 1
@@ -245,7 +245,7 @@ def _lag_of_history(
 
 @attrs.frozen
 class _Seen:
-    """What is seen of one database.
+    """The state of one database, as the replicator tells it.
 
     Attributes:
         status: as the replicator reports it; None: it does not have the database.

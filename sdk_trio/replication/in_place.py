@@ -56,7 +56,7 @@ _TRANSITIONS = frozenset(AuditAction(each.value) for each in Transition)
 
 @attrs.frozen(kw_only=True)
 class Wish:
-    """What is asked for, by whom, and why.
+    """An order to restore: its content, by whom, and why.
 
     Attributes:
         at: Unix seconds of a point in time; None: the newest state of the replica.
@@ -90,7 +90,7 @@ class Wish:
 
 @attrs.frozen
 class RestoredInPlace:
-    """How it ended: ``kept`` says whether the old database is in ``Wish.keep``."""
+    """The result: ``kept`` says whether the old database is in ``Wish.keep``."""
 
     restored: Restored
     reactivated: bool

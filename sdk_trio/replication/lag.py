@@ -1,4 +1,4 @@
-"""How far replicas are behind, by what the target holds (contracts 7). Pure.
+"""The lag of replicas, by what the target holds. Pure.
 
 This is for a replicator whose control socket cannot be asked. Its metrics tell the newest
 transaction that it has read from each database, the target's listing tells the newest that has
@@ -20,7 +20,7 @@ _FAILED_SYNCS: Final = "litestream_sync_error_count"
 
 @attrs.frozen
 class DatabaseMetrics:
-    """What the replicator has read of a database: up to which transaction, and how often."""
+    """The replicator's reading of a database: up to which transaction, and how often."""
 
     txid: int = 0
     syncs: int = 0

@@ -1,4 +1,4 @@
-"""Asks the target what it holds, for a replicator that does not tell its lag (contracts 7).
+"""Asks the target what it holds, for a replicator that does not tell its lag.
 
 Each question starts the replicator's binary, which asks the target with the keys of our own
 environment. That costs a process and some requests, so it is bounded: only databases that were

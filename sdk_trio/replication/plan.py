@@ -29,7 +29,7 @@ STABLE_SECONDS: Final = 60.0
 
 @attrs.frozen
 class SupervisorTimeouts:
-    """How long the supervisor waits for what, in seconds.
+    """The supervisor's timeouts, in seconds.
 
     ``stop``: for the last sync of an orderly stop, of which the replicator itself takes up to 30;
     ``last_sync``: the least of that, where others have used up the time; ``reload_stop``: the
@@ -61,7 +61,7 @@ class Plan:
 
 @attrs.frozen
 class LiveChange:
-    """What turns one configuration into another over the control socket, without a restart.
+    """The step from one configuration to another over the control socket, without a restart.
 
     ``gone`` are let go of first; ``added`` are registered then, each with its replica's address.
     """

@@ -1,4 +1,4 @@
-"""What a replica holds, and what can be restored from it. Pure (contracts 7).
+"""The files of a replica, and the states that can be restored from them. Pure.
 
 A replica is a set of files. Each holds the changes from one transaction to another; a snapshot
 begins at transaction 1. Fresh files hold single transactions. Later they are merged into larger

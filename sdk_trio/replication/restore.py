@@ -1,4 +1,4 @@
-"""Restores one tenant's database from its replica into a file (contracts 7).
+"""Restores one tenant's database from its replica into a file.
 
 It asks nothing of a running program and touches no database in use: the replica alone is read.
 The file is made and checked in a directory of its own beside the output and gets its name last,
@@ -27,7 +27,7 @@ _LOOK_SECONDS = 0.2
 
 @attrs.frozen
 class RestoreProgress:
-    """What is being done: ``step`` for people, and how many bytes of the database are there."""
+    """Progress: ``step`` for people, and how many bytes of the database are there."""
 
     step: str
     bytes: int = 0

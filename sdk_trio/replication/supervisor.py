@@ -104,7 +104,7 @@ _UNREGISTER_SECONDS: Final = 5
 
 
 class Supervisor:
-    """One replicator as our child; a :class:`Reloader` for the watcher (contracts 7).
+    """One replicator as our child; a :class:`Reloader` for the watcher.
 
     Args:
         options: the replication's.
@@ -168,7 +168,7 @@ class Supervisor:
 
     @property
     def socket_path(self) -> str:
-        """Where the replicator's control socket is."""
+        """The path of the replicator's control socket."""
         return self.client.socket_path
 
     @property

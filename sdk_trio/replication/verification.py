@@ -1,4 +1,4 @@
-"""What a verification found, and what is remembered of it. Pure (contracts 7).
+"""The result of a verification, and the memory of earlier ones. Pure.
 
 The memory is a small JSON document in the store, so that a verification by a command counts for
 the daemon and the other way round.
@@ -24,7 +24,7 @@ _CUT_SECONDS = 2.0
 
 
 class Comparison(enum.StrEnum):
-    """What became of the comparison of the restored content with the live database."""
+    """The outcome of comparing the restored content with the live database."""
 
     IDENTICAL = "identical"
     #: Writes came all the while, so that no moment could be compared.
@@ -37,7 +37,7 @@ class Comparison(enum.StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Verification:
-    """What was found about one tenant's replica; ``problem`` is None when it is good.
+    """The result for one tenant's replica; ``problem`` is None when it is good.
 
     ``skipped`` says why there is nothing to verify, such as a tenant without a database yet.
     ``txid`` and ``as_of`` (Unix seconds) are those of the restored state. ``begins_at`` is when
@@ -66,7 +66,7 @@ class Verification:
 
 @attrs.frozen
 class VerificationState:
-    """What is remembered: the last run in which everything was good, and what failed since.
+    """The memory: the last run in which everything was good, and what failed since.
 
     ``ran_at`` is the end of the last run over all active tenants, ``verified_at`` the end of the
     last one without a failure, both in Unix seconds. ``failed`` maps tenant ids to problems, and

@@ -1,4 +1,4 @@
-"""Verifies all active tenants, or one, and remembers the outcome in the store (contracts 7)."""
+"""Verifies all active tenants, or one, and remembers the outcome in the store."""
 
 import time
 from collections.abc import Callable
@@ -153,12 +153,12 @@ class VerificationScheduler:
 
     @property
     def state(self) -> VerificationState:
-        """What is remembered, at most :data:`LOOK_SECONDS` old; ``failed`` is for health."""
+        """The memory, at most :data:`LOOK_SECONDS` old; ``failed`` is for health."""
         return self._state
 
     @property
     def verified_age_seconds(self) -> float | None:
-        """How long ago all replicas were good, for ``sdk_replication_verified_age_seconds``.
+        """The seconds since all replicas were good: ``sdk_replication_verified_age_seconds``.
 
         None when they never were.
         """

@@ -1,4 +1,4 @@
-"""Reads the whole content of a database, to compare it with another one (contracts 7).
+"""Reads the whole content of a database, to compare it with another one.
 
 Compared are the schema, the number of rows of each table, and a checksum over all of their values;
 the replicator's own tables are left out. Plain functions for a thread; ``pause`` is called often
@@ -46,7 +46,7 @@ Pause = Callable[[], None]
 
 @attrs.frozen
 class TableContent:
-    """How many rows a table has, and the sum of their checksums, whatever their order."""
+    """The number of a table's rows and the sum of their checksums, whatever their order."""
 
     rows: int
     checksum: int
@@ -96,7 +96,7 @@ class Snapshot:
             self.settled = self._let_commits_end()
             self._connection.execute("BEGIN")
             # A transaction begins with its first look.
-            self._connection.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018
+            self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         except BaseException:
             self._connection.close()
             raise

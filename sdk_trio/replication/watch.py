@@ -1,4 +1,4 @@
-"""What the watcher asks of whoever makes the replicator take a new manifest. Pure."""
+"""Keeps the manifest at the active tenants' databases, and the replicator at the manifest."""
 
 import math
 import os
@@ -133,7 +133,7 @@ class WatchedTenants(TenantList, Protocol):
 
 
 class Watcher:
-    """Watches database files and tenants, and regenerates the manifest (spec 2.7).
+    """Watches database files and tenants, and regenerates the manifest.
 
     Args:
         tenants: the tenants' service, whose ``run`` looks for changes of other processes.

@@ -8,11 +8,11 @@ import trio
 from ..base.asgi import App, Receive, Scope, Send
 from ..base.metrics import Sample
 from ..config import Settings
-from ..storage.ports import Store
-from ..tenants.tenancy import TenantRuntime
 from ..webhooks import WebhookReceiver
 
 if TYPE_CHECKING:
+    from ..storage.ports import Store
+    from ..tenants.tenancy import TenantRuntime
     from ..client.client import Client
     from ..webhooks.companion import BackgroundTask
     from ..webhooks.simulator import Simulator
@@ -73,7 +73,7 @@ class Routes:
 
     @property
     def application(self) -> App:
-        """What serves requests: the receiver itself where nothing stands beside it."""
+        """Return the ASGI application: the receiver itself where nothing stands beside it."""
         return self._receiver if self._simulator is None else self
 
     def started(self, address: str) -> None:
@@ -110,8 +110,8 @@ class NotificationsOff:
 
     async def run(
         self,
-        store: Store,
-        tenancy: TenantRuntime,
+        store: "Store",
+        tenancy: "TenantRuntime",
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:

@@ -1,4 +1,4 @@
-"""What the inbox answers to a delivery that wants in, decided without I/O (contracts 3 and 5).
+"""The inbox's answer to a delivery, decided without I/O.
 
 Every store asks the same two questions: where does the known record of this id stand, and what
 does that mean for ``accept``, ``claim`` or ``park``? The answers are here, the writing is theirs.
@@ -17,7 +17,7 @@ CLOCK_SLACK_SECONDS = 60.0
 
 @attrs.frozen(kw_only=True)
 class LeaseTerms:
-    """What an opened inbox brings to every change: its owner, and its periods in seconds."""
+    """The owner and the periods, in seconds, that an open inbox applies to every change."""
 
     owner: str
     lease_seconds: float
@@ -36,7 +36,7 @@ class LeaseTerms:
 
 @attrs.frozen
 class Known:
-    """What decides about a known id: columns of its record, times in Unix seconds.
+    """The columns of a known id's record that decide; times in Unix seconds.
 
     ``held_until`` is the deadline of another owner's live lease, None if there is none. Our own
     protects nothing here: who asks knows what runs in its own process, and asks for an id that does
@@ -53,7 +53,7 @@ class Known:
 
 
 class ExistingState(enum.Enum):
-    """Where the record of an id stands, as far as a further delivery of it is concerned."""
+    """The state of an id's record, as far as a further delivery of it is concerned."""
 
     FORGOTTEN = enum.auto()
     """Done longer ago than the dedup retention: as if it had never been seen."""
@@ -72,7 +72,7 @@ class ExistingState(enum.Enum):
 
 
 class Change(enum.Enum):
-    """What the store has to write."""
+    """The write that the store has to make."""
 
     NOTHING = enum.auto()
     REPLACE = enum.auto()

@@ -21,7 +21,7 @@ _DAY = 86_400.0
 
 @attrs.frozen(kw_only=True)
 class Examination:
-    """What was found; times are Unix seconds, sizes bytes.
+    """The findings; times are Unix seconds, sizes bytes.
 
     ``damage`` is None when the check found none, or had no time to end (``checked`` is False
     then). What follows it is only looked at in a store of this version. ``growth_per_day`` is None

@@ -1,4 +1,4 @@
-"""The store: what arrived, before its sender is answered, and the tenants (contracts 5 and 6).
+"""The store: what arrived, before its sender is answered, and the tenants.
 
 :func:`open_store` is the one way to open it, :func:`open_inbox` for who needs no tenants;
 ``storage.ports`` says what they do.

@@ -1,4 +1,4 @@
-"""What the rest of the program asks of a store; every store passes the same contract suite.
+"""The interfaces of a store; every store passes the same contract suite.
 
 Every method is a checkpoint, but for ``finish`` of an inline run in memory. A method that writes
 returns after the change is durable to the degree of the store (SQLite: synced to disk; memory: kept
@@ -306,7 +306,7 @@ class Inbox(Protocol):
 
 
 class TenantStore(Protocol):
-    """Tenants with their audit trail and their outbox (contracts 5 and 6).
+    """Tenants with their audit trail and their outbox.
 
     Every change writes its audit row, and each transition its outbox row, in the transaction that
     changes the tenant: all of them are there, or none.
@@ -411,7 +411,7 @@ class TenantStore(Protocol):
 
 
 class UpgradeStore(Protocol):
-    """How far the upgrade from a single tenant has come, and its batches (contracts 6).
+    """The progress of the upgrade from a single tenant, and its batches.
 
     One upgrade runs at a time: its lock is the caller's business.
     """
@@ -448,7 +448,7 @@ class UpgradeStore(Protocol):
 
 
 class NotificationStore(Protocol):
-    """Messages to site managers: one record for each transition and channel (contracts 6).
+    """Messages to site managers: one record for each transition and channel.
 
     Leases are as in :class:`Inbox`, of the same owner. A leased message is claimed; :meth:`start`
     is the mark after which it may have been sent. Where it cannot be known whether a message was
@@ -551,7 +551,7 @@ class NotificationStore(Protocol):
 
 
 class Backend(Inbox, Protocol):
-    """What a backend opens: an inbox, and beside it everything that tenants need."""
+    """An open backend: an inbox, and beside it everything that tenants need."""
 
     @property
     def tenants(self) -> TenantStore:
@@ -565,7 +565,7 @@ class Backend(Inbox, Protocol):
 
     @property
     def notifications(self) -> NotificationStore:
-        """Who is told what of tenants."""
+        """The messages to site managers."""
         ...
 
 
@@ -588,5 +588,5 @@ class Store:
 
     @property
     def notifications(self) -> NotificationStore:
-        """Who is told what of tenants."""
+        """The messages to site managers."""
         return self._backend.notifications

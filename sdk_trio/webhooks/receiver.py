@@ -56,7 +56,7 @@ class Unread:
 
 
 class _Pieces:
-    """What has arrived of one body; it takes little more memory than that."""
+    """The arrived pieces of one body; they take little more memory than the body."""
 
     def __init__(self) -> None:
         self._done: list[bytes] = []

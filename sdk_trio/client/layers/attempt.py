@@ -177,7 +177,7 @@ class Attempter:
         response: httpx.Response | None = None
         failure: httpx.RequestError | None = None
         scope = self._under_way.begin(min(started_at + call.attempt_timeout, call.deadline))
-        with scope:  # noqa: ASYNC912 - the transport's exchange waits
+        with scope:
             try:
                 response = await self._transport.handle_async_request(request)
                 response.request = request
@@ -194,7 +194,7 @@ class Attempter:
                     raise unread(response, call, str(error)) from None
                 return _with_body(response, error.beginning)
             else:
-                return response  # noqa: ASYNC910 - as above
+                return response
             finally:
                 self._under_way.end(scope)
         is_last = scope.deadline == call.deadline or self._under_way.is_closed

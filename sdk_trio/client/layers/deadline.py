@@ -1,4 +1,4 @@
-"""What ends the waits of a call early: its deadline, or the closing of the client."""
+"""The early ends of a call's waits: its deadline, or the closing of the client."""
 
 import trio
 

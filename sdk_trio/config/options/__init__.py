@@ -55,7 +55,7 @@ from .tenants import (
 )
 from .webhooks import QueueOptions, ReconciliationOptions, SimulatorOptions, WebhooksOptions
 
-#: The upstream API's schema version that this release was written against (spec 9).
+#: The upstream API's schema version that this release was written against.
 BUNDLED_API_VERSION = "2026-04-01"
 
 #: Header names, in lower case, of upstreams that know versions by year and month only: any other
@@ -86,38 +86,32 @@ def bundled_api_version(version_header: str) -> str:
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """All settings, in the order of spec 2; the root key is ``Sdk``."""
+    """All settings, section by section; the root key is ``Sdk``."""
 
     mode: Mode = attrs.field(
         default=Mode.TEST,
-        metadata=about(
-            "Test is the sandbox, Live is production, Custom uses CustomBaseUrl.", "spec 2.1"
-        ),
+        metadata=about("Test is the sandbox, Live is production, Custom uses CustomBaseUrl."),
     )
     access_token: Secret | None = attrs.field(
         default=None,
         metadata=about(
             "Organization access token; keep it in a secret store.",
-            "spec 2.1",
             default_note="none, required",
             live=True,
         ),
     )
     custom_base_url: str | None = attrs.field(
         default=None,
-        metadata=about(
-            "Base address of Mode Custom, and required by it.", "spec 2.1", form=Form.HTTPS_URL
-        ),
+        metadata=about("Base address of Mode Custom, and required by it.", form=Form.HTTPS_URL),
     )
     base_path: str = attrs.field(
         default="/v1",
-        metadata=about("Path prefix of all requests.", "spec 2.1", form=Form.ROUTE, required=True),
+        metadata=about("Path prefix of all requests.", form=Form.ROUTE, required=True),
     )
     api_version: str | None = attrs.field(
         default=None,
         metadata=about(
             "Version of the upstream's schema, sent in the version header.",
-            "spec 2.1",
             form=Form.API_VERSION,
             default_note=f"the bundled version, {BUNDLED_API_VERSION}; for Polar-Version its month",
         ),
@@ -125,15 +119,13 @@ class Settings:
     api_version_strictness: ApiVersionStrictness = attrs.field(
         default=ApiVersionStrictness.WARN,
         metadata=about(
-            "What an ApiVersion other than the bundled one leads to; Strict fails startup.",
-            "spec 2.1",
+            "What an ApiVersion other than the bundled one leads to; Strict fails startup."
         ),
     )
     timeout_ms: int = attrs.field(
         default=30_000,
         metadata=about(
             "Timeout of one HTTP attempt.",
-            "spec 2.1",
             minimum=1000,
             maximum=300_000,
             unit="milliseconds",
@@ -142,15 +134,12 @@ class Settings:
     )
     max_retries: int = attrs.field(
         default=3,
-        metadata=about(
-            "Retries of one upstream call.", "spec 2.1", minimum=0, maximum=10, live=True
-        ),
+        metadata=about("Retries of one upstream call.", minimum=0, maximum=10, live=True),
     )
     total_timeout_ms: int | None = attrs.field(
         default=None,
         metadata=about(
             "Deadline over all attempts and waits of one call.",
-            "contracts 2",
             minimum=1,
             unit="milliseconds",
             default_note="two minutes, or what attempts and retries need if that is more",
@@ -162,7 +151,6 @@ class Settings:
         metadata=about(
             "Development (or dev) shows full exception detail at start-up and maps the simulator; "
             "every other name counts as Production. Also from SDK_ENVIRONMENT.",
-            "contracts 2",
             form=Form.ENVIRONMENT_NAME,
             required=True,
         ),
@@ -209,7 +197,7 @@ class Settings:
 
         Args:
             mapping: keys as in a file, in any case; ``Webhooks:Path`` may be one key.
-            standalone: no AccessToken is needed (spec 1.6).
+            standalone: no AccessToken is needed.
             receiver: the receiver runs, so at least one webhook secret is needed.
 
         Raises:

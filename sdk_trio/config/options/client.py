@@ -1,4 +1,4 @@
-"""The client's settings below the core ones: spec 2.2, 2.3 and contracts 2. Pure."""
+"""The client's settings: origins, breaker and hedging, connection pool. Pure."""
 
 import attrs
 
@@ -7,25 +7,20 @@ from ..metadata import Form, about
 
 @attrs.frozen(kw_only=True)
 class UpstreamOptions:
-    """Addresses of the upstream API (contracts 2)."""
+    """Addresses of the upstream API."""
 
     production_url: str = attrs.field(
         default="https://api.polar.sh",
-        metadata=about(
-            "Base address of Mode Live.", "contracts 2", form=Form.HTTPS_URL, required=True
-        ),
+        metadata=about("Base address of Mode Live.", form=Form.HTTPS_URL, required=True),
     )
     sandbox_url: str = attrs.field(
         default="https://sandbox-api.polar.sh",
-        metadata=about(
-            "Base address of Mode Test.", "contracts 2", form=Form.HTTPS_URL, required=True
-        ),
+        metadata=about("Base address of Mode Test.", form=Form.HTTPS_URL, required=True),
     )
     version_header: str = attrs.field(
         default="Sdk-Version",
         metadata=about(
             "Name of the header that carries ApiVersion.",
-            "contracts 2",
             form=Form.HEADER,
             required=True,
         ),
@@ -35,7 +30,6 @@ class UpstreamOptions:
         metadata=about(
             "Name of the header that carries a call's organization_id, for tokens of several "
             "organizations.",
-            "ours",
             form=Form.HEADER,
             required=True,
         ),
@@ -44,15 +38,13 @@ class UpstreamOptions:
         default=False,
         metadata=about(
             "The upstream executes one write only for each idempotency key, so writes whose answer "
-            "was lost are repeated like reads.",
-            "ours",
+            "was lost are repeated like reads."
         ),
     )
     requests_per_minute: int | None = attrs.field(
         default=None,
         metadata=about(
             "Rate that the client holds its attempts to.",
-            "ours",
             minimum=1,
             unit="per minute",
             default_note="only what the upstream's answers ask for",
@@ -63,23 +55,20 @@ class UpstreamOptions:
 
 @attrs.frozen(kw_only=True)
 class ResilienceOptions:
-    """Circuit breaker and hedging of the client (spec 2.2)."""
+    """Circuit breaker and hedging of the client."""
 
     circuit_breaker_failure_threshold: int = attrs.field(
         default=5,
-        metadata=about("Consecutive failures before the circuit opens.", "spec 2.2", minimum=1),
+        metadata=about("Consecutive failures before the circuit opens.", minimum=1),
     )
     circuit_breaker_sampling_seconds: int = attrs.field(
         default=30,
-        metadata=about(
-            "Window in which failures are counted.", "spec 2.2", minimum=1, unit="seconds"
-        ),
+        metadata=about("Window in which failures are counted.", minimum=1, unit="seconds"),
     )
     circuit_breaker_break_seconds: int = attrs.field(
         default=15,
         metadata=about(
             "Time the circuit stays open before probe requests are allowed.",
-            "spec 2.2",
             minimum=1,
             unit="seconds",
         ),
@@ -88,7 +77,6 @@ class ResilienceOptions:
         default=None,
         metadata=about(
             "A duplicate GET or HEAD is sent after this time; never for other methods.",
-            "spec 2.2",
             minimum=1,
             unit="milliseconds",
             default_note="disabled",
@@ -99,38 +87,33 @@ class ResilienceOptions:
 
 @attrs.frozen(kw_only=True)
 class ConnectionOptions:
-    """The client's connection pool (spec 2.3)."""
+    """The client's connection pool."""
 
     max_connections_per_server: int = attrs.field(
         default=100,
-        metadata=about("Cap on simultaneous TCP connections per host.", "spec 2.3", minimum=1),
+        metadata=about("Cap on simultaneous TCP connections per host.", minimum=1),
     )
     pooled_connection_lifetime_minutes: int = attrs.field(
         default=15,
-        metadata=about("Forced reconnection interval.", "spec 2.3", minimum=1, unit="minutes"),
+        metadata=about("Forced reconnection interval.", minimum=1, unit="minutes"),
     )
     pooled_connection_idle_timeout_minutes: int = attrs.field(
         default=2,
-        metadata=about(
-            "Idle connections are closed after this period.", "spec 2.3", minimum=1, unit="minutes"
-        ),
+        metadata=about("Idle connections are closed after this period.", minimum=1, unit="minutes"),
     )
-    enable_http2: bool = attrs.field(
-        default=True, metadata=about("Use HTTP/2 multiplexing.", "spec 2.3")
-    )
+    enable_http2: bool = attrs.field(default=True, metadata=about("Use HTTP/2 multiplexing."))
     enable_http3: bool = attrs.field(
-        default=False, metadata=about("Use HTTP/3; experimental, opt-in.", "spec 2.3")
+        default=False, metadata=about("Use HTTP/3; experimental, opt-in.")
     )
     enable_multiple_http2_connections: bool = attrs.field(
         default=True,
-        metadata=about("Allow several simultaneous HTTP/2 connections.", "spec 2.3"),
+        metadata=about("Allow several simultaneous HTTP/2 connections."),
     )
     proxy_url: str | None = attrs.field(
         default=None,
         metadata=about(
             "HTTP proxy that opens a tunnel to the upstream for every connection (CONNECT); "
             "HTTPS_PROXY is not followed.",
-            "ours",
             form=Form.URL,
             default_note="no proxy",
         ),
@@ -139,7 +122,6 @@ class ConnectionOptions:
         default="SDK_PROXY_CREDENTIALS",
         metadata=about(
             "Variable with user:password for the proxy, if it wants any.",
-            "ours",
             form=Form.ENV_VAR,
             required=True,
         ),
@@ -149,7 +131,6 @@ class ConnectionOptions:
         metadata=about(
             "PEM file with the authorities whose certificates the upstream may have, and no "
             "others.",
-            "ours",
             default_note="the public ones, or those of SSL_CERT_FILE",
         ),
     )
@@ -157,7 +138,6 @@ class ConnectionOptions:
         default=None,
         metadata=about(
             "PEM certificate that the client shows to the upstream. Needs ClientKeyFile.",
-            "ours",
             default_note="none",
         ),
     )
@@ -165,7 +145,6 @@ class ConnectionOptions:
         default=None,
         metadata=about(
             "PEM private key of ClientCertFile, without a passphrase.",
-            "ours",
             default_note="none",
         ),
     )
@@ -173,7 +152,6 @@ class ConnectionOptions:
         default=33_554_432,
         metadata=about(
             "Largest body of an answer that is taken into memory, decompressed.",
-            "ours",
             minimum=1024,
             unit="bytes",
         ),

@@ -1,4 +1,4 @@
-"""Site-manager notifications: spec 2.9 and its extensions in contracts 2. Pure."""
+"""The settings of messages to site managers: channels, accounts, templates. Pure."""
 
 import attrs
 
@@ -9,30 +9,25 @@ from ..template_text import DEACTIVATED, DELETED, REACTIVATED, SUSPENDED, Templa
 
 @attrs.frozen(kw_only=True)
 class EnabledChannelsOptions:
-    """Which channels dispatch (spec 2.9)."""
+    """Which channels dispatch."""
 
-    email: bool = attrs.field(default=True, metadata=about("Email channel dispatches.", "spec 2.9"))
-    sms: bool = attrs.field(default=False, metadata=about("SMS channel dispatches.", "spec 2.9"))
-    webhook: bool = attrs.field(
-        default=False, metadata=about("Webhook channel dispatches.", "spec 2.9")
-    )
+    email: bool = attrs.field(default=True, metadata=about("Email channel dispatches."))
+    sms: bool = attrs.field(default=False, metadata=about("SMS channel dispatches."))
+    webhook: bool = attrs.field(default=False, metadata=about("Webhook channel dispatches."))
 
 
 @attrs.frozen(kw_only=True)
 class EmailProviderAOptions:
-    """The email provider's account (spec 2.9)."""
+    """The email provider's account."""
 
     api_key_env_var: str = attrs.field(
         default="EMAIL_API_KEY",
-        metadata=about(
-            "Variable with the provider key.", "spec 2.9", form=Form.ENV_VAR, required=True
-        ),
+        metadata=about("Variable with the provider key.", form=Form.ENV_VAR, required=True),
     )
     base_url: str = attrs.field(
         default="https://api.sendgrid.com",
         metadata=about(
             "Base address, for regions and tests.",
-            "contracts 2",
             form=Form.HTTPS_URL,
             required=True,
         ),
@@ -41,27 +36,24 @@ class EmailProviderAOptions:
 
 @attrs.frozen(kw_only=True)
 class EmailOptions:
-    """The email channel (spec 2.9)."""
+    """The email channel."""
 
     provider: EmailProvider = attrs.field(
         default=EmailProvider.EMAIL_PROVIDER_A,
-        metadata=about("The only provider of v1.0.", "spec 2.9"),
+        metadata=about("The only provider of v1.0."),
     )
     from_address: str = attrs.field(
         default="",
-        metadata=about(
-            "From header of outgoing messages.", "spec 2.9", form=Form.EMAIL, required=True
-        ),
+        metadata=about("From header of outgoing messages.", form=Form.EMAIL, required=True),
     )
     from_display_name: str = attrs.field(
         default="Platform",
-        metadata=about("Display name in the From header.", "spec 2.9", form=Form.HEADER_TEXT),
+        metadata=about("Display name in the From header.", form=Form.HEADER_TEXT),
     )
     timeout_seconds: int = attrs.field(
         default=30,
         metadata=about(
             "Timeout of one request to the provider.",
-            "ours",
             minimum=1,
             maximum=300,
             unit="seconds",
@@ -72,29 +64,24 @@ class EmailOptions:
 
 @attrs.frozen(kw_only=True)
 class SmsProviderAOptions:
-    """The SMS provider's account (spec 2.9)."""
+    """The SMS provider's account."""
 
     account_sid_env_var: str = attrs.field(
         default="SMS_ACCOUNT_SID",
-        metadata=about(
-            "Variable with the account id.", "spec 2.9", form=Form.ENV_VAR, required=True
-        ),
+        metadata=about("Variable with the account id.", form=Form.ENV_VAR, required=True),
     )
     auth_token_env_var: str = attrs.field(
         default="SMS_AUTH_TOKEN",
-        metadata=about(
-            "Variable with the auth token.", "spec 2.9", form=Form.ENV_VAR, required=True
-        ),
+        metadata=about("Variable with the auth token.", form=Form.ENV_VAR, required=True),
     )
     from_number: str = attrs.field(
         default="",
-        metadata=about("Sender number.", "spec 2.9", form=Form.PHONE, required=True),
+        metadata=about("Sender number.", form=Form.PHONE, required=True),
     )
     base_url: str = attrs.field(
         default="https://api.twilio.com",
         metadata=about(
             "Base address, for regions and tests.",
-            "contracts 2",
             form=Form.HTTPS_URL,
             required=True,
         ),
@@ -103,17 +90,16 @@ class SmsProviderAOptions:
 
 @attrs.frozen(kw_only=True)
 class SmsOptions:
-    """The SMS channel (spec 2.9)."""
+    """The SMS channel."""
 
     provider: SmsProvider = attrs.field(
         default=SmsProvider.SMS_PROVIDER_A,
-        metadata=about("The only provider of v1.0.", "spec 2.9"),
+        metadata=about("The only provider of v1.0."),
     )
     timeout_seconds: int = attrs.field(
         default=30,
         metadata=about(
             "Timeout of one request to the provider.",
-            "ours",
             minimum=1,
             maximum=300,
             unit="seconds",
@@ -124,13 +110,12 @@ class SmsOptions:
 
 @attrs.frozen(kw_only=True)
 class WebhookChannelOptions:
-    """The webhook channel (spec 2.9)."""
+    """The webhook channel."""
 
     url: str = attrs.field(
         default="",
         metadata=about(
             "Receives the JSON payload by POST.",
-            "spec 2.9",
             form=Form.HOOK_URL,
             required=True,
             masked=True,
@@ -140,21 +125,19 @@ class WebhookChannelOptions:
         default="SDK_WEBHOOK_SECRET",
         metadata=about(
             "Variable with the HMAC signing secret.",
-            "spec 2.9",
             form=Form.ENV_VAR,
             required=True,
         ),
     )
     timeout_seconds: int = attrs.field(
         default=10,
-        metadata=about("Timeout of one POST.", "spec 2.9", minimum=1, maximum=300, unit="seconds"),
+        metadata=about("Timeout of one POST.", minimum=1, maximum=300, unit="seconds"),
     )
     allow_private_addresses: bool = attrs.field(
         default=False,
         metadata=about(
             "Connect to loopback, private and link-local addresses too, when the name in Url "
-            "resolves to one.",
-            "ours",
+            "resolves to one."
         ),
     )
 
@@ -164,18 +147,12 @@ class TemplateOptions:
     """The texts of one transition; placeholders such as ``{TenantName}`` are substituted."""
 
     email_subject: str = attrs.field(
-        metadata=about(
-            "Subject of the email.", "spec 2.9", form=Form.HEADER_TEXT, required=True, live=True
-        )
+        metadata=about("Subject of the email.", form=Form.HEADER_TEXT, required=True, live=True)
     )
     email_body: str = attrs.field(
-        metadata=about(
-            "Text of the email; its HTML form is made of it.", "spec 2.9", required=True, live=True
-        )
+        metadata=about("Text of the email; its HTML form is made of it.", required=True, live=True)
     )
-    sms_body: str = attrs.field(
-        metadata=about("Text of the SMS.", "spec 2.9", required=True, live=True)
-    )
+    sms_body: str = attrs.field(metadata=about("Text of the SMS.", required=True, live=True))
 
 
 def _template(texts: TemplateTexts) -> TemplateOptions:
@@ -186,7 +163,7 @@ def _template(texts: TemplateTexts) -> TemplateOptions:
 
 @attrs.frozen(kw_only=True)
 class TemplatesOptions:
-    """One template per status transition (spec 2.9)."""
+    """One template per status transition."""
 
     suspended: TemplateOptions = attrs.field(factory=lambda: _template(SUSPENDED))
     reactivated: TemplateOptions = attrs.field(factory=lambda: _template(REACTIVATED))
@@ -196,29 +173,27 @@ class TemplatesOptions:
 
 @attrs.frozen(kw_only=True)
 class NotificationsOptions:
-    """Site-manager notifications, gated by Enabled (spec 2.9)."""
+    """Site-manager notifications, gated by Enabled."""
 
     enabled: bool = attrs.field(
         default=False,
-        metadata=about("Master toggle; when false the section is ignored.", "spec 2.9"),
+        metadata=about("Master toggle; when false the section is ignored."),
     )
     enabled_channels: EnabledChannelsOptions = attrs.field(factory=EnabledChannelsOptions)
     send_to_unverified_email: bool = attrs.field(
         default=False,
         metadata=about(
-            "When false, the email channel skips recipients whose email is not verified.",
-            "spec 2.9",
+            "When false, the email channel skips recipients whose email is not verified."
         ),
     )
     max_attempts: int = attrs.field(
         default=8,
-        metadata=about("Attempts of one message on one channel.", "contracts 2", minimum=1),
+        metadata=about("Attempts of one message on one channel.", minimum=1),
     )
     retry_base_seconds: float = attrs.field(
         default=30.0,
         metadata=about(
             "Longest wait after the first failed attempt, doubled after each further one.",
-            "ours",
             minimum=0,
             maximum=86_400,
             unit="seconds",
@@ -228,7 +203,6 @@ class NotificationsOptions:
         default=3600.0,
         metadata=about(
             "The wait between two attempts grows no longer than this.",
-            "ours",
             minimum=0,
             maximum=86_400,
             unit="seconds",

@@ -1,4 +1,4 @@
-"""File-database replication: spec 2.7 and its extensions in contracts 2. Pure."""
+"""The settings of the replication of tenants' databases: target, cadence, health. Pure."""
 
 from datetime import timedelta
 
@@ -10,75 +10,64 @@ from ..metadata import Form, about
 
 @attrs.frozen(kw_only=True)
 class ObjectStoreOptions:
-    """Replication to an object store (spec 2.7)."""
+    """Replication to an object store."""
 
-    bucket: str = attrs.field(default="", metadata=about("Bucket name.", "spec 2.7", required=True))
-    region: str = attrs.field(
-        default="us-east-1", metadata=about("Region.", "spec 2.7", required=True)
-    )
+    bucket: str = attrs.field(default="", metadata=about("Bucket name.", required=True))
+    region: str = attrs.field(default="us-east-1", metadata=about("Region.", required=True))
     path_prefix: str = attrs.field(
         default="sdk/tenants/",
-        metadata=about("Prefix of every replicated database file.", "spec 2.7"),
+        metadata=about("Prefix of every replicated database file."),
     )
     access_key_id_env_var: str = attrs.field(
         default="OBJECT_STORE_ACCESS_KEY_ID",
-        metadata=about(
-            "Variable with the access key id.", "spec 2.7", form=Form.ENV_VAR, required=True
-        ),
+        metadata=about("Variable with the access key id.", form=Form.ENV_VAR, required=True),
     )
     secret_access_key_env_var: str = attrs.field(
         default="OBJECT_STORE_SECRET_ACCESS_KEY",
-        metadata=about(
-            "Variable with the secret access key.", "spec 2.7", form=Form.ENV_VAR, required=True
-        ),
+        metadata=about("Variable with the secret access key.", form=Form.ENV_VAR, required=True),
     )
     endpoint_url: str | None = attrs.field(
         default=None,
-        metadata=about("Address of a compatible store.", "spec 2.7", form=Form.URL),
+        metadata=about("Address of a compatible store.", form=Form.URL),
     )
     force_path_style: bool = attrs.field(
-        default=False, metadata=about("Needed by some compatible stores.", "spec 2.7")
+        default=False, metadata=about("Needed by some compatible stores.")
     )
 
 
 @attrs.frozen(kw_only=True)
 class BlobStoreOptions:
-    """Replication to a blob store (spec 2.7)."""
+    """Replication to a blob store."""
 
     account_name: str = attrs.field(
-        default="", metadata=about("Storage account name.", "spec 2.7", required=True)
+        default="", metadata=about("Storage account name.", required=True)
     )
     container: str = attrs.field(
-        default="sdk-tenants", metadata=about("Container name.", "spec 2.7", required=True)
+        default="sdk-tenants", metadata=about("Container name.", required=True)
     )
-    path_prefix: str = attrs.field(
-        default="", metadata=about("Prefix of every replicated file.", "spec 2.7")
-    )
+    path_prefix: str = attrs.field(default="", metadata=about("Prefix of every replicated file."))
     access_key_env_var: str = attrs.field(
         default="BLOB_STORE_KEY",
-        metadata=about(
-            "Variable with the account key.", "spec 2.7", form=Form.ENV_VAR, required=True
-        ),
+        metadata=about("Variable with the account key.", form=Form.ENV_VAR, required=True),
     )
     endpoint_url: str | None = attrs.field(
         default=None,
-        metadata=about("Address of a compatible store.", "contracts 2", form=Form.URL),
+        metadata=about("Address of a compatible store.", form=Form.URL),
     )
 
 
 @attrs.frozen(kw_only=True)
 class CloudStorageOptions:
-    """Replication to cloud storage (spec 2.7)."""
+    """Replication to cloud storage."""
 
-    bucket: str = attrs.field(default="", metadata=about("Bucket name.", "spec 2.7", required=True))
+    bucket: str = attrs.field(default="", metadata=about("Bucket name.", required=True))
     path_prefix: str = attrs.field(
-        default="sdk/tenants/", metadata=about("Prefix of every replicated file.", "spec 2.7")
+        default="sdk/tenants/", metadata=about("Prefix of every replicated file.")
     )
     credentials_json_path: str = attrs.field(
         default="",
         metadata=about(
             "Path of a service-account JSON file, which must exist.",
-            "spec 2.7",
             form=Form.ABSOLUTE_PATH,
             required=True,
         ),
@@ -87,58 +76,54 @@ class CloudStorageOptions:
 
 @attrs.frozen(kw_only=True)
 class SftpOptions:
-    """Replication over SFTP (spec 2.7)."""
+    """Replication over SFTP."""
 
-    host: str = attrs.field(default="", metadata=about("SFTP host.", "spec 2.7", required=True))
-    port: int = attrs.field(
-        default=22, metadata=about("SFTP port.", "spec 2.7", minimum=1, maximum=65_535)
-    )
-    user: str = attrs.field(default="", metadata=about("Login user.", "spec 2.7", required=True))
+    host: str = attrs.field(default="", metadata=about("SFTP host.", required=True))
+    port: int = attrs.field(default=22, metadata=about("SFTP port.", minimum=1, maximum=65_535))
+    user: str = attrs.field(default="", metadata=about("Login user.", required=True))
     path: str = attrs.field(
-        default="/srv/sdk/tenants/", metadata=about("Remote path.", "spec 2.7", required=True)
+        default="/srv/sdk/tenants/", metadata=about("Remote path.", required=True)
     )
     private_key_path: str = attrs.field(
         default="",
         metadata=about(
             "Path of the SSH private key, which must exist.",
-            "spec 2.7",
             form=Form.ABSOLUTE_PATH,
             required=True,
         ),
     )
     host_key: str | None = attrs.field(
         default=None,
-        metadata=about("Public key that the host must have.", "contracts 2", default_note="any"),
+        metadata=about("Public key that the host must have.", default_note="any"),
     )
 
 
 @attrs.frozen(kw_only=True)
 class LocalDiskOptions:
-    """Replication to a directory, for tests and development (spec 2.7)."""
+    """Replication to a directory, for tests and development."""
 
     path: str = attrs.field(
         default="/var/lib/sdk/replication-replica/",
-        metadata=about("Replica directory; created if absent.", "spec 2.7", required=True),
+        metadata=about("Replica directory; created if absent.", required=True),
     )
 
 
 @attrs.frozen(kw_only=True)
 class ReplicationOptions:
-    """File-database replication, gated by UseReplication (spec 2.7)."""
+    """File-database replication, gated by UseReplication."""
 
     use_replication: bool = attrs.field(
         default=False,
-        metadata=about("Master toggle; when false the section is ignored.", "spec 2.7"),
+        metadata=about("Master toggle; when false the section is ignored."),
     )
     replica_target_type: ReplicaTargetType = attrs.field(
         default=ReplicaTargetType.OBJECT_STORE,
-        metadata=about("Where to; the matching sub-options must be set.", "spec 2.7"),
+        metadata=about("Where to; the matching sub-options must be set."),
     )
     sync_interval_seconds: int = attrs.field(
         default=1,
         metadata=about(
             "How often write-ahead-log changes are flushed.",
-            "spec 2.7",
             minimum=1,
             maximum=3600,
             unit="seconds",
@@ -146,31 +131,24 @@ class ReplicationOptions:
     )
     snapshot_interval_minutes: int = attrs.field(
         default=60,
-        metadata=about(
-            "Time between snapshots.", "spec 2.7", minimum=1, maximum=1440, unit="minutes"
-        ),
+        metadata=about("Time between snapshots.", minimum=1, maximum=1440, unit="minutes"),
     )
     retention_days: int = attrs.field(
         default=30,
-        metadata=about(
-            "Point-in-time restore window.", "spec 2.7", minimum=1, maximum=365, unit="days"
-        ),
+        metadata=about("Point-in-time restore window.", minimum=1, maximum=365, unit="days"),
     )
     metrics_port: int = attrs.field(
         default=9090,
-        metadata=about(
-            "Port of the replicator's metrics endpoint.", "spec 2.7", minimum=1024, maximum=65_535
-        ),
+        metadata=about("Port of the replicator's metrics endpoint.", minimum=1024, maximum=65_535),
     )
     health_check_enabled: bool = attrs.field(
         default=True,
-        metadata=about("Query the metrics endpoint and report the lag.", "spec 2.7"),
+        metadata=about("Query the metrics endpoint and report the lag."),
     )
     health_check_max_lag_seconds: int = attrs.field(
         default=30,
         metadata=about(
             "Threshold between Degraded and Healthy.",
-            "spec 2.7",
             minimum=1,
             maximum=3600,
             unit="seconds",
@@ -179,40 +157,34 @@ class ReplicationOptions:
     auto_regenerate_on_tenant_change: bool = attrs.field(
         default=False,
         metadata=about(
-            "Watch databases and lifecycle, and signal the replicator with SIGHUP (POSIX).",
-            "spec 2.7",
+            "Watch databases and lifecycle, and signal the replicator with SIGHUP (POSIX)."
         ),
     )
     config_output_path: str = attrs.field(
         default="/etc/replicator.yml",
         metadata=about(
             "Replicator configuration; its directory must be writable. Required when "
-            "AutoRegenerateOnTenantChange is true.",
-            "spec 2.7",
+            "AutoRegenerateOnTenantChange is true."
         ),
     )
     replicator_pid_file_path: str = attrs.field(
         default="/var/run/replicator.pid",
         metadata=about(
-            "Pid file of the replicator. Required when AutoRegenerateOnTenantChange is true.",
-            "spec 2.7",
+            "Pid file of the replicator. Required when AutoRegenerateOnTenantChange is true."
         ),
     )
     auto_regenerate_debounce_window: timedelta = attrs.field(
         default=timedelta(seconds=2),
-        metadata=about("Collapses bursts of events into one regeneration.", "spec 2.7"),
+        metadata=about("Collapses bursts of events into one regeneration."),
     )
     supervise: bool = attrs.field(
         default=False,
-        metadata=about(
-            "Run the replicator as our own child instead of signalling another's.", "contracts 2"
-        ),
+        metadata=about("Run the replicator as our own child instead of signalling another's."),
     )
     replicator_path: str | None = attrs.field(
         default=None,
         metadata=about(
             "The replicator's binary.",
-            "contracts 2",
             form=Form.ABSOLUTE_PATH,
             default_note="beside the interpreter, then PATH",
         ),
@@ -222,7 +194,6 @@ class ReplicationOptions:
         metadata=about(
             "How often the runtime restores every active tenant's replica and compares it: all of "
             "it is downloaded each time.",
-            "ours",
             minimum=1,
             maximum=8760,
             unit="hours",

@@ -1,4 +1,4 @@
-"""Servers, store and logs: contracts 2. Pure."""
+"""The settings of servers, store and logs. Pure."""
 
 import attrs
 
@@ -8,14 +8,13 @@ from ..metadata import Form, about
 
 @attrs.frozen(kw_only=True)
 class ServerOptions:
-    """The receiver's server (contracts 2)."""
+    """The receiver's server."""
 
     bind: tuple[str, ...] = attrs.field(
         default=("127.0.0.1:8080",),
         metadata=about(
             "Addresses of the receiver. A socket of unix:PATH is this user's alone, and with "
             "?mode=0660 behind its path its group's, too.",
-            "contracts 2",
             form=Form.BIND,
             required=True,
         ),
@@ -24,23 +23,19 @@ class ServerOptions:
         default=None,
         metadata=about(
             "PEM certificate chain: TLS ends here. Needs KeyFile.",
-            "contracts 2",
             default_note="no TLS",
             live=True,
         ),
     )
     key_file: str | None = attrs.field(
         default=None,
-        metadata=about(
-            "PEM private key. Needs CertFile.", "contracts 2", default_note="no TLS", live=True
-        ),
+        metadata=about("PEM private key. Needs CertFile.", default_note="no TLS", live=True),
     )
     trusted_proxies: tuple[str, ...] = attrs.field(
         default=(),
         metadata=about(
             "Peers whose forwarding headers are believed; unix stands for every peer of a Unix "
             "socket.",
-            "contracts 2",
             form=Form.PROXY,
             live=True,
         ),
@@ -51,15 +46,13 @@ class ServerOptions:
             "Which headers of a trusted proxy are read: Forwarded, XForwarded (X-Forwarded-For and "
             "X-Forwarded-Proto), or Auto: either; where both came, they must agree, else the "
             "request counts as not secure.",
-            "ours",
             live=True,
         ),
     )
     fast_path: bool = attrs.field(
         default=True,
         metadata=about(
-            "Serve HTTP/1.1 on the project's own connection class; false: on hypercorn.",
-            "contracts 2",
+            "Serve HTTP/1.1 on the project's own connection class; false: on hypercorn."
         ),
     )
     max_connections_per_address: int = attrs.field(
@@ -67,7 +60,6 @@ class ServerOptions:
         metadata=about(
             "Open connections of one source address (IPv6: of one /64) that is no trusted proxy; "
             "further ones are answered 503.",
-            "ours",
             minimum=1,
             maximum=1_000_000,
         ),
@@ -77,7 +69,6 @@ class ServerOptions:
         metadata=about(
             "Bytes of bodies that are not verified yet, of all connections together; over it the "
             "largest of them is answered 503.",
-            "ours",
             minimum=1024,
             maximum=2**31 - 1,
             unit="bytes",
@@ -87,7 +78,6 @@ class ServerOptions:
         default=1,
         metadata=about(
             "Receiver processes that share the sockets and the store.",
-            "contracts 2",
             minimum=1,
             maximum=256,
         ),
@@ -97,7 +87,6 @@ class ServerOptions:
         metadata=about(
             "Between the signal to stop and the end of accepting: readiness fails first, so that "
             "load balancers send elsewhere before an address closes.",
-            "ours",
             minimum=0,
             maximum=3600,
             unit="seconds",
@@ -108,7 +97,6 @@ class ServerOptions:
         default=5.0,
         metadata=about(
             "How often run looks whether key files and certificates have changed; 0: never.",
-            "ours",
             minimum=0,
             maximum=86_400,
             unit="seconds",
@@ -119,35 +107,33 @@ class ServerOptions:
 
 @attrs.frozen(kw_only=True)
 class AdminOptions:
-    """The admin address: probes, metrics, console (contracts 2)."""
+    """The admin address: probes, metrics, console."""
 
     enabled: bool = attrs.field(
         default=True,
-        metadata=about("Serve probes, metrics, console, its API and its feed.", "contracts 2"),
+        metadata=about("Serve probes, metrics, console, its API and its feed."),
     )
     bind: str = attrs.field(
         default="127.0.0.1:8081",
-        metadata=about("The admin address.", "contracts 2", form=Form.BIND, required=True),
+        metadata=about("The admin address.", form=Form.BIND, required=True),
     )
     token_env_var: str = attrs.field(
         default="SDK_ADMIN_TOKEN",
         metadata=about(
             "Variable with the admin token; when unset, one is generated into the data directory.",
-            "contracts 2",
             form=Form.ENV_VAR,
             required=True,
         ),
     )
     read_only: bool = attrs.field(
         default=False,
-        metadata=about("The console shows, and changes nothing.", "contracts 2", live=True),
+        metadata=about("The console shows, and changes nothing.", live=True),
     )
     allowed_hosts: tuple[str, ...] = attrs.field(
         default=(),
         metadata=about(
             "Further names by which the admin address is reached, beside IP addresses, localhost "
             "and the host of Bind.",
-            "ours",
             form=Form.HOST,
             live=True,
         ),
@@ -156,28 +142,25 @@ class AdminOptions:
 
 @attrs.frozen(kw_only=True)
 class RelayOptions:
-    """The relay for local development (contracts 2)."""
+    """The relay for local development."""
 
     enabled: bool = attrs.field(
         default=False,
-        metadata=about(
-            "Let the listen command connect from elsewhere; needs the admin token.", "contracts 2"
-        ),
+        metadata=about("Let the listen command connect from elsewhere; needs the admin token."),
     )
 
 
 @attrs.frozen(kw_only=True)
 class StorageOptions:
-    """The store (contracts 2)."""
+    """The store."""
 
     backend: StorageBackend = attrs.field(
-        default=StorageBackend.SQLITE, metadata=about("The kind of store.", "contracts 2")
+        default=StorageBackend.SQLITE, metadata=about("The kind of store.")
     )
     path: str = attrs.field(
         default="sdk-data",
         metadata=about(
             "Data directory; its default is the STATE_DIRECTORY variable where that is set.",
-            "contracts 2",
             required=True,
         ),
     )
@@ -185,7 +168,6 @@ class StorageOptions:
         default="SDK_POSTGRES_DSN",
         metadata=about(
             "Variable with the connection string of Backend Postgres.",
-            "contracts 2",
             form=Form.ENV_VAR,
             required=True,
         ),
@@ -194,13 +176,13 @@ class StorageOptions:
 
 @attrs.frozen(kw_only=True)
 class LoggingOptions:
-    """What the command line logs; an embedding host configures logging itself."""
+    """Logging of the command line; an embedding host configures logging itself."""
 
     level: LogLevel = attrs.field(
         default=LogLevel.INFO,
-        metadata=about("The least severe events that are written.", "ours", live=True),
+        metadata=about("The least severe events that are written.", live=True),
     )
     format: LogFormat = attrs.field(
         default=LogFormat.AUTO,
-        metadata=about("Auto is readable on a terminal and JSON elsewhere.", "ours", live=True),
+        metadata=about("Auto is readable on a terminal and JSON elsewhere.", live=True),
     )

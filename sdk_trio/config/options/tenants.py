@@ -1,4 +1,4 @@
-"""Tenants, the upgrade and the sections below MultiTenant: spec 2.6 to 2.9. Pure."""
+"""The settings of tenants, of the upgrade, and the sections below ``MultiTenant``. Pure."""
 
 from datetime import timedelta
 
@@ -12,24 +12,22 @@ from .replication import ReplicationOptions
 
 @attrs.frozen(kw_only=True)
 class SingleTenantUpgradeOptions:
-    """The one-time upgrade of a single-tenant host (spec 2.6)."""
+    """The one-time upgrade of a single-tenant host."""
 
     enable_automatic_upgrade: bool = attrs.field(
         default=True,
         metadata=about(
-            "Run the upgrade on the first multi-tenant boot; otherwise by an explicit command.",
-            "spec 2.6",
+            "Run the upgrade on the first multi-tenant boot; otherwise by an explicit command."
         ),
     )
     default_tenant_strategy: DefaultTenantStrategy = attrs.field(
         default=DefaultTenantStrategy.LITERAL_DEFAULT,
-        metadata=about("How the default tenant is found.", "spec 2.6"),
+        metadata=about("How the default tenant is found."),
     )
     literal_default_tenant_slug: str = attrs.field(
         default="default",
         metadata=about(
             "Identifier of the default tenant; required by strategy LiteralDefault.",
-            "spec 2.6",
             form=Form.SLUG,
             required=True,
         ),
@@ -38,7 +36,6 @@ class SingleTenantUpgradeOptions:
         default="Default Tenant",
         metadata=about(
             "Display name of the default tenant; required by strategy LiteralDefault.",
-            "spec 2.6",
             required=True,
         ),
     )
@@ -46,25 +43,21 @@ class SingleTenantUpgradeOptions:
         default=None,
         metadata=about(
             "Organization of the default tenant, for strategy LiteralDefault; null: the one that "
-            "the stored deliveries name, if it is one.",
-            "ours",
+            "the stored deliveries name, if it is one."
         ),
     )
     require_graceful_quiescence: bool = attrs.field(
         default=True,
-        metadata=about("Refuse to run unless the host has signalled quiescence.", "spec 2.6"),
+        metadata=about("Refuse to run unless the host has signalled quiescence."),
     )
     max_run_duration: timedelta = attrs.field(
         default=timedelta(minutes=30),
-        metadata=about(
-            "Hard wall-clock cap of the upgrade.", "spec 2.6", minimum=1, unit="seconds"
-        ),
+        metadata=about("Hard wall-clock cap of the upgrade.", minimum=1, unit="seconds"),
     )
     source_database: str | None = attrs.field(
         default=None,
         metadata=about(
             "The single-tenant SQLite database; it is copied for the default tenant.",
-            "ours",
             default_note="default.db in the FileDb directory, if there is one",
         ),
     )
@@ -72,13 +65,12 @@ class SingleTenantUpgradeOptions:
 
 @attrs.frozen(kw_only=True)
 class FileDbOptions:
-    """The tenants' database files (contracts 2)."""
+    """The tenants' database files."""
 
     directory: str | None = attrs.field(
         default=None,
         metadata=about(
             "Directory with one SQLite file per tenant.",
-            "contracts 2",
             default_note="tenants under the data directory",
         ),
     )
@@ -87,23 +79,20 @@ class FileDbOptions:
 
 @attrs.frozen(kw_only=True)
 class TenantStatusOptions:
-    """Policy of the tenant status service (spec 2.8)."""
+    """Policy of the tenant status service."""
 
     require_verified_email_for_suspension: bool = attrs.field(
         default=True,
-        metadata=about(
-            "Refuse to suspend a tenant whose site manager's email is not verified.", "spec 2.8"
-        ),
+        metadata=about("Refuse to suspend a tenant whose site manager's email is not verified."),
     )
     suspend_unverified_tenants_anyway: bool = attrs.field(
         default=False,
-        metadata=about("Allow the per-call bypass of the requirement above.", "spec 2.8"),
+        metadata=about("Allow the per-call bypass of the requirement above."),
     )
     deleted_tenant_retention_days: int = attrs.field(
         default=90,
         metadata=about(
             "Retention of soft-deleted tenants before their data may be removed.",
-            "spec 2.8",
             minimum=0,
             unit="days",
         ),
@@ -112,17 +101,16 @@ class TenantStatusOptions:
 
 @attrs.frozen(kw_only=True)
 class MultiTenantOptions:
-    """Tenants, their databases, the upgrade and notifications (spec 2.6 to 2.9)."""
+    """Tenants, their databases, the upgrade and notifications."""
 
     enabled: bool = attrs.field(
         default=False,
-        metadata=about("Turns on tenants, their databases and the upgrade.", "contracts 2"),
+        metadata=about("Turns on tenants, their databases and the upgrade."),
     )
     own_secrets_only: bool = attrs.field(
         default=False,
         metadata=about(
-            "A tenant that has webhook secrets of its own is not signed for by the host's.",
-            "contracts 2",
+            "A tenant that has webhook secrets of its own is not signed for by the host's."
         ),
     )
     single_tenant_upgrade: SingleTenantUpgradeOptions = attrs.field(

@@ -1,4 +1,4 @@
-"""The webhook receiver's settings: spec 2.4 and its extensions in contracts 2. Pure."""
+"""The settings of the webhook receiver, its queue and reconciliation. Pure."""
 
 import attrs
 
@@ -13,26 +13,21 @@ MOST_TOLERANCE = 3600
 
 @attrs.frozen(kw_only=True)
 class QueueOptions:
-    """The background queue (spec 2.4, contracts 2)."""
+    """The background queue."""
 
     capacity: int = attrs.field(
         default=1000,
-        metadata=about(
-            "Events that wait in memory; a full queue answers 503.", "contracts 2", minimum=1
-        ),
+        metadata=about("Events that wait in memory; a full queue answers 503.", minimum=1),
     )
-    workers: int = attrs.field(
-        default=8, metadata=about("Worker tasks.", "contracts 2", minimum=1, maximum=1024)
-    )
+    workers: int = attrs.field(default=8, metadata=about("Worker tasks.", minimum=1, maximum=1024))
     max_attempts: int = attrs.field(
         default=8,
-        metadata=about("Attempts before an event is a dead letter.", "contracts 2", minimum=1),
+        metadata=about("Attempts before an event is a dead letter.", minimum=1),
     )
     retry_base_seconds: float = attrs.field(
         default=1.0,
         metadata=about(
             "First retry delay, doubled each time and fully jittered.",
-            "contracts 2",
             minimum=0,
             maximum=86_400,
             unit="seconds",
@@ -42,7 +37,6 @@ class QueueOptions:
         default=900.0,
         metadata=about(
             "Longest retry delay; at least RetryBaseSeconds.",
-            "contracts 2",
             minimum=0,
             maximum=604_800,
             unit="seconds",
@@ -52,25 +46,20 @@ class QueueOptions:
 
 @attrs.frozen(kw_only=True)
 class ReconciliationOptions:
-    """Fetching missed deliveries from the upstream (contracts 2)."""
+    """Fetching missed deliveries from the upstream."""
 
     enabled: bool = attrs.field(
         default=False,
-        metadata=about(
-            "Fetch what was missed from the upstream's list of deliveries.", "contracts 2"
-        ),
+        metadata=about("Fetch what was missed from the upstream's list of deliveries."),
     )
     interval_minutes: int = attrs.field(
         default=15,
-        metadata=about(
-            "Time between passes.", "contracts 2", minimum=1, maximum=1440, unit="minutes"
-        ),
+        metadata=about("Time between passes.", minimum=1, maximum=1440, unit="minutes"),
     )
     max_lookback_hours: int = attrs.field(
         default=24,
         metadata=about(
             "How far back a pass looks; at most DedupRetentionHours and PayloadRetentionDays.",
-            "contracts 2",
             minimum=1,
             maximum=8760,
             unit="hours",
@@ -80,21 +69,19 @@ class ReconciliationOptions:
         default=(),
         metadata=about(
             "The upstream's ids of the webhook endpoints that lead here; when empty, the only "
-            "endpoint there is, or the only one whose URL ends in Path.",
-            "ours",
+            "endpoint there is, or the only one whose URL ends in Path."
         ),
     )
 
 
 @attrs.frozen(kw_only=True)
 class WebhooksOptions:
-    """The webhook receiver (spec 2.4, contracts 2)."""
+    """The webhook receiver."""
 
     secret: Secret | None = attrs.field(
         default=None,
         metadata=about(
             "Single webhook secret; combined with Secrets.",
-            "spec 2.4",
             form=Form.SIGNING,
             default_note="none",
             live=True,
@@ -104,28 +91,22 @@ class WebhooksOptions:
         default=(),
         metadata=about(
             "Active secrets; verification passes if any one matches (rotation).",
-            "spec 2.4",
             form=Form.SIGNING,
             live=True,
         ),
     )
     path: str = attrs.field(
         default="/hooks/sdk",
-        metadata=about(
-            "Route that receives deliveries.", "spec 2.4", form=Form.ROUTE, required=True
-        ),
+        metadata=about("Route that receives deliveries.", form=Form.ROUTE, required=True),
     )
     require_https: bool = attrs.field(
         default=True,
-        metadata=about(
-            "Requests that are not HTTPS are rejected with 400, not redirected.", "spec 2.4"
-        ),
+        metadata=about("Requests that are not HTTPS are rejected with 400, not redirected."),
     )
     tolerance_seconds: int = attrs.field(
         default=300,
         metadata=about(
             "Maximum age of the webhook timestamp, in either direction; below DedupRetentionHours.",
-            "spec 2.4",
             minimum=1,
             maximum=MOST_TOLERANCE,
             unit="seconds",
@@ -135,8 +116,7 @@ class WebhooksOptions:
     fail_on_missing_handlers: bool = attrs.field(
         default=False,
         metadata=about(
-            "Startup fails if any known event type has no handler; otherwise a warning.",
-            "spec 2.4",
+            "Startup fails if any known event type has no handler; otherwise a warning."
         ),
     )
     key_derivation: KeyDerivation = attrs.field(
@@ -144,7 +124,6 @@ class WebhooksOptions:
         metadata=about(
             "How a secret becomes the HMAC key: Standard (decoded), Utf8 (whole text), "
             "Auto (either).",
-            "contracts 2",
             live=True,
         ),
     )
@@ -152,7 +131,6 @@ class WebhooksOptions:
         default=1_048_576,
         metadata=about(
             "Larger bodies are answered 413 while they stream.",
-            "contracts 2",
             minimum=1024,
             maximum=104_857_600,
             unit="bytes",
@@ -162,7 +140,6 @@ class WebhooksOptions:
         default=8.0,
         metadata=about(
             "An inline handler is cancelled after this time; the sender waits 10 s.",
-            "contracts 2",
             minimum=0.01,
             maximum=3600,
             unit="seconds",
@@ -172,7 +149,6 @@ class WebhooksOptions:
         default=30.0,
         metadata=about(
             "Time that a shutdown gives the queue to drain.",
-            "contracts 2",
             minimum=0,
             maximum=3600,
             unit="seconds",
@@ -184,25 +160,21 @@ class WebhooksOptions:
         metadata=about(
             "Deliveries of one event whose inline handler failed, before it is a dead letter "
             "and answered 200.",
-            "contracts 2",
             minimum=1,
         ),
     )
     dedup_retention_hours: int = attrs.field(
         default=168,
-        metadata=about(
-            "How long a finished id is remembered.", "contracts 2", minimum=1, unit="hours"
-        ),
+        metadata=about("How long a finished id is remembered.", minimum=1, unit="hours"),
     )
     payload_retention_days: int = attrs.field(
         default=30,
-        metadata=about("How long bodies are kept.", "contracts 2", minimum=1, unit="days"),
+        metadata=about("How long bodies are kept.", minimum=1, unit="days"),
     )
     allowed_source_ip_ranges: tuple[str, ...] = attrs.field(
         default=(),
         metadata=about(
             "When not empty, other addresses get 403 before the body is read.",
-            "contracts 2",
             form=Form.CIDR,
             live=True,
         ),
@@ -211,7 +183,6 @@ class WebhooksOptions:
         default=None,
         metadata=about(
             "Deliveries a minute from one address; above it 429 with Retry-After.",
-            "contracts 2",
             minimum=1,
             unit="per minute",
             default_note="no limit",
@@ -235,7 +206,6 @@ class SimulatorOptions:
         metadata=about(
             "Variable with the secret that the simulator signs with, and that the receiver "
             "accepts beside its own in Development. No other installation may verify with it.",
-            "ours",
             form=Form.ENV_VAR,
             default_note="the one that dev generates",
         ),

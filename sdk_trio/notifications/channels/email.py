@@ -1,4 +1,4 @@
-"""The email channel: EmailProviderA's ``mail/send`` (spec 2.9)."""
+"""The email channel: EmailProviderA's ``mail/send``."""
 
 import json
 

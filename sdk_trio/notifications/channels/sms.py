@@ -1,4 +1,4 @@
-"""The SMS channel: SmsProviderA's ``Messages.json`` (spec 2.9)."""
+"""The SMS channel: SmsProviderA's ``Messages.json``."""
 
 import base64
 from urllib.parse import quote, urlencode

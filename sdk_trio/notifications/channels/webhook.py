@@ -1,4 +1,4 @@
-"""The JSON document and the headers of a notification webhook. Pure (contracts 6, spec 5)."""
+"""The JSON document and the headers of a notification webhook. Pure."""
 
 import hashlib
 import hmac
@@ -39,8 +39,9 @@ def notification_type(record: OutboxRecord) -> str:
 def payload(record: OutboxRecord, message: Message) -> bytes:
     """Return the body: the same bytes for the same record and message.
 
-    Beside the members of contracts 6 stand the three of the Standard Webhooks envelope, which
-    receivers of that scheme ask for (ADR 0014): ``type``, ``timestamp``, ``data.id``.
+    Beside the flat members, which docs/how-to/receive-notifications.md shows, stand the three
+    of the Standard Webhooks envelope, which receivers of that scheme ask for (ADR 0014): ``type``,
+    ``timestamp``, ``data.id``.
     """
     occurred_at = rfc3339(record.occurred_at, timespec="milliseconds")
     reason = None if record.reason is None else cut(lines(record.reason), MAX_REASON_CHARACTERS)
@@ -67,7 +68,7 @@ def payload(record: OutboxRecord, message: Message) -> bytes:
 def body_signature(secret: str, body: bytes) -> str:
     """Return the value of ``X-Sdk-Signature``: ``sha256=`` and hex HMAC-SHA256 over ``body``.
 
-    The key is the UTF-8 form of the secret as it is configured, ``whsec_`` included (spec 5).
+    The key is the UTF-8 form of the secret as it is configured, ``whsec_`` included.
     """
     return f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}"
 

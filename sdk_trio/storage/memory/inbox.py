@@ -133,7 +133,7 @@ class MemoryBackend:
 
     @cached_property
     def notifications(self) -> "MemoryNotifications":
-        """Who is told what of tenants."""
+        """The messages to site managers."""
         from .notifications import MemoryNotifications
 
         return MemoryNotifications(self._terms, self.tenants)

@@ -1,4 +1,4 @@
-"""Messages to site managers in this process's memory (contracts 6).
+"""Messages to site managers in this process's memory.
 
 Cancellation: every method is one checkpoint, *before* anything is looked at or changed.
 """

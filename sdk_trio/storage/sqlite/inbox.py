@@ -1,4 +1,4 @@
-"""The inbox in one SQLite file: durable, and the default (contracts 2)."""
+"""The inbox in one SQLite file: durable, and the default."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
