@@ -11,9 +11,9 @@ from ..config import Settings
 from ..webhooks import WebhookReceiver
 
 if TYPE_CHECKING:
+    from ..client.client import Client
     from ..storage.ports import Store
     from ..tenants.tenancy import TenantRuntime
-    from ..client.client import Client
     from ..webhooks.companion import BackgroundTask
     from ..webhooks.simulator import Simulator
     from .admin import AdminServer, ObservedRuntime

@@ -21,8 +21,8 @@ TERMS = {"lease_seconds": 5.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
 SENDS = f"""
 import os, random, sys
 import trio
-from sdk_trio.notifications.pump import Limits
-from sdk_trio.notifications.pump import Dispatcher
+from sdk_trio.notifications.pump import ChannelLimits
+from sdk_trio.notifications.pump import NotificationPump
 from sdk_trio.notifications.send import Sent
 from sdk_trio.storage.sqlite.inbox import SqliteInbox
 
@@ -41,8 +41,8 @@ class Channel:
 async def main():
     inbox = await SqliteInbox.open(file, owner=owner, **{TERMS!r})
     channels = {{"email": Channel("email", False), "webhook": Channel("webhook", True)}}
-    limits = dict.fromkeys(channels, Limits(per_second=1000.0, burst=1000))
-    dispatcher = Dispatcher(channels, inbox.notifications, limits=limits)
+    limits = dict.fromkeys(channels, ChannelLimits(per_second=1000.0, burst=1000))
+    dispatcher = NotificationPump(channels, inbox.notifications, limits=limits)
     async with trio.open_nursery() as nursery:
         await nursery.start(dispatcher.run)
         print("ready", flush=True)

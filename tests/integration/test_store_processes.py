@@ -196,7 +196,7 @@ async def test_who_opens_a_store_that_another_brings_up_to_date_waits_for_it(
     async def open_it() -> None:
         opened.append(await SqliteInbox.open(file, owner="two", **TERMS))
 
-    caplog.set_level("INFO", logger="sdk_trio.storage.open")
+    caplog.set_level("INFO", logger="sdk_trio.storage")
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(open_it)
