@@ -1,4 +1,4 @@
-"""The answers of the admin address. Pure."""
+"""The API of events, ``/api/events``: listings, one event, and replay."""
 
 import json
 from collections.abc import Sequence

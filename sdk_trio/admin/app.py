@@ -1,8 +1,8 @@
-"""The admin address as an ASGI application: probes, metrics and the API of events.
+"""The admin address as an ASGI application: routes, rights, limits, and the probes' answers.
 
-``/livez`` says only that the event loop moves. ``/readyz`` is for who sends traffic here: one
-failed check is enough. ``/healthz`` is for people: it also names parts that are degraded, which
-still do their work. None of them looks at the upstream, whose faults no restart would mend.
+``/livez`` says only that the event loop moves. ``/readyz`` is for load balancers: one failed check
+is enough. ``/healthz`` is for people: it also names parts that are degraded, which still do their
+work. None of them looks at the upstream, whose faults no restart would mend.
 """
 
 import platform

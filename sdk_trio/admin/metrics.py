@@ -1,7 +1,7 @@
-"""Every metric of the program: name, kind, labels, meaning. Pure.
+"""Every metric of the program: name, kind, labels, meaning; and their text for Prometheus. Pure.
 
-The exposition, ``docs/reference/metrics.md`` and the tests of the dashboards read this table. A
-sample of a name that is not here is not shown, so that nothing undocumented ever is.
+The exposition (format 0.0.4), ``docs/reference/metrics.md`` and the tests of the dashboards read
+this table. A sample of a name that is not here is not shown, so that nothing undocumented ever is.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,9 @@
-"""The state of the running program, as the admin address shows it. Pure."""
+"""The state of the running program, as probes and metrics show it.
+
+A probe that asked the store itself would let any client load it. So :class:`StoreObserver` looks,
+and all who ask within a few seconds share one look. A slow look is repeated more seldom, so that
+counting the rows of a large store costs a few per cent of one reading thread at most.
+"""
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -1,4 +1,10 @@
-"""Time spans as the settings write them: ``[d.]hh:mm:ss[.fffffff]``. Pure."""
+"""The binding of text and JSON to the types of settings: one value, then whole layers. Pure.
+
+:func:`coerce` converts one value of a file, variable or argument. It raises ``ValueError`` with a
+message that completes a sentence, and quotes a value only when it is too short to be a secret that
+was put under a wrong key. :func:`bind` lays the layers over each other and collects whatever does
+not fit. Binding looks at types alone; ``check.py`` looks at values.
+"""
 
 import json
 import math

@@ -1,7 +1,12 @@
 """Checks of settings: values, ranges, what needs what, and what this version lacks. Pure.
 
-Apart from ``rules.py``, so that a file which conforms to the specification can always be loaded;
-the runtime refuses to start instead, with :class:`~sdk_trio.errors.NotInThisVersionError`.
+Ranges, required values and forms come from the metadata beside each setting; the rules that join
+several settings are written out here and in the ``check_*`` files. Every fault is found in one
+pass, because a start that names one fault at a time costs a restart for each.
+
+:func:`missing_parts` stands apart from :func:`check`: a file that is valid can always be loaded and
+shown, and only the runtime refuses to start with parts that this version does not contain
+(:class:`~sdk_trio.errors.NotInThisVersionError`).
 """
 
 from collections.abc import Collection, Iterator

@@ -1,4 +1,8 @@
-"""Says what kind of file an SSH private key is, as far as its form tells. Pure."""
+"""The checks that need the machine: files exist, directories are writable, variables are set.
+
+Does I/O; the environment is an argument. :func:`key_form` tells an encrypted SSH private key from a
+plain one by its content, because the replicator has nobody who could type a passphrase.
+"""
 
 import base64
 import binascii

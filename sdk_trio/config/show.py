@@ -1,4 +1,8 @@
-"""The settings as rows for people: key, value with secrets masked by type, and origin. Pure."""
+"""The settings for readers: rows with origins, the JSON Schema of a file, the reference page. Pure.
+
+Secrets are masked by their type. All three are made from the metadata, so that none can differ from
+the settings; ``python -m sdk_trio.config.show > docs/reference/configuration.md`` writes the page.
+"""
 
 import re
 import sys

@@ -1,7 +1,12 @@
-"""Nested mappings as flat entries, each of which knows where it came from. Pure.
+"""The sources of settings as layers: files, directories of secrets, variables, arguments. Does I/O.
 
-A layer is the list of entries of one source. Keys are split at ``:``, ``__`` and, in mappings,
-``.``, so that ``Webhooks:Path``, ``Webhooks__Path`` and nested objects mean the same.
+A layer is the list of entries of one source, and each entry knows where it came from. Keys are
+split at ``:``, ``__`` and, in mappings, ``.``, so that ``Webhooks:Path``, ``Webhooks__Path`` and
+nested objects mean the same.
+
+Each function reads one source and never raises for what it finds there: a file that cannot be read
+is a problem of its layer, with line and column, so that one start reports all problems. File
+contents never appear in a message, because a file may hold secrets.
 """
 
 import json

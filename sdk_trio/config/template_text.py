@@ -1,7 +1,15 @@
-"""The default texts of messages to site managers, one set a transition. Pure.
+"""The texts of messages to site managers: defaults, placeholders, segments of an SMS. Pure.
 
-English, short, and in the 7-bit alphabet of SMS. They say what happened, why, and what it means;
-nothing is asked for that a message could be imitated to get, such as a click or a password.
+The default texts are English, short, and in the 7-bit alphabet of SMS. They say what happened, why,
+and what it means; nothing is asked for that a message could be imitated to get, such as a click or
+a password.
+
+A template is text with holes such as ``{TenantName}``, and no format string: ``str.format`` would
+reach into objects (``{TenantName.__init__}``) and eat memory (``{TenantName:>100000000}``).
+
+Each segment of an SMS is billed. A text of the GSM 03.38 alphabet takes 7 bits a character (14 for
+the characters of its extension table), any other text 16 bits a unit of UTF-16. Several segments
+lose the room of 7 and 3 characters in each to the header that joins them.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""One HTTP exchange as the connections of this package see it: records and errors.
+"""One HTTP exchange as the connections of this package see it: records, bodies and errors.
 
 The connection files know nothing of httpx; ``transport.py`` translates in both directions, once.
 

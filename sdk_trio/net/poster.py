@@ -1,6 +1,11 @@
-"""Connections to public addresses only, for URLs that a customer may have chosen.
+"""HTTP POST for notifications, over the project's own transport, to public addresses if asked.
 
-Otherwise a webhook URL could make this process send requests inside the operator's network (SSRF).
+The errors say whether the request may have arrived, because an SMS that was sent twice cannot be
+called back: ``NotSentError`` may be retried, ``AnswerLostError`` must not be.
+
+A customer may have chosen a webhook URL, which could make this process send requests inside the
+operator's network (SSRF). So such a connection goes to a public address only, and to the very
+address that was checked: a second look-up of the name could give another one.
 """
 
 import contextlib

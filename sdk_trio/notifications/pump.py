@@ -1,4 +1,14 @@
-"""Sending of notifications: messages for each transition, workers and pace for each channel."""
+"""The pump of notifications: each transition of the outbox, on each channel, to the site manager.
+
+A transition is committed together with its outbox row. The pump gives it a message on each channel,
+and each channel's runner sends its own with its own workers, pace and retries: a channel that is
+down, slow or hangs changes nothing for the others. Changes of other processes (``tenant suspend``,
+``notify retry``) are found by looking at the store.
+
+An attempt has two marks in the store. A *claimed* message has surely not been sent, so whoever
+finds it sends it. From the mark *sending* on, a message that its receiver cannot tell from a
+repetition is never sent again by itself, unless the channel says that it was surely not taken.
+"""
 
 import random
 import time

@@ -1,4 +1,9 @@
-"""One attempt to send one message on one channel, and its outcome."""
+"""One attempt to send one message on one channel: the request, its faults, and its outcome.
+
+:func:`attempt` turns whatever can go wrong into an outcome, the same way for every channel, and
+:func:`classify_response` says what an answer means: taken, to be tried again, or refused. Faults of
+ours are logged by kind and place and not by their words, which may quote the message.
+"""
 
 import json
 import re

@@ -1,7 +1,11 @@
-"""Records of the inbox: plain data, without I/O.
+"""Deliveries as the inbox keeps them: plain records, and their form in JSON. Pure.
 
 Times are Unix seconds as floats, ids are the ``webhook-id`` header's text. A delivery is found by
-its *key*: who signed it, and its id, which is unique for one sender and not in the world.
+its *key*: its signer and its id, because an id is unique for one sender and not in the world.
+
+:func:`listed` and :func:`shown` make the JSON of the command line and of the admin address. Its
+fields have the names of the records' attributes, so a name here is a promise to scripts: fields
+may be added, none may be renamed.
 """
 
 import base64

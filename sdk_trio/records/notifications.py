@@ -1,4 +1,4 @@
-"""Records of messages to site managers: plain data, without I/O.
+"""Messages to site managers as the store keeps them: plain records, without I/O.
 
 A message tells of one transition on one channel. Times are Unix seconds as floats.
 """

@@ -1,6 +1,8 @@
-"""Records of tenants: plain data, without I/O.
+"""Tenants as the store keeps them: plain records, and rules that every store applies. Pure.
 
-Times are Unix seconds as floats. Ids are UUIDs in their canonical text.
+Times are Unix seconds as floats. Ids are UUIDs in their canonical text. Credentials are kept as
+the names of their sources, ``env:NAME`` or ``file:PATH``, so that a copy of the store holds no
+credential.
 """
 
 import enum

@@ -1,4 +1,4 @@
-"""The marker row of the upgrade from a single tenant: plain data, without I/O."""
+"""The marker row of the upgrade from a single tenant: a plain record, without I/O."""
 
 import enum
 

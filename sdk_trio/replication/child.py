@@ -1,8 +1,12 @@
-"""The replicator's own log lines as structured events of ours. Pure.
+"""The replicator's process: it never outlives us, its output is read, its work confirmed.
 
-Its ``INFO`` is a line for every compaction of every database, so it becomes our ``Debug``. A
-target that is away makes a line a second for every database: of each message a few are let
-through, the rest are counted.
+``trio.lowlevel.open_process`` starts a child from a worker thread that ends when it has been idle
+for ten seconds, and Linux ties "end the child with its parent" to the *thread* that started it. So
+the thread here stays: it starts the child and waits for it.
+
+The child's log lines become structured events of ours. Its ``INFO`` is a line for every compaction
+of every database, so it becomes our ``Debug``. A target that is away makes a line a second for
+every database: of each message a few are let through, the rest are counted.
 """
 
 import json

@@ -1,7 +1,9 @@
-"""Asks a server of this machine one thing over HTTP/1.1, on a connection of its own.
+"""The replicator's control socket: its path, its messages, and a client that asks.
 
-The replicator answers on a unix socket and on a loopback port, a few times a minute: a pool of
-connections, redirects and the like would only be in the way, and load httpx at every start.
+The replicator answers on a unix socket and on a loopback port, a few times a minute: each question
+has a connection of its own. A pool, redirects and the like would only be in the way, and load httpx
+at every start. Decoding is lenient: a field that a later release adds is ignored, one that it drops
+is None.
 """
 
 import posixpath

@@ -1,8 +1,9 @@
-"""Tells a file from another one that took its place under the same name.
+"""The databases to replicate: those of active tenants whose file is there, and which file that is.
 
-The number of a file alone does not: a file system gives it to the next file as soon as it is
-free. The time of a file's creation does, and neither writes, checkpoints nor ``VACUUM`` change
-either. Python knows that time on macOS and Windows alone, so on Linux the kernel is asked.
+The identity of a file tells it from another one that took its place under the same name. The number
+of a file alone does not: a file system gives it to the next file as soon as it is free. The time of
+a file's creation does, and neither writes, checkpoints nor ``VACUUM`` change either. Python knows
+that time on macOS and Windows alone, so on Linux the kernel is asked.
 """
 
 import ctypes

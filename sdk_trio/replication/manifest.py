@@ -1,8 +1,12 @@
-"""Values as YAML, for a reader that first replaces ``$NAME`` and ``${NAME}`` as text. Pure.
+"""The manifest: the replicator's configuration file, rendered from the options and the databases.
 
-The replicator expands variables in the whole file before it parses it, so quotes protect nothing
-from that: a ``$`` of ours must not be in the file, and a value that it puts in must not end the
-quotes that it is put into.
+Rendering is pure; :class:`ManifestWriter` writes the file whole or not at all. The schema is that
+of Litestream 0.5. It ignores keys that it does not know, so a slip here is no error there: tests
+ask the real binary what it replicates.
+
+The replicator expands ``$NAME`` and ``${NAME}`` in the whole file before it parses it, so quotes
+protect nothing from that: a ``$`` of ours must not be in the file, and a value that it puts in must
+not end the quotes around it.
 """
 
 import glob

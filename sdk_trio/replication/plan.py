@@ -1,4 +1,10 @@
-"""When a replicator that ended is started again, and what a new configuration asks for. Pure."""
+"""The supervisor's decisions: when to start again, from which configuration, and how to change it.
+
+The replicator itself reads a configuration before anything depends on it. It ignores what it does
+not know and exits with success after failures, so what counts is which databases it finds. The
+running replicator has a copy of its own: the original may be replaced by a broken one at any time,
+and a replicator that crashes then starts again from what worked.
+"""
 
 import posixpath
 import re

@@ -1,9 +1,12 @@
-"""The files of a replica, and the states that can be restored from them. Pure.
+"""A replica: its files, the states that can be restored from them, and the binary that reads them.
 
 A replica is a set of files. Each holds the changes from one transaction to another; a snapshot
 begins at transaction 1. Fresh files hold single transactions. Later they are merged into larger
 ones that carry the time of their *last* transaction: a point in time long ago is therefore
 restored to the last boundary before it, never to a later state.
+
+Each question starts the binary with a configuration of exactly one tenant, which exists as long
+as the block of :func:`ReplicaReader.open`. No database and no running replicator is touched.
 """
 
 import json

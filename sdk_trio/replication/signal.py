@@ -1,4 +1,8 @@
-"""Says what a SIGHUP would do to a process, before one is sent."""
+"""External mode: tells an operator's replicator of a new manifest by SIGHUP.
+
+A signal goes only to a process that is known to survive it: a pid file may be old, and its number
+may belong to another process by now, which a SIGHUP would end.
+"""
 
 import os
 import signal

@@ -1,4 +1,14 @@
-"""Takes requests for a reload, many as one, and tells whoever asked how it ended."""
+"""The supervisor: runs the replicator as a child, and keeps it at the configuration.
+
+The binary cannot reload: a hangup ends it. So databases that come and go are registered and let go
+of over its control socket, where that replicates them as the configuration says
+(docs/adr/0033-databases-are-registered-live.md). Any other change is a restart, which takes 500
+databases two seconds and loses nothing, because what was not synced is in their logs. Either way,
+what counts is what the child then says that it replicates.
+
+One task runs everything, shielded: the caller's cancellation becomes an orderly stop with a bound.
+:class:`ReloadRequests` makes many requests for a reload one, and tells each caller how it ended.
+"""
 
 import math
 import os

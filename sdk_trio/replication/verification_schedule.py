@@ -1,4 +1,4 @@
-"""Verifies all active tenants, or one, and remembers the outcome in the store."""
+"""The verification of all active tenants' replicas, now or by schedule; the store remembers it."""
 
 import time
 from collections.abc import Callable

@@ -1,8 +1,17 @@
-"""Reads the whole content of a database, to compare it with another one.
+"""Proves that replicas can be restored: by restoring them, and comparing.
+
+For each tenant: the replicator is told to sync and says up to which transaction the target has
+everything; the replica is restored into a directory of its own and all of it is checked; the
+content is compared with the live database. Writers wait for that only a moment, when it begins.
+
+A moment can only be compared when it is the same on both sides. A snapshot of the live database
+between two syncs that report the same transaction is exactly that transaction: nothing was written
+in between, and no commit was half done. When writes come all the while there is no such moment;
+then the position and the integrity count, and the content is reported as not compared.
 
 Compared are the schema, the number of rows of each table, and a checksum over all of their values;
-the replicator's own tables are left out. Plain functions for a thread; ``pause`` is called often
-and may raise to stop.
+the replicator's own tables are left out. These are plain functions for a thread; ``pause`` is
+called often and may raise to stop.
 """
 
 import hashlib

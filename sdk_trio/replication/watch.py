@@ -1,4 +1,15 @@
-"""Keeps the manifest at the active tenants' databases, and the replicator at the manifest."""
+"""The watcher: keeps the manifest at the active tenants' databases, the replicator at the manifest.
+
+It remembers no history: each look asks the store and the directory for their present state. So no
+event can be missed, a restart needs no catching up of its own, and changes that undo each other
+within a window come to nothing.
+
+:class:`Debounce` makes a burst of changes one; its window opens with the first of them, because a
+window that began anew with each change would never end while changes keep coming.
+:class:`DirectoryScanner` makes a look cheap: a file that comes, goes or takes another one's place
+changes the times of its directory, and while they stand still a look is one question to the kernel
+instead of 5000.
+"""
 
 import math
 import os

@@ -1,4 +1,6 @@
-"""Replication's part in the probes of the admin address. Pure.
+"""The admin address of a runtime: its server, its checks, and its view of the running program.
+
+It starts before the receiver, so that probes see a long start, and ends after the drain.
 
 A replica that lags never makes the process unready: a receiver that refused deliveries because its
 backup is behind would turn a risk into a loss. It is degraded, which ``/healthz``, the metrics and

@@ -1,4 +1,8 @@
-"""The counters of notifications as metrics (docs/reference/metrics.md). Pure."""
+"""Notifications inside the runtime: makes the channels, wakes their pump, counts for the metrics.
+
+The pump reads committed transitions from the outbox. The feed of tenants only wakes it, so a lost
+wake-up delays a message and never loses one.
+"""
 
 import os
 import time

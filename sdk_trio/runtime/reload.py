@@ -1,8 +1,13 @@
-"""The decision of a reload: which new settings take effect now, and which at the next start. Pure.
+"""The reload: which new settings take effect now, and how they do so in every part at once.
 
-``reloader.py`` carries it out. A setting that cannot change in a running program keeps its value
-and is named at every reload until the next start. It is no error: a reload that fails because of it
-would keep a leaked secret in force until somebody undoes an unrelated change.
+A setting that cannot change in a running program keeps its value and is named at every reload until
+the next start. It is no error: a reload that fails because of it would keep a leaked secret in
+force until somebody undoes an unrelated change.
+
+Every part prepares first (parses keys, loads a certificate) and returns a call that swaps a
+reference. Only when all have prepared are these calls made, without a checkpoint in between, so
+that no delivery sees a mixture and no cancellation leaves one
+(docs/adr/0019-a-reload-is-all-or-nothing.md).
 """
 
 from collections.abc import Callable, Collection, Iterator

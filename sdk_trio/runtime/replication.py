@@ -1,4 +1,8 @@
-"""The state of replication as metrics (docs/reference/metrics.md). Pure."""
+"""Replication inside the runtime: watcher, supervised replicator, health check, verification.
+
+It shares the nursery of the other parts, and shows its state as metrics
+(docs/reference/metrics.md).
+"""
 
 import os
 from collections.abc import Callable, Collection, Sequence

@@ -1,8 +1,8 @@
-"""The service manager's environment variables and notification messages. Pure.
+"""The service manager: its environment variables, and the messages that it wants.
 
 The variables are those of sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3). They address
 one process: its reader removes them from the environment, so that child processes do not inherit
-them and answer in its place.
+them and answer in its place. The messages go over its datagram socket, without a library.
 """
 
 import os

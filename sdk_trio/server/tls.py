@@ -1,8 +1,8 @@
-"""A TLS connection with the surface of a plain, non-blocking socket.
+"""TLS of the server: the context from a certificate, and a non-blocking socket that uses it.
 
-OpenSSL works on the descriptor itself, without buffers in between, so that TLS costs a request only
-the cipher. A read or write that needs more TLS data, such as the rest of a record, raises
-BlockingIOError.
+The socket has the surface of a plain one. OpenSSL works on the descriptor itself, without buffers
+in between, so that TLS costs a request only the cipher. A read or write that needs more TLS data,
+such as the rest of a record, raises BlockingIOError.
 """
 
 import socket

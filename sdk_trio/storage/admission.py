@@ -1,7 +1,7 @@
 """The inbox's answer to a delivery, decided without I/O.
 
-Every store asks the same two questions: where does the known record of this id stand, and what
-does that mean for ``accept``, ``claim`` or ``park``? The answers are here, the writing is theirs.
+Every store asks the same two questions: what is the state of the known record of this id, and what
+does that mean for ``accept``, ``claim`` or ``park``? The answers are here, the writes are theirs.
 """
 
 import enum

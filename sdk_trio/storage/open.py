@@ -1,6 +1,6 @@
-"""The store: what arrived, before its sender is answered, and the tenants.
+"""The opening of the store that the settings name.
 
-:func:`open_store` is the one way to open it, :func:`open_inbox` for who needs no tenants;
+:func:`open_store` opens everything, :func:`open_inbox` the inbox without tenants;
 ``storage.ports`` says what they do.
 """
 

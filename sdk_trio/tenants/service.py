@@ -1,4 +1,12 @@
-"""The records that one change of a tenant writes: row, audit and outbox. Pure."""
+"""The service of tenants: they are added, found, changed, and taken through their transitions.
+
+Every change writes the tenant's row, its audit row and, for a transition, its outbox row in one
+transaction, and only on the version that it has read. Of simultaneous changes of one tenant exactly
+one wins (docs/adr/0009-simultaneous-transitions.md). Subscribers learn of changes through ``feed``.
+
+:class:`TenantCache` keeps the tenants of the last deliveries, bounded, so that a delivery does not
+ask the store for its tenant each time.
+"""
 
 import enum
 import time

@@ -1,6 +1,7 @@
-"""The upgrade from a single tenant: its steps, their order, and its marker. Pure.
+"""The upgrade from a single tenant: its steps, their order, and its marker.
 
-The steps, in order:
+Pure, but for :class:`SqliteTenantIds`, a ready-made step that fills the empty tenant ids in a table
+of the host's own. The steps, in order:
 
 ``database``
     The single-tenant database becomes ``{tenant id}.db``. It is copied to a temporary file and

@@ -1,4 +1,8 @@
-"""The rows of the messages to site managers in memory. Pure."""
+"""Tenants, and the rows of messages about them, in this process's memory.
+
+Cancellation: every method but ``close`` is one checkpoint, *before* anything is looked at or
+changed, as in the inbox in memory.
+"""
 
 from bisect import bisect_right, insort
 from collections import Counter

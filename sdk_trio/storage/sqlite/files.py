@@ -1,4 +1,4 @@
-"""Whether the store's files are still those that are written to: asked before anybody is told.
+"""The store's files: whether they are still those that are written to, asked before any answer.
 
 SQLite keeps the files that it opened. Removed, replaced or cut by somebody else, they go on taking
 commits that no later process will find, and in the mode with a write-ahead log SQLite does not

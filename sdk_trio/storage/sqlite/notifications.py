@@ -1,4 +1,12 @@
-"""Looks at messages to site managers in SQLite: plain functions of a connection."""
+"""Messages to site managers in the SQLite file of the inbox.
+
+Plain functions of a connection; :class:`SqliteNotifications` runs the reading ones beside the
+committer and hands it the others. :class:`NotificationStore` says what each means.
+
+Two invariants keep the index ``notification_open`` sorted: only a ``retrying`` row has
+``next_attempt_at``, and only a leased row has ``lease_owner``. As in the inbox, each statement
+names the index that it needs.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast

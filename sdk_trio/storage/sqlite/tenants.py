@@ -1,8 +1,9 @@
-"""Tenants, audit and outbox in SQLite: plain functions of a connection.
+"""Tenants, audit and outbox in the SQLite file of the inbox.
 
-Those that change something are jobs for the :class:`Committer`: each runs within a
-transaction that it neither begins nor ends. What they mean is said once, in
-:class:`TenantStore`.
+Plain functions of a connection; :class:`SqliteTenants` hands them to the inbox's own committer. A
+function that changes something is a job for the :class:`Committer`: it runs within a transaction
+that it neither begins nor ends, so that a tenant's row, its audit row and its outbox row are
+committed together or not at all. :class:`TenantStore` says what each means.
 """
 
 from collections.abc import Mapping, Sequence
