@@ -16,6 +16,15 @@ Kind = Literal["counter", "gauge", "histogram"]
 #: What a histogram's samples add to its name.
 HISTOGRAM_ENDINGS: Final = ("_bucket", "_sum", "_count")
 
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+
+_LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+#: What Python and the format call differently.
+_NAMED: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
+
+_HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
+
 
 @attrs.frozen
 class Metric:
@@ -131,16 +140,6 @@ def metric_of(sample_name: str) -> Metric | None:
     if found is None or found.kind != "histogram" or f"_{ending}" not in HISTOGRAM_ENDINGS:
         return None
     return found
-
-
-CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
-
-_LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-
-#: What Python and the format call differently.
-_NAMED: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
-
-_HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 class UnknownMetricError(ValueError):

@@ -29,6 +29,19 @@ from .section_switches import SIMULATOR, is_below, used_settings
 from .table import Setting, full_key
 from .text_formats import check_form
 
+ACCESS_TOKEN = full_key(("AccessToken",))
+WEBHOOK_SECRET = full_key(("Webhooks", "Secret"))
+SIMULATOR_SECRET = f"{SIMULATOR}:SecretEnvVar"
+
+#: Environments that people use; another name that is nearly one of them is probably a slip.
+USUAL_ENVIRONMENTS = ("Production", "Staging", "Development")
+
+RECONCILIATION_NEEDS_CLIENT = Problem(
+    full_key(("Webhooks", "Reconciliation", "Enabled")),
+    "needs the client, and standalone is the receiver alone: set it to false, or run the full "
+    "stack with an AccessToken",
+)
+
 
 def missing_parts(settings: Settings) -> list[Problem]:
     """Return one problem for each part that is asked for and missing; empty when all are there."""
@@ -79,21 +92,6 @@ def unmet_needs(settings: Settings) -> list[Problem]:
         for wanted, path, why in asked
         if wanted
     ]
-
-
-ACCESS_TOKEN = full_key(("AccessToken",))
-WEBHOOK_SECRET = full_key(("Webhooks", "Secret"))
-SIMULATOR_SECRET = f"{SIMULATOR}:SecretEnvVar"
-
-#: Environments that people use; another name that is nearly one of them is probably a slip.
-USUAL_ENVIRONMENTS = ("Production", "Staging", "Development")
-
-
-RECONCILIATION_NEEDS_CLIENT = Problem(
-    full_key(("Webhooks", "Reconciliation", "Enabled")),
-    "needs the client, and standalone is the receiver alone: set it to false, or run the full "
-    "stack with an AccessToken",
-)
 
 
 @attrs.frozen

@@ -48,6 +48,9 @@ DEFAULT_FILES = ("appsettings.json", "sdk.toml")
 
 SECRETS_DIRECTORY = "/run/secrets"
 
+#: A file with secrets or certificates is smaller; of a larger one its beginning is compared.
+MAX_FILE_BYTES = 1024 * 1024
+
 
 @attrs.frozen
 class Loaded:
@@ -255,10 +258,6 @@ def _log(warnings: Iterable[Problem]) -> None:
         logger.warning(
             "config.warning", key=warning.key, message=warning.message, origin=warning.origin
         )
-
-
-#: A file with secrets or certificates is smaller; of a larger one its beginning is compared.
-MAX_FILE_BYTES = 1024 * 1024
 
 
 def key_directories(

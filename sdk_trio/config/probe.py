@@ -25,6 +25,12 @@ from .table import full_key
 
 _OPENSSH_MAGIC: Final = b"openssh-key-v1\0"
 
+#: No private key is longer.
+_KEY_BYTES = 65_536
+
+#: What arrives unchanged where the replicator puts a variable between single quotes.
+_QUOTABLE = re.compile(r"[ -&(-~]+")
+
 
 class KeyForm(enum.Enum):
     """Whether a program that cannot ask for a passphrase can use a private key."""
@@ -74,13 +80,6 @@ def _openssh_form(body: list[bytes]) -> KeyForm:
     if len(rest) < 4 or len(cipher) < length or not cipher:
         return KeyForm.UNKNOWN
     return KeyForm.PLAIN if cipher == b"none" else KeyForm.ENCRYPTED
-
-
-#: No private key is longer.
-_KEY_BYTES = 65_536
-
-#: What arrives unchanged where the replicator puts a variable between single quotes.
-_QUOTABLE = re.compile(r"[ -&(-~]+")
 
 
 def probe(settings: Settings, environ: Mapping[str, str]) -> Findings:

@@ -17,6 +17,27 @@ from collections.abc import Mapping
 
 import attrs
 
+PLACEHOLDERS = (
+    "TenantName",
+    "TenantIdentifier",
+    "NewStatus",
+    "PreviousStatus",
+    "Reason",
+    "OccurredAt",
+)
+
+_WORD = re.compile(r"\{([A-Za-z][A-Za-z0-9_]*)\}")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+_BASIC = frozenset(
+    "@£$¥èéùìòÇ\nØø\rÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?¡"
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZÄÖÑÜ§¿abcdefghijklmnopqrstuvwxyzäöñüà"
+)
+_EXTENSION = frozenset("\f^{}\\[~]|€")
+
+_GSM7_ALONE, _GSM7_JOINED = 160, 153
+_UCS2_ALONE, _UCS2_JOINED = 70, 67
+
 
 @attrs.frozen
 class TemplateTexts:
@@ -68,19 +89,6 @@ DELETED = _texts(
 )
 
 
-PLACEHOLDERS = (
-    "TenantName",
-    "TenantIdentifier",
-    "NewStatus",
-    "PreviousStatus",
-    "Reason",
-    "OccurredAt",
-)
-
-_WORD = re.compile(r"\{([A-Za-z][A-Za-z0-9_]*)\}")
-_BRACES = re.compile(r"\{([^{}]*)\}")
-
-
 def substitute(template: str, values: Mapping[str, str]) -> str:
     """Return ``template`` with each ``{Word}`` of ``values`` replaced; other text stays as it is.
 
@@ -96,16 +104,6 @@ def unknown_placeholders(template: str) -> tuple[str, ...]:
     """
     found = dict.fromkeys(match[1] for match in _BRACES.finditer(template))
     return tuple(word for word in found if word not in PLACEHOLDERS)
-
-
-_BASIC = frozenset(
-    "@£$¥èéùìòÇ\nØø\rÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?¡"
-    "ABCDEFGHIJKLMNOPQRSTUVWXYZÄÖÑÜ§¿abcdefghijklmnopqrstuvwxyzäöñüà"
-)
-_EXTENSION = frozenset("\f^{}\\[~]|€")
-
-_GSM7_ALONE, _GSM7_JOINED = 160, 153
-_UCS2_ALONE, _UCS2_JOINED = 70, 67
 
 
 @attrs.frozen

@@ -30,6 +30,9 @@ import trio
 
 Headers = list[tuple[bytes, bytes]]
 
+#: How long a generator of chunks may take to clean up, in seconds, once it is not needed any more.
+CLEANUP_SECONDS = 1.0
+
 
 class Incident:
     """One failure of a dial or a connection, shared by all the requests that it carried.
@@ -198,10 +201,6 @@ class ClientConnection(Protocol):
         In every case, cancellation included, the connection goes back to its pool or ends by
         itself: at the end of the body, or when the exchange fails or is abandoned.
         """
-
-
-#: How long a generator of chunks may take to clean up, in seconds, once it is not needed any more.
-CLEANUP_SECONDS = 1.0
 
 
 def content_length(headers: Headers) -> int | None:

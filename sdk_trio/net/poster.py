@@ -30,6 +30,15 @@ PATIENCE_SECONDS = 3.0
 #: Resolves a host and port to addresses; raises ``OSError`` when it cannot.
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
+#: Bytes of an answer that are kept; providers' answers have a few hundred.
+MAX_ANSWER_BYTES = 64 * 1024
+
+#: Errors of a URL that nothing can be sent to; UnicodeError: its host cannot be a host name.
+_NO_ADDRESS = (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError)
+
+#: HTTP/1.1, as each connection serves one exchange and gains nothing from streams.
+_CONNECTION = ConnectionOptions(enable_http2=False)
+
 
 @attrs.frozen
 class PostAnswer:
@@ -88,16 +97,6 @@ async def dial_public(
         with trio.move_on_after(PATIENCE_SECONDS), contextlib.suppress(OSError):
             return await connect(address, port)
     return await connect(public[-1], port)
-
-
-#: Bytes of an answer that are kept; providers' answers have a few hundred.
-MAX_ANSWER_BYTES = 64 * 1024
-
-#: Errors of a URL that nothing can be sent to; UnicodeError: its host cannot be a host name.
-_NO_ADDRESS = (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError)
-
-#: HTTP/1.1, as each connection serves one exchange and gains nothing from streams.
-_CONNECTION = ConnectionOptions(enable_http2=False)
 
 
 class HttpPoster:

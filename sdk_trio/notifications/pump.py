@@ -28,6 +28,54 @@ from ..storage.ports import NotificationStore
 from .schedule import RetrySchedule, ending_of, interrupted
 from .send import Again, Ambiguous, Channel, Outcome, log_fault
 
+_log = get_logger("notifications")
+
+#: Messages of one channel that are sent at the same time: enough for its pace, and few, because all
+#: of them are ``unknown`` after a crash.
+CONCURRENCY = 4
+
+#: The longest that one attempt may take, in seconds: a little above the longest timeout that can
+#: be configured (300), for a channel that forgets its own.
+ATTEMPT_SECONDS = 330.0
+
+#: How long a store that fails is left alone, in seconds.
+STORE_RETRY_SECONDS = 1.0
+
+#: How long the last word on an attempt may take to be written after a cancellation, in seconds.
+CLEANUP_SECONDS = 5.0
+
+#: How often a runner looks by itself, in seconds; mostly it is woken.
+LOOK_SECONDS = 5.0
+
+Count = Callable[[str, str], None]
+
+#: The word of each ending in log events and in ``sdk_notifications_total{channel,result}``.
+RESULTS = {
+    NotificationState.SENT: "sent",
+    NotificationState.RETRYING: "retried",
+    NotificationState.FAILED: "failed",
+    NotificationState.SKIPPED: "skipped",
+    NotificationState.UNKNOWN: "unknown",
+}
+
+_LEVELS = {"sent": _log.info, "skipped": _log.warning, "retried": _log.warning}
+
+#: How often changes of other processes are looked for, in seconds: a query that reads a few pages.
+POLL_SECONDS = 0.5
+
+#: How often leases are renewed, in seconds; storage.LEASE_SECONDS allows for two missed renewals.
+RENEW_SECONDS = 20.0
+
+#: A transition that nobody could be told of for so long, in seconds, is no news any more: its
+#: messages are skipped, so that a host that comes back after a week does not send a week's.
+NEWS_SECONDS = 86_400.0
+
+#: How long a finished message is kept, in seconds: as long as a deleted tenant is by default.
+RETENTION_SECONDS = 90 * 86_400.0
+
+#: How often the retention is applied, in seconds.
+PURGE_INTERVAL_SECONDS = 3600.0
+
 
 class Pace:
     """At most ``burst`` attempts at once and ``per_second`` of them in the long run.
@@ -60,39 +108,6 @@ class Pace:
     def wait(self, now: float) -> float:
         """Return after how many seconds an attempt is allowed; 0 if one is now."""
         return max(self._bucket.wait(now), self._paused_until - now, 0.0)
-
-
-_log = get_logger("notifications")
-
-#: Messages of one channel that are sent at the same time: enough for its pace, and few, because all
-#: of them are ``unknown`` after a crash.
-CONCURRENCY = 4
-
-#: The longest that one attempt may take, in seconds: a little above the longest timeout that can
-#: be configured (300), for a channel that forgets its own.
-ATTEMPT_SECONDS = 330.0
-
-#: How long a store that fails is left alone, in seconds.
-STORE_RETRY_SECONDS = 1.0
-
-#: How long the last word on an attempt may take to be written after a cancellation, in seconds.
-CLEANUP_SECONDS = 5.0
-
-#: How often a runner looks by itself, in seconds; mostly it is woken.
-LOOK_SECONDS = 5.0
-
-Count = Callable[[str, str], None]
-
-#: The word of each ending in log events and in ``sdk_notifications_total{channel,result}``.
-RESULTS = {
-    NotificationState.SENT: "sent",
-    NotificationState.RETRYING: "retried",
-    NotificationState.FAILED: "failed",
-    NotificationState.SKIPPED: "skipped",
-    NotificationState.UNKNOWN: "unknown",
-}
-
-_LEVELS = {"sent": _log.info, "skipped": _log.warning, "retried": _log.warning}
 
 
 @attrs.frozen(kw_only=True)
@@ -330,23 +345,6 @@ def log_result(
         provider_id=ending.provider_id,
         **later,
     )
-
-
-#: How often changes of other processes are looked for, in seconds: a query that reads a few pages.
-POLL_SECONDS = 0.5
-
-#: How often leases are renewed, in seconds; storage.LEASE_SECONDS allows for two missed renewals.
-RENEW_SECONDS = 20.0
-
-#: A transition that nobody could be told of for so long, in seconds, is no news any more: its
-#: messages are skipped, so that a host that comes back after a week does not send a week's.
-NEWS_SECONDS = 86_400.0
-
-#: How long a finished message is kept, in seconds: as long as a deleted tenant is by default.
-RETENTION_SECONDS = 90 * 86_400.0
-
-#: How often the retention is applied, in seconds.
-PURGE_INTERVAL_SECONDS = 3600.0
 
 
 class NotificationPump:

@@ -16,6 +16,15 @@ from typing import Any
 import attrs
 import msgspec
 
+#: What a key holds in place of a tenant when a person says that the host's delivery is meant.
+HOST = "host"
+
+#: What is said of a run that did not outlive its process.
+PROCESS_ENDED = "the process ended while it ran"
+
+#: The most other bodies that are kept of one key: the first ones. Further ones are still counted.
+MOST_EVIDENCE = 10
+
 
 class DeliveryState(enum.StrEnum):
     """``received -> running -> done | retrying -> running ... | dead``, and ``parked``."""
@@ -37,9 +46,6 @@ UNFINISHED = frozenset({DeliveryState.RECEIVED, DeliveryState.RUNNING, DeliveryS
 #: States that a delivery can be replayed from.
 REPLAYABLE = (DeliveryState.DEAD, DeliveryState.PARKED, DeliveryState.RETRYING)
 
-#: What a key holds in place of a tenant when a person says that the host's delivery is meant.
-HOST = "host"
-
 
 def key_of(webhook_id: str, signer: str | None) -> str:
     """Return the key of a delivery: its id alone if the host signed it, else ``ID.TENANT``.
@@ -48,10 +54,6 @@ def key_of(webhook_id: str, signer: str | None) -> str:
     side by side in order of their keys.
     """
     return f"{webhook_id}.{signer}" if signer else webhook_id
-
-
-#: What is said of a run that did not outlive its process.
-PROCESS_ENDED = "the process ended while it ran"
 
 
 class NewDelivery(msgspec.Struct, frozen=True, gc=False):
@@ -120,10 +122,6 @@ class DeliveryRecord:
     def key(self) -> str:
         """The key that the inbox finds it by; see :func:`key_of`."""
         return key_of(self.webhook_id, self.signer)
-
-
-#: The most other bodies that are kept of one key: the first ones. Further ones are still counted.
-MOST_EVIDENCE = 10
 
 
 @attrs.frozen

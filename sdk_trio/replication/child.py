@@ -52,6 +52,22 @@ MAX_FIELD: Final = 500
 #: Fields that repeat what our own line says, and one whose name is that of our own.
 _DROPPED = frozenset({"time", "level", "msg"})
 
+_log = get_logger("replication")
+
+#: A longer line is cut.
+MAX_LINE_BYTES = 16_384
+
+#: Between two questions.
+_POLL_SECONDS: Final = 0.1
+
+#: How long the kernel may take to bury what was killed.
+KILL_SECONDS: Final = 5.0
+
+_LAUNCHER = str(Path(__file__).resolve().with_name("launcher.py"))
+
+# Its own: a full default limiter must not keep a child from being started or buried.
+_THREADS = trio.CapacityLimiter(math.inf)
+
 
 @attrs.frozen
 class ChildLine:
@@ -129,12 +145,6 @@ class LineLimiter:
         return self._seen[key] <= LINES_A_WINDOW, held
 
 
-_log = get_logger("replication")
-
-#: A longer line is cut.
-MAX_LINE_BYTES = 16_384
-
-
 def secret_values(options: ReplicationOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the values that must not show up in a log: those of the credentials' variables.
 
@@ -202,10 +212,6 @@ def _write(line: ChildLine) -> None:
     )
 
 
-#: Between two questions.
-_POLL_SECONDS: Final = 0.1
-
-
 async def confirm(
     client: ControlClient, pid: int, wanted: Collection[str], *, seconds: float
 ) -> None:
@@ -268,15 +274,6 @@ class ChildLooker:
         self._silent = 0 if await self._client.answers() else self._silent + 1
         if self._silent >= self._silent_looks:
             raise ReplicatorError(f"the replicator hangs: {problem}") from problem
-
-
-#: How long the kernel may take to bury what was killed.
-KILL_SECONDS: Final = 5.0
-
-_LAUNCHER = str(Path(__file__).resolve().with_name("launcher.py"))
-
-# Its own: a full default limiter must not keep a child from being started or buried.
-_THREADS = trio.CapacityLimiter(math.inf)
 
 
 @attrs.define(eq=False)

@@ -22,6 +22,22 @@ from ..errors import ReplicatorError
 #: Largest piece that is read at once, in bytes.
 _PIECE_BYTES = 65_536
 
+T = TypeVar("T")
+
+#: The socket's name in the directory of the databases.
+SOCKET_NAME: Final = "replicator.sock"
+
+#: A unix socket's path has a bound: 108 bytes with the last zero on Linux, 104 elsewhere.
+LONGEST_SOCKET_PATH: Final = 103
+
+#: How long an ordinary answer may take, in seconds.
+ANSWER_SECONDS = 5.0
+
+#: How long the answer about all databases may be: 64 MiB are some 300,000 of them.
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+
+_OK = 200
+
 
 @attrs.frozen
 class LocalAnswer:
@@ -98,15 +114,6 @@ async def _ask(
                 return LocalAnswer(status, bytes(found))
             elif isinstance(event, h11.ConnectionClosed):
                 raise h11.RemoteProtocolError("the connection ended before the answer")
-
-
-T = TypeVar("T")
-
-#: The socket's name in the directory of the databases.
-SOCKET_NAME: Final = "replicator.sock"
-
-#: A unix socket's path has a bound: 108 bytes with the last zero on Linux, 104 elsewhere.
-LONGEST_SOCKET_PATH: Final = 103
 
 
 @attrs.frozen
@@ -235,15 +242,6 @@ def _decoded(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ReplicatorError(f"the replicator's answer makes no sense: {error}") from error
-
-
-#: How long an ordinary answer may take, in seconds.
-ANSWER_SECONDS = 5.0
-
-#: How long the answer about all databases may be: 64 MiB are some 300,000 of them.
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
-
-_OK = 200
 
 
 class ControlClient:

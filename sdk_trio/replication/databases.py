@@ -27,6 +27,9 @@ _STATX_BTIME: Final = 0x800
 _STATX_BYTES: Final = 256
 _BTIME_OFFSET: Final = 0x50
 
+_PAGE = 500
+_SUFFIX = ".db"
+
 
 def read_identity(path: str, inode: int) -> str:
     """Return what stays the same as long as the file does; blocks for some microseconds.
@@ -69,10 +72,6 @@ def _created(path: str) -> int | None:
     (mask,) = struct.unpack_from("=I", answer, 0)
     seconds, nanoseconds = struct.unpack_from("=qI", answer, _BTIME_OFFSET)
     return seconds * 1_000_000_000 + nanoseconds if mask & _STATX_BTIME else None
-
-
-_PAGE = 500
-_SUFFIX = ".db"
 
 
 class TenantList(Protocol):

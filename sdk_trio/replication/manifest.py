@@ -32,6 +32,73 @@ from ..errors import ReplicationError
 # Readable as they are between double quotes; a dollar would be expanded.
 _PLAIN_TEXT = frozenset(map(chr, range(0x20, 0x7F))) - set('"\\$')
 
+#: Where the replicator's metrics are served: to this machine only.
+METRICS_HOST: Final = "127.0.0.1"
+
+#: Above this many databases the replicator looks at its store less often.
+LARGE_FLEET: Final = 20
+
+# Of one idle database, the defaults make 13 requests a minute for ever, these make one. The price:
+# what is older than the last five minutes can be restored to every fifth minute, not to every
+# thirtieth second.
+_LARGE_FLEET_LINES: Final = (
+    "levels: [{interval: 5m}, {interval: 1h}]",
+    "l0-retention-check-interval: 10m",
+)
+
+# Comments are expanded too, so there is no dollar in them.
+_HEADER: Final = (
+    "# Written by sdk_trio and replaced at every change of the tenants: edit its settings instead.",
+    "# It holds no key, only the names of the variables that do.",
+)
+
+#: What the replicator gets of our environment, whatever its target. All else stays with us: it is
+#: another's program, and ours holds the secrets of webhooks, tenants and providers.
+PASSED_ON: Final = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_EC2_METADATA_DISABLED"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
+        *("http_proxy", "https_proxy", "no_proxy", "all_proxy"),
+        # Of its own runtime; and where an interpreter, which starts it, has its libraries.
+        *("GOMEMLIMIT", "GOMAXPROCS", "LD_LIBRARY_PATH"),
+    }
+)
+
+# Where no key is named, a machine gives its programs a role. AWS_CA_BUNDLE is never among them:
+# the replicator would take a bundle that was made for Python, and refuse what is not in it.
+_ROLE_OF_AMAZON: Final = frozenset(
+    {
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+        *("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
+        *("AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+        *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+        *("AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+        *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_STS_REGIONAL_ENDPOINTS"),
+    }
+)
+_ROLE_OF_AZURE: Final = frozenset(
+    {
+        *("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET", "AZURE_AUTHORITY_HOST"),
+        *("AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_FEDERATED_TOKEN_FILE"),
+        *("IDENTITY_ENDPOINT", "IDENTITY_HEADER", "MSI_ENDPOINT", "MSI_SECRET"),
+    }
+)
+
+_REFERENCE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))", re.ASCII)
+
+# What means the same in an address and in the configuration, whoever decodes it how often.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9/_~.-]+")
+
+#: The sync interval of a database that is registered over the control socket, in seconds.
+_REGISTERED_SYNC_SECONDS: Final = 1
+
+#: Only its owner reads it: it names hosts, accounts and tenants.
+MODE = 0o600
+
+#: A partial file as old as that is a killed process's, in seconds; no write takes as long.
+_ABANDONED_SECONDS = 3600.0
+
 
 def quoted(text: str) -> str:
     """Return ``text`` as a YAML scalar that means exactly it, whatever it holds.
@@ -60,27 +127,6 @@ def from_variable(name: str) -> str:
     ``#``, ``:`` or a quotation mark arrive whole.
     """
     return f"'${{{name}}}'"
-
-
-#: Where the replicator's metrics are served: to this machine only.
-METRICS_HOST: Final = "127.0.0.1"
-
-#: Above this many databases the replicator looks at its store less often.
-LARGE_FLEET: Final = 20
-
-# Of one idle database, the defaults make 13 requests a minute for ever, these make one. The price:
-# what is older than the last five minutes can be restored to every fifth minute, not to every
-# thirtieth second.
-_LARGE_FLEET_LINES: Final = (
-    "levels: [{interval: 5m}, {interval: 1h}]",
-    "l0-retention-check-interval: 10m",
-)
-
-# Comments are expanded too, so there is no dollar in them.
-_HEADER: Final = (
-    "# Written by sdk_trio and replaced at every change of the tenants: edit its settings instead.",
-    "# It holds no key, only the names of the variables that do.",
-)
 
 
 @attrs.frozen(order=True)
@@ -165,49 +211,6 @@ def replica_path(
         case ReplicaTargetType.CLOUD_STORAGE:
             parent = options.cloud_storage.path_prefix.strip("/")
     return posixpath.join(parent, tenant_id)
-
-
-#: What the replicator gets of our environment, whatever its target. All else stays with us: it is
-#: another's program, and ours holds the secrets of webhooks, tenants and providers.
-PASSED_ON: Final = frozenset(
-    {
-        *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_EC2_METADATA_DISABLED"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
-        *("http_proxy", "https_proxy", "no_proxy", "all_proxy"),
-        # Of its own runtime; and where an interpreter, which starts it, has its libraries.
-        *("GOMEMLIMIT", "GOMAXPROCS", "LD_LIBRARY_PATH"),
-    }
-)
-
-# Where no key is named, a machine gives its programs a role. AWS_CA_BUNDLE is never among them:
-# the replicator would take a bundle that was made for Python, and refuse what is not in it.
-_ROLE_OF_AMAZON: Final = frozenset(
-    {
-        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
-        *("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
-        *("AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_WEB_IDENTITY_TOKEN_FILE"),
-        *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
-        *("AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
-        *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_STS_REGIONAL_ENDPOINTS"),
-    }
-)
-_ROLE_OF_AZURE: Final = frozenset(
-    {
-        *("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET", "AZURE_AUTHORITY_HOST"),
-        *("AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_FEDERATED_TOKEN_FILE"),
-        *("IDENTITY_ENDPOINT", "IDENTITY_HEADER", "MSI_ENDPOINT", "MSI_SECRET"),
-    }
-)
-
-_REFERENCE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))", re.ASCII)
-
-
-# What means the same in an address and in the configuration, whoever decodes it how often.
-_PLAIN: Final = re.compile(r"[A-Za-z0-9/_~.-]+")
-
-#: The sync interval of a database that is registered over the control socket, in seconds.
-_REGISTERED_SYNC_SECONDS: Final = 1
 
 
 def replica_url(
@@ -381,13 +384,6 @@ def _target(options: ReplicationOptions) -> Iterator[str]:
 
 def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-
-
-#: Only its owner reads it: it names hosts, accounts and tenants.
-MODE = 0o600
-
-#: A partial file as old as that is a killed process's, in seconds; no write takes as long.
-_ABANDONED_SECONDS = 3600.0
 
 
 class ManifestWriter:

@@ -32,6 +32,18 @@ _IDENTITY: Final = re.compile(r"\n    # file [^\n]*")
 #: A replicator that worked for so long, in seconds, begins to count its failures anew.
 STABLE_SECONDS: Final = 60.0
 
+#: Names of the copies, in the directory of the databases.
+CANDIDATE_NAME: Final = "replicator.candidate.yml"
+RUNNING_NAME: Final = "replicator.running.yml"
+
+#: How long the replicator may take to read a configuration: 5000 databases take it 0.3 s.
+READ_SECONDS: Final = 30.0
+
+#: Longest configuration that is read, in bytes.
+MAX_BYTES: Final = 64 * 1024 * 1024
+
+_log = get_logger("replication")
+
 
 @attrs.frozen
 class SupervisorTimeouts:
@@ -166,17 +178,6 @@ def with_control_socket(text: str, socket_path: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-#: Names of the copies, in the directory of the databases.
-CANDIDATE_NAME: Final = "replicator.candidate.yml"
-RUNNING_NAME: Final = "replicator.running.yml"
-
-#: How long the replicator may take to read a configuration: 5000 databases take it 0.3 s.
-READ_SECONDS: Final = 30.0
-
-#: Longest configuration that is read, in bytes.
-MAX_BYTES: Final = 64 * 1024 * 1024
-
-
 class _Entry(msgspec.Struct):
     path: str
 
@@ -272,9 +273,6 @@ def _check(answer: "subprocess.CompletedProcess[bytes]") -> None:
     if answer.returncode != 0:
         words = answer.stderr.decode("utf-8", "replace").strip()[-500:]
         raise ReplicatorError(f"the replicator cannot read its configuration: {words}")
-
-
-_log = get_logger("replication")
 
 
 class ChildConfiguration:

@@ -33,6 +33,20 @@ from .manifest import TenantDatabaseFile, child_environment, render_manifest, un
 #: The level of snapshots; what is below are changes.
 SNAPSHOT_LEVEL = 9
 
+T = TypeVar("T")
+
+#: How long the target may take to list what it holds, in seconds. Of a target that is away the
+#: binary's own attempts take up to five minutes.
+LIST_SECONDS = 60.0
+
+#: How much of the binary's own words is shown.
+_SHOWN_CHARACTERS = 400
+
+_DAMAGE = re.compile(
+    r"checksum|integrity check|decode|corrupt|non-contiguous|invalid ltx|unexpected EOF|"
+    r"malformed|lz4"
+)
+
 
 @attrs.frozen
 class ReplicaFile:
@@ -169,21 +183,6 @@ def find_gap(
         if file.last_txid > point.txid and (at is None or file.written_at + 1 <= at):
             return file
     return None
-
-
-T = TypeVar("T")
-
-#: How long the target may take to list what it holds, in seconds. Of a target that is away the
-#: binary's own attempts take up to five minutes.
-LIST_SECONDS = 60.0
-
-#: How much of the binary's own words is shown.
-_SHOWN_CHARACTERS = 400
-
-_DAMAGE = re.compile(
-    r"checksum|integrity check|decode|corrupt|non-contiguous|invalid ltx|unexpected EOF|"
-    r"malformed|lz4"
-)
 
 
 class ReplicaReader:

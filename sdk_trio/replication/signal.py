@@ -27,6 +27,19 @@ _HUP_BIT: Final = 1
 
 _PS_SECONDS: Final = 5.0
 
+_log = get_logger("replication")
+
+_KEY: Final = "Sdk:MultiTenant:FileDb:Replication:ReplicatorPidFilePath"
+
+#: A pid file holds a number and a line end; what is longer is another kind of file.
+_PID_FILE_BYTES: Final = 64
+
+#: The kernel knows no greater process id on any platform.
+_GREATEST_PID: Final = 2**31 - 1
+
+#: Not :data:`signal.SIGHUP`, which does not exist on Windows.
+_SIGHUP: Final = 1
+
 
 @attrs.frozen
 class SignalRefusal:
@@ -108,20 +121,6 @@ def _name_by_ps(pid: int) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return found.stdout.decode(errors="replace").strip()
-
-
-_log = get_logger("replication")
-
-_KEY: Final = "Sdk:MultiTenant:FileDb:Replication:ReplicatorPidFilePath"
-
-#: A pid file holds a number and a line end; what is longer is another kind of file.
-_PID_FILE_BYTES: Final = 64
-
-#: The kernel knows no greater process id on any platform.
-_GREATEST_PID: Final = 2**31 - 1
-
-#: Not :data:`signal.SIGHUP`, which does not exist on Windows.
-_SIGHUP: Final = 1
 
 
 @attrs.frozen

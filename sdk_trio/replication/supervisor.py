@@ -55,6 +55,11 @@ from .plan import (
     live_change,
 )
 
+_log = get_logger("replication")
+
+#: For the last sync of a database that goes; a restart then lets go of it in any case.
+_UNREGISTER_SECONDS: Final = 5
+
 
 class ReloadRequests:
     """Stands between those who want a reload and the one task that does it.
@@ -104,13 +109,6 @@ class ReloadRequests:
                 return self._applied
             await self._outcome.wait()
         return False
-
-
-_log = get_logger("replication")
-
-
-#: For the last sync of a database that goes; a restart then lets go of it in any case.
-_UNREGISTER_SECONDS: Final = 5
 
 
 class Supervisor:

@@ -19,6 +19,16 @@ _PAGE = 200
 
 Report = Callable[[Verification, int, int], None]
 
+_log = get_logger("replication")
+
+#: How often the clock is looked at, in seconds: what a command has verified meanwhile counts too.
+LOOK_SECONDS = 60.0
+
+_HOUR_SECONDS = 3600.0
+
+#: After a run with failures the next one comes sooner, in seconds.
+RETRY_SECONDS = 3600.0
+
 
 class VerificationKeeper:
     """Runs verifications and keeps their state beside the deliveries.
@@ -110,17 +120,6 @@ async def _active(tenants: TenantList) -> list[Tenant]:
         found += page
         if len(page) < _PAGE:
             return found
-
-
-_log = get_logger("replication")
-
-#: How often the clock is looked at, in seconds: what a command has verified meanwhile counts too.
-LOOK_SECONDS = 60.0
-
-_HOUR_SECONDS = 3600.0
-
-#: After a run with failures the next one comes sooner, in seconds.
-RETRY_SECONDS = 3600.0
 
 
 class VerificationScheduler:

@@ -52,6 +52,14 @@ _SUM_BITS = 128
 
 Pause = Callable[[], None]
 
+#: How often a moment without writes is looked for, and a sync asked for.
+_ATTEMPTS = 3
+
+#: Room that is left on the disk beside the restored database, in bytes.
+_SPARE_BYTES = 64 * 1024 * 1024
+
+LOCK_NAME = "verification.lock"
+
 
 @attrs.frozen
 class TableContent:
@@ -193,15 +201,6 @@ def opened_snapshot(file: Path) -> Iterator[Snapshot]:
         yield snapshot
     finally:
         snapshot.close()
-
-
-#: How often a moment without writes is looked for, and a sync asked for.
-_ATTEMPTS = 3
-
-#: Room that is left on the disk beside the restored database, in bytes.
-_SPARE_BYTES = 64 * 1024 * 1024
-
-LOCK_NAME = "verification.lock"
 
 
 @attrs.define

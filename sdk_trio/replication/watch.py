@@ -27,6 +27,28 @@ from ..tenants.feed import TransitionFeed
 from .databases import TenantList, active_tenants, database_files, databases_of
 from .manifest import ManifestWriter, TenantDatabaseFile
 
+#: A directory's number, and its times: of its content, which whoever copies directories (``rsync
+#: -a``, ``tar``) sets back to what it was, and of any change, which nobody can set.
+_State = tuple[int, int, int]
+
+#: A directory's time has steps of some milliseconds: only what is older than that stands still.
+_SETTLED_SECONDS = 1.0
+
+#: When a directory is read in any case: not every file system keeps its time.
+_READ_AGAIN_SECONDS = 30.0
+
+_log = get_logger("replication")
+
+#: How often the directory is looked at, in seconds. 5000 databases cost nothing then while none
+#: comes or goes, where inotify would need a library of its own and does not exist elsewhere.
+SCAN_SECONDS = 1.0
+
+#: When what failed is tried again, in seconds.
+RETRY_SECONDS = 5.0
+
+#: When a replicator that could not be told is told again, in seconds.
+RETELL_SECONDS = 30.0
+
 
 class Reloader(Protocol):
     """Makes a replicator work on what the manifest says: by a signal, or as its supervisor."""
@@ -72,17 +94,6 @@ class Debounce:
         return True
 
 
-#: A directory's number, and its times: of its content, which whoever copies directories (``rsync
-#: -a``, ``tar``) sets back to what it was, and of any change, which nobody can set.
-_State = tuple[int, int, int]
-
-#: A directory's time has steps of some milliseconds: only what is older than that stands still.
-_SETTLED_SECONDS = 1.0
-
-#: When a directory is read in any case: not every file system keeps its time.
-_READ_AGAIN_SECONDS = 30.0
-
-
 class DirectoryScanner:
     """Knows the databases in one directory.
 
@@ -120,19 +131,6 @@ class DirectoryScanner:
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
-
-
-_log = get_logger("replication")
-
-#: How often the directory is looked at, in seconds. 5000 databases cost nothing then while none
-#: comes or goes, where inotify would need a library of its own and does not exist elsewhere.
-SCAN_SECONDS = 1.0
-
-#: When what failed is tried again, in seconds.
-RETRY_SECONDS = 5.0
-
-#: When a replicator that could not be told is told again, in seconds.
-RETELL_SECONDS = 30.0
 
 
 class WatchedTenants(TenantList, Protocol):

@@ -28,6 +28,10 @@ from ..tenants.feed import TransitionFeed
 from ..tenants.tenancy import TenantRuntime
 from ..webhooks.signed_request import sign_body
 
+#: Returns channels under their names: ``email``, ``sms``, ``webhook``. Channels that the settings
+#: do not enable are not used.
+ChannelFactory = Callable[[Settings], Mapping[str, Channel]]
+
 
 def sample_notifications(
     counts: Mapping[tuple[str, str], int], channels: Iterable[str]
@@ -82,11 +86,6 @@ def _sign(body: bytes, *, secret: str, webhook_id: str, timestamp: int) -> Mappi
         timestamp=timestamp,
         derivation=KeyDerivation.AUTO,
     ).headers
-
-
-#: Returns channels under their names: ``email``, ``sms``, ``webhook``. Channels that the settings
-#: do not enable are not used.
-ChannelFactory = Callable[[Settings], Mapping[str, Channel]]
 
 
 @attrs.define

@@ -25,6 +25,11 @@ from ..errors import OptionsValidationError, Problem
 #: that were announced at the start have its scheme.
 _TLS_FILES = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
 
+#: Takes settings and returns the call that puts them into force; raises OptionsValidationError if
+#: they cannot be used. The returned call must not fail, wait, or take long: it runs between two
+#: deliveries.
+Prepare = Callable[[Settings], Callable[[], None]]
+
 
 @attrs.frozen
 class ReloadPlan:
@@ -77,12 +82,6 @@ def _replaced(section: Any, attributes: tuple[str, ...], value: Any) -> Any:
     if rest:
         value = _replaced(getattr(section, first), tuple(rest), value)
     return attrs.evolve(section, **{first: value})
-
-
-#: Takes settings and returns the call that puts them into force; raises OptionsValidationError if
-#: they cannot be used. The returned call must not fail, wait, or take long: it runs between two
-#: deliveries.
-Prepare = Callable[[Settings], Callable[[], None]]
 
 
 @attrs.frozen

@@ -37,6 +37,12 @@ from ..storage.data_directory import create_data_directory
 from ..storage.ports import Inbox
 from ..tenants.databases import databases_directory
 
+_log = get_logger("replication")
+
+#: Sync interval that the warning about a large fleet suggests, in seconds: each busy database makes
+#: a request to the target every interval, and object stores bill them.
+_FLEET_SYNC_SECONDS = 10
+
 
 def sample_replication(health: ReplicationHealth | None) -> tuple[Sample, ...]:
     """Return the samples of the last check; none before it, or where checks are disabled.
@@ -75,13 +81,6 @@ def sample_verification(scheduler: VerificationScheduler | None) -> tuple[Sample
     """Return ``sdk_replication_verified_age_seconds``; nothing before the first good run."""
     age = None if scheduler is None else scheduler.verified_age_seconds
     return () if age is None else (Sample("sdk_replication_verified_age_seconds", (), age),)
-
-
-_log = get_logger("replication")
-
-#: Sync interval that the warning about a large fleet suggests, in seconds: each busy database makes
-#: a request to the target every interval, and object stores bill them.
-_FLEET_SYNC_SECONDS = 10
 
 
 class AskedSupervisor(Reloader, Protocol):

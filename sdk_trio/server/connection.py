@@ -39,6 +39,10 @@ from .tls import TlsSocket
 
 _DISCONNECT = {"type": "http.disconnect"}
 
+_log = get_logger("server")
+
+Address = tuple[str, int] | None
+
 
 class Http1Request:
     """Gives the application its request and sends its answer.
@@ -309,11 +313,6 @@ class Http1Request:
             connection.ended = True
         elif self.error is None:
             self.error = RequestError(500, "the application gave no answer")
-
-
-_log = get_logger("server")
-
-Address = tuple[str, int] | None
 
 
 class Surroundings(Protocol):

@@ -16,6 +16,10 @@ from ..errors import OptionsValidationError, Problem
 #: Time for the handshake, in seconds; an idle connection may not keep its place longer.
 HANDSHAKE_SECONDS = 10.0
 
+#: The cipher suites of TLS 1.2 with forward secrecy: a key that is stolen later does not open the
+#: traffic of before. All suites of TLS 1.3 have it.
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+
 
 class TlsSocket:
     """The server's side of one connection; see :class:`Connection` for its use.
@@ -106,11 +110,6 @@ class TlsSocket:
         # 6.1, lets us close without it.
         with suppress(OSError, ValueError):
             self._tls.unwrap()
-
-
-#: The cipher suites of TLS 1.2 with forward secrecy: a key that is stolen later does not open the
-#: traffic of before. All suites of TLS 1.3 have it.
-_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 def load_certificate(cert_file: str, key_file: str | None) -> ssl.SSLContext:

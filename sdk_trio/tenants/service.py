@@ -52,6 +52,24 @@ from .status import (
     decide,
 )
 
+#: How many answers of the store are remembered, "there is none" included: two for each of 8000
+#: tenants, which are some ten megabytes.
+CAPACITY: Final = 16_384
+
+#: What a question was answered with: a tenant, the id of one that was purged, or None.
+Answer = Tenant | str | None
+
+_log = get_logger("tenants")
+
+#: How often to look for changes of other processes (``tenant suspend`` in a shell), in seconds.
+POLL_SECONDS = 0.5
+
+#: For how long the same refusal is one row of the audit trail, in seconds.
+REFUSAL_SECONDS = 60.0
+
+#: Tenants that are read at once where all of them are looked at.
+PAGE = 500
+
 
 def is_verified(email: str | None, verified: bool) -> bool:
     """Return whether there is an address, and it is verified."""
@@ -119,14 +137,6 @@ def outbox_of(
     )
 
 
-#: How many answers of the store are remembered, "there is none" included: two for each of 8000
-#: tenants, which are some ten megabytes.
-CAPACITY: Final = 16_384
-
-#: What a question was answered with: a tenant, the id of one that was purged, or None.
-Answer = Tenant | str | None
-
-
 class TenantCache:
     """The store's last answers, such as the tenant of an organization.
 
@@ -169,9 +179,6 @@ class TenantCache:
         self.generation += 1
 
 
-_log = get_logger("tenants")
-
-
 class Unchanged(enum.Enum):
     """The type of ``UNCHANGED``: the value stays as it is, where None would remove it."""
 
@@ -179,15 +186,6 @@ class Unchanged(enum.Enum):
 
 
 UNCHANGED = Unchanged.UNCHANGED
-
-#: How often to look for changes of other processes (``tenant suspend`` in a shell), in seconds.
-POLL_SECONDS = 0.5
-
-#: For how long the same refusal is one row of the audit trail, in seconds.
-REFUSAL_SECONDS = 60.0
-
-#: Tenants that are read at once where all of them are looked at.
-PAGE = 500
 
 
 class TenantService:

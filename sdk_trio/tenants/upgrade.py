@@ -65,6 +65,12 @@ MOST_ORGANIZATIONS = 10
 
 _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
+#: How many rows one transaction looks at: some milliseconds, so that the host's own processes never
+#: wait for long.
+BATCH_ROWS = 5000
+
+_BUSY_SECONDS = 3.0
+
 
 @attrs.frozen
 class StepBatch:
@@ -374,13 +380,6 @@ class UpgradeResult:
     seconds: float
     already_done: bool = False
     organizations: Sequence[str] = ()
-
-
-#: How many rows one transaction looks at: some milliseconds, so that the host's own processes never
-#: wait for long.
-BATCH_ROWS = 5000
-
-_BUSY_SECONDS = 3.0
 
 
 class SqliteTenantIds:

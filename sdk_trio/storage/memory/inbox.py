@@ -65,6 +65,11 @@ if TYPE_CHECKING:
     from .notifications import MemoryNotifications
     from .tenants import MemoryTenants
 
+_NEW = Admitted(Admission.NEW)
+_DONE = Admitted(Admission.DONE)
+
+_log = get_logger("storage")
+
 
 class MemoryUpgrade:
     """:class:`UpgradeStore` in memory; cancelled means untouched."""
@@ -151,12 +156,6 @@ class MemoryBackend:
         from .notifications import MemoryNotifications
 
         return MemoryNotifications(self._terms, self.tenants)
-
-
-_NEW = Admitted(Admission.NEW)
-_DONE = Admitted(Admission.DONE)
-
-_log = get_logger("storage")
 
 
 class MemoryInbox(MemoryBackend):
