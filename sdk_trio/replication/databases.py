@@ -32,7 +32,7 @@ _SUFFIX = ".db"
 
 
 def read_identity(path: str, inode: int) -> str:
-    """Return what stays the same as long as the file does; blocks for some microseconds.
+    """Return the identity of a file; blocks for some microseconds.
 
     Args:
         path: the file's; a link is not followed.
@@ -58,7 +58,7 @@ _statx = _find_statx()
 
 
 def _created(path: str) -> int | None:
-    """Return when a file was created, in nanoseconds; None if nobody knows."""
+    """Return the time of a file's creation in nanoseconds; None if the system does not keep it."""
     if _statx is None:
         found = os.stat(path, follow_symlinks=False)
         seconds = getattr(found, "st_birthtime", None)
@@ -103,8 +103,8 @@ async def active_tenants(tenants: TenantList) -> frozenset[str]:
 def database_files(directory: Path) -> Mapping[str, str]:
     """Return the file ``NAME.db`` of each name in ``directory``, as its identity; blocks.
 
-    Links are left out: two names of one database would be replicated twice. One scan of 5000
-    databases with their logs takes 50 ms.
+    Links are left out: two names of one database would be replicated twice, which damages the
+    replica. One scan of 5000 databases with their logs takes 50 ms.
 
     Raises:
         ReplicationError: the directory cannot be read. One that does not exist is empty.

@@ -21,12 +21,12 @@ Report = Callable[[Verification, int, int], None]
 
 _log = get_logger("replication")
 
-#: How often the clock is looked at, in seconds: what a command has verified meanwhile counts too.
+#: Time between two looks at the clock and the store, in seconds: a command may have verified, too.
 LOOK_SECONDS = 60.0
 
 _HOUR_SECONDS = 3600.0
 
-#: After a run with failures the next one comes sooner, in seconds.
+#: Time to the next run after one with failures, in seconds.
 RETRY_SECONDS = 3600.0
 
 
@@ -188,7 +188,7 @@ class VerificationScheduler:
             return False
         wait = min(self._interval, RETRY_SECONDS) if self._state.failed else self._interval
         ran_at = self._state.ran_at
-        # A clock that was set back must not put it off for long.
+        # A time in the future is of a clock that was set back, and must not put it off for long.
         return ran_at is None or not 0 <= self._clock() - ran_at < wait
 
 
