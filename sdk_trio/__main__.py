@@ -1,6 +1,6 @@
 """``python -m sdk_trio``, and the command ``sdk-trio``: the command line.
 
-What is imported here costs a start; the signals are taken before everything else is.
+Each import here costs a start; the signals are taken before everything else is imported.
 """
 
 import os

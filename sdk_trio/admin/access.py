@@ -1,13 +1,16 @@
-"""The rights of requests on the admin address. Pure.
+"""The rights of requests on the admin address, and their pace.
 
-- Probes answer everybody: an orchestrator has no token. Their reasons are for this machine, or
-  for who has the token.
+- Probes answer everybody: an orchestrator has no token. Their reasons are for requests from this
+  machine, or with the token.
 - ``/metrics`` and ``/healthz`` are open while every address is of this machine (loopback or a
   Unix socket); else they need the token.
 - ``/api`` needs the token always.
 - Everything but the probes wants a known ``Host``, so that a web page which points its own name
   at this machine (DNS rebinding) reads nothing. IP addresses cannot be pointed elsewhere.
 - A changing call must not come from another site's page, and must be allowed at all.
+
+:class:`Pacer` spreads requests over time. Probes have one of their own, so that a flood of other
+requests delays none of them.
 """
 
 import hmac

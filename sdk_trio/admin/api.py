@@ -1,4 +1,4 @@
-"""The answers of the admin address. Pure."""
+"""The API of events, ``/api/events``: listings, one event, and replay."""
 
 import json
 from collections.abc import Sequence
@@ -30,6 +30,13 @@ _ALWAYS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
 
+_log = get_logger("admin")
+
+EVENTS = "/api/events"
+
+#: Who acted, where the order does not say: everybody who has the token is the same.
+USUAL_ACTOR = "admin token"
+
 
 @attrs.frozen
 class Reply:
@@ -60,14 +67,6 @@ def document(status: int, value: Any, *extra: tuple[bytes, bytes]) -> Reply:
 def problem(status: int, reason: str, *extra: tuple[bytes, bytes]) -> Reply:
     """Return a JSON answer that says what was wrong, and what to do."""
     return document(status, {"error": reason}, *extra)
-
-
-_log = get_logger("admin")
-
-EVENTS = "/api/events"
-
-#: Who acted, where the order does not say: everybody who has the token is the same.
-USUAL_ACTOR = "admin token"
 
 
 class EventAnswerer:

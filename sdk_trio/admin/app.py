@@ -1,8 +1,8 @@
-"""The admin address as an ASGI application: probes, metrics and the API of events.
+"""The admin address as an ASGI application: routes, rights, limits, and the probes' answers.
 
-``/livez`` says only that the event loop moves. ``/readyz`` is for who sends traffic here: one
-failed check is enough. ``/healthz`` is for people: it also names parts that are degraded, which
-still do their work. None of them looks at the upstream, whose faults no restart would mend.
+``/livez`` says only that the event loop moves. ``/readyz`` is for load balancers: one failed check
+is enough. ``/healthz`` is for people: it also names parts that are degraded, which still do their
+work. None of them looks at the upstream, whose faults no restart would mend.
 """
 
 import platform
@@ -23,35 +23,7 @@ from .metrics import CONTENT_TYPE, UnknownMetricError, expose, metric_of
 from .queries import BadQueryError, parse_list, parse_replay, parse_show
 from .status import RunningProgram, StatusProviders, StoreObserver
 
-
-def is_ready(checks: Iterable[Check]) -> bool:
-    """Return whether deliveries should be sent here."""
-    return all(check.ok for check in checks)
-
-
-def status_of(checks: Iterable[Check]) -> str:
-    """Return ``failing``, ``degraded`` or ``ok``: the worst of the checks."""
-    checks = tuple(checks)
-    if not is_ready(checks):
-        return "failing"
-    return "degraded" if any(check.degraded for check in checks) else "ok"
-
-
-def checks_document(checks: Sequence[Check], *, details: bool) -> list[dict[str, Any]]:
-    """Return the checks as JSON; ``details`` adds the reasons, which strangers need not see."""
-    return [
-        {
-            "name": check.name,
-            "ok": check.ok,
-            "degraded": check.degraded,
-            **({"detail": check.detail} if details else {}),
-        }
-        for check in checks
-    ]
-
-
 _log = get_logger("admin")
-
 
 #: Larger bodies are refused; an order to replay 1000 long ids fits.
 MAX_BODY_BYTES = 256 * 1024
@@ -82,6 +54,32 @@ MOST_REPORTED = 100
 PROBES = ("/livez", "/readyz")
 REPLAY = f"{EVENTS}/replay"
 LATER = ("/", "/feed")
+
+
+def is_ready(checks: Iterable[Check]) -> bool:
+    """Return whether deliveries should be sent here."""
+    return all(check.ok for check in checks)
+
+
+def status_of(checks: Iterable[Check]) -> str:
+    """Return ``failing``, ``degraded`` or ``ok``: the worst of the checks."""
+    checks = tuple(checks)
+    if not is_ready(checks):
+        return "failing"
+    return "degraded" if any(check.degraded for check in checks) else "ok"
+
+
+def checks_document(checks: Sequence[Check], *, details: bool) -> list[dict[str, Any]]:
+    """Return the checks as JSON; ``details`` adds the reasons, which strangers need not see."""
+    return [
+        {
+            "name": check.name,
+            "ok": check.ok,
+            "degraded": check.degraded,
+            **({"detail": check.detail} if details else {}),
+        }
+        for check in checks
+    ]
 
 
 @attrs.frozen

@@ -1,7 +1,7 @@
-"""Every metric of the program: name, kind, labels, meaning. Pure.
+"""Every metric of the program: name, kind, labels, meaning; and their text for Prometheus. Pure.
 
-The exposition, ``docs/reference/metrics.md`` and the tests of the dashboards read this table. A
-sample of a name that is not here is not shown, so that nothing undocumented ever is.
+The exposition (format 0.0.4), ``docs/reference/metrics.md`` and the tests of the dashboards read
+this table. A sample of a name that is not here is not shown, so that nothing undocumented ever is.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,6 +15,15 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 #: What a histogram's samples add to its name.
 HISTOGRAM_ENDINGS: Final = ("_bucket", "_sum", "_count")
+
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+
+_LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+#: What Python and the format call differently.
+_NAMED: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
+
+_HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 @attrs.frozen
@@ -131,16 +140,6 @@ def metric_of(sample_name: str) -> Metric | None:
     if found is None or found.kind != "histogram" or f"_{ending}" not in HISTOGRAM_ENDINGS:
         return None
     return found
-
-
-CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
-
-_LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-
-#: What Python and the format call differently.
-_NAMED: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
-
-_HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 class UnknownMetricError(ValueError):

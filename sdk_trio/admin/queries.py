@@ -1,4 +1,9 @@
-"""Reads what a call of ``/api`` asks for: its query and its body. Pure."""
+"""The parameters of ``/api/events``, and the pages of its listings. Pure.
+
+A page is the ``limit`` events nearest to the cursor that was given, whatever order they are shown
+in, so that the same order can be kept while going forth and back. Cursors are sequences, which
+never change: events that arrive meanwhile move nothing.
+"""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,9 @@
-"""The state of the running program, as the admin address shows it. Pure."""
+"""The state of the running program, as probes and metrics show it.
+
+A probe that asked the store itself would let any client load it. So :class:`StoreObserver` looks,
+and all who ask within a few seconds share one look. A slow look is repeated more seldom, so that
+counting the rows of a large store costs a few per cent of one reading thread at most.
+"""
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -21,6 +26,33 @@ if TYPE_CHECKING:
 
 
 TenantCounts = Callable[[], Awaitable[Mapping["TenantStatus", int]]]
+
+_log = get_logger("admin")
+
+#: How long one look serves everybody who asks, in seconds.
+FRESH_SECONDS = 5.0
+
+#: Counting may take this share of the time, at most.
+COUNTING_SHARE = 0.05
+
+#: How long a request waits for a look, in seconds: below the second that an orchestrator commonly
+#: allows a probe.
+PATIENCE_SECONDS = 0.8
+
+#: A write that takes longer than this fails the check, in seconds.
+STALLED_SECONDS = 2.0
+
+#: How long a store that failed is left alone, in seconds.
+PAUSE_SECONDS = 0.2
+
+#: How much is written: as much as a usual delivery, or a disk with room for little more than a
+#: byte would pass while it keeps no delivery.
+PROBE_BYTES = 8192
+
+#: The name of the record that is written to see whether the store can write.
+CHECKPOINT = "admin.probe"
+
+Stores = Callable[[], tuple[Inbox, TenantCounts | None]]
 
 
 class RunningProgram(Protocol):
@@ -63,34 +95,6 @@ class StatusProviders:
 
     checks: list[CheckSource] = attrs.Factory(list)
     samples: list[SampleSource] = attrs.Factory(list)
-
-
-_log = get_logger("admin")
-
-#: How long one look serves everybody who asks, in seconds.
-FRESH_SECONDS = 5.0
-
-#: Counting may take this share of the time, at most.
-COUNTING_SHARE = 0.05
-
-#: How long a request waits for a look, in seconds: below the second that an orchestrator commonly
-#: allows a probe.
-PATIENCE_SECONDS = 0.8
-
-#: A write that takes longer than this fails the check, in seconds.
-STALLED_SECONDS = 2.0
-
-#: How long a store that failed is left alone, in seconds.
-PAUSE_SECONDS = 0.2
-
-#: How much is written: as much as a usual delivery, or a disk with room for little more than a
-#: byte would pass while it keeps no delivery.
-PROBE_BYTES = 8192
-
-#: The name of the record that is written to see whether the store can write.
-CHECKPOINT = "admin.probe"
-
-Stores = Callable[[], tuple[Inbox, TenantCounts | None]]
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""The one exception that an exception group is reported as. Pure."""
+"""The one exception that a group of exceptions is reported as. Pure."""
 
 
 def only_member(error: BaseException) -> BaseException:

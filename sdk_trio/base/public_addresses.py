@@ -1,4 +1,4 @@
-"""Which addresses belong to the public internet, and which to this machine or its networks. Pure.
+"""Addresses of the public internet, and those of this machine or its networks. Pure.
 
 A URL that somebody else may have chosen must not make us a proxy into the network that we stand
 in: loopback, private ranges, link-local addresses (where clouds serve credentials), and every

@@ -1,4 +1,4 @@
-"""Whether traces are wanted, and the spans of OpenTelemetry if they are (docs/how-to/tracing.md).
+"""Tracing: the spans of OpenTelemetry, if traces are wanted (docs/how-to/tracing.md).
 
 Everything asks :func:`find_tracer` once, when it starts. Without the extra ``otel``, or without an
 SDK that somebody has configured, the answer is None: nothing is imported, and no delivery or call

@@ -1,4 +1,4 @@
-"""The settings: where they come from, what they may be, and what is wrong with them.
+"""The settings: their sources, their types, and the checks of their values.
 
 ``load_settings`` reads all sources; ``Settings.from_mapping`` takes a mapping alone;
 ``read_settings`` returns problems, warnings and origins as data.

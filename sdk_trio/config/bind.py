@@ -1,4 +1,10 @@
-"""Time spans as the settings write them: ``[d.]hh:mm:ss[.fffffff]``. Pure."""
+"""The binding of text and JSON to the types of settings: one value, then whole layers. Pure.
+
+:func:`coerce` converts one value of a file, variable or argument. It raises ``ValueError`` with a
+message that completes a sentence, and quotes a value only when it is too short to be a secret that
+was put under a wrong key. :func:`bind` lays the layers over each other and collects whatever does
+not fit. Binding looks at types alone; ``check.py`` looks at values.
+"""
 
 import json
 import math
@@ -25,6 +31,27 @@ _FORM = re.compile(
     r"(?P<hours>[0-9]{2}):(?P<minutes>[0-9]{2}):(?P<seconds>[0-9]{2})"
     r"(?:\.(?P<fraction>[0-9]{1,7}))?"
 )
+
+#: Shorter than any usable secret (16 bytes).
+LONGEST_QUOTED = 12
+
+_INT = re.compile(r"[+-]?[0-9]{1,20}")
+_FLOAT = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
+_TRUE = frozenset({"true", "1", "yes", "on"})
+_FALSE = frozenset({"false", "0", "no", "off"})
+
+#: Items of these forms hold no comma, so that a list may be written with commas.
+_COMMA_FORMS = frozenset({Form.BIND, Form.CIDR, Form.PROXY})
+
+#: How alike two names must be for a "did you mean".
+SIMILARITY = 0.7
+
+#: Digits of the greatest index that a list item may have.
+LONGEST_INDEX = 4
+
+_MISFIT = object()
+
+_Merged = dict[tuple[str, ...], Entry]
 
 
 def parse_timespan(text: str) -> timedelta:
@@ -67,18 +94,6 @@ def format_timespan(span: timedelta) -> str:
     days = f"{span.days}." if span.days else ""
     fraction = f".{span.microseconds * 10:07d}" if span.microseconds else ""
     return f"{days}{hours:02d}:{minutes:02d}:{seconds:02d}{fraction}"
-
-
-#: Shorter than any usable secret (16 bytes).
-LONGEST_QUOTED = 12
-
-_INT = re.compile(r"[+-]?[0-9]{1,20}")
-_FLOAT = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
-_TRUE = frozenset({"true", "1", "yes", "on"})
-_FALSE = frozenset({"false", "0", "no", "off"})
-
-#: Items of these forms hold no comma, so that a list may be written with commas.
-_COMMA_FORMS = frozenset({Form.BIND, Form.CIDR, Form.PROXY})
 
 
 def coerce(setting: Setting, value: Any) -> Any:
@@ -219,17 +234,6 @@ def _choice(kind: type[StrEnum], value: Any) -> StrEnum:
         if member.value.casefold() == word:
             return member
     raise ValueError(f"must be one of {', '.join(kind)}, not {shown(value)}")
-
-
-#: How alike two names must be for a "did you mean".
-SIMILARITY = 0.7
-
-#: Digits of the greatest index that a list item may have.
-LONGEST_INDEX = 4
-
-_MISFIT = object()
-
-_Merged = dict[tuple[str, ...], Entry]
 
 
 @attrs.frozen

@@ -1,7 +1,12 @@
 """Checks of settings: values, ranges, what needs what, and what this version lacks. Pure.
 
-Apart from ``rules.py``, so that a file which conforms to the specification can always be loaded;
-the runtime refuses to start instead, with :class:`~sdk_trio.errors.NotInThisVersionError`.
+Ranges, required values and forms come from the metadata beside each setting; the rules that join
+several settings are written out here and in the ``check_*`` files. Every fault is found in one
+pass, because a start that names one fault at a time costs a restart for each.
+
+:func:`missing_parts` stands apart from :func:`check`: a file that is valid can always be loaded and
+shown, and only the runtime refuses to start with parts that this version does not contain
+(:class:`~sdk_trio.errors.NotInThisVersionError`).
 """
 
 from collections.abc import Collection, Iterator
@@ -23,6 +28,19 @@ from .secret import QUOTED, Secret, is_quoted, parse_secret
 from .section_switches import SIMULATOR, is_below, used_settings
 from .table import Setting, full_key
 from .text_formats import check_form
+
+ACCESS_TOKEN = full_key(("AccessToken",))
+WEBHOOK_SECRET = full_key(("Webhooks", "Secret"))
+SIMULATOR_SECRET = f"{SIMULATOR}:SecretEnvVar"
+
+#: Environments that people use; another name that is nearly one of them is probably a slip.
+USUAL_ENVIRONMENTS = ("Production", "Staging", "Development")
+
+RECONCILIATION_NEEDS_CLIENT = Problem(
+    full_key(("Webhooks", "Reconciliation", "Enabled")),
+    "needs the client, and standalone is the receiver alone: set it to false, or run the full "
+    "stack with an AccessToken",
+)
 
 
 def missing_parts(settings: Settings) -> list[Problem]:
@@ -74,21 +92,6 @@ def unmet_needs(settings: Settings) -> list[Problem]:
         for wanted, path, why in asked
         if wanted
     ]
-
-
-ACCESS_TOKEN = full_key(("AccessToken",))
-WEBHOOK_SECRET = full_key(("Webhooks", "Secret"))
-SIMULATOR_SECRET = f"{SIMULATOR}:SecretEnvVar"
-
-#: Environments that people use; another name that is nearly one of them is probably a slip.
-USUAL_ENVIRONMENTS = ("Production", "Staging", "Development")
-
-
-RECONCILIATION_NEEDS_CLIENT = Problem(
-    full_key(("Webhooks", "Reconciliation", "Enabled")),
-    "needs the client, and standalone is the receiver alone: set it to false, or run the full "
-    "stack with an AccessToken",
-)
 
 
 @attrs.frozen

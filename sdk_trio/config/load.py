@@ -1,7 +1,13 @@
-"""From all sources to validated settings, in the order of precedence. Does I/O.
+"""The loading of settings: from all sources to validated settings, and again after a change.
 
-Later sources win: defaults, ``$STATE_DIRECTORY``, files with their ``.{Environment}`` siblings,
-``.env`` in Development, key-per-file directories, variables, arguments (reference: configuration).
+Does I/O. Later sources win: defaults, ``$STATE_DIRECTORY``, files with their ``.{Environment}``
+siblings, ``.env`` in Development, key-per-file directories, variables, arguments
+(docs/reference/configuration.md).
+
+:class:`KeyFileReader` notices that a file with a secret or a certificate has another content.
+Orchestrators replace such files without telling anybody: Kubernetes swaps a symbolic link, others
+rename a new file over the old one. A look costs one ``stat`` a file; only a file that is another
+one, or was written, is read, and only other content counts.
 """
 
 import hashlib
@@ -41,6 +47,9 @@ from .text_formats import check_form
 DEFAULT_FILES = ("appsettings.json", "sdk.toml")
 
 SECRETS_DIRECTORY = "/run/secrets"
+
+#: A file with secrets or certificates is smaller; of a larger one its beginning is compared.
+MAX_FILE_BYTES = 1024 * 1024
 
 
 @attrs.frozen
@@ -249,10 +258,6 @@ def _log(warnings: Iterable[Problem]) -> None:
         logger.warning(
             "config.warning", key=warning.key, message=warning.message, origin=warning.origin
         )
-
-
-#: A file with secrets or certificates is smaller; of a larger one its beginning is compared.
-MAX_FILE_BYTES = 1024 * 1024
 
 
 def key_directories(

@@ -1,4 +1,8 @@
-"""Says what kind of file an SSH private key is, as far as its form tells. Pure."""
+"""The checks that need the machine: files exist, directories are writable, variables are set.
+
+Does I/O; the environment is an argument. :func:`key_form` tells an encrypted SSH private key from a
+plain one by its content, because the replicator has nobody who could type a passphrase.
+"""
 
 import base64
 import binascii
@@ -20,6 +24,12 @@ from .section_switches import REPLICATION, is_below, used_settings
 from .table import full_key
 
 _OPENSSH_MAGIC: Final = b"openssh-key-v1\0"
+
+#: No private key is longer.
+_KEY_BYTES = 65_536
+
+#: What arrives unchanged where the replicator puts a variable between single quotes.
+_QUOTABLE = re.compile(r"[ -&(-~]+")
 
 
 class KeyForm(enum.Enum):
@@ -70,13 +80,6 @@ def _openssh_form(body: list[bytes]) -> KeyForm:
     if len(rest) < 4 or len(cipher) < length or not cipher:
         return KeyForm.UNKNOWN
     return KeyForm.PLAIN if cipher == b"none" else KeyForm.ENCRYPTED
-
-
-#: No private key is longer.
-_KEY_BYTES = 65_536
-
-#: What arrives unchanged where the replicator puts a variable between single quotes.
-_QUOTABLE = re.compile(r"[ -&(-~]+")
 
 
 def probe(settings: Settings, environ: Mapping[str, str]) -> Findings:

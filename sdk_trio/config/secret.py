@@ -1,4 +1,12 @@
-"""A text that must not be shown by accident. Pure."""
+"""Secrets: a text that shows itself to nobody, and the keys inside a webhook secret. Pure.
+
+:class:`Secret` keeps a text out of logs and tracebacks. :func:`parse_secret` reads the forms of a
+webhook secret; its messages describe the secret and never quote a part of it.
+
+The points of ed25519 (RFC 8032, 5.1) are computed as far as public keys have to be judged. A
+library verifies with any 32 bytes that are a point, but for a point of small order anybody can make
+valid signatures without a private key. So such a key must never be configured.
+"""
 
 import base64
 import binascii

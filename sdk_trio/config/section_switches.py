@@ -1,4 +1,4 @@
-"""Which settings count: a section that is switched off is not validated. Pure."""
+"""The settings that count: a section that is switched off is not validated. Pure."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,8 @@
-"""The settings as rows for people: key, value with secrets masked by type, and origin. Pure."""
+"""The settings for readers: rows with origins, the JSON Schema of a file, the reference page. Pure.
+
+Secrets are masked by their type. All three are made from the metadata, so that none can differ from
+the settings; ``python -m sdk_trio.config.show > docs/reference/configuration.md`` writes the page.
+"""
 
 import re
 import sys
@@ -20,6 +24,17 @@ from .secret import ISSUED_KEY_BYTES, MASK, MINIMUM_KEY_BYTES, Secret
 from .table import GREATEST_INT, ROOT, Setting, full_key, table
 
 DEFAULT_ORIGIN = "default"
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+_PATTERNS = {
+    Form.ENV_VAR: "^[A-Za-z_][A-Za-z0-9_]*$",
+    Form.SLUG: "^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$",
+    Form.PHONE: r"^\+[1-9][0-9]{1,14}$",
+    Form.ROUTE: "^/",
+}
+_TIMESPAN = r"^([0-9]{1,8}\.)?([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,7})?$"
+_JSON_TYPES: Mapping[type, str] = {int: "integer", float: "number", bool: "boolean"}
 
 
 @attrs.frozen
@@ -75,18 +90,6 @@ def shown_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.15g}"
     return str(value)
-
-
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-_PATTERNS = {
-    Form.ENV_VAR: "^[A-Za-z_][A-Za-z0-9_]*$",
-    Form.SLUG: "^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$",
-    Form.PHONE: r"^\+[1-9][0-9]{1,14}$",
-    Form.ROUTE: "^/",
-}
-_TIMESPAN = r"^([0-9]{1,8}\.)?([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,7})?$"
-_JSON_TYPES: Mapping[type, str] = {int: "integer", float: "number", bool: "boolean"}
 
 
 def json_schema() -> dict[str, Any]:

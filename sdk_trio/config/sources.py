@@ -1,7 +1,12 @@
-"""Nested mappings as flat entries, each of which knows where it came from. Pure.
+"""The sources of settings as layers: files, directories of secrets, variables, arguments. Does I/O.
 
-A layer is the list of entries of one source. Keys are split at ``:``, ``__`` and, in mappings,
-``.``, so that ``Webhooks:Path``, ``Webhooks__Path`` and nested objects mean the same.
+A layer is the list of entries of one source, and each entry knows where it came from. Keys are
+split at ``:``, ``__`` and, in mappings, ``.``, so that ``Webhooks:Path``, ``Webhooks__Path`` and
+nested objects mean the same.
+
+Each function reads one source and never raises for what it finds there: a file that cannot be read
+is a problem of its layer, with line and column, so that one start reports all problems. File
+contents never appear in a message, because a file may hold secrets.
 """
 
 import json
@@ -22,6 +27,20 @@ MAXIMUM_DEPTH = 16
 
 _SEPARATORS = re.compile(r":|__")
 _MAPPING_SEPARATORS = re.compile(r":|__|\.")
+
+ENVIRONMENT_VARIABLE = "SDK_ENVIRONMENT"
+STATE_DIRECTORY_VARIABLE = "STATE_DIRECTORY"
+CREDENTIALS_DIRECTORY_VARIABLE = "CREDENTIALS_DIRECTORY"
+
+#: Longer whole numbers fit no setting; Python refuses to convert those beyond 4300 digits.
+_LONGEST_INTEGER = 30
+
+_DOTENV_LINE = re.compile(
+    r"""(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_.:-]*)\s*=\s*"""
+    r"""(?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<plain>[^'"\s#](?:.*?))?)"""
+    r"""\s*(?:(?:^|(?<=\s))\#.*)?"""
+)
+_DOTENV_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 @attrs.frozen
@@ -163,21 +182,6 @@ class _Flattening:
     def _problem(self, path: tuple[str, ...], message: str, origin: str | None = None) -> None:
         key = printable(full_key(path))
         self._problems.setdefault(fold(path), Problem(key, message, origin or self._origin))
-
-
-ENVIRONMENT_VARIABLE = "SDK_ENVIRONMENT"
-STATE_DIRECTORY_VARIABLE = "STATE_DIRECTORY"
-CREDENTIALS_DIRECTORY_VARIABLE = "CREDENTIALS_DIRECTORY"
-
-#: Longer whole numbers fit no setting; Python refuses to convert those beyond 4300 digits.
-_LONGEST_INTEGER = 30
-
-_DOTENV_LINE = re.compile(
-    r"""(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_.:-]*)\s*=\s*"""
-    r"""(?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<plain>[^'"\s#](?:.*?))?)"""
-    r"""\s*(?:(?:^|(?<=\s))\#.*)?"""
-)
-_DOTENV_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def read_file(path: Path, *, optional: bool = False, named: bool = True) -> Layer:

@@ -1,6 +1,6 @@
 """Every setting in one list, read from the option classes. Pure.
 
-Binding, rules, probing, JSON Schema and the reference page all walk this list.
+Binding, checks, probing, JSON Schema and the reference page all walk this list.
 """
 
 import functools

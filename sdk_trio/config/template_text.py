@@ -1,13 +1,42 @@
-"""The default texts of messages to site managers, one set a transition. Pure.
+"""The texts of messages to site managers: defaults, placeholders, segments of an SMS. Pure.
 
-English, short, and in the 7-bit alphabet of SMS. They say what happened, why, and what it means;
-nothing is asked for that a message could be imitated to get, such as a click or a password.
+The default texts are English, short, and in the 7-bit alphabet of SMS. They say what happened, why,
+and what it means; nothing is asked for that a message could be imitated to get, such as a click or
+a password.
+
+A template is text with holes such as ``{TenantName}``, and no format string: ``str.format`` would
+reach into objects (``{TenantName.__init__}``) and eat memory (``{TenantName:>100000000}``).
+
+Each segment of an SMS is billed. A text of the GSM 03.38 alphabet takes 7 bits a character (14 for
+the characters of its extension table), any other text 16 bits a unit of UTF-16. Several segments
+lose the room of 7 and 3 characters in each to the header that joins them.
 """
 
 import re
 from collections.abc import Mapping
 
 import attrs
+
+PLACEHOLDERS = (
+    "TenantName",
+    "TenantIdentifier",
+    "NewStatus",
+    "PreviousStatus",
+    "Reason",
+    "OccurredAt",
+)
+
+_WORD = re.compile(r"\{([A-Za-z][A-Za-z0-9_]*)\}")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+_BASIC = frozenset(
+    "@£$¥èéùìòÇ\nØø\rÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?¡"
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZÄÖÑÜ§¿abcdefghijklmnopqrstuvwxyzäöñüà"
+)
+_EXTENSION = frozenset("\f^{}\\[~]|€")
+
+_GSM7_ALONE, _GSM7_JOINED = 160, 153
+_UCS2_ALONE, _UCS2_JOINED = 70, 67
 
 
 @attrs.frozen
@@ -60,19 +89,6 @@ DELETED = _texts(
 )
 
 
-PLACEHOLDERS = (
-    "TenantName",
-    "TenantIdentifier",
-    "NewStatus",
-    "PreviousStatus",
-    "Reason",
-    "OccurredAt",
-)
-
-_WORD = re.compile(r"\{([A-Za-z][A-Za-z0-9_]*)\}")
-_BRACES = re.compile(r"\{([^{}]*)\}")
-
-
 def substitute(template: str, values: Mapping[str, str]) -> str:
     """Return ``template`` with each ``{Word}`` of ``values`` replaced; other text stays as it is.
 
@@ -88,16 +104,6 @@ def unknown_placeholders(template: str) -> tuple[str, ...]:
     """
     found = dict.fromkeys(match[1] for match in _BRACES.finditer(template))
     return tuple(word for word in found if word not in PLACEHOLDERS)
-
-
-_BASIC = frozenset(
-    "@£$¥èéùìòÇ\nØø\rÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?¡"
-    "ABCDEFGHIJKLMNOPQRSTUVWXYZÄÖÑÜ§¿abcdefghijklmnopqrstuvwxyzäöñüà"
-)
-_EXTENSION = frozenset("\f^{}\\[~]|€")
-
-_GSM7_ALONE, _GSM7_JOINED = 160, 153
-_UCS2_ALONE, _UCS2_JOINED = 70, 67
 
 
 @attrs.frozen

@@ -277,7 +277,7 @@ def _proxy(text: str) -> str | None:
 
 
 def _signing(_text: str) -> str | None:
-    return None  # depends on KeyDerivation: rules.py goes through the secrets together
+    return None  # depends on KeyDerivation: check.py goes through the secrets together
 
 
 _CHECKS: dict[Form, Callable[[str], str | None]] = {

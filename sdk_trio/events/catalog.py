@@ -1,8 +1,8 @@
-"""One event class per type: the table from which the catalogue is made.
+"""The catalogue of event types: one event class per wire type, and the table made from them.
 
 A class is named after its type, ``order.paid`` is :class:`OrderPaidEvent`. Its base names the class
 of ``event.data``. The classes are written out, not generated, so that editors and type checkers see
-them.
+them. A :class:`Catalog` never changes: with a host's own types it is another one.
 """
 
 import enum

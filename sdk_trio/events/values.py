@@ -1,10 +1,18 @@
-"""JSON that a strict decoder refuses, made legible: what it cannot read is replaced. Pure.
+"""JSON values without a strict schema: made legible, decoded, and fitted to a class. Pure.
 
-Some texts are JSON (RFC 8259), or are read as JSON by most programs, and compiled decoders refuse
-them all the same: an escape that is half of a surrogate pair, which JavaScript writes for a text
-that was cut inside an emoji; nesting beyond a limit; a number of thousands of digits; ``NaN`` and
-``Infinity``, which are none of RFC 8259 and which Python and others write. An event that came in
-such a text is an event: its sender would deliver the same bytes again for ever.
+Three steps, each for what the one before refuses. First, text: some texts are JSON (RFC 8259), or
+are read as JSON by most programs, and compiled decoders refuse them all the same: an escape that is
+half of a surrogate pair, which JavaScript writes for a text that was cut inside an emoji; nesting
+beyond a limit; a number of thousands of digits; ``NaN`` and ``Infinity``, which RFC 8259 has not
+and which Python and others write. An event that came in such a text is an event: its sender would
+deliver the same bytes again for ever. :func:`legible` replaces what cannot be read.
+
+Second, plain values: the bytes given to :func:`plain` are part of a body that
+:func:`~sdk_trio.events.decoding.decode_envelope` has accepted.
+
+Third, :func:`fit` reads a payload that does not fit its class field by field. It never raises: a
+value that does not fit leaves its field at the default and is reported by its path. Paths and
+messages hold no content of the body, except what an application's own validators put into theirs.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""One HTTP exchange as the connections of this package see it: records and errors.
+"""One HTTP exchange as the connections of this package see it: records, bodies and errors.
 
 The connection files know nothing of httpx; ``transport.py`` translates in both directions, once.
 
@@ -29,6 +29,9 @@ import attrs
 import trio
 
 Headers = list[tuple[bytes, bytes]]
+
+#: How long a generator of chunks may take to clean up, in seconds, once it is not needed any more.
+CLEANUP_SECONDS = 1.0
 
 
 class Incident:
@@ -198,10 +201,6 @@ class ClientConnection(Protocol):
         In every case, cancellation included, the connection goes back to its pool or ends by
         itself: at the end of the body, or when the exchange fails or is abandoned.
         """
-
-
-#: How long a generator of chunks may take to clean up, in seconds, once it is not needed any more.
-CLEANUP_SECONDS = 1.0
 
 
 def content_length(headers: Headers) -> int | None:

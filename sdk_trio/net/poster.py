@@ -1,6 +1,11 @@
-"""Connections to public addresses only, for URLs that a customer may have chosen.
+"""HTTP POST for notifications, over the project's own transport, to public addresses if asked.
 
-Otherwise a webhook URL could make this process send requests inside the operator's network (SSRF).
+The errors say whether the request may have arrived, because an SMS that was sent twice cannot be
+called back: ``NotSentError`` may be retried, ``AnswerLostError`` must not be.
+
+A customer may have chosen a webhook URL, which could make this process send requests inside the
+operator's network (SSRF). So such a connection goes to a public address only, and to the very
+address that was checked: a second look-up of the name could give another one.
 """
 
 import contextlib
@@ -24,6 +29,15 @@ PATIENCE_SECONDS = 3.0
 
 #: Resolves a host and port to addresses; raises ``OSError`` when it cannot.
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+#: Bytes of an answer that are kept; providers' answers have a few hundred.
+MAX_ANSWER_BYTES = 64 * 1024
+
+#: Errors of a URL that nothing can be sent to; UnicodeError: its host cannot be a host name.
+_NO_ADDRESS = (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError)
+
+#: HTTP/1.1, as each connection serves one exchange and gains nothing from streams.
+_CONNECTION = ConnectionOptions(enable_http2=False)
 
 
 @attrs.frozen
@@ -83,16 +97,6 @@ async def dial_public(
         with trio.move_on_after(PATIENCE_SECONDS), contextlib.suppress(OSError):
             return await connect(address, port)
     return await connect(public[-1], port)
-
-
-#: Bytes of an answer that are kept; providers' answers have a few hundred.
-MAX_ANSWER_BYTES = 64 * 1024
-
-#: Errors of a URL that nothing can be sent to; UnicodeError: its host cannot be a host name.
-_NO_ADDRESS = (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError)
-
-#: HTTP/1.1, as each connection serves one exchange and gains nothing from streams.
-_CONNECTION = ConnectionOptions(enable_http2=False)
 
 
 class HttpPoster:

@@ -1,4 +1,14 @@
-"""Sending of notifications: messages for each transition, workers and pace for each channel."""
+"""The pump of notifications: each transition of the outbox, on each channel, to the site manager.
+
+A transition is committed together with its outbox row. The pump gives it a message on each channel,
+and each channel's runner sends its own with its own workers, pace and retries: a channel that is
+down, slow or hangs changes nothing for the others. Changes of other processes (``tenant suspend``,
+``notify retry``) are found by looking at the store.
+
+An attempt has two marks in the store. A *claimed* message has surely not been sent, so whoever
+finds it sends it. From the mark *sending* on, a message that its receiver cannot tell from a
+repetition is never sent again by itself, unless the channel says that it was surely not taken.
+"""
 
 import random
 import time
@@ -17,6 +27,54 @@ from ..records.notifications import NotificationRecord, NotificationState, SendR
 from ..storage.ports import NotificationStore
 from .schedule import RetrySchedule, ending_of, interrupted
 from .send import Again, Ambiguous, Channel, Outcome, log_fault
+
+_log = get_logger("notifications")
+
+#: Messages of one channel that are sent at the same time: enough for its pace, and few, because all
+#: of them are ``unknown`` after a crash.
+CONCURRENCY = 4
+
+#: The longest that one attempt may take, in seconds: a little above the longest timeout that can
+#: be configured (300), for a channel that forgets its own.
+ATTEMPT_SECONDS = 330.0
+
+#: How long a store that fails is left alone, in seconds.
+STORE_RETRY_SECONDS = 1.0
+
+#: How long the last word on an attempt may take to be written after a cancellation, in seconds.
+CLEANUP_SECONDS = 5.0
+
+#: How often a runner looks by itself, in seconds; mostly it is woken.
+LOOK_SECONDS = 5.0
+
+Count = Callable[[str, str], None]
+
+#: The word of each ending in log events and in ``sdk_notifications_total{channel,result}``.
+RESULTS = {
+    NotificationState.SENT: "sent",
+    NotificationState.RETRYING: "retried",
+    NotificationState.FAILED: "failed",
+    NotificationState.SKIPPED: "skipped",
+    NotificationState.UNKNOWN: "unknown",
+}
+
+_LEVELS = {"sent": _log.info, "skipped": _log.warning, "retried": _log.warning}
+
+#: How often changes of other processes are looked for, in seconds: a query that reads a few pages.
+POLL_SECONDS = 0.5
+
+#: How often leases are renewed, in seconds; storage.LEASE_SECONDS allows for two missed renewals.
+RENEW_SECONDS = 20.0
+
+#: A transition that nobody could be told of for so long, in seconds, is no news any more: its
+#: messages are skipped, so that a host that comes back after a week does not send a week's.
+NEWS_SECONDS = 86_400.0
+
+#: How long a finished message is kept, in seconds: as long as a deleted tenant is by default.
+RETENTION_SECONDS = 90 * 86_400.0
+
+#: How often the retention is applied, in seconds.
+PURGE_INTERVAL_SECONDS = 3600.0
 
 
 class Pace:
@@ -50,39 +108,6 @@ class Pace:
     def wait(self, now: float) -> float:
         """Return after how many seconds an attempt is allowed; 0 if one is now."""
         return max(self._bucket.wait(now), self._paused_until - now, 0.0)
-
-
-_log = get_logger("notifications")
-
-#: Messages of one channel that are sent at the same time: enough for its pace, and few, because all
-#: of them are ``unknown`` after a crash.
-CONCURRENCY = 4
-
-#: The longest that one attempt may take, in seconds: a little above the longest timeout that can
-#: be configured (300), for a channel that forgets its own.
-ATTEMPT_SECONDS = 330.0
-
-#: How long a store that fails is left alone, in seconds.
-STORE_RETRY_SECONDS = 1.0
-
-#: How long the last word on an attempt may take to be written after a cancellation, in seconds.
-CLEANUP_SECONDS = 5.0
-
-#: How often a runner looks by itself, in seconds; mostly it is woken.
-LOOK_SECONDS = 5.0
-
-Count = Callable[[str, str], None]
-
-#: The word of each ending in log events and in ``sdk_notifications_total{channel,result}``.
-RESULTS = {
-    NotificationState.SENT: "sent",
-    NotificationState.RETRYING: "retried",
-    NotificationState.FAILED: "failed",
-    NotificationState.SKIPPED: "skipped",
-    NotificationState.UNKNOWN: "unknown",
-}
-
-_LEVELS = {"sent": _log.info, "skipped": _log.warning, "retried": _log.warning}
 
 
 @attrs.frozen(kw_only=True)
@@ -320,23 +345,6 @@ def log_result(
         provider_id=ending.provider_id,
         **later,
     )
-
-
-#: How often changes of other processes are looked for, in seconds: a query that reads a few pages.
-POLL_SECONDS = 0.5
-
-#: How often leases are renewed, in seconds; storage.LEASE_SECONDS allows for two missed renewals.
-RENEW_SECONDS = 20.0
-
-#: A transition that nobody could be told of for so long, in seconds, is no news any more: its
-#: messages are skipped, so that a host that comes back after a week does not send a week's.
-NEWS_SECONDS = 86_400.0
-
-#: How long a finished message is kept, in seconds: as long as a deleted tenant is by default.
-RETENTION_SECONDS = 90 * 86_400.0
-
-#: How often the retention is applied, in seconds.
-PURGE_INTERVAL_SECONDS = 3600.0
 
 
 class NotificationPump:

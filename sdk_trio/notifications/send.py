@@ -1,4 +1,9 @@
-"""One attempt to send one message on one channel, and its outcome."""
+"""One attempt to send one message on one channel: the request, its faults, and its outcome.
+
+:func:`attempt` turns whatever can go wrong into an outcome, the same way for every channel, and
+:func:`classify_response` says what an answer means: taken, to be tried again, or refused. Faults of
+ours are logged by kind and place and not by their words, which may quote the message.
+"""
 
 import json
 import re
@@ -17,6 +22,24 @@ from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, 
 from ..net.poster import PostAnswer
 from ..records.tenants import OutboxRecord
 from .templates import cut, one_line
+
+_log = get_logger("notifications")
+
+#: Reads an environment variable; None when it is not set.
+ReadVariable = Callable[[str], str | None]
+
+#: How much of a provider's explanation is kept.
+MAX_EXPLANATION_CHARACTERS = 300
+
+#: A provider that asks for a longer wait is asked again all the same.
+MAX_WAIT_SECONDS = 86_400.0
+
+#: Beside the 5xx: the request did not arrive whole, came too early, or was one too many.
+_TRY_AGAIN = frozenset({408, 425, 429})
+
+#: Said by something between us and the provider, which has passed the request on or not and does
+#: not know what became of it: 502, 504, and the numbers that content networks have made up.
+_SAID_BY_A_GATEWAY = frozenset({502, 504, 598, 599, *range(520, 531)})
 
 
 @attrs.frozen
@@ -56,9 +79,6 @@ class Ambiguous:
 
 
 Outcome = Sent | Again | Refused | Skipped | Ambiguous
-
-
-_log = get_logger("notifications")
 
 
 def log_fault(event: str, error: Exception, **fields: object) -> None:
@@ -120,10 +140,6 @@ class Poster(Protocol):
             AnswerLostError: it was sent, or may have been, and no whole answer came.
         """
         ...
-
-
-#: Reads an environment variable; None when it is not set.
-ReadVariable = Callable[[str], str | None]
 
 
 @attrs.frozen(kw_only=True)
@@ -227,20 +243,6 @@ class ProviderChannel(ABC):
     @abstractmethod
     def _prepare(self, record: OutboxRecord) -> Request | Skipped:
         """Return the request of a message, or why there is none."""
-
-
-#: How much of a provider's explanation is kept.
-MAX_EXPLANATION_CHARACTERS = 300
-
-#: A provider that asks for a longer wait is asked again all the same.
-MAX_WAIT_SECONDS = 86_400.0
-
-#: Beside the 5xx: the request did not arrive whole, came too early, or was one too many.
-_TRY_AGAIN = frozenset({408, 425, 429})
-
-#: Said by something between us and the provider, which has passed the request on or not and does
-#: not know what became of it: 502, 504, and the numbers that content networks have made up.
-_SAID_BY_A_GATEWAY = frozenset({502, 504, 598, 599, *range(520, 531)})
 
 
 def classify_response(

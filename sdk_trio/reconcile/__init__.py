@@ -1,1 +1,1 @@
-"""Reconciliation: what the upstream delivered and the inbox does not have."""
+"""Reconciliation: finds deliveries that the inbox lacks, and asks the upstream for them again."""

@@ -1,8 +1,7 @@
 """Reconciliation: finds deliveries that never arrived, and asks the upstream to send them again.
 
 A redelivery arrives like every other delivery and so passes every check of the receiver. The
-decisions are in ``reconciliation.py``; this module reads the upstream's lists and keeps the
-checkpoint.
+decisions are in ``plan.py``; this module reads the upstream's lists and keeps the checkpoint.
 """
 
 import time

@@ -1,7 +1,11 @@
-"""Records of the inbox: plain data, without I/O.
+"""Deliveries as the inbox keeps them: plain records, and their form in JSON. Pure.
 
 Times are Unix seconds as floats, ids are the ``webhook-id`` header's text. A delivery is found by
-its *key*: who signed it, and its id, which is unique for one sender and not in the world.
+its *key*: its signer and its id, because an id is unique for one sender and not in the world.
+
+:func:`listed` and :func:`shown` make the JSON of the command line and of the admin address. Its
+fields have the names of the records' attributes, so a name here is a promise to scripts: fields
+may be added, none may be renamed.
 """
 
 import base64
@@ -11,6 +15,15 @@ from typing import Any
 
 import attrs
 import msgspec
+
+#: The word that a person writes in place of a tenant to mean the host's delivery of an id.
+HOST = "host"
+
+#: The error of a run during which its process ended.
+PROCESS_ENDED = "the process ended while it ran"
+
+#: The most other bodies that are kept of one key: the first ones. Further ones are still counted.
+MOST_EVIDENCE = 10
 
 
 class DeliveryState(enum.StrEnum):
@@ -23,7 +36,7 @@ class DeliveryState(enum.StrEnum):
     DEAD = "dead"
     PARKED = "parked"
 
-    # As equality is: by the text. Enum's own is a function in Python, for each look-up of a state.
+    # The hash of the text, in C. Enum's own is a Python function, called at each look-up.
     __hash__ = str.__hash__
 
 
@@ -33,25 +46,18 @@ UNFINISHED = frozenset({DeliveryState.RECEIVED, DeliveryState.RUNNING, DeliveryS
 #: States that a delivery can be replayed from.
 REPLAYABLE = (DeliveryState.DEAD, DeliveryState.PARKED, DeliveryState.RETRYING)
 
-#: What a key holds in place of a tenant when a person says that the host's delivery is meant.
-HOST = "host"
-
 
 def key_of(webhook_id: str, signer: str | None) -> str:
     """Return the key of a delivery: its id alone if the host signed it, else ``ID.TENANT``.
 
-    No id holds a dot, so the two cannot be taken for each other, and all deliveries of one id stand
-    side by side in order of their keys.
+    No id holds a dot, so the two forms cannot be confused, and all keys of one id are neighbours in
+    the index.
     """
     return f"{webhook_id}.{signer}" if signer else webhook_id
 
 
-#: What is said of a run that did not outlive its process.
-PROCESS_ENDED = "the process ended while it ran"
-
-
 class NewDelivery(msgspec.Struct, frozen=True, gc=False):
-    """A verified delivery as it goes into the inbox. A Struct, since it is made once a delivery.
+    """A verified delivery as it goes into the inbox; a Struct, which is made faster than attrs.
 
     ``subject`` is ``data.id`` or None; with ``ordered`` the unfinished events of one subject run
     one at a time in the order of arrival. ``timestamp`` is the signed header, in Unix seconds.
@@ -116,10 +122,6 @@ class DeliveryRecord:
     def key(self) -> str:
         """The key that the inbox finds it by; see :func:`key_of`."""
         return key_of(self.webhook_id, self.signer)
-
-
-#: The most other bodies that are kept of one key: the first ones. Further ones are still counted.
-MOST_EVIDENCE = 10
 
 
 @attrs.frozen

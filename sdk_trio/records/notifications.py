@@ -1,4 +1,4 @@
-"""Records of messages to site managers: plain data, without I/O.
+"""Messages to site managers as the store keeps them: plain records, without I/O.
 
 A message tells of one transition on one channel. Times are Unix seconds as floats.
 """
@@ -10,8 +10,8 @@ import attrs
 
 from .tenants import OutboxRecord
 
-#: The checkpoint that holds the sequence of the last transition whose messages were enlisted, or
-#: that nobody is told: absent before the first of either.
+#: Name of the checkpoint that holds the sequence of the last transition whose messages were
+#: enlisted, or SILENT while notifications are off. It is absent before the first of either.
 POSITION = "notifications"
 SILENT = "off"
 
@@ -19,8 +19,8 @@ SILENT = "off"
 class NotificationState(enum.StrEnum):
     """``pending -> sending -> sent | retrying -> sending ... | failed | skipped | unknown``.
 
-    ``sending`` is written before anything leaves the machine. A process that ends in this state
-    may have sent the message or not.
+    ``sending`` is committed before the first byte leaves the machine. So if a process ends in this
+    state, the message may have been sent or not; in any other state that is known.
     """
 
     PENDING = "pending"
@@ -32,31 +32,31 @@ class NotificationState(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-#: States from which a message is still sent by itself.
+#: States from which a message will still be sent without an operator.
 OPEN = frozenset({NotificationState.PENDING, NotificationState.SENDING, NotificationState.RETRYING})
 
-#: States from which it is sent again when somebody asks for it.
+#: States from which an operator can have it sent again (``notify retry``).
 RETRIABLE = frozenset(
     {NotificationState.FAILED, NotificationState.SKIPPED, NotificationState.UNKNOWN}
 )
 
-#: Why a message is ``unknown`` whose process ended while it was sending.
+#: Reason of a message that is ``unknown`` because its process ended while it was sending.
 CUT_OFF = "the process ended while it was being sent: whether it arrived is not known"
 
-#: Why a message is ``skipped`` on a channel that was switched off before it was sent.
+#: Reason of a message that is ``skipped`` because its channel was switched off.
 SWITCHED_OFF = "the channel is switched off"
 
 
 def too_old(seconds: float) -> str:
-    """Return why a transition of so long ago is not told of."""
+    """Return the reason of a message that is skipped because its transition is so old."""
     return f"the transition was {seconds / 3600:.0f} hours old before anybody could be told"
 
 
 @attrs.frozen(order=True)
 class NotificationId:
-    """Which message: the sequence of its transition in the outbox, and its channel.
+    """The id of a message: the sequence of its transition in the outbox, and its channel.
 
-    Its text, such as ``17-email``, is what people type.
+    People type its text, such as ``17-email``.
     """
 
     sequence: int
@@ -67,7 +67,7 @@ class NotificationId:
 
 
 def parse_notification_id(text: str) -> NotificationId | None:
-    """Return the id that ``text`` stands for; None if it is none."""
+    """Return the id that ``text`` stands for; None if it is not one."""
     sequence, _, channel = text.strip().partition("-")
     digits = sequence.isascii() and sequence.isdigit() and len(sequence) <= 18
     if not digits or not (channel.isascii() and channel.isalpha()):
@@ -77,11 +77,11 @@ def parse_notification_id(text: str) -> NotificationId | None:
 
 @attrs.frozen(kw_only=True)
 class NotificationRecord:
-    """One message as the store holds it now, with the transition that it tells of.
+    """One message as the store holds it now, with the transition that it announces.
 
     ``attempts`` counts the sendings that were begun. ``reason`` says why the last one did not
     succeed, or why there was none. ``provider_id`` is the provider's name for a sent message.
-    ``repeatable`` says whether its receiver can tell a repetition.
+    ``repeatable``: its receiver recognizes a repetition, so it may be sent again in doubt.
     """
 
     id: NotificationId

@@ -1,6 +1,8 @@
-"""Records of tenants: plain data, without I/O.
+"""Tenants as the store keeps them: plain records, and rules that every store applies. Pure.
 
-Times are Unix seconds as floats. Ids are UUIDs in their canonical text.
+Times are Unix seconds as floats. Ids are UUIDs in their canonical text. Credentials are kept as
+the names of their sources, ``env:NAME`` or ``file:PATH``, so that a copy of the store holds no
+credential.
 """
 
 import enum
@@ -131,10 +133,10 @@ class AuditRecord:
 
 @attrs.frozen(kw_only=True)
 class OutboxRecord:
-    """One transition for the rest of the program, with what a message about it says.
+    """One transition for the rest of the program, with the data for messages about it.
 
     ``sequence`` grows with every transition; the store sets it. ``delivery_id`` is a UUID. The
-    site manager's address is the one of that moment.
+    site manager's address is the one at the time of the transition.
     """
 
     sequence: int = 0
@@ -162,9 +164,10 @@ class TenantPurged:
 
 
 def erasure_mark(organization_id: str) -> str:
-    """Return under which name the store remembers that the organization's tenant was purged.
+    """Return the checkpoint name that records the purge of the organization's tenant.
 
-    The name does not hold the organization itself: the data of a purged tenant are gone.
+    It holds a digest of the organization's id, because the data of a purged tenant must be gone.
+    Without the record, a late redelivery would find no tenant and run as nobody's.
     """
     return f"tenant.erased.{hashlib.sha256(organization_id.encode()).hexdigest()}"
 
@@ -191,7 +194,7 @@ def source_from_text(text: str) -> CredentialSource:
 
 
 def credentials_to_text(credentials: TenantCredentials) -> str | None:
-    """Return what the store keeps; None when there is nothing to keep."""
+    """Return the text that the store keeps; None for credentials without any source."""
     if credentials == TenantCredentials():
         return None
     token = credentials.access_token
@@ -204,7 +207,7 @@ def credentials_to_text(credentials: TenantCredentials) -> str | None:
 
 
 def credentials_from_text(text: str | None) -> TenantCredentials:
-    """Return what :func:`credentials_to_text` was given."""
+    """Return the credentials of a text of :func:`credentials_to_text`."""
     if text is None:
         return TenantCredentials()
     found = json.loads(text)

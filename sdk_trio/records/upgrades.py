@@ -1,4 +1,4 @@
-"""The marker row of the upgrade from a single tenant: plain data, without I/O."""
+"""The marker row of the upgrade from a single tenant: a plain record, without I/O."""
 
 import enum
 
@@ -45,8 +45,8 @@ class StoredBody:
 class Assigned:
     """One batch of deliveries that were given to the default tenant.
 
-    ``rows`` is how many had no tenant, ``marker`` what is stored now, ``last`` whether no delivery
-    comes after this batch.
+    ``rows`` is the number that had no tenant, ``marker`` the stored marker, ``last`` whether no
+    delivery comes after this batch.
     """
 
     rows: int

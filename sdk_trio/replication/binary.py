@@ -46,8 +46,8 @@ def find_replicator(
         return chosen
     beside = Path(sys.executable if interpreter is None else interpreter).parent
     path = (os.environ if environ is None else environ).get("PATH", "")
-    # An empty PATH would be the system's default one to shutil.which, and an empty or relative
-    # part of it is the working directory, whoever writes there.
+    # shutil.which takes an empty PATH for the system's default one, and an empty or relative part
+    # for the working directory, where anybody may have put a program.
     places = os.pathsep.join([str(beside), *filter(os.path.isabs, path.split(os.pathsep))])
     found = shutil.which(PROGRAM, path=places)
     if found is None:

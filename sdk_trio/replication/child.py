@@ -1,8 +1,12 @@
-"""The replicator's own log lines as structured events of ours. Pure.
+"""The replicator's process: it never outlives us, its output is read, its work confirmed.
 
-Its ``INFO`` is a line for every compaction of every database, so it becomes our ``Debug``. A
-target that is away makes a line a second for every database: of each message a few are let
-through, the rest are counted.
+``trio.lowlevel.open_process`` starts a child from a worker thread that ends when it has been idle
+for ten seconds, and Linux ties "end the child with its parent" to the *thread* that started it. So
+the thread here stays: it starts the child and waits for it.
+
+The child's log lines become structured events of ours. Its ``INFO`` is a line for every compaction
+of every database, so it becomes our ``Debug``. A target that is away makes a line a second for
+every database: of each message a few are let through, the rest are counted.
 """
 
 import json
@@ -25,7 +29,7 @@ from ..errors import ReplicatorError
 from .control import ControlClient
 from .plan import difference
 
-#: Its levels and ours; what is new to us is a warning.
+#: Its levels and ours; an unknown level is a warning.
 LEVELS: Final = {
     "TRACE": "debug",
     "DEBUG": "debug",
@@ -34,24 +38,43 @@ LEVELS: Final = {
     "ERROR": "error",
 }
 
-#: Errors to it, everyday to us: a host without tenants yet.
+#: Messages that it logs as errors and that are normal here: a host without tenants yet.
 _HARMLESS: Final = frozenset({"no databases specified in configuration"})
 
-#: How many lines of one message are let through in :data:`WINDOW_SECONDS`.
+#: Lines of one message that are logged in :data:`WINDOW_SECONDS`.
 LINES_A_WINDOW: Final = 3
 WINDOW_SECONDS: Final = 60.0
 
-#: How many different messages are counted at a time, and how long a field may be.
+#: The most different messages that are counted at a time, and the longest field in characters.
 MAX_MESSAGES: Final = 200
 MAX_FIELD: Final = 500
 
-#: Fields that repeat what our own line says, and one whose name is that of our own.
+#: Fields that repeat those of our own line.
 _DROPPED = frozenset({"time", "level", "msg"})
+
+_log = get_logger("replication")
+
+#: A longer line is cut.
+MAX_LINE_BYTES = 16_384
+
+#: Pause between two questions to a starting replicator, in seconds.
+_POLL_SECONDS: Final = 0.1
+
+#: Time for a killed child to be reaped, in seconds.
+KILL_SECONDS: Final = 5.0
+
+_LAUNCHER = str(Path(__file__).resolve().with_name("launcher.py"))
+
+# A limiter of its own: if the default one is full, children must still be started and reaped.
+_THREADS = trio.CapacityLimiter(math.inf)
 
 
 @attrs.frozen
 class ChildLine:
-    """One line: ``level`` is ours, ``plain`` says that it was no JSON, so a last word perhaps."""
+    """One line of its output: ``level`` is one of ours; ``plain``: it was not JSON.
+
+    A crash ends in plain text, so such a line may hold the reason of its end.
+    """
 
     level: str
     message: str
@@ -60,18 +83,19 @@ class ChildLine:
 
 
 def read_line(line: bytes, secrets: Collection[str]) -> ChildLine:
-    """Read one line of its output; whatever is in it, none of ``secrets`` is in the result."""
+    """Read one line of its output; the result holds none of ``secrets``, whatever the line says."""
     text = line.decode("utf-8", "replace").strip()
     for secret in secrets:
         text = text.replace(secret, "***")
-        # As it stands in a JSON text and in an address.
+        # The form that the secret has inside a JSON text.
         text = text.replace(json.dumps(secret)[1:-1], "***")
     try:
         document: Any = json.loads(text, object_pairs_hook=_first_of_each)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        # Its own last word begins so; the stores' libraries warn in a form of their own.
+        # Its last line before an exit begins so. Other plain lines are warnings of the libraries
+        # for the stores.
         level = "error" if text.startswith(("Error", "panic")) else "warning"
         return ChildLine(level, text[:MAX_FIELD], plain=True)
     message = str(document.get("msg", ""))[:MAX_FIELD]
@@ -88,7 +112,10 @@ def read_line(line: bytes, secrets: Collection[str]) -> ChildLine:
 
 
 def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Keep the first of fields with one name: some lines have a level of compaction, too."""
+    """Keep the first of several fields with one name.
+
+    Lines about compaction have a second field ``level``, which is not the level of the log.
+    """
     return dict(reversed(pairs))
 
 
@@ -104,7 +131,7 @@ class LineLimiter:
         self._window_ends = 0.0
 
     def admit(self, line: ChildLine, now: float) -> tuple[bool, dict[str, int]]:
-        """Return whether ``line`` is logged, and what the window that ended held back.
+        """Return whether ``line`` is logged, and the counts that the last window held back.
 
         Args:
             line: the line.
@@ -117,7 +144,7 @@ class LineLimiter:
             self._window_ends = now + WINDOW_SECONDS
         if line.level == "debug":
             return True, held
-        # Those lines begin with the time, so no two are the same.
+        # Plain lines begin with the time, so no two are the same; they share one count.
         key = "lines of libraries" if line.plain else line.message
         if key not in self._seen and len(self._seen) >= MAX_MESSAGES:
             key = "others"
@@ -125,14 +152,8 @@ class LineLimiter:
         return self._seen[key] <= LINES_A_WINDOW, held
 
 
-_log = get_logger("replication")
-
-#: A longer line is cut.
-MAX_LINE_BYTES = 16_384
-
-
 def secret_values(options: ReplicationOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the values that must not show up in a log: those of the credentials' variables.
+    """Return the values that no log may show: those of the credentials' variables.
 
     Args:
         options: the replication's.
@@ -148,7 +169,7 @@ def secret_values(options: ReplicationOptions, environ: Mapping[str, str]) -> tu
 
 
 class ChildOutputReader:
-    """Logs the output of one child; what it said last goes to ``last_lines``.
+    """Logs the output of one child, and keeps its last complaints in ``last_lines``.
 
     Args:
         secrets: values that are masked.
@@ -164,7 +185,7 @@ class ChildOutputReader:
         self._last_lines = last_lines
 
     async def run(self, output: trio.abc.ReceiveStream) -> None:
-        """Read until the end of ``output`` and close it. Cancelled, it closes it at once."""
+        """Read until the end of ``output`` and close it; if cancelled, close it at once."""
         pending = bytearray()
         async with output:
             async for piece in output:
@@ -198,20 +219,16 @@ def _write(line: ChildLine) -> None:
     )
 
 
-#: Between two questions.
-_POLL_SECONDS: Final = 0.1
-
-
 async def confirm(
     client: ControlClient, pid: int, wanted: Collection[str], *, seconds: float
 ) -> None:
     """Wait until the replicator with process id ``pid`` has exactly the databases ``wanted``.
 
-    It ignores what it does not understand, so its own answer is the only proof. Another process's
-    answer does not count: a replicator that is about to end may still hold the socket.
+    The answer of another process does not count: a replicator that is about to end may still hold
+    the socket.
 
     Raises:
-        ReplicatorError: it has not, after ``seconds``; the message says what is different.
+        ReplicatorError: it has other ones after ``seconds``; the message says the difference.
     """
     problem = "it has not answered"
     expected = frozenset(wanted)
@@ -232,11 +249,11 @@ async def confirm(
 
 
 class ChildLooker:
-    """Looks from time to time whether a replicator still does what it was started for.
+    """Checks a running replicator: does it answer, and has it still the right databases.
 
     Args:
         client: asks it.
-        silent_looks: so many in a row without an answer mean that it hangs.
+        silent_looks: this many checks in a row without an answer mean that it hangs.
     """
 
     def __init__(self, client: ControlClient, *, silent_looks: int) -> None:
@@ -245,7 +262,7 @@ class ChildLooker:
         self._silent = 0
 
     async def look(self, wanted: Collection[str]) -> None:
-        """Look once.
+        """Check once.
 
         Raises:
             ReplicatorError: it hangs, or has other databases than ``wanted``.
@@ -260,24 +277,16 @@ class ChildLooker:
             if found != set(wanted):
                 raise ReplicatorError(f"the replicator lost databases: {difference(wanted, found)}")
             return
-        # What waits for a target that is away lists nothing, and works on all the same.
+        # A replicator that waits for its target lists nothing, but it works and must not be
+        # killed.
         self._silent = 0 if await self._client.answers() else self._silent + 1
         if self._silent >= self._silent_looks:
             raise ReplicatorError(f"the replicator hangs: {problem}") from problem
 
 
-#: How long the kernel may take to bury what was killed.
-KILL_SECONDS: Final = 5.0
-
-_LAUNCHER = str(Path(__file__).resolve().with_name("launcher.py"))
-
-# Its own: a full default limiter must not keep a child from being started or buried.
-_THREADS = trio.CapacityLimiter(math.inf)
-
-
 @attrs.define(eq=False)
 class Child:
-    """A child process: ``output`` is what it writes, for one reader, who closes it."""
+    """A child process; ``output`` is its output, for one reader, which closes it."""
 
     output: trio.abc.ReceiveStream
     ended: trio.Event
@@ -333,7 +342,7 @@ async def run_child(
     Raises:
         ReplicatorError: it cannot be started.
 
-    Cancelled, it kills the child. Its caller stops it in an orderly way before that.
+    If it is cancelled, it kills the child; for an orderly stop see :func:`end_child`.
     """
     reading, writing = os.pipe()
     launch = _Launch()
@@ -355,9 +364,9 @@ async def run_child(
 
 
 async def end_child(child: Child, seconds: float) -> None:
-    """Have ``child`` end in its own way within ``seconds``, or kill it; 0 kills it at once.
+    """Ask ``child`` to end (SIGTERM), and kill it after ``seconds``; 0 kills it at once.
 
-    Cancelled, it leaves the child as it is.
+    If it is cancelled, the child goes on with its end.
     """
     if seconds > 0:
         child.send(signal.SIGTERM)
@@ -385,6 +394,9 @@ async def _start_and_wait(
 ) -> None:
     token = trio.lowlevel.current_trio_token()
 
+    # PR_SET_PDEATHSIG is tied to the *thread* that started the child. Trio's open_process starts it
+    # in a worker thread, which ends after ten idle seconds and would take the child along. So this
+    # thread starts the child and lives as long as it.
     def in_thread() -> None:
         try:
             launch.process = subprocess.Popen(

@@ -1,7 +1,9 @@
-"""Asks a server of this machine one thing over HTTP/1.1, on a connection of its own.
+"""The replicator's control socket: its path, its messages, and a client that asks.
 
-The replicator answers on a unix socket and on a loopback port, a few times a minute: a pool of
-connections, redirects and the like would only be in the way, and load httpx at every start.
+The replicator answers on a unix socket and on a loopback port, a few times a minute: each question
+has a connection of its own. A pool, redirects and the like would only be in the way, and load httpx
+at every start. Decoding is lenient: a field that a later release adds is ignored, one that it drops
+is None.
 """
 
 import posixpath
@@ -17,8 +19,25 @@ import trio
 
 from ..errors import ReplicatorError
 
-#: Largest piece that is read at once, in bytes.
+#: Bytes of one read.
 _PIECE_BYTES = 65_536
+
+T = TypeVar("T")
+
+#: The socket's name in the directory of the databases.
+SOCKET_NAME: Final = "replicator.sock"
+
+#: The longest path of a unix socket: sun_path has 108 bytes on Linux and 104 elsewhere, with the
+#: zero at its end.
+LONGEST_SOCKET_PATH: Final = 103
+
+#: Time for an ordinary answer, in seconds.
+ANSWER_SECONDS = 5.0
+
+#: The longest answer, in bytes: the list of some 300,000 databases.
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+
+_OK = 200
 
 
 @attrs.frozen
@@ -44,14 +63,14 @@ async def ask_local(
         connect: opens the connection.
         target: the path of the request.
         body: JSON to post; None: the request is a GET.
-        seconds: how long all of it may take.
-        max_bytes: how long the answer's body may be.
+        seconds: time limit of the whole exchange.
+        max_bytes: the longest body of an answer.
         where: the server's address, for messages.
 
     Raises:
         ReplicatorError: nobody listens there, no whole answer came in time, or it is too long.
 
-    Cancelled, it closes the connection.
+    If it is cancelled, it closes the connection.
     """
     try:
         with trio.fail_after(seconds):
@@ -64,7 +83,7 @@ async def ask_local(
 
 
 class _TooLongError(Exception):
-    """The body goes on after its bound."""
+    """The body is longer than its bound."""
 
 
 async def _ask(
@@ -98,21 +117,12 @@ async def _ask(
                 raise h11.RemoteProtocolError("the connection ended before the answer")
 
 
-T = TypeVar("T")
-
-#: The socket's name in the directory of the databases.
-SOCKET_NAME: Final = "replicator.sock"
-
-#: A unix socket's path has a bound: 108 bytes with the last zero on Linux, 104 elsewhere.
-LONGEST_SOCKET_PATH: Final = 103
-
-
 @attrs.frozen
 class ReplicatedDatabase:
     """A database as the replicator reports it.
 
-    ``status`` is ``replicating``, ``open`` or ``stopped``; ``last_sync_at`` is when it was last in
-    step with its replica, in Unix seconds; None: never since the replicator started.
+    ``status`` is ``replicating``, ``open`` or ``stopped``. ``last_sync_at`` is the time at which it
+    was last in step with its replica, in Unix seconds; None: never since the replicator started.
     """
 
     path: str
@@ -139,7 +149,7 @@ class SyncResult:
 
 
 def control_socket_path(directory: str) -> str:
-    """Return where the control socket of the replicator of the databases in ``directory`` is.
+    """Return the path of the control socket for the databases in ``directory``.
 
     Args:
         directory: an absolute path.
@@ -221,7 +231,7 @@ def read_sync(body: bytes) -> SyncResult:
 
 
 def read_error(body: bytes) -> str:
-    """Return why the replicator refused, in its own words; never raises."""
+    """Return the replicator's own words for a refusal; never raises."""
     try:
         return msgspec.json.decode(body, type=_Error).error or "without a reason"
     except msgspec.MsgspecError:
@@ -235,21 +245,12 @@ def _decoded(body: bytes, kind: type[T]) -> T:
         raise ReplicatorError(f"the replicator's answer makes no sense: {error}") from error
 
 
-#: How long an ordinary answer may take, in seconds.
-ANSWER_SECONDS = 5.0
-
-#: How long the answer about all databases may be: 64 MiB are some 300,000 of them.
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
-
-_OK = 200
-
-
 class ControlClient:
     """The control socket at ``socket_path``; each question is a connection of its own.
 
     Every method raises :class:`~sdk_trio.errors.ReplicatorError` when nobody listens, when no
-    whole answer comes in time, and when the answer is a refusal or makes no sense. Cancelled, it
-    closes the connection; what the replicator has begun it may finish.
+    whole answer comes in time, and when the answer is a refusal or cannot be read. If it is
+    cancelled, it closes the connection; the replicator may still finish the work.
     """
 
     def __init__(self, socket_path: str, *, answer_seconds: float = ANSWER_SECONDS) -> None:
@@ -265,9 +266,9 @@ class ControlClient:
         return read_info(await self._ask("/info", None, self._seconds))
 
     async def answers(self) -> bool:
-        """Return whether a replicator is there, though it may have no time for other questions.
+        """Return whether a replicator answers at all.
 
-        While one waits for a target that was away from its start, it lists no databases.
+        If its target was away at its start, it answers this question and lists no databases.
         """
         try:
             await self.info()
@@ -290,14 +291,14 @@ class ControlClient:
     async def register(self, path: str, replica_url: str) -> None:
         """Add a database with a target as a URL; one that is there keeps its old target.
 
-        Of the configuration, what is said of all databases holds for it (snapshots, retention,
-        levels), and what is said of one does not: it is synced every second, and has no
+        The settings of the configuration for all databases apply to it (snapshots, retention,
+        levels), those for single databases do not: it is synced every second and has no
         ``auto-recover`` until the replicator is started again.
         """
         await self._ask("/register", {"path": path, "replica_url": replica_url}, self._seconds)
 
     async def unregister(self, path: str, *, seconds: int = 30) -> None:
-        """Sync a database a last time and let go of its files: before they are deleted."""
+        """Sync a database a last time and close its files, so that they can be deleted."""
         question = {"path": path, "timeout": seconds}
         await self._ask("/unregister", question, seconds + self._seconds)
 

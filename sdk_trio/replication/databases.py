@@ -1,8 +1,9 @@
-"""Tells a file from another one that took its place under the same name.
+"""The databases to replicate: those of active tenants whose file is there, and which file that is.
 
-The number of a file alone does not: a file system gives it to the next file as soon as it is
-free. The time of a file's creation does, and neither writes, checkpoints nor ``VACUUM`` change
-either. Python knows that time on macOS and Windows alone, so on Linux the kernel is asked.
+The identity of a file tells it from another one that took its place under the same name. The number
+of a file alone does not: a file system gives it to the next file as soon as it is free. The time of
+a file's creation does, and neither writes, checkpoints nor ``VACUUM`` change either. Python knows
+that time on macOS and Windows alone, so on Linux the kernel is asked.
 """
 
 import ctypes
@@ -26,9 +27,12 @@ _STATX_BTIME: Final = 0x800
 _STATX_BYTES: Final = 256
 _BTIME_OFFSET: Final = 0x50
 
+_PAGE = 500
+_SUFFIX = ".db"
+
 
 def read_identity(path: str, inode: int) -> str:
-    """Return what stays the same as long as the file does; blocks for some microseconds.
+    """Return the identity of a file; blocks for some microseconds.
 
     Args:
         path: the file's; a link is not followed.
@@ -54,7 +58,7 @@ _statx = _find_statx()
 
 
 def _created(path: str) -> int | None:
-    """Return when a file was created, in nanoseconds; None if nobody knows."""
+    """Return the time of a file's creation in nanoseconds; None if the system does not keep it."""
     if _statx is None:
         found = os.stat(path, follow_symlinks=False)
         seconds = getattr(found, "st_birthtime", None)
@@ -68,10 +72,6 @@ def _created(path: str) -> int | None:
     (mask,) = struct.unpack_from("=I", answer, 0)
     seconds, nanoseconds = struct.unpack_from("=qI", answer, _BTIME_OFFSET)
     return seconds * 1_000_000_000 + nanoseconds if mask & _STATX_BTIME else None
-
-
-_PAGE = 500
-_SUFFIX = ".db"
 
 
 class TenantList(Protocol):
@@ -103,8 +103,8 @@ async def active_tenants(tenants: TenantList) -> frozenset[str]:
 def database_files(directory: Path) -> Mapping[str, str]:
     """Return the file ``NAME.db`` of each name in ``directory``, as its identity; blocks.
 
-    Links are left out: two names of one database would be replicated twice. One scan of 5000
-    databases with their logs takes 50 ms.
+    Links are left out: two names of one database would be replicated twice, which damages the
+    replica. One scan of 5000 databases with their logs takes 50 ms.
 
     Raises:
         ReplicationError: the directory cannot be read. One that does not exist is empty.

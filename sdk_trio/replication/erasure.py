@@ -1,8 +1,9 @@
-"""Removes the replica of a tenant that is purged, where that can be done, and says where it cannot.
+"""The erasure of a purged tenant's replica.
 
-The replicator's binary lists and restores what a target holds and deletes nothing there on request,
-and a tenant that is gone is in no configuration, so no retention runs for it either. A directory is
-removed by us; of every other target it is said which path is left, to be removed by its own tools.
+The replicator's binary deletes nothing on request, and a purged tenant is in no configuration, so
+no retention removes its replica either. A replica in a directory is removed here. For every other
+target the path that is left is named, to be removed with the target's own tools: a client for each
+target would be five libraries for a command that runs a few times a year.
 """
 
 import os
@@ -26,8 +27,8 @@ from .manifest import replica_path
 from .replica import ReplicaReader
 from .scratch import scratch_directory
 
-#: How long others may have the database open, in seconds: a daemon lets go of the one of a tenant
-#: that is not active within a second, a replicator after its window and a last sync.
+#: Time for other processes to close the database, in seconds: a daemon closes that of a tenant that
+#: is not active within a second, a replicator after its debounce window and a last sync.
 WAIT_SECONDS: Final = 60.0
 
 _TRY_SECONDS: Final = 0.2
@@ -59,9 +60,9 @@ class ReplicaErasure:
         return self._options.replica_target_type is ReplicaTargetType.LOCAL_DISK
 
     def holdings(self, tenant_id: str) -> ReplicaHoldings | None:
-        """Return where the tenant's replica is; None: there is none, or replication is off.
+        """Return the place of the tenant's replica; None: there is none, or replication is off.
 
-        Of a target elsewhere it is not known without asking, which this does not.
+        It does not ask a remote target, so a place there may turn out to be empty.
         """
         if not self._options.use_replication:
             return None
@@ -94,7 +95,10 @@ class ReplicaErasure:
 
     @asynccontextmanager
     async def released(self, file: Path) -> AsyncIterator[str | None]:
-        """Hold a database that nobody else has open; yield who has it all the time, else None."""
+        """Hold a database that nobody else has open.
+
+        It yields None, or the names of the processes that had it open all the time.
+        """
         with trio.move_on_after(self._wait_seconds):
             while True:
                 held = await trio.to_thread.run_sync(HeldDatabase.take, file)
@@ -138,7 +142,7 @@ class ReplicaErasure:
 
 
 def _remove_local(replica: Path) -> str | None:
-    """Remove a directory, a file or a link; return in words what a link has pointed to."""
+    """Remove a directory, a file or a link; return a note about the target of a link."""
     if replica.is_symlink():
         target = replica.resolve()
         replica.unlink()
@@ -156,7 +160,7 @@ def _remove_local(replica: Path) -> str | None:
 
 
 def replica_location(options: ReplicationOptions, tenant_id: str) -> str:
-    """Return where a tenant's replica is, as the target's own tools would name it."""
+    """Return the place of a tenant's replica in the form that the target's own tools use."""
     path = replica_path(options, tenant_id, working_directory=os.getcwd())
     match options.replica_target_type:
         case ReplicaTargetType.LOCAL_DISK:

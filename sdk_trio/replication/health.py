@@ -1,7 +1,7 @@
 """The health of replication: of each database, and of all of them together. Pure.
 
-No metric of the replicator shows a lag: with its target away for minutes, every error counter
-stays at 0. What shows it is when a database was last in step with its replica.
+No metric of the replicator shows a lag: with its target away for minutes, every error counter stays
+at 0. The time at which a database was last in step with its replica shows it.
 """
 
 import enum
@@ -13,7 +13,7 @@ import attrs
 from .control import ReplicatedDatabase
 from .lag import LagBook
 
-#: How many databases a summary names.
+#: Databases that a summary names.
 NAMED: Final = 5
 
 #: Statuses in which the replicator works on a database.
@@ -21,7 +21,7 @@ _WORKING: Final = frozenset({"replicating", "open"})
 
 
 class HealthState(enum.StrEnum):
-    """From best to worst; ``Disabled`` is ``HealthCheckEnabled: false``, so nobody looked."""
+    """The states, from best to worst; ``Disabled``: ``HealthCheckEnabled`` is false."""
 
     DISABLED = "Disabled"
     HEALTHY = "Healthy"
@@ -97,15 +97,15 @@ class ReplicationHealth:
 
 
 def disabled(now: float) -> ReplicationHealth:
-    """Return what is known when ``HealthCheckEnabled`` is false: nothing."""
+    """Return the health for ``HealthCheckEnabled: false``, in which nothing is known."""
     return ReplicationHealth(HealthState.DISABLED, now, "HealthCheckEnabled is false", False)
 
 
 class SyncHistory:
-    """When each database was last in step, as far as anybody has seen.
+    """The last time at which each database was seen in step with its replica.
 
-    A replicator that was restarted has forgotten it; what its predecessor brought to the target is
-    there all the same.
+    A restarted replicator has forgotten these times, but everything that its predecessor brought to
+    the target is still there.
     """
 
     def __init__(self) -> None:
@@ -121,17 +121,17 @@ class SyncHistory:
     def keep(self, wanted: Collection[str], now: float) -> None:
         """Forget all databases but these: one that comes back later starts anew."""
         self._last = {path: at for path, at in self._last.items() if path in wanted}
-        # Of those that were there when nobody had looked before, nobody knows since when.
+        # Nobody knows since when the databases of the first look exist.
         since = float("-inf") if self._wanted_since is None else now
         before = self._wanted_since or {}
         self._wanted_since = {path: before.get(path, since) for path in wanted}
 
     def wanted_since(self, path: str) -> float:
-        """Return when ``path`` appeared among the wanted, in Unix seconds."""
+        """Return the time at which ``path`` appeared among the wanted, in Unix seconds."""
         return (self._wanted_since or {}).get(path, float("-inf"))
 
     def last_sync_at(self, path: str) -> float | None:
-        """Return when ``path`` was last seen in step, in Unix seconds; None: never."""
+        """Return the time at which ``path`` was last seen in step, in Unix seconds; None: never."""
         return self._last.get(path)
 
 
@@ -152,10 +152,10 @@ def judge(
     now: float,
     problem: str = "",
 ) -> ReplicationHealth:
-    """Judge what the replicator reported against what should be replicated.
+    """Compare the databases that the replicator reports with those that should be replicated.
 
-    The history is brought up to date. Healthy needs a sample: a database that was never in step,
-    and one whose replicator does not answer, are never healthy.
+    It updates the history. Healthy needs a proof: a database that was never seen in step, or whose
+    replicator does not answer, is never healthy.
 
     Args:
         wanted: the databases' paths.
@@ -192,7 +192,7 @@ def judge_by_replicas(
     problem: str = "",
     unanswered: str = "",
 ) -> ReplicationHealth:
-    """Judge a replicator that tells no lag by what the target holds of its databases.
+    """Judge a replicator that reports no lag by the files that the target holds.
 
     Args:
         wanted: the databases' paths.
@@ -210,7 +210,7 @@ def judge_by_replicas(
     for path in wanted:
         last, lag = _lag_of_history(path, history, rules, now)
         if book is not None:
-            # Who has a socket and missed one answer is still known by those before.
+            # A replicator that has a socket and missed one answer is known by those before.
             last = _known(max, last, book.in_step_at(path))
             delay = book.delay(path, now, unanswered=bool(unanswered))
             told = None if delay is None else max(0.0, delay - rules.sync_interval)
@@ -287,7 +287,7 @@ def _judge_one(
     if seen.status is None:
         reason = "the replicator does not have it"
         if now - history.wanted_since(path) <= rules.max_lag:
-            # The configuration is written, and the replicator told, a few seconds later.
+            # A new database gets into the configuration, and to the replicator, some seconds later.
             state, reason = HealthState.DEGRADED, "new, the replicator does not have it yet"
     elif seen.status not in _WORKING:
         reason = f"its replication is {seen.status or 'in an unknown state'}"

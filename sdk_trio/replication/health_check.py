@@ -1,4 +1,4 @@
-"""Asks the replicator how replication stands, now or again and again."""
+"""The health check of replication: it asks the replicator, and the target where that is needed."""
 
 import math
 import time
@@ -27,20 +27,20 @@ from .manifest import METRICS_HOST
 
 _log = get_logger("replication")
 
-#: Between two checks, in seconds.
+#: Time between two checks, in seconds.
 CHECK_SECONDS = 5.0
 
-#: How long the metrics endpoint may take, and how long its answer may be.
+#: Time for an answer of the metrics endpoint, in seconds, and its longest body, in bytes.
 _METRICS_SECONDS = 5.0
 _METRICS_BYTES = 64 * 1024 * 1024
 
 _OK = 200
 
-#: How long an answer of the metrics endpoint is believed, in seconds: the replicator takes its port
-#: when it starts, or never.
+#: Time for which an answer of the metrics endpoint is believed, in seconds. The replicator binds
+#: its port when it starts, or never, so there is no need to ask often.
 ENDPOINT_SECONDS = 60.0
 
-#: A replicator that has just started opens its endpoint a moment after its control socket.
+#: Tries to reach the endpoint: a starting replicator opens it a moment after its control socket.
 _ENDPOINT_LOOKS = 3
 _ENDPOINT_PAUSE_SECONDS = 0.3
 
@@ -55,20 +55,19 @@ _WAITING = (
 
 
 class HealthChecker:
-    """Compares the databases that should be replicated with what the replicator says.
+    """Compares the databases that should be replicated with the replicator's answers.
 
-    The control socket gives the lag, and the metrics endpoint has to be served too. Where the
-    socket does not answer but the endpoint does, the process is there, and what it has read is
-    compared with what the target holds. Without a surveyor nothing can be said about the lag then:
-    Degraded, never Healthy.
+    The control socket gives the lag, and the metrics endpoint has to be served, too. If only the
+    endpoint answers, the transactions that it reports as read are compared with those that the
+    target holds. Without a surveyor the lag is unknown then: Degraded, never Healthy.
 
     Args:
         options: the replication's.
         socket_path: the replicator's control socket.
         wanted: returns the paths of the databases that should be replicated.
-        failure: returns what the supervisor has to say, None when all is well.
-        reloading: returns whether it restarts the replicator for a reload; meanwhile what the
-            replicator said last counts, and the lag grows.
+        failure: returns the supervisor's present failure, or None.
+        reloading: returns whether it restarts the replicator for a reload; meanwhile the last
+            answer counts, and the lag grows.
         surveyor: asks the target, for a replicator of the operator's that has no control socket.
         clock: returns Unix seconds.
     """
@@ -100,7 +99,7 @@ class HealthChecker:
         self.latest: ReplicationHealth | None = None
 
     async def check(self, *, even_if_disabled: bool = False) -> ReplicationHealth:
-        """Look once, and return and keep the result; it is data, whatever is wrong.
+        """Check once, and return and keep the result; a failure is a result, too.
 
         Args:
             even_if_disabled: also with ``HealthCheckEnabled: false``, because somebody asks.
@@ -144,8 +143,8 @@ class HealthChecker:
         try:
             self._listed = await self._client.list_databases()
         except ReplicatorError as error:
-            # What it listed last still counts while it restarts, or waits for its target: the lag
-            # grows by itself.
+            # Its last list still counts while it restarts or waits for its target; the lag grows
+            # with the time since then.
             known = {each.path for each in self._listed or ()}
             if self._listed is None or not self._reloading():
                 waits = await self._client.answers()
@@ -167,9 +166,9 @@ class HealthChecker:
         return health  # noqa: ASYNC910 - whoever raised has been waited for
 
     async def _endpoint_problem(self, listed: Collection[ReplicatedDatabase]) -> str | None:
-        """Return what is wrong with the metrics endpoint; None: it is this replicator's."""
+        """Return the problem of the metrics endpoint; None: this replicator serves it."""
         await trio.lowlevel.checkpoint()
-        # Only what was synced is in the metrics.
+        # The metrics name a database only after its first sync.
         synced = {each.path for each in listed if each.last_sync_at is not None}
         if not synced or trio.current_time() - self._endpoint_seen_at < ENDPOINT_SECONDS:
             return None
@@ -204,7 +203,7 @@ class HealthChecker:
                 now=self._clock(),
                 problem=problem or error,
             )
-        # One that waits for its target is there; the target would not answer us either.
+        # If the replicator waits for its target, the target would not answer us either.
         surveyor = None if waits else self._surveyor
         if surveyor is not None:
             await surveyor.survey(wanted, metrics)

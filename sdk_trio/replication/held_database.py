@@ -1,12 +1,13 @@
-"""A database that is to be replaced: taken only while nobody has it open, and whole in one file.
+"""A database that is to be replaced, locked against everybody else.
 
-SQLite has every connection with a write-ahead log keep a lock of the database as long as it is
-open, idle ones of other processes and the replicator's included. So an exclusive lock proves that
-nobody has it, and nobody can use it while we replace it. Changing the journal's mode under that
-lock brings the log into the database: from then on one rename replaces all of it, and a process
-that is killed at any moment leaves the old database whole, or the new one.
+With a write-ahead log every connection holds a shared lock as long as it is open, also an idle one
+of another process and the replicator's. So an exclusive lock proves that nobody has the database
+open, and keeps everybody out while it is replaced. To change the journal mode under that lock
+brings the log into the database: from then on one rename replaces all of it, and a process that is
+killed at any moment leaves the old database whole, or the new one. To remove the old files before
+the rename would lose the newest transactions, which are in the log, if it was killed in between.
 
-Who opened the old file and waited for the lock finds it moved: SQLite refuses to write to it.
+A process that opened the old file and waited for the lock gets SQLITE_READONLY_DBMOVED.
 """
 
 import os
@@ -29,18 +30,18 @@ except ImportError:  # Windows, for which there is no replicator
     fcntl = None  # type: ignore[assignment]
 
 _TAKE: Final = (
-    # Before anything is read, so that the log is read without its shared index, alone.
+    # Before the first read, so that SQLite uses the log without its shared index.
     "PRAGMA locking_mode = EXCLUSIVE",
     "PRAGMA journal_mode = DELETE",
     "BEGIN EXCLUSIVE",
-    # The lock stays, because of its mode.
+    # The exclusive locking mode keeps the lock after the commit.
     "COMMIT",
 )
 
 _IN_USE = (apsw.BusyError, apsw.LockedError)
 _DAMAGED = (apsw.NotADBError, apsw.CorruptError, apsw.IOError)
 
-#: Where SQLite's locks are in a database's file (``PENDING_BYTE`` and the bytes after it).
+#: The bytes of a database's file that SQLite locks (``PENDING_BYTE`` and those after it).
 _LOCK_AT: Final = 0x40000000
 _LOCK_BYTES: Final = 512
 
@@ -50,7 +51,7 @@ class HeldDatabase:
     """A database that nobody else can open; every method blocks.
 
     Attributes:
-        file: where it is.
+        file: its path.
         connection: holds the lock; None: there is no file, or it is so damaged that SQLite cannot
             open it.
         descriptor: holds the same lock of a damaged file.
@@ -62,7 +63,7 @@ class HeldDatabase:
 
     @classmethod
     def take(cls, file: Path) -> "HeldDatabase | None":
-        """Return the database at ``file`` as ours alone; None: somebody has it open.
+        """Lock the database at ``file`` and return it; None: somebody has it open.
 
         Raises:
             RestoreError: it cannot be opened, or its disk is full.
@@ -171,19 +172,20 @@ class HeldDatabase:
             copy.close()
 
     def replace_by(self, restored: Path) -> None:
-        """Give ``restored``, a whole database on the same disk, our name; a crash leaves either.
+        """Replace the file by ``restored``, on the same disk; a crash leaves one of them whole.
 
         Raises:
             OSError: the directory cannot be written.
         """
         for suffix in SIDE_FILES:
-            # All of it is in the database; what a crash left would be taken for the new one's.
+            # The log is in the database by now. Side files that a crash left would be taken for
+            # those of the new database.
             Path(f"{self.file}{suffix}").unlink(missing_ok=True)
         restored.replace(self.file)
         sync_to_disk(self.file.parent)
 
     def release(self) -> None:
-        """Let others open what is at the path now."""
+        """Unlock the database, so that others can open the file at the path."""
         if self.connection is not None:
             self.connection.close()
         if self.descriptor is not None:

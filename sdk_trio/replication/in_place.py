@@ -1,13 +1,12 @@
 """Restores an active tenant's database in its place, whatever daemon runs beside (docs/how-to).
 
-The tenant is suspended; its database is taken when nobody has it open any more; the replica is
-restored beside it, checked, compared with it, and given its name; the tenant is reactivated.
-Everybody else notices by the tenant's status, which is in the store, and by the lock, which SQLite
-keeps.
+The steps: suspend the tenant; lock its database when nobody has it open any more; restore the
+replica beside it, check it, compare the two; rename; reactivate the tenant. Other processes notice
+by the tenant's status in the store, which a daemon sees within half a second, and by SQLite's lock.
 
 A process that is killed at any of these steps leaves the tenant suspended, with the old database
-whole or the new one. What has to be remembered for the next attempt is in the audit trail: the
-suspension is one of ours, so the tenant was active before.
+whole or the new one. The next attempt needs to know only whether the tenant was active before, and
+reads that in the audit trail: the suspension has the reason of this command.
 """
 
 import os
@@ -30,23 +29,23 @@ from .replica import RestorePoint
 from .restore import Restored, Restorer
 from .verifier import read_file
 
-#: How the reason of our suspensions begins, in the audit trail.
+#: The beginning of the reason of our suspensions in the audit trail.
 REASON: Final = "replication restore --in-place"
 
-#: Held while one restores; in the directory of the databases.
+#: Name of the lock file of a running restore, in the directory of the databases.
 LOCK_NAME: Final = "in-place.lock"
 
-#: How long others may have the database open after the suspension, in seconds: the daemon lets go
-#: of it within a second, a replicator after its window and a last sync.
+#: Time for other processes to close the database after the suspension, in seconds: the daemon
+#: closes it within a second, a replicator after its debounce window and a last sync.
 DEFAULT_WAIT_SECONDS: Final = 60.0
 
 #: Between two attempts to take the database, in seconds.
 _TAKE_SECONDS = 0.2
 
-#: How long a replicator may need to bring the database to the target, in seconds.
+#: Time for a replicator to bring the database to the target, in seconds.
 _SYNC_SECONDS = 20.0
 
-#: How long a failed or cancelled restore may take to reactivate the tenant, in seconds.
+#: Time for a failed or cancelled restore to reactivate the tenant, in seconds.
 _REACTIVATE_SECONDS = 10.0
 
 _PAGE = 500
@@ -130,7 +129,7 @@ class InPlaceRestorer:
         if wish.keep is not None and wish.keep.exists():
             raise RestoreError(f"{wish.keep} exists and is not overwritten: choose another --keep")
         with _locked(file.parent):
-            # Before anything is changed: most failures are found here.
+            # Finds most failures before anything is changed.
             await self._restorer.check(tenant.id, file, at=wish.at)
             was_active = tenant.is_active or await self._is_suspended_by_us(tenant)
             try:

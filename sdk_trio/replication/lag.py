@@ -1,9 +1,9 @@
 """The lag of replicas, by what the target holds. Pure.
 
-This is for a replicator whose control socket cannot be asked. Its metrics tell the newest
-transaction that it has read from each database, the target's listing tells the newest that has
-arrived there. What lies between waits, and its age is the lag. The metrics are believed as long
-as they show that the replicator goes on reading.
+This is for a replicator whose control socket cannot be asked. Its metrics report the newest
+transaction that it has read from each database, the target's listing the newest that has arrived
+there. The transactions in between wait, and the age of the oldest is the lag. The metrics are
+believed as long as they show that the replicator goes on reading.
 """
 
 import math
@@ -36,15 +36,15 @@ class ReplicaPosition:
 
 @attrs.frozen
 class _Known:
-    """Of one database; times are Unix seconds, each of them the last one.
+    """The last observations of one database; times are Unix seconds, None: never.
 
     Attributes:
-        metrics: as they were read last.
-        read_at: when the replicator was seen to read the database; None: never.
-        tried_at: when the target was asked, also without an answer; None: never.
-        looked_at: when it was asked and answered; None: never.
-        held: what the target held then.
-        in_step_at: up to when everything was there then, None if nothing was.
+        metrics: the last metrics.
+        read_at: the replicator was seen to read the database.
+        tried_at: the target was asked, also without an answer.
+        looked_at: the target was asked and answered.
+        held: the newest transaction that the target held then; 0: none.
+        in_step_at: everything up to this time was at the target then; None if nothing was.
     """
 
     metrics: DatabaseMetrics
@@ -60,9 +60,9 @@ class _Known:
 
 
 class LagBook:
-    """Remembers what was seen of each database, and says which are to be looked at again.
+    """The observations of all databases, and the choice of those to ask for next.
 
-    ``fresh_seconds``: how long a look counts; what was not reached again gets older after that.
+    ``fresh_seconds``: the time for which an observation counts; after it the lag grows by itself.
     """
 
     def __init__(self, fresh_seconds: float = math.inf) -> None:
@@ -76,23 +76,23 @@ class LagBook:
         found = {}
         for path, each in metrics.items():
             known = self._known.get(path, _Known(each))
-            # One look shows what was read some time, two show that it goes on. Fewer than before:
-            # it was restarted, and none at all is no success.
+            # A count that has changed between two looks shows that the replicator is reading. A
+            # smaller one means that it was restarted; 0 means that it has read nothing yet.
             read_at = known.read_at if each.syncs in (0, known.metrics.syncs) else now
             found[path] = attrs.evolve(known, metrics=each, read_at=read_at)
         self._known = found
 
     def due(self, paths: Collection[str], limit: int) -> list[str]:
-        """Return which of ``paths`` have something new: those that waited longest, at most so many.
+        """Return up to ``limit`` of ``paths`` that are not in step, the longest waiting first.
 
-        What is in step and was not written since is not asked for: a request costs.
+        Databases that are in step and were not written since are left out: each request costs.
         """
         due = [path for path in paths if path in self._known and not self._known[path].is_in_step]
         due.sort(key=lambda path: (self._known[path].tried_at or 0.0, path))
         return due[:limit]
 
     def tried(self, path: str, now: float) -> None:
-        """Remember that the target is asked now: without an answer, the others come first."""
+        """Remember that the target is asked now; if it fails, other databases are asked first."""
         if path in self._known:
             self._known[path] = attrs.evolve(self._known[path], tried_at=now)
 
@@ -104,14 +104,14 @@ class LagBook:
     def found(
         self, path: str, position: ReplicaPosition, waiting_since: float | None, now: float
     ) -> None:
-        """Remember what the target holds of a database.
+        """Remember the position of a database at the target.
 
         Args:
             path: the database's.
-            position: what the target holds.
-            waiting_since: when the replicator read the first transaction that the target does not
-                hold, None if that is not known.
-            now: when the target was asked.
+            position: the newest transaction at the target.
+            waiting_since: the time at which the replicator read the first transaction that the
+                target does not hold, None if that is not known.
+            now: the time of the question.
         """
         known = self._known.get(path)
         if known is None:
@@ -138,17 +138,17 @@ class LagBook:
         return any(known.read_at is None for known in self._known.values())
 
     def in_step_at(self, path: str) -> float | None:
-        """Return up to when all of a database is known to be at the target, None if nothing is."""
+        """Return the time up to which all of a database is at the target, None if nothing is."""
         known = self._known.get(path)
         if known is None:
             return None
         return known.read_at if known.is_in_step else known.in_step_at
 
     def delay(self, path: str, now: float, *, unanswered: bool) -> float | None:
-        """Return how old the oldest is that waits, in seconds; None if nobody knows.
+        """Return the age of the oldest waiting transaction, in seconds; None if it is unknown.
 
-        It is as of the last look. When the target does not answer any more, or was not asked for
-        this database in time, it grows by itself.
+        It is as of the last look. If the target does not answer any more, or was not asked for this
+        database in time, it grows with the time since.
         """
         known = self._known.get(path)
         if known is None or known.looked_at is None or known.read_at is None:

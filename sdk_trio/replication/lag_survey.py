@@ -1,9 +1,9 @@
 """Asks the target what it holds, for a replicator that does not tell its lag.
 
 Each question starts the replicator's binary, which asks the target with the keys of our own
-environment. That costs a process and some requests, so it is bounded: only databases that were
-written since they were found in step, so many in one survey, two at a time, and no more after the
-first that gets no answer.
+environment. That costs a process and some requests, so it is bounded: it asks only for databases
+that were written since they were found in step, at most :data:`SURVEYED` in one survey, two at a
+time, and for no more after the first failure.
 """
 
 import os
@@ -28,10 +28,10 @@ LEAST_PAUSE_SECONDS = 10.0
 #: Longest time between two surveys, in seconds.
 LONGEST_PAUSE_SECONDS = 60.0
 
-#: How long a survey may take, in seconds. What was not reached is the first in the next one.
+#: Time limit of a survey, in seconds. Databases that it did not reach come first in the next one.
 SURVEY_SECONDS = 10.0
 
-#: How many databases one survey asks for: each is a process of some 40 ms, and a request or more.
+#: The most databases in one survey: each costs a process of some 40 ms, and a request or more.
 SURVEYED = 50
 
 _AT_A_TIME = 2
@@ -65,9 +65,9 @@ class LagSurveyor:
         threshold = max(float(options.health_check_max_lag_seconds), LEAST_PAUSE_SECONDS)
         self._pause = min(threshold, LONGEST_PAUSE_SECONDS) if pause is None else pause
         self._next_at = float("-inf")
-        # Two surveys of a busy database lie that far apart at most, unless it was left out.
+        # The longest time between two surveys of a busy database, unless it was left out.
         self.book: LagBook = LagBook(2 * self._pause + SURVEY_SECONDS)
-        #: Why the target could not be asked the last time; empty: it answered.
+        #: The error of the last survey; empty: the target answered.
         self.problem: str = ""
 
     async def survey(self, paths: Collection[str], metrics: Mapping[str, DatabaseMetrics]) -> None:
@@ -102,7 +102,7 @@ class LagSurveyor:
                     await self._ask(path)
                 except (ReplicationError, StorageError, OSError) as error:
                     self.problem = self.problem or str(error)
-                    # What failed for one fails for all: the next survey tries again.
+                    # A failure for one database is one for all; the next survey tries again.
                     scope.cancel()
                     await trio.lowlevel.checkpoint()
                 answered += 1
@@ -136,9 +136,9 @@ class LagSurveyor:
 
 
 def waiting_since(path: str, replicated: int) -> float | None:
-    """Return when the replicator read the transaction after ``replicated``; blocks.
+    """Return the time at which the replicator read the transaction after ``replicated``; blocks.
 
-    It keeps what it has read in a directory beside the database until the target has it.
+    The replicator keeps transactions in a directory beside the database until the target has them.
 
     Returns:
         Unix seconds; None if there is no such transaction, or the directory is elsewhere.

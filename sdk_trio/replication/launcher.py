@@ -1,9 +1,9 @@
-"""Becomes another program that the kernel ends when our process ends, however it ends.
+"""A short program between the supervisor and the replicator: it sets PDEATHSIG, then execs.
 
-Run as a file, isolated and without this package: ``launcher.py PARENT PROGRAM [ARGUMENT...]``. A
-killed process cannot end its children itself, and a function between fork and exec is unsafe in a
-program with threads; so this short program stands between. Where the kernel has no such wish
-(macOS), the lock that the child holds keeps a second replicator away instead.
+It is run as a file, isolated and without this package, as ``launcher.py PARENT PROGRAM [ARG...]``.
+A process that was killed cannot end its children itself, so the kernel has to (PR_SET_PDEATHSIG).
+A ``preexec_fn`` would run between fork and exec, which is unsafe in a program with threads. macOS
+has no such signal; there the lock that the child inherits keeps a second replicator away.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def launch(parent: int, program: list[str]) -> None:
-    """Ask for our end at the parent's end, then become ``program``; returns only if it is gone."""
+    """Set PDEATHSIG, then exec ``program``; return only if the parent has ended already."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
-            return  # it ended before the kernel knew
+            return  # the parent ended before prctl, so no signal will come
     os.execv(program[0], program)  # noqa: S606 - an absolute path, and no shell is wanted
 
 

@@ -1,8 +1,10 @@
-"""The lock of the databases' directory: one replicator at a time, also after a crash.
+"""Locks: the databases' directory has one replicator at a time, and ``replication run`` a pid file.
 
 Two replicators of one database raise no error and spoil its replica. The lock belongs to an open
 file that the child inherits, so it is held for as long as either of us lives: whoever starts
 after we were killed waits until our child is gone too.
+
+The pid file is whole from the first moment, locked while it is true, and gone at the end.
 """
 
 import os
@@ -21,10 +23,10 @@ try:
 except ImportError:  # Windows, for which there is no replicator
     fcntl = None  # type: ignore[assignment]
 
-#: The file whose lock is held; it says who took it.
+#: Name of the lock file; it holds the process id of its taker.
 LOCK_NAME: Final = "replicator.lock"
 
-#: Between two attempts to take it.
+#: Pause between two attempts to take the lock, in seconds.
 _POLL_SECONDS: Final = 0.1
 
 
@@ -70,7 +72,7 @@ async def lock_patiently(
     Args:
         stack: gives the lock back.
         directory: of the databases.
-        seconds: how long another holder is waited for.
+        seconds: time to wait for another holder.
 
     Raises:
         StoreLockedError: another process holds it still.
@@ -100,11 +102,11 @@ except ImportError:  # Windows, for which there is no replicator
 
 @contextmanager
 def hold_pid_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Keep our process id in ``path`` for the length of a block.
+    """Keep this process's id in the file ``path`` for the length of a block.
 
-    A reader sees a whole number or no file. The lock on it ends with us, so a file that was left
-    by a process that was killed is replaced, and that of one that lives is not. No link is
-    followed: the directory may be one that others can write.
+    A reader sees a whole number or no file. The file is locked, and the lock ends with the process:
+    the file of a killed process is replaced, that of a living one is not. No link is followed, as
+    others may be able to write in the directory.
 
     Raises:
         StoreLockedError: another process holds the file.
@@ -122,7 +124,7 @@ def hold_pid_file(path: str | os.PathLike[str]) -> Iterator[None]:
             "writable for this user, or choose another place with --pid-file"
         ) from error
     try:
-        os.fchmod(descriptor, 0o644)  # no secret, and whoever signals us reads it
+        os.fchmod(descriptor, 0o644)  # no secret; other users' programs read it to send signals
         os.write(descriptor, f"{os.getpid()}\n".encode())
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         _put_in_place(partial, file)
@@ -139,7 +141,7 @@ def hold_pid_file(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _put_in_place(partial: Path, file: Path) -> None:
-    """Give ``partial`` the name ``file``, unless a living process holds that."""
+    """Give ``partial`` the name ``file``, unless a living process has a file there."""
     while True:
         try:
             os.link(partial, file)  # fails where there is a file, so only one can succeed
@@ -169,7 +171,7 @@ def _remove_abandoned(file: Path) -> None:
                 "with --pid-file"
             )
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Locked and still in place, it is the file of nobody.
+        # We have its lock and it is still in place, so its process has ended.
         if os.path.samestat(os.lstat(file), os.fstat(descriptor)):
             file.unlink()
     except BlockingIOError as error:

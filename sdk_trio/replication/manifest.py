@@ -1,8 +1,12 @@
-"""Values as YAML, for a reader that first replaces ``$NAME`` and ``${NAME}`` as text. Pure.
+"""The manifest: the replicator's configuration file, rendered from the options and the databases.
 
-The replicator expands variables in the whole file before it parses it, so quotes protect nothing
-from that: a ``$`` of ours must not be in the file, and a value that it puts in must not end the
-quotes that it is put into.
+Rendering is pure; :class:`ManifestWriter` writes the file whole or not at all. The schema is that
+of Litestream 0.5. It ignores keys that it does not know, so a slip here is no error there: tests
+ask the real binary what it replicates.
+
+The replicator expands ``$NAME`` and ``${NAME}`` in the whole file before it parses it, so quotes
+protect nothing from that: a ``$`` of ours must not be in the file, and a value that it puts in must
+not end the quotes around it.
 """
 
 import glob
@@ -25,8 +29,76 @@ from ..config.options.replication import ReplicationOptions
 from ..config.section_switches import REPLICATION
 from ..errors import ReplicationError
 
-# Readable as they are between double quotes; a dollar would be expanded.
+# Characters that need no escape between double quotes. A dollar would be expanded.
 _PLAIN_TEXT = frozenset(map(chr, range(0x20, 0x7F))) - set('"\\$')
+
+#: Where the replicator's metrics are served: to this machine only.
+METRICS_HOST: Final = "127.0.0.1"
+
+#: With more databases than this the replicator compacts less often.
+LARGE_FLEET: Final = 20
+
+# For each idle database the defaults make 13 requests a minute for ever, and object stores bill
+# them; these make one. The price: states older than five minutes can be restored to every fifth
+# minute, not to every thirtieth second.
+_LARGE_FLEET_LINES: Final = (
+    "levels: [{interval: 5m}, {interval: 1h}]",
+    "l0-retention-check-interval: 10m",
+)
+
+# Comments are expanded too, so there is no dollar in them.
+_HEADER: Final = (
+    "# Written by sdk_trio and replaced at every change of the tenants: edit its settings instead.",
+    "# It holds no key, only the names of the variables that do.",
+)
+
+#: Variables of our environment that the replicator gets for every target. It is a third party's
+#: program, and the other variables hold the secrets of webhooks, tenants and providers.
+PASSED_ON: Final = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_EC2_METADATA_DISABLED"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
+        *("http_proxy", "https_proxy", "no_proxy", "all_proxy"),
+        # Of its own runtime; and where an interpreter, which starts it, has its libraries.
+        *("GOMEMLIMIT", "GOMAXPROCS", "LD_LIBRARY_PATH"),
+    }
+)
+
+# Without keys, a machine's role gives access. AWS_CA_BUNDLE is not among them: the replicator would
+# take a bundle that was made for Python, and trust nothing else.
+_ROLE_OF_AMAZON: Final = frozenset(
+    {
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+        *("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
+        *("AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+        *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+        *("AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+        *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_STS_REGIONAL_ENDPOINTS"),
+    }
+)
+_ROLE_OF_AZURE: Final = frozenset(
+    {
+        *("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET", "AZURE_AUTHORITY_HOST"),
+        *("AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_FEDERATED_TOKEN_FILE"),
+        *("IDENTITY_ENDPOINT", "IDENTITY_HEADER", "MSI_ENDPOINT", "MSI_SECRET"),
+    }
+)
+
+_REFERENCE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))", re.ASCII)
+
+# Characters that mean the same in an address and in the configuration, however often they are
+# decoded.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9/_~.-]+")
+
+#: The sync interval of a database that is registered over the control socket, in seconds.
+_REGISTERED_SYNC_SECONDS: Final = 1
+
+#: Mode of the file: it names hosts, accounts and tenants, so only its owner may read it.
+MODE = 0o600
+
+#: An older partial file is that of a killed process, in seconds; no write takes as long.
+_ABANDONED_SECONDS = 3600.0
 
 
 def quoted(text: str) -> str:
@@ -56,27 +128,6 @@ def from_variable(name: str) -> str:
     ``#``, ``:`` or a quotation mark arrive whole.
     """
     return f"'${{{name}}}'"
-
-
-#: Where the replicator's metrics are served: to this machine only.
-METRICS_HOST: Final = "127.0.0.1"
-
-#: Above this many databases the replicator looks at its store less often.
-LARGE_FLEET: Final = 20
-
-# Of one idle database, the defaults make 13 requests a minute for ever, these make one. The price:
-# what is older than the last five minutes can be restored to every fifth minute, not to every
-# thirtieth second.
-_LARGE_FLEET_LINES: Final = (
-    "levels: [{interval: 5m}, {interval: 1h}]",
-    "l0-retention-check-interval: 10m",
-)
-
-# Comments are expanded too, so there is no dollar in them.
-_HEADER: Final = (
-    "# Written by sdk_trio and replaced at every change of the tenants: edit its settings instead.",
-    "# It holds no key, only the names of the variables that do.",
-)
 
 
 @attrs.frozen(order=True)
@@ -130,7 +181,8 @@ def render_manifest(
                 )
             lines += [
                 f"  - path: {quoted(entry.path)}",
-                # A replicator keeps the file that it has opened: one in its place is a change.
+                # A replicator keeps a file that it has opened. With the identity in a comment, a
+                # file that was replaced changes the text, and so leads to a reload.
                 *([f"    # file {entry.identity}"] if entry.identity else ()),
                 "    replica:",
                 *(f"      {line}" for line in target),
@@ -142,7 +194,7 @@ def render_manifest(
 def replica_path(
     options: ReplicationOptions, tenant_id: str, *, working_directory: str = "/"
 ) -> str:
-    """Return where in the target a tenant's replica is: a directory of its own, named by its id.
+    """Return the place of a tenant's replica in the target: a directory that is named by its id.
 
     Args:
         options: valid options.
@@ -161,49 +213,6 @@ def replica_path(
         case ReplicaTargetType.CLOUD_STORAGE:
             parent = options.cloud_storage.path_prefix.strip("/")
     return posixpath.join(parent, tenant_id)
-
-
-#: What the replicator gets of our environment, whatever its target. All else stays with us: it is
-#: another's program, and ours holds the secrets of webhooks, tenants and providers.
-PASSED_ON: Final = frozenset(
-    {
-        *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_EC2_METADATA_DISABLED"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
-        *("http_proxy", "https_proxy", "no_proxy", "all_proxy"),
-        # Of its own runtime; and where an interpreter, which starts it, has its libraries.
-        *("GOMEMLIMIT", "GOMAXPROCS", "LD_LIBRARY_PATH"),
-    }
-)
-
-# Where no key is named, a machine gives its programs a role. AWS_CA_BUNDLE is never among them:
-# the replicator would take a bundle that was made for Python, and refuse what is not in it.
-_ROLE_OF_AMAZON: Final = frozenset(
-    {
-        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
-        *("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
-        *("AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_WEB_IDENTITY_TOKEN_FILE"),
-        *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
-        *("AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
-        *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_STS_REGIONAL_ENDPOINTS"),
-    }
-)
-_ROLE_OF_AZURE: Final = frozenset(
-    {
-        *("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET", "AZURE_AUTHORITY_HOST"),
-        *("AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_FEDERATED_TOKEN_FILE"),
-        *("IDENTITY_ENDPOINT", "IDENTITY_HEADER", "MSI_ENDPOINT", "MSI_SECRET"),
-    }
-)
-
-_REFERENCE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))", re.ASCII)
-
-
-# What means the same in an address and in the configuration, whoever decodes it how often.
-_PLAIN: Final = re.compile(r"[A-Za-z0-9/_~.-]+")
-
-#: The sync interval of a database that is registered over the control socket, in seconds.
-_REGISTERED_SYNC_SECONDS: Final = 1
 
 
 def replica_url(
@@ -228,7 +237,7 @@ def replica_url(
             return f"file://{path}"
         case ReplicaTargetType.OBJECT_STORE:
             store = options.object_store
-            # With a dot it would be looked through for a provider's region and endpoint.
+            # The replicator looks for a provider's region and endpoint in a name with a dot.
             if "." in store.bucket or not _PLAIN.fullmatch(store.bucket):
                 return None
             asked = {
@@ -264,7 +273,7 @@ def child_environment(
     """
     named = {name for _, name in key_variables(options)}
     passed = PASSED_ON | named | {each[1] or each[2] for each in _REFERENCE.finditer(text)}
-    # Without keys, who replicates has a role.
+    # Without keys the machine's role is meant.
     unset = bool(unset_variables(options, environ))
     match options.replica_target_type:
         case ReplicaTargetType.OBJECT_STORE if unset:
@@ -274,12 +283,12 @@ def child_environment(
         case ReplicaTargetType.CLOUD_STORAGE:
             passed |= {"STORAGE_EMULATOR_HOST"}
     found = {name: value for name, value in environ.items() if name in passed}
-    # Off a cloud machine the question for its credentials hangs for seconds; on one, who sets no
-    # keys means its role.
+    # Off a cloud machine the question for its credentials hangs for seconds. On one, settings
+    # without keys mean its role.
     if options.replica_target_type is not ReplicaTargetType.OBJECT_STORE or not unset:
         found.setdefault("AWS_EC2_METADATA_DISABLED", "true")
     if options.replica_target_type is ReplicaTargetType.OBJECT_STORE and not unset:
-        # For the databases that are registered while it runs: an address names no variable.
+        # For databases that are registered while it runs: an address cannot name variables.
         store = options.object_store
         found["LITESTREAM_ACCESS_KEY_ID"] = environ[store.access_key_id_env_var]
         found["LITESTREAM_SECRET_ACCESS_KEY"] = environ[store.secret_access_key_env_var]
@@ -379,18 +388,11 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
-#: Only its owner reads it: it names hosts, accounts and tenants.
-MODE = 0o600
-
-#: A partial file as old as that is a killed process's, in seconds; no write takes as long.
-_ABANDONED_SECONDS = 3600.0
-
-
 class ManifestWriter:
-    """Keeps one file at the text that it is given.
+    """Writes one file, whole and durably.
 
     Args:
-        path: the file; a link is followed, so that the file it leads to is what is replaced.
+        path: the file; a link is followed, and the file that it leads to is replaced.
     """
 
     def __init__(self, path: Path) -> None:
@@ -401,7 +403,7 @@ class ManifestWriter:
         try:
             with open(self.path, "rb") as file:
                 mode = os.fstat(file.fileno()).st_mode & 0o777
-                # One byte more than expected is read, never a large file that is not ours.
+                # Reads one byte more than expected, never the whole of a large foreign file.
                 expected = text.encode()
                 return mode == MODE and file.read(len(expected) + 1) == expected
         except OSError:
@@ -458,7 +460,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed processes have left beside the file."""
+    """Remove partial files of killed processes."""
     for partial in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         with suppress(OSError):
             if partial.stat().st_mtime < time.time() - _ABANDONED_SECONDS:

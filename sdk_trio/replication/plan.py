@@ -1,4 +1,10 @@
-"""When a replicator that ended is started again, and what a new configuration asks for. Pure."""
+"""The supervisor's decisions: when to start again, from which configuration, and how to change it.
+
+The replicator itself reads a configuration before anything depends on it. It ignores what it does
+not know and exits with success after failures, so what counts is which databases it finds. The
+running replicator has a copy of its own: the original may be replaced by a broken one at any time,
+and a replicator that crashes then starts again from what worked.
+"""
 
 import posixpath
 import re
@@ -23,21 +29,33 @@ CAP_SECONDS: Final = 30.0
 
 _IDENTITY: Final = re.compile(r"\n    # file [^\n]*")
 
-#: A replicator that worked for so long, in seconds, begins to count its failures anew.
+#: After working for this time, in seconds, a replicator's failures are counted from zero.
 STABLE_SECONDS: Final = 60.0
+
+#: Names of the copies, in the directory of the databases.
+CANDIDATE_NAME: Final = "replicator.candidate.yml"
+RUNNING_NAME: Final = "replicator.running.yml"
+
+#: Time for the replicator to read a configuration, in seconds; with 5000 databases it takes 0.3.
+READ_SECONDS: Final = 30.0
+
+#: Longest configuration that is read, in bytes.
+MAX_BYTES: Final = 64 * 1024 * 1024
+
+_log = get_logger("replication")
 
 
 @attrs.frozen
 class SupervisorTimeouts:
     """The supervisor's timeouts, in seconds.
 
-    ``stop``: for the last sync of an orderly stop, of which the replicator itself takes up to 30;
-    ``last_sync``: the least of that, where others have used up the time; ``reload_stop``: the
-    same before a restart, after which a sync follows anyway; ``tell``: of
-    :meth:`Supervisor.reload` for the outcome; ``start``: until it replicates what it should, and
-    ``start_each`` more for every database; ``lock``: for the child of a killed predecessor;
-    ``watch``: between two looks at what it replicates, of which ``silent_looks`` in a row without
-    an answer mean that it hangs.
+    ``stop``: the last sync of an orderly stop; the replicator itself takes up to 30.
+    ``last_sync``: the least time for that, if other parts have used up the drain's.
+    ``reload_stop``: a stop before a restart, which is shorter as a sync follows the restart anyway.
+    ``tell``: the wait for the first reload at the start. ``start``: until the replicator has its
+    databases, and ``start_each`` more for each of them. ``lock``: the end of a killed predecessor's
+    child. ``watch``: between two checks; ``silent_looks`` of them without an answer mean that it
+    hangs.
     """
 
     stop: float = 35.0
@@ -73,16 +91,16 @@ class LiveChange:
 def live_change(
     old: Plan, new: Plan, options: ReplicationOptions, *, working_directory: str
 ) -> LiveChange | None:
-    """Return how the replicator gets from ``old`` to ``new`` while it runs; None: by a restart.
+    """Return the change from ``old`` to ``new`` in a running replicator; None: it needs a restart.
 
-    A restart is what takes another head; another target or file of a database, of which the
-    replicator has the old one open; and a database whose entry an address cannot express, because
-    it would be replicated otherwise than the configuration says.
+    These need one: another head (settings for all databases); another target or file of a database,
+    because the replicator has the old file open; and a database whose entry an address cannot
+    express, because it would be replicated with other settings than the configuration says.
 
     Args:
-        old: what the replicator runs with.
-        new: what it is to run with.
-        options: the replication's; an entry that is not what they say is an operator's own.
+        old: the configuration that the replicator runs with.
+        new: the wanted one.
+        options: the replication's; an entry that they do not render is an operator's own.
         working_directory: where a relative ``LocalDisk:Path`` starts.
     """
     old_head, old_entries = _parts(old.text)
@@ -99,7 +117,7 @@ def live_change(
             if url is None:
                 return None
             added[path] = url
-    # Every entry was understood, and none was changed.
+    # Proves that every entry was understood and that none was changed.
     if gone & added.keys() or old.databases - gone | added.keys() != new.databases:
         return None
     return LiveChange(tuple(sorted(gone)), dict(sorted(added.items())))
@@ -146,10 +164,10 @@ def _parts(text: str) -> tuple[str, list[str]]:
 
 
 def with_control_socket(text: str, socket_path: str) -> str:
-    """Return a configuration with what the supervisor needs, where an operator's own lacks it.
+    """Return a configuration with the control socket and JSON logs, which the supervisor needs.
 
-    That is the control socket, and logs as JSON on standard error. ``socket_path`` must need no
-    escapes in YAML but those of ``quoted``.
+    An operator's own configuration may lack them. ``socket_path`` must need no escapes in YAML but
+    those of ``quoted``.
     """
     keys = {line.partition(":")[0] for line in text.splitlines() if line[:1].isalpha()}
     lines = [text.rstrip("\n")]
@@ -160,17 +178,6 @@ def with_control_socket(text: str, socket_path: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-#: Names of the copies, in the directory of the databases.
-CANDIDATE_NAME: Final = "replicator.candidate.yml"
-RUNNING_NAME: Final = "replicator.running.yml"
-
-#: How long the replicator may take to read a configuration: 5000 databases take it 0.3 s.
-READ_SECONDS: Final = 30.0
-
-#: Longest configuration that is read, in bytes.
-MAX_BYTES: Final = 64 * 1024 * 1024
-
-
 class _Entry(msgspec.Struct):
     path: str
 
@@ -179,7 +186,7 @@ class PlanReader:
     """Reads the configuration at ``config_path`` and keeps the copies in ``directory``.
 
     Args:
-        config_path: what the watcher, ``replication render`` or an operator writes.
+        config_path: the file that the watcher, ``replication render`` or an operator writes.
         directory: of the databases; an absolute path.
         socket_path: where the control socket shall be.
         environment: returns the replicator's environment for a configuration.
@@ -268,11 +275,8 @@ def _check(answer: "subprocess.CompletedProcess[bytes]") -> None:
         raise ReplicatorError(f"the replicator cannot read its configuration: {words}")
 
 
-_log = get_logger("replication")
-
-
 class ChildConfiguration:
-    """Knows the configuration in force, the last one that worked, and one that did not.
+    """The configuration in force, the last one that worked, and the last one that did not.
 
     Args:
         reader: of the configuration.
@@ -309,7 +313,7 @@ class ChildConfiguration:
             self._complain(error)
             plan = self.plan
         if plan.text == self._rejected and self._good is not None:
-            # The one before worked; what is asked for is tried again when it is asked for again.
+            # It failed before: take the last good one. A further reload tries the new one again.
             plan = self._good
         await self.adopt(plan)
 

@@ -1,9 +1,12 @@
-"""The files of a replica, and the states that can be restored from them. Pure.
+"""A replica: its files, the states that can be restored from them, and the binary that reads them.
 
 A replica is a set of files. Each holds the changes from one transaction to another; a snapshot
 begins at transaction 1. Fresh files hold single transactions. Later they are merged into larger
 ones that carry the time of their *last* transaction: a point in time long ago is therefore
 restored to the last boundary before it, never to a later state.
+
+Each question starts the binary with a configuration of exactly one tenant, which exists as long
+as the block of :func:`ReplicaReader.open`. No database and no running replicator is touched.
 """
 
 import json
@@ -27,8 +30,22 @@ from .child import secret_values
 from .lag import ReplicaPosition
 from .manifest import TenantDatabaseFile, child_environment, render_manifest, unset_variables
 
-#: The level of snapshots; what is below are changes.
+#: The level of snapshots; files of lower levels hold changes.
 SNAPSHOT_LEVEL = 9
+
+T = TypeVar("T")
+
+#: Time for the target to list its files, in seconds. If it is away, the binary's own attempts take
+#: up to five minutes.
+LIST_SECONDS = 60.0
+
+#: Characters of the binary's own words that a message shows.
+_SHOWN_CHARACTERS = 400
+
+_DAMAGE = re.compile(
+    r"checksum|integrity check|decode|corrupt|non-contiguous|invalid ltx|unexpected EOF|"
+    r"malformed|lz4"
+)
 
 
 @attrs.frozen
@@ -66,7 +83,7 @@ def parse_files(text: str) -> tuple[ReplicaFile, ...]:
         ValueError: this is no such listing.
     """
     rows = json.loads(text or "[]")
-    # A replica without files is no list at all.
+    # For a replica without files the binary prints null.
     if not isinstance(rows, list | type(None)):
         raise ValueError("no listing")
     return tuple(_file(row) for row in rows or ())
@@ -107,12 +124,12 @@ def newest_txid(files: Iterable[ReplicaFile]) -> int:
 
 
 def newest_time(files: Iterable[ReplicaFile]) -> float | None:
-    """Return when the last transaction was, None for no files."""
+    """Return the time of the last transaction, None for no files."""
     return max((file.written_at for file in files), default=None)
 
 
 def newest_position(files: Sequence[ReplicaFile]) -> ReplicaPosition:
-    """Return the last transaction that any file holds, and the earliest time said of it.
+    """Return the last transaction that any file holds, with the earliest time given for it.
 
     A snapshot is written later than its last transaction, and has the time of its writing.
     """
@@ -122,9 +139,9 @@ def newest_position(files: Sequence[ReplicaFile]) -> ReplicaPosition:
 
 
 def earliest_snapshot(files: Iterable[ReplicaFile], since: float = float("-inf")) -> float | None:
-    """Return when the first snapshot at or after ``since`` (Unix seconds) was, None for none.
+    """Return the time of the first snapshot at or after ``since`` (Unix seconds), None for none.
 
-    Only snapshots of their own level count: they go with the retention alone, while a file of
+    Only files of the snapshot level count: the retention alone removes them, while a file of
     changes that begins at transaction 1 is merged into a later one.
     """
     times = (file.written_at for file in files if file.level == SNAPSHOT_LEVEL)
@@ -132,7 +149,7 @@ def earliest_snapshot(files: Iterable[ReplicaFile], since: float = float("-inf")
 
 
 def why_impossible(files: Sequence[ReplicaFile], at: float | None) -> str | None:
-    """Return why nothing can be restored, None when something can.
+    """Return the reason for which nothing can be restored, None if something can.
 
     Args:
         files: all files of the replica.
@@ -159,28 +176,13 @@ def find_gap(
 ) -> ReplicaFile | None:
     """Return a file that a restore to ``at`` should have reached and did not, None for none.
 
-    It exists when a file between is missing. The replicator notices that for the newest state
-    alone; for a point in time it restores what comes before the gap, as if nothing were wrong.
+    There is one if a file in between is missing. The replicator notices that for the newest state
+    only; for a point in time it restores the state before the gap without an error.
     """
     for file in files:
         if file.last_txid > point.txid and (at is None or file.written_at + 1 <= at):
             return file
     return None
-
-
-T = TypeVar("T")
-
-#: How long the target may take to list what it holds, in seconds. Of a target that is away the
-#: binary's own attempts take up to five minutes.
-LIST_SECONDS = 60.0
-
-#: How much of the binary's own words is shown.
-_SHOWN_CHARACTERS = 400
-
-_DAMAGE = re.compile(
-    r"checksum|integrity check|decode|corrupt|non-contiguous|invalid ltx|unexpected EOF|"
-    r"malformed|lz4"
-)
 
 
 class ReplicaReader:
@@ -233,7 +235,7 @@ class ReplicaReader:
 
 
 class TenantReplica:
-    """The replica of one tenant. Every method runs the binary; cancelled, it ends it."""
+    """The replica of one tenant. Every method runs the binary; if cancelled, it ends it."""
 
     def __init__(
         self,
@@ -249,7 +251,7 @@ class TenantReplica:
         self._database = database
         self._environ = environ
         self._secrets = secrets
-        # Said first: what the replicator says of it is about the roles of machines.
+        # Comes first in errors: without keys the replicator complains about the machine's role.
         self._first = "".join(f"{each}; " for each in unset)
 
     async def list_files(self, *, level: str = "all") -> tuple[ReplicaFile, ...]:

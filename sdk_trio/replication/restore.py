@@ -1,8 +1,8 @@
 """Restores one tenant's database from its replica into a file.
 
-It asks nothing of a running program and touches no database in use: the replica alone is read.
-The file is made and checked in a directory of its own beside the output and gets its name last,
-so that whoever sees the output sees all of it. Cancelled or failed, nothing of it is left.
+It reads the replica alone, asks no running program and touches no database in use. The file is made
+and checked in a directory of its own beside the output and gets its name last, so that a reader of
+the output sees all of it. If it is cancelled or fails, nothing of it is left.
 """
 
 import os
@@ -21,7 +21,7 @@ from .held_database import HeldDatabase, name_holders
 from .replica import ReplicaReader, RestorePoint, TenantReplica
 from .scratch import scratch_directory, sync_to_disk
 
-#: How often the growing file is looked at, in seconds.
+#: Time between two looks at the growing file, in seconds.
 _LOOK_SECONDS = 0.2
 
 
@@ -205,7 +205,7 @@ def _install(restored: Path, _: RestorePoint, *, output: Path, overwrite: bool) 
                 )
             held.replace_by(restored)
         return
-    # A link, unlike a rename, never replaces what has appeared meanwhile.
+    # Unlike a rename, a hard link never replaces a file that has appeared meanwhile.
     try:
         os.link(restored, output)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Directories for what is not finished: gone at the end, and what a killed process left as well."""
+"""Directories for unfinished files, removed at the end, with those that killed processes left."""
 
 import os
 import shutil
@@ -9,16 +9,16 @@ from pathlib import Path
 
 import filelock
 
-#: Its lock is held as long as the directory is in use.
+#: Name of the lock file that is locked while the directory is in use.
 _LOCK_NAME = "in-use.lock"
 
 
 @contextmanager
 def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
-    """Make a directory in ``parent`` for this user alone, and remove it with all that is in it.
+    """Make a directory in ``parent`` for this user alone, and remove it whole at the end.
 
-    Directories of the same prefix whose process was killed are removed first: so what a crash
-    leaves behind does not pile up.
+    Directories of the same prefix whose process was killed are removed first, so that the files of
+    crashes do not pile up.
 
     Raises:
         OSError: it cannot be made.
@@ -38,7 +38,7 @@ def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
 
 def _remove_unused(directory: Path) -> None:
     marker = directory / _LOCK_NAME
-    # Without one, another process is about to make it: its directory is a moment old.
+    # Without the lock file, another process has just made the directory and is about to lock it.
     if not marker.exists():
         return
     lock = filelock.FileLock(marker, thread_local=False)

@@ -1,4 +1,8 @@
-"""Says what a SIGHUP would do to a process, before one is sent."""
+"""External mode: tells an operator's replicator of a new manifest by SIGHUP.
+
+A signal goes only to a process that is known to survive it: a pid file may be old, and its number
+may belong to another process by now, which a SIGHUP would end.
+"""
 
 import os
 import signal
@@ -23,19 +27,32 @@ _HUP_BIT: Final = 1
 
 _PS_SECONDS: Final = 5.0
 
+_log = get_logger("replication")
+
+_KEY: Final = "Sdk:MultiTenant:FileDb:Replication:ReplicatorPidFilePath"
+
+#: The longest pid file, in bytes; a longer file is something else.
+_PID_FILE_BYTES: Final = 64
+
+#: The kernel knows no greater process id on any platform.
+_GREATEST_PID: Final = 2**31 - 1
+
+#: Not :data:`signal.SIGHUP`, which does not exist on Windows.
+_SIGHUP: Final = 1
+
 
 @attrs.frozen
 class SignalRefusal:
-    """Why a process must not be sent SIGHUP: ``reason`` is one word, ``detail`` for people."""
+    """The reason not to send SIGHUP to a process: ``reason`` is one word, ``detail`` for people."""
 
     reason: str
     detail: str
 
 
 def refusal_to_signal(pid: int, *, proc: Path = Path("/proc")) -> SignalRefusal | None:
-    """Return why SIGHUP would not do what it is meant to do; None when nothing speaks against it.
+    """Return the reason not to send SIGHUP to a process; None: it may be sent.
 
-    Known to end by it: the replicator's own binary, and every process that has set no handler.
+    It would end the replicator's own binary, and every process that has set no handler.
 
     Args:
         pid: of a process that exists, or did a moment ago.
@@ -65,7 +82,7 @@ def _by_name(name: str) -> SignalRefusal | None:
 
 
 def _by_command(command: list[str]) -> SignalRefusal | None:
-    # A copy of the binary under another name is still called with its own words.
+    # A copy of the binary under another name is still called with the same arguments.
     called = command[0] if command[1:2] != ["replicate"] else BARE_REPLICATOR
     return _by_name(called)
 
@@ -74,7 +91,7 @@ def _by_program(pid: int, proc: Path) -> SignalRefusal | None:
     try:
         return _by_name(os.readlink(proc / str(pid) / "exe").removesuffix(" (deleted)"))
     except OSError:
-        return None  # another user's: its name and its command have been looked at
+        return None  # another user's process; its name and command were checked before
 
 
 def _by_status(status: str) -> SignalRefusal | None:
@@ -106,20 +123,6 @@ def _name_by_ps(pid: int) -> str:
     return found.stdout.decode(errors="replace").strip()
 
 
-_log = get_logger("replication")
-
-_KEY: Final = "Sdk:MultiTenant:FileDb:Replication:ReplicatorPidFilePath"
-
-#: A pid file holds a number and a line end; what is longer is another kind of file.
-_PID_FILE_BYTES: Final = 64
-
-#: The kernel knows no greater process id on any platform.
-_GREATEST_PID: Final = 2**31 - 1
-
-#: Not :data:`signal.SIGHUP`, which does not exist on Windows.
-_SIGHUP: Final = 1
-
-
 @attrs.frozen
 class Signalled:
     """The process that was sent SIGHUP."""
@@ -141,9 +144,9 @@ class Signaler:
         self._last: tuple[Sequence[TenantDatabaseFile], SignalRefusal] | None = None
 
     async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
-        """Send SIGHUP if that is safe; else log a Warning that says why not, and send nothing.
+        """Send SIGHUP if that is safe; else log a warning with the reason, and send nothing.
 
-        Of the same databases the same Warning is logged once.
+        For the same databases the same warning is logged once.
         """
         outcome = await trio.to_thread.run_sync(self._signal)
         if isinstance(outcome, Signalled):
@@ -216,9 +219,9 @@ def _harm(pid: int) -> SignalRefusal | None:
 
 
 def read_pid(pid_file: Path) -> int | SignalRefusal:
-    """Return the process id in a file, or what is wrong with it; blocks."""
+    """Return the process id in a file, or the reason not to use it; blocks."""
     try:
-        # Not blocking: at the path may be a pipe.
+        # Not blocking: the open of a named pipe would wait for a writer.
         descriptor = os.open(pid_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return SignalRefusal(
@@ -244,7 +247,7 @@ def read_pid(pid_file: Path) -> int | SignalRefusal:
 
 
 def parse_pid(content: bytes) -> int | SignalRefusal:
-    """Return the process id that a pid file's content stands for, or what is wrong with it."""
+    """Return the process id in a pid file's content, or the reason not to use it."""
     text = content.strip()
     if not text:
         return SignalRefusal("empty", "the pid file is empty")
@@ -253,7 +256,7 @@ def parse_pid(content: bytes) -> int | SignalRefusal:
         return SignalRefusal("garbage", "the pid file holds no number")
     pid = int(text)
     if pid <= 0:
-        # 0 and less stand for groups of processes.
+        # kill() takes 0 and negative numbers for groups of processes.
         return SignalRefusal("not_positive", f"the pid file holds {pid}, which is no process")
     if pid == 1 or pid == os.getpid():
         whose = "the system's first process" if pid == 1 else "this program itself"

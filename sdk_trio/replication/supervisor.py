@@ -1,4 +1,14 @@
-"""Takes requests for a reload, many as one, and tells whoever asked how it ended."""
+"""The supervisor: runs the replicator as a child, and keeps it at the configuration.
+
+The binary cannot reload: a hangup ends it. So databases that come and go are registered and let go
+of over its control socket, where that replicates them as the configuration says
+(docs/adr/0033-databases-are-registered-live.md). Any other change is a restart, which takes 500
+databases two seconds and loses nothing, because what was not synced is in their logs. Either way,
+what counts is what the child then says that it replicates.
+
+One task runs everything, shielded: the caller's cancellation becomes an orderly stop with a bound.
+:class:`ReloadRequests` makes many requests for a reload one, and tells each caller how it ended.
+"""
 
 import math
 import os
@@ -45,12 +55,17 @@ from .plan import (
     live_change,
 )
 
+_log = get_logger("replication")
+
+#: Time for the last sync of a database that is removed, in seconds; after it, a restart removes it.
+_UNREGISTER_SECONDS: Final = 5
+
 
 class ReloadRequests:
-    """Stands between those who want a reload and the one task that does it.
+    """The pending requests for a reload, between their callers and the one task that does it.
 
-    A request is a number. Settling one settles all before it: they wanted the same, the
-    configuration as it is.
+    A request is a number. Settling one settles all before it, because all want the same: the
+    configuration as it is now.
     """
 
     def __init__(self) -> None:
@@ -61,7 +76,7 @@ class ReloadRequests:
 
     @property
     def newest(self) -> int:
-        """The last request; 0: nobody has asked yet."""
+        """The last request; 0: there was none yet."""
         return self._asked
 
     def ask(self) -> int:
@@ -71,7 +86,7 @@ class ReloadRequests:
         return self._asked
 
     def wake(self) -> None:
-        """Have :meth:`wait_asked` look again whether it should go on waiting."""
+        """Make :meth:`wait_asked` evaluate ``unless`` again."""
         self._bell.ring()
 
     async def wait_asked(self, *, unless: Callable[[], bool]) -> None:
@@ -81,26 +96,19 @@ class ReloadRequests:
             await self._bell.wait()
 
     def settle(self, *, applied: bool, up_to: int | None = None) -> None:
-        """Say how the requests up to one, or all, have ended."""
+        """Settle the requests up to one, or all, with their common result."""
         self._settled = self._asked if up_to is None else up_to
         self._applied = applied
         self._outcome.ring()
 
     async def wait_settled(self, request: int, *, unless: Callable[[], bool]) -> bool:
-        """Wait for the end of a request, or until ``unless`` says True, which is no success."""
+        """Wait for a request and return its result; False as soon as ``unless`` says True."""
         await trio.lowlevel.checkpoint()
         while not unless():
             if self._settled >= request:
                 return self._applied
             await self._outcome.wait()
         return False
-
-
-_log = get_logger("replication")
-
-
-#: For the last sync of a database that goes; a restart then lets go of it in any case.
-_UNREGISTER_SECONDS: Final = 5
 
 
 class Supervisor:
@@ -111,16 +119,16 @@ class Supervisor:
         directory: of the tenants' databases; made absolute.
         config_path: the configuration; None: ``ConfigOutputPath``.
         environ: our own environment; None: this process's.
-        patience: how long it waits for what.
-        told_to_begin: somebody writes the configuration and then calls :meth:`reload`: wait for
-            that, at most ``patience.tell``, so that the start is not one with what is outdated.
+        patience: the timeouts.
+        told_to_begin: a caller writes the configuration and then calls :meth:`reload`: wait for
+            that, at most ``patience.tell``, so as not to start with an outdated configuration.
         fraction: returns a random number from 0 to 1.
 
     Raises:
         ReplicatorError: the control socket's path would be too long.
 
-    It runs once. What goes wrong with the child is logged, retried and kept in ``failure``; it
-    never ends :meth:`run`.
+    It runs once. Failures of the child are logged, retried and kept in ``failure``; they never end
+    :meth:`run`.
     """
 
     def __init__(
@@ -163,7 +171,7 @@ class Supervisor:
         self.restarts: int = 0
         self.failure: str | None = None
         self.confirmed: bool = False
-        #: A restart for a reload is under way: no answer now says nothing about the replicator.
+        #: A restart for a reload is in progress: silence now is no sign of a failure.
         self.reloading: bool = False
 
     @property
@@ -210,11 +218,11 @@ class Supervisor:
                     )
 
     def end_by(self, deadline: float) -> None:
-        """Bound the last sync of a stop, also of one to come: what else ends may take its time.
+        """Bound the last sync of a stop, also of a later one.
 
         Args:
             deadline: in Trio's time; a stop that begins later, or just before it, still has
-                ``patience.last_sync`` seconds.
+                ``patience.last_sync`` seconds, because other parts may have used up the time.
         """
         self._end_by = deadline
 
@@ -225,7 +233,7 @@ class Supervisor:
         self._requests.wake()
 
     def force(self) -> None:
-        """Cut a stop short: the child is killed at once; its databases lose nothing."""
+        """Cut a stop short and kill the child; the databases keep what was not synced."""
         self._forced = True
         self.stop()
         if self._child is not None:
@@ -249,7 +257,7 @@ class Supervisor:
         return applied and {d.path for d in databases} <= self.databases
 
     def _stop_seconds(self) -> float:
-        """Return how long the child may take for an orderly stop that begins now."""
+        """Return the seconds that the child has for an orderly stop that begins now."""
         left = max(self._end_by - trio.current_time(), self._patience.last_sync)
         return 0.0 if self._forced else min(left, self._patience.stop)
 
@@ -284,7 +292,7 @@ class Supervisor:
         _log.info("replication.stopped", forced=self._forced)
 
     async def _back_off(self, reason: str, failures: int) -> None:
-        """Say what failed and wait, less long if there is something new to try."""
+        """Log the failure and wait; a new request ends the wait."""
         self.failure, self.reloading = reason, False
         delay = jittered_wait(
             failures, self._fraction(), base_seconds=BASE_SECONDS, cap_seconds=CAP_SECONDS
@@ -301,7 +309,7 @@ class Supervisor:
             await self._wait_for_request()
 
     async def _wait_for_request(self) -> None:
-        """Wait until somebody wants something: a reload, or the end."""
+        """Wait until a reload or the stop is requested."""
         await self._requests.wait_asked(unless=lambda: self._stopping)
 
     async def _run_once(self, lock: int, reason: str | None) -> None:
@@ -349,7 +357,7 @@ class Supervisor:
             yield
 
     async def _refuse_another(self) -> None:
-        """Raise if a replicator that is not ours works here: it knows nothing of our lock."""
+        """Raise if a replicator that is not our child answers; it does not know our lock."""
         try:
             other = await self.client.info()
         except ReplicatorError:
@@ -362,7 +370,7 @@ class Supervisor:
     async def _look_after(
         self, child: Child, binary: str, reason: str | None, asked: int, before: frozenset[str]
     ) -> ReplicationError | None:
-        """Obey until the child has to end, and end it; return what went wrong with it."""
+        """Serve reloads until the child has to end, and end it; return its failure, if any."""
         failure: ReplicationError | None = None
         with self._until_stopped():
             async with trio.open_nursery() as nursery:
@@ -415,7 +423,7 @@ class Supervisor:
                 return
 
     async def _apply(self, child: Child, binary: str) -> bool:
-        """Take up the configuration as it is now; return whether that needs a restart."""
+        """Apply the present configuration; return whether that needs a restart."""
         asked, before = self._requests.newest, self._plans.plan
         plan = await self._plans.look_again(binary)
         if plan is None or plan is before:
@@ -441,7 +449,7 @@ class Supervisor:
         return False
 
     async def _change_live(self, change: LiveChange, plan: Plan) -> bool:
-        """Let go of databases, and register others; return whether that worked."""
+        """Unregister databases and register others; return whether that worked."""
         await trio.lowlevel.checkpoint()
         try:
             for path in change.gone:

@@ -15,11 +15,11 @@ from ..base.times import readable
 #: The name of the store's checkpoint.
 CHECKPOINT = "replication.verification"
 
-#: How many failures are remembered by name; of a target that is away, all of them fail alike.
+#: Failures that are remembered by name; if the target is away, all tenants fail alike.
 _REMEMBERED_FAILURES = 100
 
 
-#: Times of a replica's files are cut to whole seconds.
+#: Tolerance in seconds: the times of a replica's files are cut to whole seconds.
 _CUT_SECONDS = 2.0
 
 
@@ -81,8 +81,8 @@ class VerificationState:
     def compared(self, result: Verification, *, retention: float) -> Verification:
         """Return ``result``, with a problem if the replica begins later than it did.
 
-        A target that was emptied, and filled again by the replicator, is good but for that: the
-        earlier points in time are gone.
+        If somebody empties the target, the replicator fills it again, and the replica looks good;
+        but the earlier points in time are gone.
 
         Args:
             result: of a tenant.
@@ -105,7 +105,7 @@ class VerificationState:
     ) -> "VerificationState":
         """Return the state after a run over all active tenants.
 
-        With ``accept_loss``, what replicas reached back to counts no more.
+        With ``accept_loss``, the times to which replicas reached back are forgotten.
         """
         results = list(results)
         failed = _problems(results)

@@ -1,4 +1,4 @@
-"""Verifies all active tenants, or one, and remembers the outcome in the store."""
+"""The verification of all active tenants' replicas, now or by schedule; the store remembers it."""
 
 import time
 from collections.abc import Callable
@@ -18,6 +18,16 @@ from .verifier import Verifier
 _PAGE = 200
 
 Report = Callable[[Verification, int, int], None]
+
+_log = get_logger("replication")
+
+#: Time between two looks at the clock and the store, in seconds: a command may have verified, too.
+LOOK_SECONDS = 60.0
+
+_HOUR_SECONDS = 3600.0
+
+#: Time to the next run after one with failures, in seconds.
+RETRY_SECONDS = 3600.0
 
 
 class VerificationKeeper:
@@ -112,17 +122,6 @@ async def _active(tenants: TenantList) -> list[Tenant]:
             return found
 
 
-_log = get_logger("replication")
-
-#: How often the clock is looked at, in seconds: what a command has verified meanwhile counts too.
-LOOK_SECONDS = 60.0
-
-_HOUR_SECONDS = 3600.0
-
-#: After a run with failures the next one comes sooner, in seconds.
-RETRY_SECONDS = 3600.0
-
-
 class VerificationScheduler:
     """Runs a verification ``VerifyIntervalHours`` after the last one, by whomever that was.
 
@@ -189,7 +188,7 @@ class VerificationScheduler:
             return False
         wait = min(self._interval, RETRY_SECONDS) if self._state.failed else self._interval
         ran_at = self._state.ran_at
-        # A clock that was set back must not put it off for long.
+        # A time in the future is of a clock that was set back, and must not put it off for long.
         return ran_at is None or not 0 <= self._clock() - ran_at < wait
 
 

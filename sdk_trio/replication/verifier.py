@@ -1,8 +1,17 @@
-"""Reads the whole content of a database, to compare it with another one.
+"""Proves that replicas can be restored: by restoring them, and comparing.
+
+For each tenant: the replicator is told to sync and says up to which transaction the target has
+everything; the replica is restored into a directory of its own and all of it is checked; the
+content is compared with the live database. Writers wait for that only a moment, when it begins.
+
+A moment can only be compared when it is the same on both sides. A snapshot of the live database
+between two syncs that report the same transaction is exactly that transaction: nothing was written
+in between, and no commit was half done. When writes come all the while there is no such moment;
+then the position and the integrity count, and the content is reported as not compared.
 
 Compared are the schema, the number of rows of each table, and a checksum over all of their values;
-the replicator's own tables are left out. Plain functions for a thread; ``pause`` is called often
-and may raise to stop.
+the replicator's own tables are left out. These are plain functions for a thread; ``pause`` is
+called often and may raise to stop.
 """
 
 import hashlib
@@ -30,7 +39,7 @@ from .replica import ReplicaReader, TenantReplica
 from .scratch import scratch_directory
 from .verification import Comparison, Verification
 
-#: How long a lock of another process is waited for, in seconds.
+#: Time to wait for a lock of another process, in seconds.
 _BUSY_SECONDS = 5.0
 
 #: Rows between two looks at cancellation: some milliseconds of work.
@@ -42,6 +51,14 @@ _REPLICATORS_TABLES = "_litestream_"
 _SUM_BITS = 128
 
 Pause = Callable[[], None]
+
+#: Tries to find a moment without writes, and to sync.
+_ATTEMPTS = 3
+
+#: Bytes that stay free on the disk beside the restored database, because deliveries are kept there.
+_SPARE_BYTES = 64 * 1024 * 1024
+
+LOCK_NAME = "verification.lock"
 
 
 @attrs.frozen
@@ -75,9 +92,9 @@ class Content:
 class Snapshot:
     """A database as it was at one moment, whatever is written to it meanwhile.
 
-    ``settled`` says that it holds whatever was in the write-ahead log's file before. A commit is in
-    the file first, brought to the disk then, and visible last: for milliseconds the replicator
-    can have what nobody else sees yet.
+    ``settled``: it holds everything that was in the write-ahead log's file before. A commit is
+    written into the file first, synced then, and visible to readers last, so for milliseconds the
+    replicator can have a transaction that no reader sees yet.
     """
 
     def __init__(self, file: Path) -> None:
@@ -90,12 +107,12 @@ class Snapshot:
         self._connection = apsw.Connection(os.fspath(file), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             self._connection.set_busy_timeout(int(_BUSY_SECONDS * 1000))
-            # The log is the replicator's to copy into the database, also one that a writer
-            # begins while we look: then the last to close is us.
+            # Only the replicator may copy the log into the database. We might be the last
+            # connection to close, which would checkpoint.
             self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             self.settled = self._let_commits_end()
             self._connection.execute("BEGIN")
-            # A transaction begins with its first look.
+            # SQLite's transaction begins with its first read.
             self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         except BaseException:
             self._connection.close()
@@ -111,7 +128,7 @@ class Snapshot:
         return True
 
     def close(self) -> None:
-        """Let go of the moment; a second call does nothing."""
+        """Close the snapshot; a second call does nothing."""
         self._connection.close()
 
     def read(self, pause: Pause) -> Content:
@@ -155,7 +172,7 @@ def _sum(connection: apsw.Connection, name: str, pause: Pause) -> TableContent:
         _quoted(str(column))
         for (column,) in connection.execute("SELECT name FROM pragma_table_info(?)", (name,))
     ]
-    # Texts as bytes: what a program has written need not be UTF-8.
+    # Texts are compared as bytes: programs may have written other encodings than UTF-8.
     values = ", ".join(
         f"typeof({column}), iif(typeof({column}) = 'text', CAST({column} AS BLOB), {column})"
         for column in columns
@@ -184,15 +201,6 @@ def opened_snapshot(file: Path) -> Iterator[Snapshot]:
         yield snapshot
     finally:
         snapshot.close()
-
-
-#: How often a moment without writes is looked for, and a sync asked for.
-_ATTEMPTS = 3
-
-#: Room that is left on the disk beside the restored database, in bytes.
-_SPARE_BYTES = 64 * 1024 * 1024
-
-LOCK_NAME = "verification.lock"
 
 
 @attrs.define
@@ -225,7 +233,7 @@ class Verifier:
         self._clock = clock
         self._options = settings.multi_tenant.file_db.replication
         self._directory = databases_directory(settings).absolute()
-        # A sync that takes longer than the lag that is allowed is one.
+        # A sync that takes longer than the allowed lag is a lag.
         options = self._options
         self._sync_seconds = options.sync_interval_seconds + options.health_check_max_lag_seconds
         #: How long points in time are kept, in seconds.
@@ -351,7 +359,7 @@ class Verifier:
             point = await source.plan()
             txid_found, as_of = point.txid, point.as_of
         else:
-            # An emptied target is found here, in words: not by a restore that has no files.
+            # Finds an emptied target with a clear message; a restore without files would not.
             held = replica.newest_txid(files)
             if held < txid:
                 raise _Unproven(_position_problem(held, txid))
@@ -407,7 +415,7 @@ class Verifier:
 
     @staticmethod
     def _check_room(scratch: Path, size: int) -> None:
-        """Raise if the disk would be full: deliveries are kept on it as well."""
+        """Raise if the restore would fill the disk, on which deliveries are kept as well."""
         free = shutil.disk_usage(scratch).free
         if free < size * 1.2 + _SPARE_BYTES:
             raise _Unproven(
@@ -421,7 +429,7 @@ class _Unproven(Exception):
 
 
 async def _synced(control: ControlClient, live: Path, seconds: int) -> SyncResult:
-    """Have everything that is written by now brought to the target."""
+    """Sync the database, so that everything written by now is at the target."""
     wanted = 0
     for _ in range(_ATTEMPTS):
         try:
@@ -431,7 +439,7 @@ async def _synced(control: ControlClient, live: Path, seconds: int) -> SyncResul
                 f"the replica lags: the replicator cannot bring it up to date: {error}"
             ) from error
         wanted = wanted or result.txid or 0
-        # Under writes its two numbers differ: the first may be of a moment after the sync.
+        # While writes go on, its two numbers differ: the first may be newer than the sync.
         if (result.replicated_txid or 0) >= wanted > 0:
             return attrs.evolve(result, txid=result.replicated_txid)
     raise _Unproven(

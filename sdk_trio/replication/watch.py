@@ -1,4 +1,15 @@
-"""Keeps the manifest at the active tenants' databases, and the replicator at the manifest."""
+"""The watcher: keeps the manifest at the active tenants' databases, the replicator at the manifest.
+
+It remembers no history: each look asks the store and the directory for their present state. So no
+event can be missed, a restart needs no catching up of its own, and changes that undo each other
+within a window come to nothing.
+
+:class:`Debounce` makes a burst of changes one; its window opens with the first of them, because a
+window that began anew with each change would never end while changes keep coming.
+:class:`DirectoryScanner` makes a look cheap: a file that comes, goes or takes another one's place
+changes the times of its directory, and while they stand still a look is one question to the kernel
+instead of 5000.
+"""
 
 import math
 import os
@@ -16,15 +27,38 @@ from ..tenants.feed import TransitionFeed
 from .databases import TenantList, active_tenants, database_files, databases_of
 from .manifest import ManifestWriter, TenantDatabaseFile
 
+#: A directory's inode and its times: mtime, which ``rsync -a`` and ``tar`` set back to an old
+#: value, and ctime, which no program can set.
+_State = tuple[int, int, int]
+
+#: A directory's time has steps of some milliseconds, so only an older time proves that nothing has
+#: changed since.
+_SETTLED_SECONDS = 1.0
+
+#: A directory is read again after this time in any case: not every file system keeps its times.
+_READ_AGAIN_SECONDS = 30.0
+
+_log = get_logger("replication")
+
+#: Time between two looks at the directory, in seconds. While no database comes or goes, a look is
+#: one ``stat``, also with 5000 databases. inotify would need a library and exists on Linux only.
+SCAN_SECONDS = 1.0
+
+#: Time after which a failure is tried again, in seconds.
+RETRY_SECONDS = 5.0
+
+#: Time after which a replicator that did not reload is asked again, in seconds.
+RETELL_SECONDS = 30.0
+
 
 class Reloader(Protocol):
-    """Makes a replicator work on what the manifest says: by a signal, or as its supervisor."""
+    """Makes a replicator use a new manifest: by a signal, or as its supervisor."""
 
     async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
         """Make the replicator replicate exactly these databases, which the manifest holds already.
 
-        Returns whether it was told. If not, the reason has been logged, and the watcher asks again
-        later with the databases of then. The same databases again are no error.
+        Returns whether that worked. If not, the reason has been logged, and the watcher asks again
+        later with the databases of that time. The same databases again are no error.
 
         Raises nothing but ``Cancelled``.
         """
@@ -32,7 +66,9 @@ class Reloader(Protocol):
 
 
 class Debounce:
-    """Says when what was noted is due.
+    """Collapses a burst of changes into one, which is due a window after the first of them.
+
+    A window after the *last* change would never end while changes keep coming.
 
     Args:
         window: seconds from the first change of a burst until it is due; 0: at once.
@@ -45,12 +81,12 @@ class Debounce:
     def note(self, now: float) -> None:
         """Note a change: it is due with the first one since the last :meth:`take`.
 
-        What was postponed is not made to wait any longer than a window.
+        A change that was postponed becomes due within a window, too.
         """
         self.due_at = min(self.due_at, now + self.window)
 
     def postpone(self, now: float, seconds: float) -> None:
-        """Have what failed be due again ``seconds`` after ``now``, or with the next change."""
+        """Make a failed change due again ``seconds`` after ``now``, or with the next change."""
         self.due_at = now + seconds
 
     def take(self, now: float) -> bool:
@@ -61,19 +97,8 @@ class Debounce:
         return True
 
 
-#: A directory's number, and its times: of its content, which whoever copies directories (``rsync
-#: -a``, ``tar``) sets back to what it was, and of any change, which nobody can set.
-_State = tuple[int, int, int]
-
-#: A directory's time has steps of some milliseconds: only what is older than that stands still.
-_SETTLED_SECONDS = 1.0
-
-#: When a directory is read in any case: not every file system keeps its time.
-_READ_AGAIN_SECONDS = 30.0
-
-
 class DirectoryScanner:
-    """Knows the databases in one directory.
+    """The databases in one directory, read again only when the directory has changed.
 
     Args:
         directory: of the tenants' databases.
@@ -86,7 +111,7 @@ class DirectoryScanner:
         self._read_at = float("-inf")
 
     def scan(self) -> Mapping[str, str]:
-        """Return what :func:`database_files` does; blocks.
+        """Return the same as :func:`database_files`; blocks.
 
         Raises:
             ReplicationError: the directory cannot be read.
@@ -95,7 +120,7 @@ class DirectoryScanner:
         fresh = time.monotonic() - self._read_at < _READ_AGAIN_SECONDS
         if fresh and state is not None and state == self._state:
             return self._found
-        # Asked for before it is read: a change meanwhile has the next look read it again.
+        # The state is from before the read, so a change during the read is found by the next look.
         self._read_at = time.monotonic()
         self._state = None
         self._found = database_files(self._directory)
@@ -109,19 +134,6 @@ class DirectoryScanner:
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
-
-
-_log = get_logger("replication")
-
-#: How often the directory is looked at, in seconds. 5000 databases cost nothing then while none
-#: comes or goes, where inotify would need a library of its own and does not exist elsewhere.
-SCAN_SECONDS = 1.0
-
-#: When what failed is tried again, in seconds.
-RETRY_SECONDS = 5.0
-
-#: When a replicator that could not be told is told again, in seconds.
-RETELL_SECONDS = 30.0
 
 
 class WatchedTenants(TenantList, Protocol):
@@ -140,8 +152,8 @@ class Watcher:
         directory: of the tenants' databases.
         render: makes the manifest of databases.
         writer: of the manifest.
-        reloader: told after each change of the manifest, and once at the start: a process that
-            was killed may have written a manifest without telling.
+        reloader: called after each change of the manifest, and once at the start, because a killed
+            process may have written a manifest without a reload.
         window: ``AutoRegenerateDebounceWindow`` in seconds.
         scan_seconds: how often the directory is looked at.
         retry_seconds: when a failed write is tried again.
@@ -186,7 +198,7 @@ class Watcher:
         Cancelled, a write that has begun is finished; the replicator may not have been told of it,
         which the next start makes good.
         """
-        # Before the first look, so that no change falls between the two.
+        # Subscribed before the first look, so that no change is missed between the two.
         with self._tenants.subscribe() as feed:
             self._debounce.postpone(trio.current_time(), 0)
             await self._look()
@@ -195,7 +207,7 @@ class Watcher:
             while True:
                 with trio.move_on_at(min(looked + self._scan_seconds, self._debounce.due_at)):
                     await feed.wait()
-                    # Only noted: a burst of changes is not a burst of looks.
+                    # Only noted here, so that a burst of changes is not a burst of looks.
                     self._active = None
                     self._debounce.note(trio.current_time())
                     continue
@@ -203,7 +215,7 @@ class Watcher:
                 looked = trio.current_time()
 
     async def _look(self) -> None:  # noqa: ASYNC910 - a failure was one of an await
-        """See what is there, and apply it if that is due."""
+        """Compare the databases with the last look, and apply a change that is due."""
         try:
             seen = await self._see()
             if seen != self._seen:
@@ -250,7 +262,7 @@ class Watcher:
         return self._writer.write(self._render(databases))
 
     def _complain(self, complaint: str) -> None:
-        """Log what is wrong, once until it is something else or has passed."""
+        """Log a failure once, until it changes or passes."""
         if complaint != self._complaint:
             self._complaint = complaint
             _log.error(

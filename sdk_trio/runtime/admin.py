@@ -1,4 +1,6 @@
-"""Replication's part in the probes of the admin address. Pure.
+"""The admin address of a runtime: its server, its checks, and its view of the running program.
+
+It starts before the receiver, so that probes see a long start, and ends after the drain.
 
 A replica that lags never makes the process unready: a receiver that refused deliveries because its
 backup is behind would turn a risk into a loss. It is degraded, which ``/healthz``, the metrics and
@@ -39,6 +41,18 @@ if TYPE_CHECKING:
 
 #: Tenants that a check names; it counts the others.
 NAMED = 5
+
+_log = get_logger("admin")
+
+#: Its clients are scrapers, probes and people: few connections, and none is slow for a good reason.
+LIMITS = Limits(connections=128, head_seconds=5.0, body_seconds=10.0, write_seconds=10.0)
+
+#: Settings that :meth:`AdminServer.prepare_reload` can change while requests are served.
+LIVE_KEYS = ("Sdk:Admin:ReadOnly", "Sdk:Admin:AllowedHosts")
+
+#: Time for requests in progress when the address closes, in seconds. It closes last, and a query
+#: must not lengthen a shutdown.
+GRACEFUL_SECONDS = 1.0
 
 
 class Overseen(Protocol):
@@ -137,19 +151,6 @@ def check_verification(scheduled: Scheduled | None) -> Check:
         f"be: {names}{more}; see 'replication verify'",
         degraded=True,
     )
-
-
-_log = get_logger("admin")
-
-#: Its clients are scrapers, probes and people: few connections, and none is slow for a good reason.
-LIMITS = Limits(connections=128, head_seconds=5.0, body_seconds=10.0, write_seconds=10.0)
-
-#: Settings that :meth:`AdminServer.prepare_reload` can change while requests are served.
-LIVE_KEYS = ("Sdk:Admin:ReadOnly", "Sdk:Admin:AllowedHosts")
-
-#: Time for requests in progress when the address closes, in seconds. It closes last, and a query
-#: must not lengthen a shutdown.
-GRACEFUL_SECONDS = 1.0
 
 
 class AdminServer:

@@ -1,4 +1,8 @@
-"""The counters of notifications as metrics (docs/reference/metrics.md). Pure."""
+"""Notifications inside the runtime: makes the channels, wakes their pump, counts for the metrics.
+
+The pump reads committed transitions from the outbox. The feed of tenants only wakes it, so a lost
+wake-up delays a message and never loses one.
+"""
 
 import os
 import time
@@ -23,6 +27,10 @@ from ..storage.ports import Store
 from ..tenants.feed import TransitionFeed
 from ..tenants.tenancy import TenantRuntime
 from ..webhooks.signed_request import sign_body
+
+#: Returns channels under their names: ``email``, ``sms``, ``webhook``. Channels that the settings
+#: do not enable are not used.
+ChannelFactory = Callable[[Settings], Mapping[str, Channel]]
 
 
 def sample_notifications(
@@ -78,11 +86,6 @@ def _sign(body: bytes, *, secret: str, webhook_id: str, timestamp: int) -> Mappi
         timestamp=timestamp,
         derivation=KeyDerivation.AUTO,
     ).headers
-
-
-#: Returns channels under their names: ``email``, ``sms``, ``webhook``. Channels that the settings
-#: do not enable are not used.
-ChannelFactory = Callable[[Settings], Mapping[str, Channel]]
 
 
 @attrs.define

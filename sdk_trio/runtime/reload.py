@@ -1,8 +1,13 @@
-"""The decision of a reload: which new settings take effect now, and which at the next start. Pure.
+"""The reload: which new settings take effect now, and how they do so in every part at once.
 
-``reloader.py`` carries it out. A setting that cannot change in a running program keeps its value
-and is named at every reload until the next start. It is no error: a reload that fails because of it
-would keep a leaked secret in force until somebody undoes an unrelated change.
+A setting that cannot change in a running program keeps its value and is named at every reload until
+the next start. It is no error: a reload that fails because of it would keep a leaked secret in
+force until somebody undoes an unrelated change.
+
+Every part prepares first (parses keys, loads a certificate) and returns a call that swaps a
+reference. Only when all have prepared are these calls made, without a checkpoint in between, so
+that no delivery sees a mixture and no cancellation leaves one
+(docs/adr/0019-a-reload-is-all-or-nothing.md).
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -19,6 +24,11 @@ from ..errors import OptionsValidationError, Problem
 #: These paths can change in a running program, but TLS cannot be switched on or off: the addresses
 #: that were announced at the start have its scheme.
 _TLS_FILES = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
+
+#: Takes settings and returns the call that puts them into force; raises OptionsValidationError if
+#: they cannot be used. The returned call must not fail, wait, or take long: it runs between two
+#: deliveries.
+Prepare = Callable[[Settings], Callable[[], None]]
 
 
 @attrs.frozen
@@ -72,12 +82,6 @@ def _replaced(section: Any, attributes: tuple[str, ...], value: Any) -> Any:
     if rest:
         value = _replaced(getattr(section, first), tuple(rest), value)
     return attrs.evolve(section, **{first: value})
-
-
-#: Takes settings and returns the call that puts them into force; raises OptionsValidationError if
-#: they cannot be used. The returned call must not fail, wait, or take long: it runs between two
-#: deliveries.
-Prepare = Callable[[Settings], Callable[[], None]]
 
 
 @attrs.frozen

@@ -1,4 +1,8 @@
-"""The state of replication as metrics (docs/reference/metrics.md). Pure."""
+"""Replication inside the runtime: watcher, supervised replicator, health check, verification.
+
+It shares the nursery of the other parts, and shows its state as metrics
+(docs/reference/metrics.md).
+"""
 
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -32,6 +36,12 @@ from ..replication.watch import Reloader, WatchedTenants, Watcher
 from ..storage.data_directory import create_data_directory
 from ..storage.ports import Inbox
 from ..tenants.databases import databases_directory
+
+_log = get_logger("replication")
+
+#: Sync interval that the warning about a large fleet suggests, in seconds: each busy database makes
+#: a request to the target every interval, and object stores bill them.
+_FLEET_SYNC_SECONDS = 10
 
 
 def sample_replication(health: ReplicationHealth | None) -> tuple[Sample, ...]:
@@ -71,13 +81,6 @@ def sample_verification(scheduler: VerificationScheduler | None) -> tuple[Sample
     """Return ``sdk_replication_verified_age_seconds``; nothing before the first good run."""
     age = None if scheduler is None else scheduler.verified_age_seconds
     return () if age is None else (Sample("sdk_replication_verified_age_seconds", (), age),)
-
-
-_log = get_logger("replication")
-
-#: Sync interval that the warning about a large fleet suggests, in seconds: each busy database makes
-#: a request to the target every interval, and object stores bill them.
-_FLEET_SYNC_SECONDS = 10
 
 
 class AskedSupervisor(Reloader, Protocol):

@@ -1,8 +1,8 @@
-"""The service manager's environment variables and notification messages. Pure.
+"""The service manager: its environment variables, and the messages that it wants.
 
 The variables are those of sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3). They address
 one process: its reader removes them from the environment, so that child processes do not inherit
-them and answer in its place.
+them and answer in its place. The messages go over its datagram socket, without a library.
 """
 
 import os
@@ -40,6 +40,22 @@ _MICROSECONDS = 1_000_000
 
 #: sd_listen_fds_with_names(3): the name of sockets whose unit gives none.
 _UNNAMED = "unknown"
+
+WATCHDOG: Final = "WATCHDOG=1"
+
+_log = get_logger("runtime")
+
+#: Time between two reports of a long start or drain, in seconds.
+REPORT_SECONDS = 1.0
+
+#: Time that each report asks for, in seconds. It is many times REPORT_SECONDS, since reports are
+#: dropped while the manager's queue is full.
+EXTENSION_SECONDS = 15.0
+
+#: Time for a message that must not get lost to find a place in the manager's queue, which holds
+#: about ten, and the time between two tries, in seconds.
+PATIENCE_SECONDS = 5.0
+RETRY_SECONDS = 0.05
 
 
 @attrs.frozen
@@ -133,9 +149,6 @@ def extend_timeout(seconds: float) -> str:
     return f"EXTEND_TIMEOUT_USEC={_usec(seconds)}"
 
 
-WATCHDOG: Final = "WATCHDOG=1"
-
-
 def _resolved(key: str, address: str, sockets: Sequence[str], problems: list[Problem]) -> list[str]:
     name = _name(address)
     if name is None:
@@ -169,21 +182,6 @@ def _positive(text: str | None) -> int | None:
 
 def _usec(seconds: float) -> int:
     return int(seconds * _MICROSECONDS)
-
-
-_log = get_logger("runtime")
-
-#: Time between two reports of a long start or drain, in seconds.
-REPORT_SECONDS = 1.0
-
-#: Time that each report asks for, in seconds. It is many times REPORT_SECONDS, since reports are
-#: dropped while the manager's queue is full.
-EXTENSION_SECONDS = 15.0
-
-#: Time for a message that must not get lost to find a place in the manager's queue, which holds
-#: about ten, and the time between two tries, in seconds.
-PATIENCE_SECONDS = 5.0
-RETRY_SECONDS = 0.05
 
 
 def claim_environment(environ: MutableMapping[str, str]) -> ServiceEnvironment:

@@ -1,4 +1,11 @@
-"""The client's counters as metrics (docs/reference/metrics.md). Pure."""
+"""The wiring of optional parts, imported only where the settings ask for them.
+
+A receiver without client, admin address and tenants then starts faster and takes less memory.
+:class:`NotificationsOff` marks notifications as off in the store where the settings do not enable
+them. Transitions go on writing outbox rows; the mark says that none of them will ever be announced,
+so that a later start with notifications does not send a flood of old news
+(docs/adr/0013-messages-are-marked-before-they-are-sent.md).
+"""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol

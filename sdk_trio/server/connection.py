@@ -1,4 +1,12 @@
-"""One request and its answer on an HTTP/1.1 connection, as ASGI messages."""
+"""HTTP/1.1 connections, each served in one task that calls the ASGI application itself.
+
+A request costs one wait for the socket and one send: no nursery, lock, timeout scope, thread or
+task of its own. On hypercorn a delivery takes 21 steps of the event loop and 2 tasks, here 3 steps
+and none, which is 93 us of CPU instead of 388 (docs/adr/0012-fast-path.md). Deadlines are fields
+(``read_deadline``, ``write_deadline``): the acceptor's sweep looks at them twice a second and wakes
+the connections whose time is over by ``notify_closing``, which ends a wait for the socket with
+``ClosedResourceError`` and leaves the socket open.
+"""
 
 import socket
 from collections.abc import Mapping
@@ -30,6 +38,10 @@ from .limits import Expired, Limits, NoteRefusal
 from .tls import TlsSocket
 
 _DISCONNECT = {"type": "http.disconnect"}
+
+_log = get_logger("server")
+
+Address = tuple[str, int] | None
 
 
 class Http1Request:
@@ -301,11 +313,6 @@ class Http1Request:
             connection.ended = True
         elif self.error is None:
             self.error = RequestError(500, "the application gave no answer")
-
-
-_log = get_logger("server")
-
-Address = tuple[str, int] | None
 
 
 class Surroundings(Protocol):

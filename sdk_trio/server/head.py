@@ -1,4 +1,4 @@
-"""The head of an HTTP/1.1 request: strict parsing of its lines, and where its body ends. Pure.
+"""Heads and bodies of HTTP/1.1 messages: the request's parsed, the answer's written. Pure.
 
 The grammar is that of RFC 9112 without its leniencies. Anything that two parsers could read
 differently is refused, because a proxy in front may read it the other way (request smuggling): two
@@ -7,7 +7,11 @@ space before a colon. h11 accepts some of these; what both accept they read alik
 
 A later minor version is read as 1.1 (RFC 9110, 2.5). A target in absolute form is read as its path,
 and its authority replaces the Host header (RFC 9112, 3.2.2). An ``Upgrade`` is ignored: the
-application does not see the header (RFC 9110, 7.8).
+application does not see the header (RFC 9110, 7.8). A body is read by its length or by its chunks
+(RFC 9112, 7.1), with the same strictness.
+
+Both servers of this package, this one and hypercorn, answer with the same bytes: the order and form
+of an answer's headers are h11's, and ``tests/integration/test_server_conformance.py`` runs on both.
 """
 
 import enum

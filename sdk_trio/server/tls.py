@@ -1,8 +1,8 @@
-"""A TLS connection with the surface of a plain, non-blocking socket.
+"""TLS of the server: the context from a certificate, and a non-blocking socket that uses it.
 
-OpenSSL works on the descriptor itself, without buffers in between, so that TLS costs a request only
-the cipher. A read or write that needs more TLS data, such as the rest of a record, raises
-BlockingIOError.
+The socket has the surface of a plain one. OpenSSL works on the descriptor itself, without buffers
+in between, so that TLS costs a request only the cipher. A read or write that needs more TLS data,
+such as the rest of a record, raises BlockingIOError.
 """
 
 import socket
@@ -15,6 +15,10 @@ from ..errors import OptionsValidationError, Problem
 
 #: Time for the handshake, in seconds; an idle connection may not keep its place longer.
 HANDSHAKE_SECONDS = 10.0
+
+#: The cipher suites of TLS 1.2 with forward secrecy: a key that is stolen later does not open the
+#: traffic of before. All suites of TLS 1.3 have it.
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 class TlsSocket:
@@ -106,11 +110,6 @@ class TlsSocket:
         # 6.1, lets us close without it.
         with suppress(OSError, ValueError):
             self._tls.unwrap()
-
-
-#: The cipher suites of TLS 1.2 with forward secrecy: a key that is stolen later does not open the
-#: traffic of before. All suites of TLS 1.3 have it.
-_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 def load_certificate(cert_file: str, key_file: str | None) -> ssl.SSLContext:

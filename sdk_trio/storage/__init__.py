@@ -1,1 +1,1 @@
-"""The store: what arrived, before its sender is answered, and the tenants."""
+"""The store: deliveries before their senders are answered, tenants, messages to site managers."""

@@ -1,7 +1,7 @@
 """The inbox's answer to a delivery, decided without I/O.
 
-Every store asks the same two questions: where does the known record of this id stand, and what
-does that mean for ``accept``, ``claim`` or ``park``? The answers are here, the writing is theirs.
+Every store asks the same two questions: what is the state of the known record of this id, and what
+does that mean for ``accept``, ``claim`` or ``park``? The answers are here, the writes are theirs.
 """
 
 import enum
@@ -10,8 +10,8 @@ import attrs
 
 from ..records.deliveries import Admission, DeliveryState
 
-#: How far a stored time may be ahead of what it can be, in seconds, before it is that of a wrong
-#: clock: small corrections of a clock must not make anything due early.
+#: A stored time may be this much later than possible, in seconds, before it counts as written by a
+#: wrong clock: small corrections of a clock must not make anything due early.
 CLOCK_SLACK_SECONDS = 60.0
 
 
@@ -25,9 +25,10 @@ class LeaseTerms:
     payload_seconds: float
 
     def live(self, until: float | None, *, now: float) -> float | None:
-        """Return the deadline of a lease that is in force at ``now``; else None.
+        """Return the deadline ``until`` if the lease is in force at ``now``; else None.
 
-        One that lies further ahead than any lease is of a clock that was wrong.
+        A deadline further ahead than any lease lasts was written by a wrong clock. Believed, it
+        would protect a dead process's claim for hours or years.
         """
         if until is None or not now < until <= now + self.lease_seconds + CLOCK_SLACK_SECONDS:
             return None
@@ -78,14 +79,14 @@ class Change(enum.Enum):
     REPLACE = enum.auto()
     """Forget the record with its body and its attempts, then insert the delivery as new."""
     UPDATE = enum.auto()
-    """Keep the record and its first body, give it its new state, attempts go on."""
+    """Keep the record and its first body, set its new state, go on counting its attempts."""
     RESTART = enum.auto()
     """As UPDATE, but with attempts at 0 and the last error cleared."""
 
 
 @attrs.frozen
 class AdmissionRule:
-    """The answer to give, and what to write."""
+    """The answer to the caller, and the write that goes with it."""
 
     admission: Admission
     change: Change = Change.NOTHING
@@ -98,7 +99,7 @@ _DONE = AdmissionRule(Admission.DONE)
 _QUEUED = AdmissionRule(Admission.QUEUED)
 _RUNNING = AdmissionRule(Admission.RUNNING)
 
-#: What ``accept`` does: the delivery is to become ``received``, for our own workers.
+#: The rulings of ``accept``, after which the delivery is ``received``, for our own workers.
 ACCEPTING = {
     ExistingState.FORGOTTEN: _NEW_AGAIN,
     ExistingState.FINISHED: _DONE,
@@ -110,16 +111,17 @@ ACCEPTING = {
     ExistingState.PARKED: _RESTART,
 }
 
-#: What ``claim`` does: the delivery is to become ``running``, inline. A dead one goes on counting.
+#: The rulings of ``claim``, after which the delivery is ``running``, inline. The attempts of a dead
+#: one go on counting: from zero, the sender's redeliveries would run it without end.
 CLAIMING = {**ACCEPTING, ExistingState.DEAD: _CONTINUE}
 
-#: What ``park`` does. One that waits for a redelivery has got its last one: the sender is told
-#: 200 now, and only as ``parked`` can it be replayed.
+#: The rulings of ``park``. A delivery that waits for a redelivery gets its last one here: the
+#: sender is told 200 and comes no more, and only as ``parked`` can it be replayed.
 PARKING = {**ACCEPTING, ExistingState.DEAD: _DONE, ExistingState.PARKED: _DONE}
 
 
 def standing_of(known: Known, *, now: float, dedup_seconds: float) -> ExistingState:
-    """Return where a known record stands at ``now``, the arrival of the further delivery."""
+    """Return the standing of a known record at ``now``, the arrival of the further delivery."""
     if known.state is DeliveryState.DONE:
         finished_at = known.finished_at if known.finished_at is not None else now
         return (

@@ -1,18 +1,19 @@
 """The data directory: written by its owner alone, and locked by the one runtime that uses it.
 
-What it holds is what customers bought, and secrets. Where another user can write into it, a
-symbolic link in the place of a file of ours would let him choose what is overwritten, and a token
-of his own would be believed. So such a directory is refused, and files in it are opened without
-following links. One that others can merely enter, as systemd and mkdir make it, is used as long as
-they can read nothing in it: every file of ours is made for its owner alone.
+It holds customers' purchases and secrets. If another user could write into it, a symbolic link in
+place of one of its files would choose what this process overwrites, and a planted token would be
+believed. So such a directory is refused, and its files are opened without following links. One that
+others can merely enter, as systemd and mkdir make it, is used as long as they can read nothing in
+it: every file is made for its owner alone.
 
 Only the runtime takes the lock. Commands open the database beside a running daemon without it;
 SQLite's own locks keep their writes apart.
 
-The lock is held twice. That of ``runtime.lock`` works everywhere, and ends with the file: who
-deletes that lets a second runtime in. That of the directory in which the database and its log
-stand has no file of its own to delete, and is the same through every link and mount. It is not on
-the database itself: closing a descriptor of that would drop the locks that SQLite holds of it.
+The lock is held twice. The lock of the file ``runtime.lock`` works on every system, but somebody
+can delete the file and let a second runtime in, which takes over the leases of the first and runs
+its events twice. The lock of the directory that holds the database has no file to delete, and is
+the same through every link and mount. The database itself is not locked: to close a descriptor of
+it would drop the POSIX locks that SQLite holds (docs/adr/0025-the-lock-of-the-directory.md).
 """
 
 import errno
@@ -32,14 +33,14 @@ from .sqlite.schema import DATABASE_NAME
 
 _log = get_logger("storage")
 
-#: The file whose lock is held; what it contains means nothing.
+#: Name of the lock file; its content is irrelevant.
 LOCK_NAME = "runtime.lock"
 
-#: Holds the process id of the lock's holder, for the message of whoever finds it locked.
+#: Name of the file with the process id of the lock's holder, for the error of a second process.
 PID_NAME = "runtime.pid"
 
-#: How long another lock of the directory is waited for, in seconds: systemd-tmpfiles takes one
-#: while it looks at a directory (and leaves alone what we have locked).
+#: Time to wait for another holder of the directory's lock, in seconds: systemd-tmpfiles takes it
+#: for a moment while it cleans, and skips directories that are locked.
 CLEANER_SECONDS = 1.0
 
 
@@ -50,7 +51,7 @@ _ENTERED = stat.S_IXGRP | stat.S_IXOTH
 #: How many files that others can read an error names.
 _FILES_NAMED = 3
 
-#: A private file is small: no more of it is read, in bytes.
+#: The most bytes that are read of a private file; tokens and process ids are small.
 _LARGEST_PRIVATE = 65_536
 
 
@@ -61,7 +62,7 @@ class ExposedDirectoryError(StoreUnavailableError):
 
 
 class ForeignFileError(OSError):
-    """A file of the data directory is another user's, a link, or no file at all."""
+    """A file of the data directory belongs to another user, is a link, or is no ordinary file."""
 
 
 def create_data_directory(path: str | os.PathLike[str]) -> Path:
@@ -74,7 +75,7 @@ def create_data_directory(path: str | os.PathLike[str]) -> Path:
     directory = Path(path)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        # Not in one call with its parents: mkdir gives those the mode of the umask.
+        # In a call of its own: mkdir(parents=True) ignores the mode for the parents.
         directory.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise StoreUnavailableError(
@@ -154,9 +155,9 @@ def _open_files(directory: Path) -> list[str]:
 
 
 def keep_files_private() -> None:
-    """Let no file, lock, directory or socket that this process makes be open to other users.
+    """Make every file, lock, directory and socket of this process private to its user.
 
-    For programs of ours; an embedding host chooses its own umask.
+    It sets the umask, so only this package's own programs call it; an embedding host has its own.
     """
     os.umask(0o077)
 
@@ -164,8 +165,8 @@ def keep_files_private() -> None:
 def write_private(file: Path, text: str) -> None:
     """Replace ``file`` by a new one with this text, for this user alone (mode 0600).
 
-    A symbolic link in its place is replaced and never followed. A reader sees the whole text or
-    the file of before.
+    A symbolic link in its place is replaced and never followed. A reader sees the whole new text or
+    the whole old one.
 
     Raises:
         OSError: it cannot be written.
@@ -183,7 +184,7 @@ def write_private(file: Path, text: str) -> None:
 
 
 def open_private(file: Path) -> int:
-    """Open a file for reading, and return its descriptor and so its mode; no link is followed.
+    """Open a file for reading without following links, and return its descriptor.
 
     Raises:
         FileNotFoundError: there is none.
@@ -219,9 +220,9 @@ def read_private(file: Path) -> str:
 
 @contextmanager
 def lock_data_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Hold the exclusive lock of the data directory ``path``, which is created if it is missing.
+    """Hold the exclusive lock of the data directory ``path``, and create it if it is missing.
 
-    The lock ends with the process, however that ends.
+    The kernel releases the lock with the process, even after ``kill -9``.
 
     Raises:
         StoreLockedError: another process, or another runtime in this one, holds it.
@@ -268,7 +269,8 @@ def _lock_database_directory(directory: Path, pid_file: Path) -> Iterator[None]:
         return
     import fcntl
 
-    # The log stands beside what a link leads to, so whoever shares it shares that directory.
+    # Links are resolved: the write-ahead log stands beside the real file, so two processes that
+    # share a database share that directory.
     place = os.path.dirname(os.path.realpath(directory / DATABASE_NAME))
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
@@ -302,7 +304,7 @@ def _in_use(directory: Path, holder: str) -> str:
 
 
 def _holder(pid_file: Path, locked: int | None = None) -> str:
-    """Name who holds the lock, by what it has written, or by the lock of descriptor ``locked``."""
+    """Return the holder of the lock, from the pid file or from the lock of ``locked``."""
     with suppress(OSError, ValueError):
         return f"process {int(pid_file.read_text(encoding='ascii'))}"
     with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Looks at a store in SQLite without changing anything: for ``doctor``, beside a running daemon."""
+"""Read-only examination of a store in SQLite for ``doctor``, also beside a running daemon."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,7 @@ from ..records.deliveries import DeliveryState
 from .sqlite.connect import connect_reader, describe_failure
 from .sqlite.schema import APPLICATION_ID, UNFINISHED, VERSION
 
-#: Instructions of SQLite between two looks at the clock.
+#: Instructions of SQLite's virtual machine between two looks at the clock.
 _STEPS = 20_000
 
 #: Events over which the growth is measured.
@@ -57,8 +57,8 @@ def examine(file: Path, *, now: float, check_seconds: float, besides: str = "") 
     Args:
         file: the database, which exists.
         now: Unix seconds.
-        check_seconds: how long the check for damage may take.
-        besides: the id of a parked event that is not counted.
+        check_seconds: time for the check for damage, in seconds.
+        besides: the key of an event that is not counted, such as a probe's own.
 
     Raises:
         StoreUnavailableError: it cannot be opened or read.
@@ -91,7 +91,7 @@ def _size(file: Path) -> int:
 
 
 def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | None]:
-    """Return whether the check came to its end, and what it found."""
+    """Return whether the check came to its end, and the damage that it found."""
     deadline = time.monotonic() + seconds
     connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
     try:
@@ -106,7 +106,8 @@ def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | Non
 def _with_contents(
     connection: apsw.Connection, known: Examination, now: float, besides: str
 ) -> Examination:
-    # Finished deliveries are in no index but that of ids, so they are not counted.
+    # Finished deliveries are in no index but that of keys, and may be millions: they are not
+    # counted.
     states = connection.execute(
         "SELECT state, count(*) FROM inbox WHERE state <> 'done' AND delivery_key <> ? "
         "GROUP BY state",
@@ -128,7 +129,7 @@ def _with_contents(
 
 
 def _growth(connection: apsw.Connection, size: int, now: float) -> float | None:
-    """Estimate the growth from how long the last events took to arrive, and their share."""
+    """Estimate the growth in bytes a day from the arrival times of the last events."""
     first = connection.execute("SELECT min(sequence) FROM inbox").get
     last = connection.execute("SELECT max(sequence) FROM inbox").get
     if not (isinstance(first, int) and isinstance(last, int)):

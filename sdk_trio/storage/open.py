@@ -1,6 +1,6 @@
-"""The store: what arrived, before its sender is answered, and the tenants.
+"""The opening of the store that the settings name.
 
-:func:`open_store` is the one way to open it, :func:`open_inbox` for who needs no tenants;
+:func:`open_store` opens everything, :func:`open_inbox` the inbox without tenants;
 ``storage.ports`` says what they do.
 """
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from .ports import Inbox, Store
     from .sqlite.inbox import SqliteInbox
 
-#: How long a lease lasts without renewal, in seconds, unless the caller says otherwise.
+#: Duration of a lease without renewal, in seconds, unless the caller gives another.
 LEASE_SECONDS = 75.0
 
-# Longer than the store itself waits for a disk that hangs: it words the error.
+# Longer than the store's own waits for a hanging disk, so that the store words the error and not
+# this scope. A shield without a deadline could never be ended.
 _CLOSE_SECONDS = 60.0
 
 __all__ = ["LEASE_SECONDS", "open_inbox", "open_store"]
@@ -33,12 +34,13 @@ async def open_store(
 ) -> "AsyncIterator[Store]":
     """Open the store that ``settings.storage`` names, and close it at the end of the block.
 
-    Does not take the lock of the data directory: the runtime does that, commands do without.
+    It does not take the lock of the data directory: the runtime does, and commands work beside a
+    running daemon.
 
     Args:
         settings: validated settings; ``storage`` and the retentions of ``webhooks`` are used.
-        owner: who holds the leases taken here; not empty, unique among living processes.
-        lease_seconds: how long a lease lasts without renewal; above 0.
+        owner: the name that holds the leases taken here; not empty, unique among living processes.
+        lease_seconds: duration of a lease without renewal, in seconds; above 0.
 
     Raises:
         NotInThisVersionError: the backend is not part of this version.
@@ -61,7 +63,7 @@ async def open_store(
 async def open_inbox(
     settings: "Settings", *, owner: str, lease_seconds: float = LEASE_SECONDS
 ) -> "AsyncIterator[Inbox]":
-    """Open the inbox alone: as :func:`open_store`, for who has nothing to do with tenants."""
+    """Open the inbox without tenants; otherwise as :func:`open_store`."""
     async with open_store(settings, owner=owner, lease_seconds=lease_seconds) as store:
         yield store.inbox
 
@@ -73,7 +75,7 @@ async def _open(
     backend = str(settings.storage.backend)
     dedup_seconds = settings.webhooks.dedup_retention_hours * 3600.0
     payload_seconds = settings.webhooks.payload_retention_days * 86_400.0
-    # Imported here, so that SQLite's 4 MB are loaded only by those who use them.
+    # Imported here, because SQLite takes 4 MB, which a store in memory does not need.
     if backend == "Memory":
         from .memory.inbox import MemoryInbox
 

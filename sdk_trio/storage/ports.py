@@ -49,24 +49,24 @@ if TYPE_CHECKING:
 class Inbox(Protocol):
     """The durable inbox: one record for each key of a delivery, from arrival to its end.
 
-    The key is who signed it and its webhook id, see :func:`key_of`: two senders may use
-    the same id, and neither touches what the other one has sent. A record of before signers were
-    kept is met by a delivery of the host's and by one that its own tenant signed; it becomes that
-    signer's when such a delivery is taken.
+    The key is the signer and the webhook id, see :func:`key_of`: two senders may use the same id,
+    and neither changes the records of the other. A record from before signers were kept matches a
+    delivery that the host signed and one that its own tenant signed; it becomes that signer's when
+    such a delivery is taken.
 
-    Another body than the first one under the same key changes no answer: it is kept beside the
-    first one as evidence, see :meth:`evidence`.
+    A different body under the same key changes no answer: it is kept beside the first one as
+    evidence, see :meth:`evidence`.
 
-    An inbox acts for one *owner*, named when it is opened. A lease is held by an owner up to a
-    deadline; owners never take over a lease of their own, only those of others that have expired
-    (``take_due``) or that are known to be dead (``recover``).
+    An inbox acts for one *owner*, named when it is opened. An owner holds a lease up to a deadline.
+    Owners never take over their own leases, only those of others that have expired (``take_due``)
+    or whose owners are known to be dead (``recover``).
     """
 
     @property
     def lost(self) -> str | None:
-        """Why every method fails until the process restarts: its files are gone, or damaged.
+        """The reason for which every method fails until a restart: its files are gone or damaged.
 
-        None as long as they are in order; known already, so nothing is waited for.
+        None while they are in order. It is known already, so reading it waits for nothing.
         """
         ...
 
@@ -102,9 +102,9 @@ class Inbox(Protocol):
         ...
 
     async def start(self, key: str, *, now: float, alone: bool = False) -> None:
-        """A worker starts a run: ``running``, one more attempt, the lease is ours.
+        """Start a run by a worker: ``running``, one more attempt, the lease is ours.
 
-        ``alone`` says that no other run is beside it: should the process end, it is the cause.
+        ``alone``: no other run is in progress, so if the process ends, this one is the cause.
         """
         ...
 
@@ -113,15 +113,16 @@ class Inbox(Protocol):
         ...
 
     def begin(self, key: str, *, now: float) -> None:
-        """As :meth:`start`, without waiting for it: what is asked for later is done later.
+        """Start a run without waiting for the commit; later calls are committed later.
 
-        For the first run of a delivery that this process has just accepted (ADR 11). Returns at
-        once, raises nothing; a store that fails is logged, and the run is then not counted.
+        For the first run of a delivery that this process has just accepted, which saves it one wait
+        for the disk (docs/adr/0011-first-start-is-not-waited-for.md). It returns at once and raises
+        nothing; a failure of the store is logged, and the run is then not counted.
         """
         ...
 
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
-        """Record how a run ended, and give up the lease. A failed one leaves an attempt record."""
+        """Record the outcome of a run and give up the lease. A failure leaves an attempt record."""
         ...
 
     async def release(self, keys: Sequence[str]) -> None:
@@ -149,15 +150,15 @@ class Inbox(Protocol):
     async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
         """Lease up to ``limit`` queued, ``received`` deliveries with ``process_ends``, by age.
 
-        What :meth:`take_due` would hand out, but of those alone that ran when a process ended.
+        They are those of :meth:`take_due` that ran when a process ended.
         """
         ...
 
     async def reschedule(self, *, now: float) -> int:
-        """Make due every retry that was decided later than ``now``; return how many.
+        """Make due every retry that was decided later than ``now``; return their number.
 
-        Its time lies further ahead than any delay can put it: the clock has gone back since.
-        Corrections of less than a minute change nothing.
+        A decision in the future means that the clock has been set back since; the retry would wait
+        until the clock catches up. Corrections of less than a minute change nothing.
         """
         ...
 
@@ -178,14 +179,14 @@ class Inbox(Protocol):
         ...
 
     async def find_by_id(self, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
-        """Return the deliveries with this id, whoever signed them, with bodies; the host's first.
+        """Return the deliveries with this id of all signers, with bodies; the host's first.
 
-        For people, who read ids; a program that knows who signed it asks for the key.
+        For people, who read ids; a program that knows the signer asks for the key.
         """
         ...
 
     async def keep_other(self, delivery: NewDelivery) -> None:
-        """Keep the body of ``delivery`` as evidence, if its key is known with another one.
+        """Keep the body of ``delivery`` as evidence, if its key is known with a different body.
 
         ``accept``, ``claim`` and ``park`` do so themselves.
         """
@@ -232,21 +233,21 @@ class Inbox(Protocol):
         ...
 
     async def oldest_waiting(self) -> float | None:
-        """Return when the first of the queued deliveries that wait or run arrived, or None.
+        """Return the arrival time of the oldest queued delivery that waits or runs, or None.
 
-        Those that wait for the time of a retry are left out: they wait on purpose.
+        Deliveries that wait for the time of a retry do not count: they wait on purpose.
         """
         ...
 
     async def changed_elsewhere(self) -> bool:
-        """Return whether somebody else has changed the store since the last call.
+        """Return whether another process, or another inbox of this one, has changed the store.
 
-        Somebody else is another process, or another inbox in this one.
+        It tells of changes since the last call.
         """
         ...
 
     async def read_checkpoint(self, name: str) -> str | None:
-        """Return what was last written under ``name``, None when nothing was."""
+        """Return the value that was last written under ``name``, or None."""
         ...
 
     async def write_checkpoint(self, name: str, value: str | None) -> None:
@@ -263,7 +264,7 @@ class Inbox(Protocol):
         ...
 
     async def holdings(self, tenant_id: str) -> Mapping[str, int]:
-        """Count what is kept of a tenant beside its own row.
+        """Count the records of a tenant beside its own row.
 
         The names are ``deliveries``, ``bodies``, ``attempts``, ``evidence``, ``messages``,
         ``outbox``, ``audit``; ``evidence`` is what erasing the tenant removes of it.
@@ -278,19 +279,20 @@ class Inbox(Protocol):
         """Remove all deliveries of a tenant with bodies and attempts, whatever their state.
 
         Bodies of the tenant's that came under the keys of others' deliveries go, too.
-        It takes many short turns. Cancelled, it stops between two of them.
+        It takes many short transactions, so that deliveries go on in between. If it is cancelled,
+        it stops between two of them.
 
         Returns:
-            how many deliveries were removed.
+            the number of deliveries that were removed.
         """
         ...
 
     async def wipe(self) -> bool:
-        """Overwrite what was deleted, wherever the store's own files still hold it.
+        """Overwrite deleted data wherever the store's own files still hold it.
 
-        :meth:`purge` and the deletions of the other parts leave nothing in the database; this is
-        for after them, and also reaches what earlier versions have left behind, which may take a
-        while once. Copies elsewhere (backups, replicas) are not reached.
+        It is called after :meth:`purge` and other deletions. It also removes remnants that earlier
+        versions left behind, which rewrites the store once and may take a while. It does not reach
+        copies elsewhere (backups, replicas).
 
         Returns:
             False when a reader still needs the write-ahead log, so that remnants stay in it.
@@ -298,9 +300,10 @@ class Inbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish what was begun and close; a second call does nothing.
+        """Finish the writes that were begun and close; a second call does nothing.
 
-        Shielded from cancellation, but not for ever from a disk that hangs.
+        It is shielded from cancellation, within a time limit, so that a hanging disk cannot keep it
+        for ever.
         """
         ...
 
@@ -330,9 +333,10 @@ class TenantStore(Protocol):
     ) -> None:
         """Replace the tenant's row by ``tenant``, whose version is one above the stored one.
 
-        ``announced``: who changes it has notifications enabled. The first transition of such a one
-        draws the line of :meth:`NotificationStore.enlist` before itself, where nobody has drawn or
-        removed it yet.
+        ``announced``: the process that makes the change has notifications enabled. Its first
+        transition sets the position of :meth:`NotificationStore.enlist` to just before itself,
+        unless the position was set or notifications were switched off before. Otherwise transitions
+        that commands make while the first daemon starts would never be announced.
 
         Raises:
             TenantConflictError: the stored version is another one; nothing is changed.
@@ -342,7 +346,7 @@ class TenantStore(Protocol):
         ...
 
     async def note(self, audit: "AuditRecord") -> None:
-        """Keep an audit row of what did not change the tenant: a transition that was refused."""
+        """Keep an audit row without changing the tenant, for a transition that was refused."""
         ...
 
     async def purge(
@@ -350,8 +354,8 @@ class TenantStore(Protocol):
     ) -> "TenantPurged":
         """Remove the tenant's row, deliveries, messages and outbox rows for ever; keep ``audit``.
 
-        With ``forget_audit`` its earlier audit rows go as well; nothing else removes any. What
-        remains in unused parts of the store's files goes with the next :meth:`Inbox.wipe`.
+        With ``forget_audit`` its earlier audit rows are removed as well; nothing else removes any.
+        Remnants in unused parts of the store's files go with the next :meth:`Inbox.wipe`.
 
         Raises:
             TenantConflictError: the stored version is not that of ``tenant``.
@@ -434,7 +438,7 @@ class UpgradeStore(Protocol):
         """Return the next ``limit`` bodies of a tenant's deliveries; None: of those of no tenant.
 
         Next are those whose sequence is above ``after``; bodies that the retention has removed are
-        passed over.
+        skipped.
         """
         ...
 
@@ -442,7 +446,7 @@ class UpgradeStore(Protocol):
         """Give the default tenant to those of the next ``limit`` deliveries that have none.
 
         Next are those whose sequence is above the marker's position. The marker moves in the same
-        transaction, so no delivery is passed over or counted twice, whenever the process ends.
+        transaction, so no delivery is skipped or counted twice, whenever the process ends.
         """
         ...
 
@@ -461,18 +465,18 @@ class NotificationStore(Protocol):
         """Give the next ``limit`` transitions a message on each of ``channels``.
 
         ``channels`` says for each whether its messages are repeatable. Next are the transitions
-        after the last one that had its turn. The first call after :meth:`switch_off` draws the
-        line, and no earlier transition gets any; so does the first call ever, unless the first
-        announced transition has drawn it before (:meth:`TenantStore.change`). One of before
-        ``oldest`` gets messages that are ``skipped``. Messages that wait on any other channel
-        become ``skipped`` too.
+        after the position, which is the last one that was enlisted. The first call ever, and the
+        first after :meth:`switch_off`, only set the position to the newest transition, so that
+        nobody gets old news; an announced transition may have set it before
+        (:meth:`TenantStore.change`). Transitions before ``oldest`` (Unix seconds) get messages that
+        are ``skipped``. Messages that wait on any other channel become ``skipped``, too.
         """
         ...
 
     async def switch_off(self) -> None:
-        """Have nobody told of what happens until the next :meth:`enlist`, not even later.
+        """Stop announcing. Transitions before the next :meth:`enlist` are never announced.
 
-        Messages that wait stay as they are.
+        Messages that wait already stay as they are.
         """
         ...
 
@@ -497,9 +501,9 @@ class NotificationStore(Protocol):
         ...
 
     async def finish(self, id: "NotificationId", ending: "SendResult", *, now: float) -> bool:
-        """Record how an attempt ended, and give up the lease.
+        """Record the end of an attempt and give up the lease.
 
-        False, and nothing is changed, when the lease is not ours any more.
+        Returns False, and changes nothing, if the lease is not ours any more.
         """
         ...
 
@@ -510,7 +514,7 @@ class NotificationStore(Protocol):
     async def recover(self, *, now: float) -> "Recovered":
         """Take away the leases of all other owners, known to be dead.
 
-        What was ``sending`` is due again if it is repeatable, and ``unknown`` if not.
+        A message that was ``sending`` is due again if it is repeatable, else ``unknown``.
         """
         ...
 
@@ -538,7 +542,7 @@ class NotificationStore(Protocol):
         before: "NotificationId | None" = None,
         limit: int = 50,
     ) -> "Sequence[NotificationRecord]":
-        """List messages, the newest transition first; those that come after ``before`` in that."""
+        """List messages, the newest transition first; only older ones than ``before``."""
         ...
 
     async def counts(self) -> "dict[NotificationState, int]":
@@ -546,7 +550,7 @@ class NotificationStore(Protocol):
         ...
 
     async def purge(self, *, before: float) -> int:
-        """Remove the messages that were finished before that time; return how many."""
+        """Remove the messages that were finished before that time; return their number."""
         ...
 
 
@@ -570,7 +574,7 @@ class Backend(Inbox, Protocol):
 
 
 class Store:
-    """An open store: what arrived, who it belongs to, who is told. All of it has one writer."""
+    """An open store: deliveries, tenants and notifications, all committed by one writer."""
 
     def __init__(self, backend: Backend) -> None:
         self.inbox: Inbox = backend

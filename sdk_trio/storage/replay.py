@@ -1,4 +1,4 @@
-"""Finds deliveries that were asked for and wait for no worker, and puts them into the queue."""
+"""Replay: finds the deliveries that an operator names, and puts them back into the queue."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ import trio
 from ..records.deliveries import HOST, REPLAYABLE, DeliveryRecord, DeliveryState
 from .ports import Inbox
 
-#: Deliveries put back in one transaction: few enough that no other delivery waits for it.
+#: Deliveries put back in one transaction: few enough that new deliveries do not wait for it.
 CHUNK = 200
 
 
@@ -39,7 +39,7 @@ async def _named(inbox: Inbox, webhook_id: str) -> ReplayCandidate:
 
 
 async def find_meant(inbox: Inbox, text: str) -> Sequence[DeliveryRecord]:
-    """Return what somebody means by an id: one record, none, or those that it could be.
+    """Return the records that an id may mean: one, none, or several of different signers.
 
     Args:
         text: a key, an id, or an id with ``.host`` for the host's delivery of that id.
@@ -52,7 +52,7 @@ async def find_meant(inbox: Inbox, text: str) -> Sequence[DeliveryRecord]:
 
 
 def ambiguity(records: Sequence[DeliveryRecord]) -> str:
-    """Say what to ask for where several senders have used the same id."""
+    """Return the message that lists the keys of an id that several senders have used."""
     keys = (record.key if record.signer else f"{record.key}.{HOST}" for record in records)
     return f"several senders use this id; name one of {', '.join(keys)}"
 
@@ -101,7 +101,8 @@ async def put_back(
 ) -> set[str]:
     """Replay deliveries in several transactions; return the keys of those that were put back.
 
-    Cancelled, those of finished transactions stay put back. ``advance`` is told of each step.
+    If it is cancelled, finished transactions stay. ``advance`` is called with the number of
+    deliveries of each.
     """
     await trio.lowlevel.checkpoint()
     replayed: set[str] = set()

@@ -1,4 +1,12 @@
-"""The records that one change of a tenant writes: row, audit and outbox. Pure."""
+"""The service of tenants: they are added, found, changed, and taken through their transitions.
+
+Every change writes the tenant's row, its audit row and, for a transition, its outbox row in one
+transaction, and only on the version that it has read. Of simultaneous changes of one tenant exactly
+one wins (docs/adr/0009-simultaneous-transitions.md). Subscribers learn of changes through ``feed``.
+
+:class:`TenantCache` keeps the tenants of the last deliveries, bounded, so that a delivery does not
+ask the store for its tenant each time.
+"""
 
 import enum
 import time
@@ -43,6 +51,24 @@ from .status import (
     TransitionResult,
     decide,
 )
+
+#: How many answers of the store are remembered, "there is none" included: two for each of 8000
+#: tenants, which are some ten megabytes.
+CAPACITY: Final = 16_384
+
+#: What a question was answered with: a tenant, the id of one that was purged, or None.
+Answer = Tenant | str | None
+
+_log = get_logger("tenants")
+
+#: How often to look for changes of other processes (``tenant suspend`` in a shell), in seconds.
+POLL_SECONDS = 0.5
+
+#: For how long the same refusal is one row of the audit trail, in seconds.
+REFUSAL_SECONDS = 60.0
+
+#: Tenants that are read at once where all of them are looked at.
+PAGE = 500
 
 
 def is_verified(email: str | None, verified: bool) -> bool:
@@ -111,14 +137,6 @@ def outbox_of(
     )
 
 
-#: How many answers of the store are remembered, "there is none" included: two for each of 8000
-#: tenants, which are some ten megabytes.
-CAPACITY: Final = 16_384
-
-#: What a question was answered with: a tenant, the id of one that was purged, or None.
-Answer = Tenant | str | None
-
-
 class TenantCache:
     """The store's last answers, such as the tenant of an organization.
 
@@ -161,9 +179,6 @@ class TenantCache:
         self.generation += 1
 
 
-_log = get_logger("tenants")
-
-
 class Unchanged(enum.Enum):
     """The type of ``UNCHANGED``: the value stays as it is, where None would remove it."""
 
@@ -171,15 +186,6 @@ class Unchanged(enum.Enum):
 
 
 UNCHANGED = Unchanged.UNCHANGED
-
-#: How often to look for changes of other processes (``tenant suspend`` in a shell), in seconds.
-POLL_SECONDS = 0.5
-
-#: For how long the same refusal is one row of the audit trail, in seconds.
-REFUSAL_SECONDS = 60.0
-
-#: Tenants that are read at once where all of them are looked at.
-PAGE = 500
 
 
 class TenantService:

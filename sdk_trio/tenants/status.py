@@ -1,4 +1,4 @@
-"""The status of a tenant: which transitions it allows, and when it can be suspended. Pure."""
+"""The status of a tenant: its transitions, when it can be suspended, and who changes it. Pure."""
 
 from collections.abc import Mapping
 from typing import Protocol

@@ -1,6 +1,7 @@
-"""The upgrade from a single tenant: its steps, their order, and its marker. Pure.
+"""The upgrade from a single tenant: its steps, their order, and its marker.
 
-The steps, in order:
+Pure, but for :class:`SqliteTenantIds`, a ready-made step that fills the empty tenant ids in a table
+of the host's own. The steps, in order:
 
 ``database``
     The single-tenant database becomes ``{tenant id}.db``. It is copied to a temporary file and
@@ -63,6 +64,12 @@ KEY = "Sdk:MultiTenant:SingleTenantUpgrade"
 MOST_ORGANIZATIONS = 10
 
 _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+#: How many rows one transaction looks at: some milliseconds, so that the host's own processes never
+#: wait for long.
+BATCH_ROWS = 5000
+
+_BUSY_SECONDS = 3.0
 
 
 @attrs.frozen
@@ -373,13 +380,6 @@ class UpgradeResult:
     seconds: float
     already_done: bool = False
     organizations: Sequence[str] = ()
-
-
-#: How many rows one transaction looks at: some milliseconds, so that the host's own processes never
-#: wait for long.
-BATCH_ROWS = 5000
-
-_BUSY_SECONDS = 3.0
 
 
 class SqliteTenantIds:

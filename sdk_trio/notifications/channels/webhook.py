@@ -1,4 +1,4 @@
-"""The JSON document and the headers of a notification webhook. Pure."""
+"""The webhook channel: a signed JSON document to the configured URL."""
 
 import hashlib
 import hmac

@@ -1,1 +1,1 @@
-"""The store in memory, for tests and for what may be lost."""
+"""The store in memory: for tests, development, and receivers whose deliveries may be lost."""

@@ -1,4 +1,18 @@
-"""The upgrade's marker and its one batch in this process's memory."""
+"""The inbox in this process's memory, and the backend that holds it and its neighbours.
+
+It keeps nothing after the process has ended, and its size is bounded. The body of a done delivery
+goes at once, and what is remembered of it shrinks to its id, see :class:`Deliveries`. If what waits
+takes too much, dead, parked and failed inline deliveries go, the oldest first; after them new ones
+are refused. The first time, a warning says so.
+
+Cancellation: a method is one checkpoint, *before* anything is looked at or changed. Cancelled
+therefore means untouched, and a change is complete the moment it is made. ``close``, and ``finish``
+of an inline run, are none, and ``claim`` lets no other task run: such a run stands in a request,
+which waits for its client once, and a checkpoint costs as much as everything that is done here.
+
+:class:`MemoryBackend` makes the stores of tenants, messages and the upgrade for the first caller
+that asks: most receivers have no tenants, and start without them.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -51,9 +65,14 @@ if TYPE_CHECKING:
     from .notifications import MemoryNotifications
     from .tenants import MemoryTenants
 
+_NEW = Admitted(Admission.NEW)
+_DONE = Admitted(Admission.DONE)
+
+_log = get_logger("storage")
+
 
 class MemoryUpgrade:
-    """:class:`UpgradeStore` in memory; cancelled means untouched."""
+    """:class:`UpgradeStore` in memory; a cancelled call has changed nothing."""
 
     def __init__(self, rows: Deliveries) -> None:
         self._rows = rows
@@ -108,7 +127,7 @@ class MemoryUpgrade:
 class MemoryBackend:
     """The tenants, their upgrade and their notifications, on the rows of one store.
 
-    ``shares`` is another backend on the same rows, whose tenants and upgrade are used.
+    ``shares`` is another backend on the same rows; its tenants and upgrade are used.
     """
 
     def __init__(
@@ -139,22 +158,16 @@ class MemoryBackend:
         return MemoryNotifications(self._terms, self.tenants)
 
 
-_NEW = Admitted(Admission.NEW)
-_DONE = Admitted(Admission.DONE)
-
-_log = get_logger("storage")
-
-
 class MemoryInbox(MemoryBackend):
     """:class:`Inbox` in memory.
 
     Args:
-        owner: who holds the leases taken here.
-        lease_seconds: how long a lease lasts without renewal; above 0.
-        dedup_seconds: how long a done delivery is remembered; 0 or more.
-        payload_seconds: how long bodies are kept, at most as long as their delivery; 0 or more.
-        shares: another inbox whose deliveries this one works on as well, as a second process
-            would on the same file; for tests.
+        owner: the name that holds the leases taken here.
+        lease_seconds: duration of a lease without renewal; above 0.
+        dedup_seconds: time that a done delivery is remembered; 0 or more.
+        payload_seconds: time that bodies of parked deliveries are kept; 0 or more.
+        shares: another inbox on whose deliveries this one works, as a second process on the same
+            file would; for tests.
     """
 
     def __init__(
@@ -188,7 +201,7 @@ class MemoryInbox(MemoryBackend):
 
     @property
     def lost(self) -> str | None:
-        """See :attr:`Inbox.lost`: nobody can take it away."""
+        """See :attr:`Inbox.lost`: memory has no files that could be lost."""
         return None
 
     # -- deliveries ------------------------------------------------------------------------------
@@ -236,7 +249,7 @@ class MemoryInbox(MemoryBackend):
             self._held_until(row, now),
             row.process_ends,
         )
-        # What is older than the dedup retention is forgotten already, so nothing is replaced.
+        # Older rows than the dedup retention are forgotten by now, so nothing is ever replaced.
         standing = standing_of(known, now=now, dedup_seconds=math.inf)
         ruling = rulings[standing]
         same_body = row.has_body(delivery.raw)
@@ -301,7 +314,7 @@ class MemoryInbox(MemoryBackend):
             key,
             delivery.signer,
             delivery.webhook_id,
-            intern(delivery.type),  # few, and each row would keep one of its own
+            intern(delivery.type),  # one string for each type instead of one for each row
             state,
             state is DeliveryState.RECEIVED,  # queued
             int(running),  # attempts
@@ -336,7 +349,7 @@ class MemoryInbox(MemoryBackend):
         lease_from: float | None = None,
         **values: Any,
     ) -> None:
-        """Change ``row``, and give it our lease from that time on or no lease."""
+        """Change ``row``, and give it our lease from that time on, or none."""
         if lease_from is None:
             row.owner, row.until = None, 0.0
         else:
@@ -532,8 +545,9 @@ class MemoryInbox(MemoryBackend):
         return len(late)
 
     def _cut_short(self, row: MemoryRow, *, sole: bool) -> None:
-        """Have what another owner ran received again: its process has ended."""
+        """Put a run of another owner back to ``received``, because its process has ended."""
         begun = row.received_at if row.started_at is None else row.started_at
+        # The last renewal of its lease was the last sign of life of that process.
         ended = max(begun, row.until - self._terms.lease_seconds)
         failure = AttemptRecord(row.attempts, begun, ended, PROCESS_ENDED)
         row.failures = (*row.failures, failure)
@@ -656,7 +670,7 @@ class MemoryInbox(MemoryBackend):
     # -- retention and end -----------------------------------------------------------------------
 
     async def purge(self, *, now: float) -> Purged:
-        """See :meth:`Inbox.purge`; here bodies have gone with the end of their delivery."""
+        """See :meth:`Inbox.purge`; bodies are dropped when their delivery is done."""
         await self._begin()
         old = now - self._terms.payload_seconds
         parked = [
@@ -696,7 +710,7 @@ class MemoryInbox(MemoryBackend):
         return self._rows.erase(tenant_id)
 
     async def wipe(self) -> bool:
-        """See :meth:`Inbox.wipe`: memory that is free is not kept."""
+        """See :meth:`Inbox.wipe`: nothing to do in memory."""
         await self._begin()
         return True
 

@@ -1,4 +1,8 @@
-"""The rows of the inbox in memory and what is looked up in them, without I/O."""
+"""The rows of the inbox in memory and their indexes, without I/O.
+
+The size is bounded. A finished delivery loses its body at once and shrinks to its id later; when
+unfinished ones take too much, those that wait for a person or a redelivery are dropped.
+"""
 
 import hashlib
 import math
@@ -18,29 +22,31 @@ from ...records.deliveries import (
     EvidenceRecord,
 )
 
-#: How many finished deliveries are kept with what is known of them, for who looks; never a body.
+#: Finished deliveries that are kept as rows without their bodies, so that people can list them.
 RECENT_ROWS = 1000
 
-#: How many ids of finished deliveries are remembered beyond those, at up to 200 bytes each.
+#: Ids of finished deliveries that are remembered beyond those, at up to 200 bytes each. Without a
+#: bound they would grow for the whole dedup retention, a week by default.
 REMEMBERED_IDS = 500_000
 
-#: How much the deliveries that are not finished may take, bodies included, in bytes.
+#: Memory for unfinished deliveries, bodies included, in bytes.
 HELD_BYTES = 256 * 1024 * 1024
 
-#: How much other bodies that came under known keys may take, in bytes; further ones are counted.
+#: Memory for other bodies that came under known keys, in bytes; further ones are only counted.
 EVIDENCE_BYTES = 16 * 1024 * 1024
 
-#: What a row takes beside its body, about, in bytes.
+#: Memory of a row beside its body, in bytes, roughly.
 ROW_BYTES = 1000
 
-#: Keys that take more than this are remembered by their digest, in characters.
+#: Longer keys are remembered by their digest, in characters: a sender chooses the length of an id.
 _LONGEST_KEY = 64
 
 
 class MemoryRow(msgspec.Struct, eq=False):
-    """A delivery, who holds its lease and until when, and its failed runs.
+    """A delivery with its lease and its failed runs.
 
-    It changes in place: records are made for those who read, not for every step of a delivery.
+    It changes in place; an immutable record is made only when somebody reads, and not for every
+    step of a delivery.
     """
 
     sequence: int
@@ -58,7 +64,7 @@ class MemoryRow(msgspec.Struct, eq=False):
     started_at: float | None
     raw: bytes | None
     tenant_id: str | None
-    # What it takes until it is done.
+    # Its share of HELD_BYTES until it is done.
     held_bytes: int
     next_attempt_at: float | None = None
     finished_at: float | None = None
@@ -70,12 +76,12 @@ class MemoryRow(msgspec.Struct, eq=False):
     ran_alone: bool = False
     earlier_attempts: int = 0
     failed_at: float | None = None
-    # Of a body that is not kept any more: another one under the same id is worth a word.
+    # Hash of a body that is not kept any more: a redelivery with other bytes is still noticed.
     body_hash: int | None = None
     evidence: tuple[EvidenceRecord, ...] = ()
 
     def has_body(self, raw: bytes) -> bool:
-        """Return whether ``raw`` is its body, as far as that is known."""
+        """Return whether ``raw`` is its body, by its hash where the body is gone."""
         return hash(raw) == self.body_hash if self.raw is None else raw == self.raw
 
     def record(self, *, body: bool = True) -> DeliveryRecord:
@@ -115,9 +121,10 @@ def _short(key: str) -> str | bytes:
 class Deliveries:
     """The rows of one store; inboxes of several owners may work on the same ones.
 
-    Of a finished delivery the body goes at once, and the row when :data:`RECENT_ROWS` others have
-    finished; then its key alone is remembered, until the dedup retention ends or
-    :data:`REMEMBERED_IDS` others have followed. Any of these costs a loop's turn nothing.
+    A finished delivery loses its body at once, and its row when :data:`RECENT_ROWS` others have
+    finished. Then its key alone is remembered, until the dedup retention ends or
+    :data:`REMEMBERED_IDS` others have followed. Each of these steps takes constant time, so that
+    none of them holds up the event loop.
     """
 
     last_sequence: int = 0
@@ -125,23 +132,24 @@ class Deliveries:
     by_key: dict[str, MemoryRow] = attrs.Factory(dict)
     by_sequence: dict[int, MemoryRow] = attrs.Factory(dict)
     unfinished: dict[int, MemoryRow] = attrs.Factory(dict)
-    # Those that wait for a person or for a redelivery, in the order in which they began to.
+    # Rows that wait for a person or for a redelivery, the longest first.
     set_aside: dict[int, MemoryRow] = attrs.Factory(dict)
     held_bytes: int = 0
-    #: Whether ids were forgotten, or deliveries that wait for somebody, for want of room.
+    #: Whether ids or waiting deliveries were forgotten for want of room.
     overflowed: bool = False
     checkpoints: dict[str, str] = attrs.Factory(dict)
     states: Counter[DeliveryState] = attrs.Factory(Counter)
     evidence_bytes: int = 0
     # Sequences of the unfinished ordered deliveries of each tenant and subject.
     _lines: dict[tuple[str | None, str], set[int]] = attrs.Factory(dict)
-    # Done deliveries in the order of their end: the last ones, and before them ids with that time.
+    # Done deliveries in the order of their end: the last ones as rows, the older ones as a key with
+    # the time of the end.
     _done: deque[MemoryRow] = attrs.Factory(deque)
     remembered: dict[str | bytes, float] = attrs.Factory(dict)
     _in_order: deque[str | bytes] = attrs.Factory(deque)
 
     def add(self, row: MemoryRow) -> None:
-        """Take in a new row."""
+        """Add a new row."""
         self.by_key[row.key] = row
         self.by_sequence[row.sequence] = row
         self.held_bytes += row.held_bytes
@@ -149,14 +157,14 @@ class Deliveries:
         self.changes += 1
 
     def make_room(self, wanted: int) -> bool:
-        """Return whether there is room for so many bytes; what is set aside gives way."""
+        """Return whether there is room for so many bytes; drop rows that are set aside for it."""
         while self.held_bytes + wanted > HELD_BYTES and self.set_aside:
             self.forget(next(iter(self.set_aside.values())))
             self.overflowed = True
         return self.held_bytes + wanted <= HELD_BYTES
 
     def change(self, row: MemoryRow, state: DeliveryState, **values: Any) -> None:
-        """Give ``row`` its new state, which is not done, and what else changes with it."""
+        """Set the new state of ``row``, which is not done, and other fields by name."""
         self.changes += 1
         self._strike(row)
         row.state = state
@@ -165,7 +173,7 @@ class Deliveries:
         self._enlist(row)
 
     def finish(self, row: MemoryRow, now: float) -> None:
-        """Let an unfinished ``row`` be done; its body goes."""
+        """Mark an unfinished ``row`` as done, and drop its body."""
         self.changes += 1
         self._strike(row)
         self.held_bytes -= row.held_bytes
@@ -181,7 +189,7 @@ class Deliveries:
             self._remember(self._done.popleft())
 
     def _remember(self, row: MemoryRow) -> None:
-        """Keep of a done delivery its id and the time of its end."""
+        """Replace the row of a done delivery by its key and the time of its end."""
         self._drop(row)
         key = _short(row.key)
         self.remembered[key] = row.finished_at or 0.0
@@ -195,7 +203,7 @@ class Deliveries:
         self.states[DeliveryState.DONE] -= 1
 
     def finished_at(self, key: str) -> float | None:
-        """Return when a delivery ended of which the key alone is remembered, or None."""
+        """Return the end time of a delivery whose key alone is remembered, or None."""
         return self.remembered.get(_short(key))
 
     def known(self, keys: Iterable[str]) -> frozenset[str]:
@@ -203,7 +211,7 @@ class Deliveries:
         return frozenset(i for i in keys if i in self.by_key or self.finished_at(i) is not None)
 
     def keep_other(self, row: MemoryRow, told: EvidenceRecord) -> None:
-        """Keep another body of a row that has room for it, unless it is kept already."""
+        """Keep another body of a row, if there is room and it is not kept already."""
         size = len(told.raw) + ROW_BYTES
         if len(row.evidence) >= MOST_EVIDENCE or self.evidence_bytes + size > EVIDENCE_BYTES:
             return
@@ -226,7 +234,7 @@ class Deliveries:
         self.changes += 1
 
     def erase(self, tenant_id: str) -> int:
-        """Forget all deliveries of a tenant; return how many."""
+        """Forget all deliveries of a tenant; return their number."""
         rows = [row for row in self.by_sequence.values() if row.tenant_id == tenant_id]
         for row in rows:
             if row.state is not DeliveryState.DONE:
@@ -242,7 +250,7 @@ class Deliveries:
         return len(rows)
 
     def forget_done(self, before: float) -> int:
-        """Forget the deliveries that were done before that time; return how many."""
+        """Forget the deliveries that were done before that time; return their number."""
         forgotten = 0
         while self._in_order and self.remembered[self._in_order[0]] < before:
             self._forget_oldest_id()
@@ -271,9 +279,9 @@ class Deliveries:
         """Return the rows that meet every condition which is not None.
 
         Args:
-            equal: what fields are to hold, by their names.
-            received: received at or after the first, and before the second.
-            between: whose sequence is above the first and below the second.
+            equal: the wanted values by names of fields.
+            received: bounds of the time of arrival: from the first on, and before the second.
+            between: bounds of the sequence: above the first and below the second.
             oldest_first: by rising sequence, else by falling.
         """
         wanted = [(name, value) for name, value in equal.items() if value is not None]
@@ -292,7 +300,7 @@ class Deliveries:
         )
 
     def oldest_waiting(self) -> float | None:
-        """Return when the first queued delivery that waits or runs arrived, or None."""
+        """Return the arrival time of the oldest queued delivery that waits or runs, or None."""
         waiting = (
             (row.sequence, row.received_at)
             for row in self.unfinished.values()
@@ -328,5 +336,5 @@ _MAY_BE_SET_ASIDE = (DeliveryState.RETRYING, DeliveryState.DEAD, DeliveryState.P
 
 
 def _is_set_aside(row: MemoryRow) -> bool:
-    """Whether nothing here will run it: it waits for a person, or for the sender's redelivery."""
+    """Whether no worker will run it: it waits for a person, or for the sender's redelivery."""
     return row.state is not DeliveryState.RETRYING or not row.queued

@@ -1,4 +1,8 @@
-"""The rows of the messages to site managers in memory. Pure."""
+"""Tenants, and the rows of messages about them, in this process's memory.
+
+Cancellation: every method but ``close`` is one checkpoint, *before* anything is looked at or
+changed, as in the inbox in memory.
+"""
 
 from bisect import bisect_right, insort
 from collections import Counter
@@ -25,7 +29,7 @@ from ...records.tenants import (
 
 @attrs.define(eq=False)
 class NotificationRow:
-    """One message, and who holds its lease until when."""
+    """One message, with the owner and the deadline of its lease."""
 
     record: NotificationRecord
     owner: str | None = None
@@ -34,11 +38,11 @@ class NotificationRow:
 
 @attrs.define(eq=False)
 class NotificationRows:
-    """The messages of one store, and the last transition that had its turn.
+    """The messages of one store, and the last transition that was enlisted (``position``).
 
-    ``open`` are those of ``by_id`` that are still sent by themselves, so that the look for work,
-    twice a second, reads these few and not the finished ones of 90 days. ``silent``: nobody is
-    told until the next look.
+    ``open`` are those of ``by_id`` that will still be sent without an operator. The look for work,
+    twice a second, reads these few and not the finished ones of 90 days. ``silent``: notifications
+    are switched off, and no transition sets ``position`` until the next ``enlist``.
     """
 
     by_id: dict[NotificationId, NotificationRow] = attrs.Factory(dict)
@@ -237,7 +241,7 @@ class MemoryTenants:
         return self.outbox_after(after_sequence, limit)
 
     def outbox_after(self, sequence: int, limit: int) -> Sequence[OutboxRecord]:
-        """Return what :meth:`outbox` does, at once: for the messages about the transitions."""
+        """Return the same as :meth:`outbox`, without a checkpoint."""
         start = bisect_right(self._outbox, sequence, key=lambda record: record.sequence)
         return self._outbox[start : start + limit]
 
@@ -270,6 +274,6 @@ class MemoryTenants:
         return self._last_audit
 
     async def close(self) -> None:
-        """End it: every further call fails."""
+        """Close the store: every further call fails."""
         self._closed = True
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Opens SQLite connections the one way the store uses them, and words their errors.
+"""SQLite connections of the store: how they are opened, and what their errors mean to an operator.
 
 Only apsw opens the store's file. A second copy of SQLite in the same process (the standard
 library's ``sqlite3``) would drop the POSIX locks of the first when it closes the file, and a
@@ -17,8 +17,8 @@ from ...base.logs import get_logger
 from ...errors import StoreUnavailableError
 from .schema import VERSION, plan_migration
 
-#: How long a statement waits for another process's write to end, in seconds. Ours take
-#: milliseconds, so this outlasts a daemon under load; every delivery waits meanwhile.
+#: Time that a statement waits for another process's write to end, in seconds. Writes of this
+#: package take milliseconds, so this outlasts a daemon under load; every delivery waits meanwhile.
 BUSY_SECONDS = 3.0
 
 #: How long another process may take to bring the store up to date, in seconds: a million deliveries
@@ -28,14 +28,16 @@ MIGRATION_SECONDS = 120.0
 _log = get_logger("storage")
 
 _WRITER = (
-    # FULL syncs the log in every commit (answer 200 means kept); fullfsync is what that takes on
-    # macOS, and nothing elsewhere.
+    # FULL syncs the log in every commit: an answer 200 means that the event survives a power cut.
+    # With NORMAL the last commits would be lost. macOS needs fullfsync for that; it has no effect
+    # elsewhere.
     "PRAGMA synchronous = FULL",
     "PRAGMA fullfsync = ON",
     "PRAGMA journal_size_limit = 67108864",
     "PRAGMA cache_size = -32768",
-    # What is deleted is overwritten, whole pages included, which FAST leaves as they are. It costs
-    # the ordinary way of a delivery no page; only what removes bodies writes more.
+    # Deleted rows are overwritten, also where whole pages become free, which FAST leaves as they
+    # are. Bodies are personal data. It costs an ordinary delivery no page; only the removal of
+    # bodies writes more.
     "PRAGMA secure_delete = ON",
 )
 
@@ -43,9 +45,9 @@ _FULL = "the disk or its quota is full; free some space, it continues by itself"
 _DAMAGED = "it is damaged; stop, and restore a backup"
 _READ_ONLY = "it or its directory is read-only; make both writable for this user"
 
-#: By SQLite's extended result code, where that says more than the class of the error.
+#: Remedies by SQLite's extended result code, where that says more than the class of the error.
 _REMEDIES_BY_CODE: dict[int, str] = {
-    # SQLite makes room in it by writing its last byte, and does not say what that ran into.
+    # SQLite extends the index by writing its last byte, and does not report why that failed.
     apsw.SQLITE_IOERR_SHMSIZE: "the disk or its quota is full: its index (-shm) cannot become "
     "larger; free some space, then restart",
     apsw.SQLITE_IOERR_SHMMAP: "its index (-shm) cannot be mapped; give the process more memory, "
@@ -77,12 +79,12 @@ _REMEDIES: tuple[tuple[type[apsw.Error], str], ...] = (
     (apsw.NoMemError, "memory is exhausted; give the process more"),
 )
 
-#: Where less room is left than this, an error of the disk is that of a full one, in bytes.
+#: With less free space than this, in bytes, an I/O error is reported as a full disk.
 _NO_ROOM = 65_536
 
 
 def describe_failure(error: apsw.Error, file: str) -> StoreUnavailableError:
-    """Return the exception that callers get for ``error`` at ``file``: what, where, what to do."""
+    """Return the exception that callers get for ``error``: it names the file and the remedy."""
     unavailable = StoreUnavailableError(
         f"the store {file} failed: {_remedy(error, file)} ({error})"
     )
@@ -117,9 +119,9 @@ def connect_writer(file: str) -> apsw.Connection:
         StoreVersionError: the file is of another program or of a newer version.
         apsw.Error: SQLite could not open it.
     """
-    # Bodies are personal data, and SQLite gives its other files the mode of this one. Where this
-    # fails, SQLite says why in a moment. A file that exists is not opened: closing it would drop
-    # the locks that other connections of this process hold of it.
+    # Bodies are personal data, so a new file is private; SQLite gives its other files the same
+    # mode. If this fails, SQLite's own open reports why. O_EXCL: a file that exists must not be
+    # opened, as closing it would drop the locks that other connections of this process hold.
     with suppress(OSError):
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     connection = apsw.Connection(file)
@@ -129,7 +131,7 @@ def connect_writer(file: str) -> apsw.Connection:
         _use_log(connection)
         for statement in _WRITER:
             connection.execute(statement)
-        # A first write finds out here, rather than at a delivery, that nothing can be written.
+        # Fails here, at the start, and not at the first delivery, if nothing can be written.
         connection.execute("BEGIN IMMEDIATE; COMMIT")
     except BaseException:
         connection.close()
@@ -138,7 +140,10 @@ def connect_writer(file: str) -> apsw.Connection:
 
 
 def _use_log(connection: apsw.Connection) -> None:
-    """Keep readers and the writer apart (WAL); SQLite waits for nobody when it changes to that."""
+    """Switch to the write-ahead log, in which readers do not block the writer.
+
+    The busy timeout does not apply to this statement, so it is retried here.
+    """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -162,19 +167,19 @@ def connect_reader(file: str) -> apsw.Connection:
     return connection
 
 
-#: Says that nothing was ever deleted here without being overwritten.
+#: Marks a store in which nothing was ever deleted without being overwritten.
 MARK_AS_WIPED = "INSERT OR REPLACE INTO checkpoint VALUES ('storage.wiped', '1')"
 
-#: Has the next wipe rewrite the database. ``secure_delete`` overwrites a deleted row where it was
-#: last; what a page held of it before it was moved to another one in a split is left (seen: some
-#: rows in a thousand). Who has to be sure that nothing is left takes the mark away.
+#: Makes the next wipe rewrite the database. ``secure_delete`` overwrites a deleted row where it was
+#: last, but when SQLite splits a page, the old page may keep a copy of rows that moved (0 to 5 of
+#: 1200 deleted rows could still be read). A purge must leave nothing, so it removes the mark.
 MARK_AS_UNWIPED = "DELETE FROM checkpoint WHERE name = 'storage.wiped'"
 
 _IS_WIPED = "SELECT count(*) FROM checkpoint WHERE name = 'storage.wiped'"
 
 
 def overwrite_remnants(connection: apsw.Connection) -> None:
-    """Remove from the database what was deleted without being overwritten.
+    """Remove data from the database that was deleted without being overwritten.
 
     Rewrites the database, which holds up every other write: once in the life of a database of
     an earlier version, and after the purge of a tenant.
@@ -227,7 +232,7 @@ def _migrate(connection: apsw.Connection, file: str) -> None:
     connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
 
 
-# One statement, so that all three are of one moment: another process may be making the tables.
+# One statement reads all three at one moment: another process may be creating the tables.
 _STATE_OF_FILE = """
 SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
 FROM pragma_application_id, pragma_user_version

@@ -1,4 +1,4 @@
-"""Whether the store's files are still those that are written to: asked before anybody is told.
+"""The store's files: whether they are still those that are written to, asked before any answer.
 
 SQLite keeps the files that it opened. Removed, replaced or cut by somebody else, they go on taking
 commits that no later process will find, and in the mode with a write-ahead log SQLite does not
@@ -25,15 +25,15 @@ from ...errors import StoreLostError, StoreUnavailableError
 _LOG_HEAD = 32
 _FRAME_HEAD = 24
 
-#: How long a database that seems cut short may be in the middle of another process's checkpoint,
-#: which writes the new size before the last page, in seconds.
+#: Time for a database that seems cut short to grow, in seconds: another process's checkpoint writes
+#: the new size before the last page.
 _GROWING_SECONDS = 1.0
 
-#: How long damage is not believed that SQLite reports, in seconds.
+#: Damage that SQLite reports is believed after this time, in seconds.
 _DAMAGE_SECONDS = 2.0
 
-#: How SQLite reports damage. A page that the disk refuses to read is damage to it as well: it turns
-#: SQLITE_IOERR_CORRUPTFS into SQLITE_CORRUPT.
+#: SQLite's errors for damage. It reports a page that the disk refuses to read as damage, too (it
+#: turns SQLITE_IOERR_CORRUPTFS into SQLITE_CORRUPT).
 DAMAGE = (apsw.CorruptError, apsw.NotADBError)
 
 _Identity = tuple[int, int]
@@ -41,7 +41,7 @@ _Identity = tuple[int, int]
 
 @attrs.frozen
 class _Written:
-    """The last commit that was seen in the log: the log's head, where its frame is, that frame."""
+    """The last commit that was seen in the log: the log's head, its frame's number and head."""
 
     head: bytes
     frame: int
@@ -49,7 +49,7 @@ class _Written:
 
 
 def may_pass(file: str, since: float) -> bool:
-    """Say whether damage that was first found at ``since`` may be a disk that refuses to read.
+    """Return whether damage first found at ``since`` may be a disk that refuses to read.
 
     Args:
         file: the database, opened by SQLite in this process or not.
@@ -72,24 +72,25 @@ def _is_refused(file: str) -> bool:
 
 
 def _open_to_read(file: str) -> apsw.VFSFile:
-    # Through SQLite: closing a descriptor of our own would drop its locks of this file.
+    # Through SQLite's own file object: closing a descriptor of ours would drop SQLite's POSIX locks
+    # of this file.
     return apsw.VFSFile("", file, [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
 
 
 class StoreFile:
     """The three files of an open store: the database, its log (-wal) and its index (-shm).
 
-    Belongs to the thread of ``connection``, which has written or read in this mode already.
+    It belongs to the thread of ``connection``, which has used the write-ahead log already.
 
-    Everything raises :class:`~sdk_trio.errors.StoreUnavailableError` or an error of SQLite when the
-    disk does not let it look, which proves nothing: it is to be asked again.
+    Every method raises :class:`~sdk_trio.errors.StoreUnavailableError` or an error of SQLite if the
+    disk refuses to read. That proves nothing, so the caller asks again.
 
     Raises:
         StoreLostError: the files were taken away while they were opened.
     """
 
     def __init__(self, file: str, connection: apsw.Connection) -> None:
-        # By the name that the next process will use; SQLite itself has followed every link.
+        # The name that the next process will use; SQLite's own name has all links resolved.
         self.file = os.path.abspath(file)
         self._log = connection.filename_wal
         self._index = f"{self._log.removesuffix('-wal')}-shm"
@@ -101,7 +102,8 @@ class StoreFile:
         self._size = 0
         self._reader = _open_to_read(self.file)
         self._head = self._read_head()
-        # SQLite locks no byte of the log. Opened last: nothing that fails leaves it open.
+        # A plain descriptor is fine here, as SQLite locks no byte of the log. It is opened last, so
+        # that no failure leaves it open.
         try:
             self._log_descriptor = os.open(self._log, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except FileNotFoundError:
@@ -110,7 +112,7 @@ class StoreFile:
             raise self._unavailable(self._log, error) from error
 
     def close(self) -> None:
-        """Close what was opened to look; the connection stays open."""
+        """Close the files of the check; the connection stays open."""
         with suppress(apsw.Error):
             self._reader.xClose()
         descriptor, self._log_descriptor = self._log_descriptor, -1
@@ -125,7 +127,7 @@ class StoreFile:
         """Require that a commit is in the files that a restart would open.
 
         Args:
-            frames: how many frames the log has since the commit, as SQLite counts them.
+            frames: number of frames in the log after the commit, as SQLite counts them.
 
         Raises:
             StoreLostError: it is not.
@@ -140,17 +142,17 @@ class StoreFile:
         whole = len(head) == _LOG_HEAD + _FRAME_HEAD and len(last) == _FRAME_HEAD
         if not (whole and head[40:48] == salts == last[8:16] and any(salts) and any(last[4:8])):
             raise self._lost(self._log, "was cut short or overwritten")
-        # What was there before the commit must be there still: a log that was cut in between has
-        # a hole, and SQLite reads no further than to a hole.
+        # The last commit before this one must be there still: a log that was cut in between has a
+        # hole, and a restart reads no further than to the hole.
         if not self._still_has(self._written, head):
             raise self._lost(self._log, "was cut short or overwritten")
         self._written = _Written(head, frames, last)
 
     def is_unchanged(self) -> bool:
-        """Return whether all that was written is in place, by what is known.
+        """Return whether everything that was written is surely in place.
 
-        False when the log was begun anew: another process may have done so, which is as it should
-        be, or somebody has cut it. A write tells, with :meth:`require_written`.
+        False if the log was begun anew: either another process has checkpointed it, which is
+        normal, or somebody has cut it. Only a write tells, with :meth:`require_written`.
 
         Raises:
             StoreLostError: it is not in place.
@@ -200,7 +202,7 @@ class StoreFile:
         return (found.st_dev, found.st_ino), found.st_size
 
     def _require_whole(self, size: int) -> None:
-        """The database has become smaller: as by VACUUM, then its head says so, or it was cut."""
+        """Require that a smaller database is whole: after VACUUM its head declares the new size."""
         deadline = time.monotonic() + _GROWING_SECONDS
         while size < self._declared_size():
             if time.monotonic() >= deadline:
@@ -212,13 +214,13 @@ class StoreFile:
         return int.from_bytes(self._read_database()[28:32], "big") * self._page_size
 
     def _read_head(self) -> bytes:
-        """Return what of the database's head never changes: its magic, page size, application."""
+        """Return the constant parts of the database's head: magic, page size, application id."""
         head = self._read_database()
         return head[:18] + head[68:72]
 
     def _read_database(self) -> bytes:
-        # A disk that refuses to read says nothing about what is there: such an error of SQLite
-        # goes up as it is. What was cut is read, and is shorter.
+        # An error of SQLite here is a disk that refuses to read, which proves nothing, so it
+        # propagates. A file that was cut can be read, and is shorter.
         return self._reader.xRead(100, 0)
 
     def _read_log(self, offset: int, size: int) -> bytes:

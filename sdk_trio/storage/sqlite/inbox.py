@@ -35,11 +35,11 @@ from .upgrade import SqliteUpgrade
 
 _Delete = Callable[[apsw.Connection, Sequence[int], DeliveryState, float], int]
 
-#: How many deliveries one transaction of the retention removes: a pass over a large store takes
-#: many short turns between deliveries instead of one long one.
+#: Deliveries that one transaction of the retention removes. A pass over a large store takes many
+#: short transactions, between which new deliveries are committed.
 PURGE_CHUNK = 500
 
-#: How long deliveries wait for a reader that keeps the log from being cleared, in seconds.
+#: Time to wait for a reader that keeps the log from being cleared, in seconds. Deliveries wait too.
 SHORT_SECONDS = 0.2
 
 _log = get_logger("storage")
@@ -48,12 +48,11 @@ _log = get_logger("storage")
 class SqliteInbox:
     """:class:`Inbox` in a SQLite file; open it with :meth:`open`, end with :meth:`close`.
 
-    What changes the store goes through one :class:`Committer`, that of ``tenants`` as
-    well. What only reads it has a connection of its own in Trio's threads, one read at a time, so
-    that a long listing never delays a delivery. It sees every change whose method has returned.
+    All changes go through one :class:`Committer`, those of ``tenants`` as well. Reads have a
+    connection of their own in Trio's threads, one read at a time, so that a long listing never
+    delays a delivery. A read sees every change whose method has returned.
 
-    Cancellation: a write that has begun is finished, see :class:`Committer`. A read
-    is abandoned.
+    Cancellation: a write that has begun is finished, see :class:`Committer`; a read is abandoned.
     """
 
     def __init__(self, file: str, terms: LeaseTerms, committer: Committer) -> None:
@@ -61,7 +60,7 @@ class SqliteInbox:
         self._committer = committer
         self._queries = QueryRunner(file, committer)
         self._data_version: int | None = None
-        # Starts that nobody waits for, until their runs have ended: what was posted, and when.
+        # Starts of runs that were posted without waiting, by key, with the time of the start.
         self._begun: dict[str, tuple[Posted, float]] = {}
         self.tenants: SqliteTenants = SqliteTenants(file, committer)
         self.upgrade: SqliteUpgrade = SqliteUpgrade(committer, self._queries)
@@ -83,16 +82,17 @@ class SqliteInbox:
 
         Args:
             path: the file; its directory exists.
-            owner: who holds the leases taken here; not empty, unique among living processes.
-            lease_seconds: how long a lease lasts without renewal; above 0.
-            dedup_seconds: how long a finished id is remembered; 0 or more.
-            payload_seconds: how long bodies are kept; 0 or more.
+            owner: the name that holds the leases taken here; not empty, unique among living
+                processes.
+            lease_seconds: duration of a lease without renewal; above 0.
+            dedup_seconds: time that a finished id is remembered; 0 or more.
+            payload_seconds: time that bodies are kept; 0 or more.
 
         Raises:
             StoreVersionError: the file is of a newer version or of another program.
             StoreUnavailableError: it cannot be opened or written.
 
-        Cancelled, nothing stays open.
+        If it is cancelled, nothing stays open.
         """
         terms = LeaseTerms(
             owner=owner,
@@ -109,7 +109,7 @@ class SqliteInbox:
         )
         inbox = cls(file, terms, committer)
         try:
-            # An older file is brought up to date by this, which takes as long as it takes.
+            # The first job connects and migrates an older file, which may take minutes.
             await committer.submit(lambda _: None, patient=True)
             await inbox.changed_elsewhere()
         except BaseException:
@@ -157,7 +157,7 @@ class SqliteInbox:
     def _give_up(
         self, delivery: NewDelivery, connection: apsw.Connection, admitted: Admitted
     ) -> None:
-        """Release what was taken for a caller who has not heard of it, and so will not run it."""
+        """Release a claim whose caller was cancelled or got an error, and so will not run it."""
         if admitted.admission is Admission.NEW:
             now = delivery.received_at
             writer.finish(connection, self._terms, delivery.key, Released(), now)
@@ -182,10 +182,12 @@ class SqliteInbox:
 
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
-        # Cancelled here, the start that was posted stays.
+        # Checked first: if it is cancelled here, the posted start is not withdrawn.
         await trio.lowlevel.checkpoint_if_cancelled()
         terms = self._terms
         begun = self._begun.pop(key, None)
+        # The handler ended within the turn of the loop in which it began, so the start was not
+        # handed over yet: start and end are written by one statement.
         if begun and isinstance(outcome, Done) and self._committer.withdraw(begun[0]):
             started_at = begun[1]
             await self._committer.submit(lambda c: writer.run(c, terms, key, started_at, now))
@@ -353,7 +355,7 @@ class SqliteInbox:
         return await self._clear_log(BUSY_SECONDS)
 
     async def _clear_log(self, seconds: float) -> bool:
-        """Leave nothing of what was deleted in the write-ahead log either."""
+        """Remove deleted data from the write-ahead log, too, and warn if a reader prevents it."""
         cleared = await self._committer.submit(
             lambda c: clear_log(c, seconds), patient=True, alone=True
         )

@@ -1,8 +1,8 @@
-"""Hands out what is due, and keeps, gives up and takes over leases: jobs for the committer.
+"""Leases of deliveries in SQLite: taking, renewing, giving up and taking over; committer's jobs.
 
-What the functions mean is said once, in :class:`Inbox`. Each statement names the index it
-needs: should a change of schema or query ever lose it, SQLite refuses the statement at once,
-where a silent scan of a million finished rows would only be noticed in production.
+:class:`Inbox` describes the functions. Each statement names the index that it needs: if a change of
+schema or query loses it, SQLite refuses the statement at once, while a silent scan of a million
+finished rows would be noticed in production only.
 """
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ _RECOVER = f"""
 UPDATE inbox INDEXED BY inbox_open SET lease_owner = NULL, lease_until = NULL WHERE {_OF_OTHERS}
 """
 
-# The last sign of life of who ran it was the renewal of its lease.
+# The end of the run is taken from the last renewal of its lease, the last sign of life.
 _RECORD_END = """
 INSERT INTO attempt (sequence, number, started_at, finished_at, error)
 SELECT sequence, attempts, coalesce(started_at, received_at),
@@ -106,8 +106,9 @@ WHERE state <> 'done' AND state = 'retrying' AND queued = 1
 
 
 def take_due(connection: apsw.Connection, terms: LeaseTerms, limit: int, now: float) -> Due:
-    """Lease what is due, oldest arrival first."""
+    """Lease due deliveries, oldest arrival first."""
     bindings = {
+        # One more than wanted tells whether there are more.
         "limit": limit + 1,
         "now": now,
         "owner": terms.owner,
@@ -131,7 +132,7 @@ def take_due(connection: apsw.Connection, terms: LeaseTerms, limit: int, now: fl
 def take_suspects(
     connection: apsw.Connection, terms: LeaseTerms, limit: int, now: float
 ) -> list[DeliveryRecord]:
-    """Lease what was running when a process ended, oldest arrival first."""
+    """Lease deliveries that ran when a process ended, oldest arrival first."""
     found = [sequence for (sequence,) in connection.execute(_SUSPECTS, {"limit": limit})]
     until = now + terms.lease_seconds
     return [_lease(connection, sequence, terms.owner, until) for sequence in found]
@@ -140,7 +141,7 @@ def take_suspects(
 def _cut_short(
     connection: apsw.Connection, terms: LeaseTerms, sequence: int, *, sole: bool
 ) -> None:
-    """Have what another owner ran, if it did, received again: its process has ended."""
+    """Put a run of another owner back to ``received``, because its process has ended."""
     (state,) = connection.execute(
         "SELECT state FROM inbox WHERE sequence = ?", (sequence,)
     ).fetchone() or ("",)
@@ -179,6 +180,6 @@ def recover(connection: apsw.Connection, terms: LeaseTerms) -> int:
 
 
 def reschedule(connection: apsw.Connection, now: float) -> int:
-    """Make due what began to wait at a time that has not come yet; return how many."""
+    """Make due the retries that were decided in the future; return their number."""
     connection.execute(_RESCHEDULE, {"now": now, "latest": now + CLOCK_SLACK_SECONDS})
     return connection.changes()

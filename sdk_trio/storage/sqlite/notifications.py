@@ -1,4 +1,12 @@
-"""Looks at messages to site managers in SQLite: plain functions of a connection."""
+"""Messages to site managers in the SQLite file of the inbox.
+
+Plain functions of a connection; :class:`SqliteNotifications` runs the reading ones beside the
+committer and hands it the others. :class:`NotificationStore` says what each means.
+
+Two invariants keep the index ``notification_open`` sorted: only a ``retrying`` row has
+``next_attempt_at``, and only a leased row has ``lease_owner``. As in the inbox, each statement
+names the index that it needs.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -57,13 +65,13 @@ OR EXISTS (SELECT 1 {OPEN} AND channel = :channel AND lease_owner > '' AND lease
 
 
 def position(connection: apsw.Connection) -> int | None:
-    """Return the sequence of the last transition that had its turn; None: there is no line."""
+    """Return the sequence of the last enlisted transition; None: not set, or switched off."""
     found = connection.execute("SELECT value FROM checkpoint WHERE name = ?", (POSITION,)).get
     return None if found in (None, SILENT) else int(found)
 
 
 def look(connection: apsw.Connection, channels: Mapping[str, bool], now: float) -> Lookout:
-    """Say what there is to do."""
+    """Return whether there are new transitions, and the channels with due messages."""
     reached = position(connection)
     newest = connection.execute("SELECT max(sequence) FROM outbox").get or 0
     due = [
@@ -167,7 +175,7 @@ def enlist(
     oldest: float,
     limit: int,
 ) -> Enlisted:
-    """Give the next transitions their messages, and skip what waits on other channels."""
+    """Give the next transitions their messages, and skip messages that wait on other channels."""
     skipped = _skip_others(connection, channels, now)
     reached = position(connection)
     if reached is None:
@@ -193,7 +201,7 @@ def enlist(
 
 
 def switch_off(connection: apsw.Connection) -> None:
-    """Forget which transition had its turn last, and keep that nobody is told."""
+    """Replace the position by the mark that notifications are off."""
     connection.execute(_MOVE, (POSITION, SILENT))
 
 
@@ -260,7 +268,7 @@ WHERE {NOTIFICATION_OPEN} AND lease_owner = ?
 def take_due(
     connection: apsw.Connection, terms: LeaseTerms, channel: str, limit: int, now: float
 ) -> DueNotifications:
-    """Lease what is due on one channel, oldest transition first."""
+    """Lease due messages of one channel, oldest transition first."""
     bindings = {"channel": channel, "limit": limit + 1, "now": now, "owner": terms.owner}
     lost = _free(connection, connection.execute(_EXPIRED, bindings).fetchall(), now).lost
     found: list[int] = []
@@ -357,7 +365,7 @@ def finish(
     ending: SendResult,
     now: float,
 ) -> bool:
-    """Record how an attempt ended."""
+    """Record the end of an attempt."""
     key = {"sequence": id.sequence, "channel": id.channel, "owner": terms.owner}
     if ending.state is NotificationState.PENDING:
         connection.execute(_UNDO, key)
@@ -392,7 +400,7 @@ def purge(connection: apsw.Connection, before: float, limit: int) -> int:
     return connection.changes()
 
 
-#: How many messages one transaction of the retention removes.
+#: Messages that one transaction of the retention removes; deliveries go on in between.
 PURGE_CHUNK = 500
 
 

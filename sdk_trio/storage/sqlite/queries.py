@@ -1,4 +1,4 @@
-"""Runs what only reads a SQLite file, beside the thread that commits."""
+"""Read-only queries of a SQLite file, in Trio's threads beside the commit thread."""
 
 import math
 import time
@@ -15,15 +15,15 @@ from .files import DAMAGE, may_pass
 
 T = TypeVar("T")
 
-#: How long ``close`` waits for a query that was interrupted, in seconds.
+#: Time for an interrupted query to end when the runner closes, in seconds.
 CLOSE_SECONDS = 0.5
 
 
 class QueryRunner:
     """One reading connection to ``file`` in Trio's threads, one query at a time.
 
-    It sees every change that was committed before the query began. Damage that it finds stops
-    ``committer``, too, and what that has lost is not read any more.
+    A query sees every change that was committed before it began. Damage that it finds stops
+    ``committer``, too, and a store that the committer has lost is not read any more.
     """
 
     def __init__(self, file: str, committer: Committer) -> None:
@@ -34,11 +34,11 @@ class QueryRunner:
         self._closed = False
 
     async def run(self, query: Callable[[apsw.Connection], T], *, seconds: float = math.inf) -> T:
-        """Return what ``query`` returns; cancelled, it is abandoned.
+        """Run ``query`` in a thread and return its result; if it is cancelled, it is abandoned.
 
         Args:
             query: runs in the thread, and only reads.
-            seconds: how long it may take.
+            seconds: time limit in seconds.
 
         Raises:
             StoreLostError: the store's files are not there any more, or are damaged.
@@ -46,7 +46,7 @@ class QueryRunner:
         """
 
         def read() -> T:
-            # Within the limiter, so there is one thread here at a time, an abandoned one included.
+            # The limiter counts abandoned threads, too: one thread at a time uses the connection.
             begun = time.monotonic()
             while True:
                 if self._closed:
@@ -76,9 +76,9 @@ class QueryRunner:
         )
 
     async def close(self) -> None:
-        """Close the connection, after an end of the query in progress; again does nothing.
+        """Interrupt the query in progress and close the connection; a second call does nothing.
 
-        Shielded from cancellation, for ``CLOSE_SECONDS`` at most.
+        It is shielded from cancellation, for ``CLOSE_SECONDS`` at most.
         """
         self._closed = True
         connection = self._connection

@@ -1,4 +1,4 @@
-"""Everything that only reads the inbox in SQLite: plain functions of a connection."""
+"""Queries of the inbox in SQLite: plain functions of a connection."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -20,8 +20,8 @@ SELECT {COLUMNS}, raw, {LATER_COLUMNS}
 FROM inbox LEFT JOIN body USING (sequence) WHERE delivery_key = ?
 """
 
-# All keys of one id follow each other: the id itself, and the id with a dot. "/" is the next
-# character after the dot.
+# The keys of one id are the id itself and those that begin with the id and a dot. "/" is the
+# character after the dot, so a range of the index has them all.
 _OF_TENANTS = f"""
 SELECT {COLUMNS}, raw, {LATER_COLUMNS}
 FROM inbox LEFT JOIN body USING (sequence) WHERE delivery_key > ? AND delivery_key < ?
@@ -42,8 +42,8 @@ _KNOWN = "SELECT 1 FROM inbox WHERE delivery_key = ?"
 
 _CHECKPOINT = "SELECT value FROM checkpoint WHERE name = ?"
 
-# One statement, so both numbers are of one moment. Only rows that are not done are looked at;
-# the total is a count of index entries, which SQLite makes page by page.
+# One statement, so that both numbers are of one moment. It reads rows that are not done and counts
+# the done ones as the rest of the total, for which SQLite only counts index entries.
 _COUNTS = """
 SELECT state, count(*) FROM inbox INDEXED BY inbox_open WHERE state <> 'done' GROUP BY state
 UNION ALL SELECT 'total', count(*) FROM inbox
@@ -159,7 +159,7 @@ def find(
     given = {text: value for text, value in choices.items() if value is not None}
     conditions = list(given)
     if state is not None and state is not DeliveryState.DONE:
-        # Lets SQLite use the index of what is not done, instead of reading all that is.
+        # Repeats the condition of the partial index, without which SQLite would read every row.
         conditions.append("state <> 'done'")
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     if oldest_first is None:
@@ -183,7 +183,7 @@ def counts(connection: apsw.Connection) -> dict[DeliveryState, int]:
 
 
 def oldest_waiting(connection: apsw.Connection) -> float | None:
-    """Return when the first queued delivery that waits or runs arrived, or None."""
+    """Return the arrival time of the oldest queued delivery that waits or runs, or None."""
     row = connection.execute(_OLDEST_WAITING).fetchone()
     return None if row is None else float(row[0])
 
@@ -219,7 +219,7 @@ SELECT
 
 
 def holdings(connection: apsw.Connection, tenant_id: str) -> Mapping[str, int]:
-    """Count what is kept of a tenant beside its own row."""
+    """Count the records of a tenant beside its own row."""
     names = ("deliveries", "bodies", "attempts", "evidence", "messages", "outbox", "audit")
     counts = cast("Any", connection.execute(_HOLDINGS, {"id": tenant_id}).fetchone())
     return dict(zip(names, counts, strict=True))

@@ -1,8 +1,9 @@
-"""The tables of the store in SQLite, and how an older file becomes a current one.
+"""The tables of the store in SQLite, and the migrations that bring an older file up to date.
 
 Two rules keep a delivery as cheap after a million events as after none. Bodies have a table of
-their own, so a change of state rewrites a short row. And apart from the key, which has to
-be found again, indexes are partial: a finished delivery is in none of them.
+their own, so that a change of state rewrites a short row. And every index but that of the key is
+partial: a finished delivery is in none of them. Looking for due work took 68 us beside a million
+finished deliveries and 69 us beside none (docs/adr/0002-own-commit-thread.md).
 """
 
 from collections.abc import Sequence
@@ -53,8 +54,8 @@ CREATE TABLE attempt (
 ) STRICT
 """
 
-# One index answers what is due, what is leased and how many there are: its columns are compared
-# for equality from the left, and where all four are, rows come in order of arrival.
+# One index serves the queries for due and leased deliveries and the counts: its columns are
+# compared for equality from the left, and with all four given, rows come in order of arrival.
 _OPEN = """
 CREATE INDEX inbox_open ON inbox (state, queued, lease_owner, next_attempt_at)
 WHERE state <> 'done'
@@ -67,7 +68,7 @@ WHERE ordered = 1 AND {UNFINISHED}
 
 _ATTEMPT_OF = "CREATE INDEX attempt_of ON attempt (sequence)"
 
-# What a part of the runtime has to remember across restarts, by its name.
+# Values that parts of the runtime keep across restarts, by name.
 _CHECKPOINT = "CREATE TABLE checkpoint (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT"
 # The tenant that a delivery belongs to; empty on what came before there were tenants.
 _INBOX_TENANT = "ALTER TABLE inbox ADD COLUMN tenant_id TEXT"
@@ -118,7 +119,7 @@ CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit
 BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END
 """
 
-# REPLACE removes a row without a word to the trigger below.
+# INSERT OR REPLACE removes a row without firing the DELETE trigger below.
 _AUDIT_NOT_REPLACED = """
 CREATE TRIGGER audit_not_replaced BEFORE INSERT ON audit
 WHEN EXISTS (SELECT 1 FROM audit WHERE audit.sequence = NEW.sequence)
@@ -189,7 +190,7 @@ CREATE TABLE notification (
 #: SQL of the states in which a message will still be sent by itself.
 NOTIFICATION_OPEN = "state IN ('pending', 'sending', 'retrying')"
 
-# As inbox_open: what is finished is not in it.
+# Partial like inbox_open: finished messages are not in it.
 _NOTIFICATION_OPEN = f"""
 CREATE INDEX notification_open
 ON notification (channel, state, lease_owner, next_attempt_at, sequence)
@@ -200,8 +201,9 @@ _NOTIFICATION_FINISHED = """
 CREATE INDEX notification_finished ON notification (finished_at) WHERE finished_at IS NOT NULL
 """
 
-# How often the process ended while the delivery ran; whether its last run had no other beside it;
-# runs from before it was put back; and when it was decided to wait until next_attempt_at.
+# process_ends: runs during which the process ended. ran_alone: no other run was beside the last of
+# these. earlier_attempts: runs before a replay. failed_at: the time at which next_attempt_at was
+# decided, by which a clock that was set back is noticed.
 _INBOX_ENDS = (
     "ALTER TABLE inbox ADD COLUMN process_ends INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE inbox ADD COLUMN ran_alone INTEGER NOT NULL DEFAULT 0",
@@ -215,9 +217,10 @@ _ATTEMPT_PLACE = (
     "ALTER TABLE attempt ADD COLUMN traceback TEXT",
 )
 
-# A delivery is known by who signed it and its id: `ID` for the host's, `ID.TENANT` for those that a
-# tenant's secret has verified. The column that was unique before holds that from now on, so that no
-# row has to be copied, and the id is computed from it. Rows of before have no signer.
+# The key of a delivery is its signer and its id: `ID` for the host's, `ID.TENANT` for a tenant's.
+# SQLite cannot drop a UNIQUE of a table's definition, so a unique index over two columns would need
+# a copy of the table. Instead the unique column holds the key from now on, and the id is computed
+# from it. Rows from before have no signer.
 _KEY = (
     "ALTER TABLE inbox RENAME COLUMN webhook_id TO delivery_key",
     "ALTER TABLE inbox ADD COLUMN signer TEXT",

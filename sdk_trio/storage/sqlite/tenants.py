@@ -1,8 +1,9 @@
-"""Tenants, audit and outbox in SQLite: plain functions of a connection.
+"""Tenants, audit and outbox in the SQLite file of the inbox.
 
-Those that change something are jobs for the :class:`Committer`: each runs within a
-transaction that it neither begins nor ends. What they mean is said once, in
-:class:`TenantStore`.
+Plain functions of a connection; :class:`SqliteTenants` hands them to the inbox's own committer. A
+function that changes something is a job for the :class:`Committer`: it runs within a transaction
+that it neither begins nor ends, so that a tenant's row, its audit row and its outbox row are
+committed together or not at all. :class:`TenantStore` says what each means.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,8 @@ _SELECT_TENANT = f"SELECT {', '.join(_TENANT)} FROM tenant"
 _SELECT_AUDIT = f"SELECT {', '.join(_AUDIT)} FROM audit"
 _SELECT_OUTBOX = f"SELECT {', '.join(OUTBOX_COLUMNS)} FROM outbox"
 
-# Before the first transition that is to be told, unless somebody has drawn or removed it.
+# Sets the position to just before the first announced transition, unless it is set already or
+# notifications are switched off.
 _DRAW_LINE = """
 INSERT INTO checkpoint (name, value) VALUES (?, (SELECT coalesce(max(sequence), 0) FROM outbox))
 ON CONFLICT (name) DO NOTHING
@@ -111,9 +113,9 @@ def note(connection: apsw.Connection, audit: AuditRecord) -> None:
 def purge(
     connection: apsw.Connection, tenant: Tenant, audit: AuditRecord, forget_audit: bool
 ) -> TenantPurged:
-    """Delete what is kept of a tenant, and say so in the audit trail."""
+    """Delete all records of a tenant, and write that into the audit trail."""
     require_version(_version_of(connection, tenant.id), tenant, expected=tenant.version)
-    # Few, as a rule: the others have gone in short turns before.
+    # Few as a rule: Inbox.erase has removed the others in short transactions before.
     left = reads.of_tenant(connection, tenant.id, after=0, limit=_ALL)
     writes.erase(connection, tenant.id, left)
     writes.erase_evidence(connection, tenant.id, _ALL)
@@ -122,6 +124,7 @@ def purge(
     outbox_rows = connection.changes()
     audit_rows = 0
     if forget_audit:
+        # The trigger that keeps the audit trail lets the rows of this tenant go while this is here.
         connection.execute("INSERT INTO purging (tenant_id) VALUES (?)", (tenant.id,))
         connection.execute("DELETE FROM audit WHERE tenant_id = ?", (tenant.id,))
         audit_rows = connection.changes()
@@ -157,7 +160,7 @@ def _refuse_taken(connection: apsw.Connection, tenant: Tenant, *, but: str) -> N
 
 
 def get(connection: apsw.Connection, column: str, value: str) -> Tenant | None:
-    """Return the tenant whose ``column``, one that is unique, has that value."""
+    """Return the tenant with that value in ``column``, which is a unique one."""
     row = connection.execute(f"{_SELECT_TENANT} WHERE {column} = ?", (value,)).fetchone()
     return None if row is None else _tenant_of(row)
 
@@ -324,7 +327,7 @@ class SqliteTenants:
         return await self._queries.run(lambda c: holders(c, sources, but))
 
     async def _look_up(self, column: str, value: str) -> Tenant | None:
-        # A sender may wait for it.
+        # A sender may wait for it, so it has a deadline.
         return await self._queries.run(lambda c: get(c, column, value), seconds=ANSWER_SECONDS)
 
     async def page(
@@ -352,5 +355,5 @@ class SqliteTenants:
         return await self._queries.run(revision)
 
     async def close(self) -> None:
-        """Close what reads; the inbox closes the rest."""
+        """Close the reading connection; the inbox closes the committer."""
         await self._queries.close()

@@ -20,7 +20,8 @@ ON CONFLICT (id) DO UPDATE SET
     finished_at = excluded.finished_at
 """
 
-# The list of finished steps came after the table: it is kept beside it, in the same transaction.
+# The list of finished steps is newer than the table. As a checkpoint it needs no new column, so an
+# older version that opens the store still sees the marker that it knows.
 _FINISHED = "upgrade.finished"
 
 _SAVE_FINISHED = """

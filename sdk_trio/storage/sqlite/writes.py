@@ -39,7 +39,7 @@ from ..admission import (
 from .connect import MARK_AS_UNWIPED
 from .schema import UNFINISHED
 
-# -- deliveries that want in -------------------------------------------------------------------
+# -- admission ---------------------------------------------------------------------------------
 
 _INSERT = """
 INSERT INTO inbox (delivery_key, signer, type, state, queued, attempts, received_at, timestamp,
@@ -56,7 +56,8 @@ SELECT sequence, state, queued, attempts, finished_at,
 FROM inbox LEFT JOIN body USING (sequence) WHERE delivery_key = ?
 """
 
-# A row of before signers were kept is that of its own tenant as well.
+# A row from before signers were kept also counts as signed by its own tenant: a redelivery after
+# the migration must not run a second time.
 _OF_BEFORE = """
 SELECT 1 FROM inbox WHERE delivery_key = ? AND signer IS NULL AND tenant_id = ?
 """
@@ -151,7 +152,7 @@ def _admit(
 
 
 def _is_of_before(connection: apsw.Connection, delivery: NewDelivery) -> bool:
-    """Whether the tenant that signed this delivery has it from before signers were kept."""
+    """Whether the delivery's signer has a row of this id from before signers were kept."""
     found = connection.execute(_OF_BEFORE, (delivery.webhook_id, delivery.signer))
     return found.fetchone() is not None
 
@@ -307,7 +308,7 @@ def run(connection: apsw.Connection, terms: LeaseTerms, key: str, begun: float, 
 def finish(
     connection: apsw.Connection, terms: LeaseTerms, key: str, outcome: Outcome, now: float
 ) -> None:
-    """Record how a run of ours ended. Nothing when its lease is not ours any more."""
+    """Record the outcome of a run of ours; do nothing if its lease is not ours any more."""
     ours = (key, terms.owner)
     match outcome:
         case Done():
@@ -336,7 +337,7 @@ def _fail(
     told = (outcome.error, outcome.place, outcome.traceback)
     for sequence, attempts, started_at in failed:
         begun = now if started_at is None else started_at
-        # A dead letter may come from a run that was never started: a body that is no event.
+        # A body that cannot be decoded is dead without a run; it is recorded as the first attempt.
         connection.execute(_INSERT_ATTEMPT, (sequence, max(attempts, 1), begun, now, *told))
 
 
@@ -365,8 +366,8 @@ def delete_bodies(
 ) -> int:
     """Delete the bodies of those ``sequences`` that are still in ``state`` and older; count them.
 
-    They were found by a reader, outside of this transaction, so both are looked at again. Other
-    bodies that came under their keys go with them.
+    A reader found them outside of this transaction, so state and age are checked again: one of them
+    may have been replayed meanwhile. Other bodies under their keys are deleted with them.
     """
     _delete_old(connection, "evidence", sequences, state, before)
     return _delete_old(connection, "body", sequences, state, before)
@@ -435,7 +436,7 @@ def _forget(connection: apsw.Connection, sequence: int) -> None:
         )
 
 
-# -- what is remembered beside deliveries ------------------------------------------------------
+# -- checkpoints -------------------------------------------------------------------------------
 
 _FORGET_CHECKPOINT = "DELETE FROM checkpoint WHERE name = ?"
 
