@@ -62,6 +62,24 @@ _HALF: Final = re.compile(rb"\\u[Dd][89A-Fa-f]")
 
 _VALUE, _VALUE_OR_END, _NAME, _NAME_OR_END, _COLON, _COMMA_OR_END = range(6)
 
+_ENDS: Final = (_COMMA_OR_END, _VALUE_OR_END, _NAME_OR_END)
+
+#: What decoding of an accepted document may still raise: a value of another kind, or a number
+#: that is beyond a float.
+UNFIT = (msgspec.MsgspecError, ValueError, RecursionError)
+
+#: Called with the path (``data.items[2].amount``) and what is wrong with the value there.
+Report = Callable[[str, str], None]
+
+#: Values of one event that are looked at again, each alone, because they do not fit as they are:
+#: about a tenth of a second. What does not fit beyond them is left out.
+MAX_REPAIRS: Final = 2000
+
+_JSON_NUMBER = re.compile(rb"-?[0-9][0-9.eE+-]*")
+_MESSAGE_LIMIT = 200
+
+_KINDS = {ord("["): "an array", ord('"'): "a string", ord("t"): "a boolean", ord("f"): "a boolean"}
+
 
 class NotJsonError(ValueError):
     """The text is no JSON, however leniently it is read."""
@@ -139,9 +157,6 @@ def legible(raw: bytes) -> tuple[bytes, tuple[str, ...]]:
     return b"".join((*pieces, raw[copied:])), tuple(changes)
 
 
-_ENDS: Final = (_COMMA_OR_END, _VALUE_OR_END, _NAME_OR_END)
-
-
 def _instead_of(kind: int | None, raw: bytes, start: int, end: int) -> tuple[bytes | None, str]:
     """Return what replaces a token, None if it stays, and the reason."""
     if kind == _TEXT:
@@ -164,11 +179,6 @@ def _without_encoded_surrogates(raw: bytes) -> bytes:
     except UnicodeDecodeError:
         raise NotJsonError("not in UTF-8") from None
     return _SURROGATE.sub("\ufffd", text).encode()
-
-
-#: What decoding of an accepted document may still raise: a value of another kind, or a number
-#: that is beyond a float.
-UNFIT = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def _build_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
@@ -213,17 +223,6 @@ def plain_members(raw: bytes | msgspec.Raw, *, without: AbstractSet[str]) -> dic
     """
     members = members_of(raw) or {}
     return {name: plain(value) for name, value in members.items() if name not in without}
-
-
-#: Called with the path (``data.items[2].amount``) and what is wrong with the value there.
-Report = Callable[[str, str], None]
-
-#: Values of one event that are looked at again, each alone, because they do not fit as they are:
-#: about a tenth of a second. What does not fit beyond them is left out.
-MAX_REPAIRS: Final = 2000
-
-_JSON_NUMBER = re.compile(rb"-?[0-9][0-9.eE+-]*")
-_MESSAGE_LIMIT = 200
 
 
 class _Reports:
@@ -408,9 +407,6 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
         kind = get_args(kind)[0]
     members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     return tuple(member for member in members if member is not type(None))
-
-
-_KINDS = {ord("["): "an array", ord('"'): "a string", ord("t"): "a boolean", ord("f"): "a boolean"}
 
 
 def _kind_of(raw: bytes | msgspec.Raw) -> str:

@@ -52,6 +52,43 @@ END_OF_HEAD: Final = b"\r\n\r\n"
 
 _absolute_form = re.compile(rb"(?i:https?)://([^/?#]*+)([^#]*+)").fullmatch
 
+#: Answers with the same status and the same tuple of headers are encoded once; so many are kept.
+_KEPT: Final = 256
+
+#: Bodies of the answers that the server itself gives, in the form of the receiver's own answers.
+_REFUSALS: Final = {
+    400: b'{"error":"bad request"}',
+    408: b'{"error":"request too slow"}',
+    414: b'{"error":"request line too long"}',
+    431: b'{"error":"headers too large"}',
+    501: b'{"error":"not implemented"}',
+    503: b'{"error":"temporarily unavailable"}',
+    505: b'{"error":"HTTP version not supported"}',
+}
+
+#: Sixteen digits are 2**64 bytes; an extension is passed over, control characters are not. White
+#: space after a size is refused: the grammar has it before an extension alone, which nobody writes,
+#: and a parser that trims it where another does not is how requests are smuggled.
+_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;" + FIELD_VALUE_BYTES + rb")?")
+_TRAILER: Final = re.compile(TOKEN_BYTES + rb":" + FIELD_VALUE_BYTES)
+
+#: A whole line with a size and no extension, which is how nearly all chunks begin.
+_plain_size = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n").match
+
+#: Bytes that the size lines of all chunks may take, beside an eighth of the body itself. Each chunk
+#: costs about the same CPU, however small it is: without this bound a body in chunks of one byte
+#: cost a hundred times a plain one (as in CVE-2023-39326). Go allows as much as the body itself; at
+#: that, chunks of five bytes cost 58 ms for a MiB on the wire, with an eighth 11 ms. Bodies up to
+#: about 9 KiB may still be cut into single bytes, and whole megabytes into pieces of 50.
+OVERHEAD_BYTES: Final = 16 * 1024
+_BODY_SHARE: Final = 8
+
+#: The longest line with a chunk's size and extensions, in bytes.
+SIZE_LINE_BYTES: Final = 256
+
+#: All trailers of one body, in bytes.
+TRAILER_BYTES: Final = 8 * 1024
+
 
 class RequestError(Exception):
     """A malformed or unsupported request; ``status`` is the answer to it."""
@@ -224,10 +261,6 @@ def _tokens(value: bytes) -> list[bytes]:
     return [token.strip() for token in value.lower().split(b",")]
 
 
-#: Answers with the same status and the same tuple of headers are encoded once; so many are kept.
-_KEPT: Final = 256
-
-
 class AnswerError(Exception):
     """The application sent messages that make no answer."""
 
@@ -289,18 +322,6 @@ def answer_head(
 def informational(status: int, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
     """Encode an interim answer, 100 to 199 without 101: this server switches no protocols."""
     return _lines(status, [_checked(name, value) for name, value in headers])
-
-
-#: Bodies of the answers that the server itself gives, in the form of the receiver's own answers.
-_REFUSALS: Final = {
-    400: b'{"error":"bad request"}',
-    408: b'{"error":"request too slow"}',
-    414: b'{"error":"request line too long"}',
-    431: b'{"error":"headers too large"}',
-    501: b'{"error":"not implemented"}',
-    503: b'{"error":"temporarily unavailable"}',
-    505: b'{"error":"HTTP version not supported"}',
-}
 
 
 def refusal(status: int, *extra: tuple[bytes, bytes]) -> bytes:
@@ -371,30 +392,6 @@ def _checked(name: bytes, value: bytes) -> tuple[bytes, bytes]:
 def _lines(status: int, lines: list[tuple[bytes, bytes]]) -> bytes:
     head = b"".join(b"%b: %b\r\n" % pair for pair in lines)
     return b"HTTP/1.1 %d \r\n%b\r\n" % (status, head)
-
-
-#: Sixteen digits are 2**64 bytes; an extension is passed over, control characters are not. White
-#: space after a size is refused: the grammar has it before an extension alone, which nobody writes,
-#: and a parser that trims it where another does not is how requests are smuggled.
-_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;" + FIELD_VALUE_BYTES + rb")?")
-_TRAILER: Final = re.compile(TOKEN_BYTES + rb":" + FIELD_VALUE_BYTES)
-
-#: A whole line with a size and no extension, which is how nearly all chunks begin.
-_plain_size = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n").match
-
-#: Bytes that the size lines of all chunks may take, beside an eighth of the body itself. Each chunk
-#: costs about the same CPU, however small it is: without this bound a body in chunks of one byte
-#: cost a hundred times a plain one (as in CVE-2023-39326). Go allows as much as the body itself; at
-#: that, chunks of five bytes cost 58 ms for a MiB on the wire, with an eighth 11 ms. Bodies up to
-#: about 9 KiB may still be cut into single bytes, and whole megabytes into pieces of 50.
-OVERHEAD_BYTES: Final = 16 * 1024
-_BODY_SHARE: Final = 8
-
-#: The longest line with a chunk's size and extensions, in bytes.
-SIZE_LINE_BYTES: Final = 256
-
-#: All trailers of one body, in bytes.
-TRAILER_BYTES: Final = 8 * 1024
 
 
 class ChunkedBody:
