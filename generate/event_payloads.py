@@ -90,7 +90,7 @@ SHAPES = (
     ),
     Shape("SubscriptionRef", ("OrderSubscription",), "The subscription as an order embeds it."),
     Shape("OrderItem", ("OrderItemSchema",), "One line of an order."),
-    Shape("Meter", ("Meter",), "What counts a customer's usage."),
+    Shape("Meter", ("Meter",), "A meter of a customer's usage."),
     Shape(
         "SubscriptionMeter",
         ("SubscriptionMeter", "CustomerStateSubscriptionMeter"),

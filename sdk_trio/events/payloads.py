@@ -270,7 +270,7 @@ class OrderItem(msgspec.Struct, frozen=True, gc=False):
 
 
 class Meter(msgspec.Struct, frozen=True, gc=False):
-    """What counts a customer's usage."""
+    """A meter of a customer's usage."""
 
     metadata: Metadata | None = None
     created_at: Time | None = None
