@@ -48,7 +48,7 @@ def make_channels(
     read_variable: ReadVariable = os.environ.get,
     clock: Callable[[], float] = time.time,
 ) -> dict[str, Channel]:
-    """Return every channel under its name: ``email``, ``sms``, ``webhook``.
+    """Return every channel under its name, in the order of ``records.channels.CHANNELS``.
 
     A channel that is not enabled is among them, too, and skips every message with that reason. No
     channel holds anything open, so nobody has to close them.
@@ -80,8 +80,8 @@ def _sign(body: bytes, *, secret: str, webhook_id: str, timestamp: int) -> Mappi
     ).headers
 
 
-#: Returns channels under their names: ``email``, ``sms``, ``webhook``. Channels that the settings
-#: do not enable are not used.
+#: Returns channels under their names, such as ``email``. Channels that the settings do not enable
+#: are not used.
 ChannelFactory = Callable[[Settings], Mapping[str, Channel]]
 
 
