@@ -49,12 +49,10 @@ types: $(VENV)/.installed-dev
 imports: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-cache
 
-# What editors and type checkers know of the client, from the table of its operations and the
-# upstream's own client; a test says when it has not been run.
+# All that is made of something else: the client's types, the data of events, pages of the
+# reference. A test says when it has not been run.
 generate: $(VENV)/.installed-dev
-	$(BIN)/python generate/client_types.py
-	$(BIN)/python generate/event_payloads.py
-	$(BIN)/ruff format --quiet sdk_trio/events/payloads.py
+	$(BIN)/python generate
 
 tests: $(VENV)/.installed-dev
 	rm -f .coverage .coverage.*

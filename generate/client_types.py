@@ -1,4 +1,4 @@
-"""Write what editors and type checkers know of the client: ``make generate``.
+"""Makes what editors and type checkers know of the client.
 
 From the table of this package (names, paths, kinds of answers) and the upstream's own Python client
 (parameters, models, scopes) it makes:
@@ -8,15 +8,11 @@ From the table of this package (names, paths, kinds of answers) and the upstream
   blocking;
 - ``client/signatures.py``: the names and types of parameters for run time, as text;
 - ``client/model_fields.py``: the names of the models' fields for run time, as text.
-
-``python generate/client_types.py --check`` says what differs and writes nothing.
 """
 
-import argparse
 import ast
 import importlib
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -517,24 +513,3 @@ def files() -> dict[Path, str]:
     path = CLIENT / "operations" / "synchronous.pyi"
     made[path] = operation_stubs(title, [*everything, Resources], described, is_sync=True)
     return made
-
-
-def main() -> int:
-    """Write the files, or with ``--check`` say which are not as they would be."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a file differs")
-    is_check = parser.parse_args().check
-    differing = [
-        (path, text)
-        for path, text in files().items()
-        if not path.exists() or path.read_text("utf-8") != text
-    ]
-    for path, text in differing:
-        if not is_check:
-            path.write_text(text, "utf-8")
-        print(f"{'differs' if is_check else 'written'}: {path.relative_to(CLIENT.parents[1])}")
-    return 1 if is_check and differing else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

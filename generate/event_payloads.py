@@ -1,12 +1,12 @@
 """Writes ``sdk_trio/events/payloads.py``: the data classes of events, after the upstream's models.
 
 A class has every field that any API version sends; a union of models is one class with the fields
-of all. ``make generate`` runs it, and a test holds the file to it.
+of all.
 """
 
 import ast
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import attrs
@@ -31,6 +31,9 @@ from typing import Any
 import msgspec
 
 from .event import Metadata, Payload, Time
+
+__all__ = [
+{names}]
 '''
 
 
@@ -39,13 +42,15 @@ class Shape:
     """A class to be written: after which models, what it says of itself, and its base.
 
     ``base`` is ``Payload`` for the data of an event, another class whose fields are inherited, or
-    "" for a record inside of data.
+    "" for a record inside of data. ``fields`` are those that the models lack: what the upstream
+    sends before its own client knows of it, each with its type, such as ``{"total": "int"}``.
     """
 
     name: str
     models: tuple[str, ...]
     doc: str
     base: str = ""
+    fields: Mapping[str, str] = attrs.field(factory=dict)
 
 
 # In the order in which they are written: a class comes before those that mention it.
@@ -162,9 +167,9 @@ _TIME_ENDINGS = ("_at", "_period_start", "_period_end", "_timestamp", "trial_sta
 _TIME_NAMES = ("timestamp", "evidence_due_by")
 
 
-def write() -> None:
-    """Write the file."""
-    FILE.write_text(render(read_models()), encoding="utf-8")
+def files() -> dict[Path, str]:
+    """Return the file and its text."""
+    return {FILE: render(read_models())}
 
 
 def render(models: Models) -> str:
@@ -177,7 +182,7 @@ def render(models: Models) -> str:
         for member in _members(name, models)
     }
     written: dict[str, dict[str, str]] = {"Payload": {"id": "str"}}
-    parts = [_HEADER]
+    parts = [_HEADER.format(names="".join(f'    "{shape.name}",\n' for shape in SHAPES))]
     for shape in SHAPES:
         fields = _fields(shape, models, embedded)
         inherited = written.get(shape.base, {})
@@ -202,7 +207,7 @@ def _fields(shape: Shape, models: Models, embedded: dict[str, str]) -> dict[str,
         for field in model.fields.values():
             kind = _kind(field.name, ast.parse(field.type, mode="eval").body, models, embedded)
             kinds.setdefault(field.name, []).extend(kind)
-    return {name: _join(found) for name, found in kinds.items()}
+    return {**{name: _join(found) for name, found in kinds.items()}, **shape.fields}
 
 
 def _join(kinds: Iterable[str]) -> str:
@@ -251,7 +256,3 @@ def _class(shape: Shape, fields: dict[str, str]) -> str:
 
 def _default(kind: str) -> str:
     return " = None" if kind == "Any" else " | None = None"
-
-
-if __name__ == "__main__":
-    write()

@@ -8,6 +8,7 @@ models (the payloads of events, samples) begins with :func:`read_models` too.
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -74,6 +75,7 @@ class Facts:
     scopes: tuple[str, ...]
 
 
+@functools.cache
 def read_models() -> Models:
     """Return every model of every version, merged."""
     in_both = frozenset[str]().union(*map(_in_both, VERSIONS))

@@ -5,6 +5,8 @@ Imports no part of the program: the values of its enumerations are spelt out, an
 
 from argparse import ArgumentParser
 
+from ..records.channels import CHANNELS
+
 #: The states of ``storage.records.DeliveryState``, whose import would load the whole store.
 STATES = ("received", "running", "retrying", "done", "dead", "parked")
 REPLAYABLE_STATES = ("dead", "parked", "retrying")
@@ -16,9 +18,8 @@ RETRIABLE_STATES = ("failed", "skipped", "unknown")
 #: The values of ``storage.tenant_records.TenantStatus``.
 TENANT_STATUSES = ("Active", "Suspended", "Deactivated", "Deleted")
 
-#: The values of ``storage.tenant_records.Transition``, and the channels of notifications.
+#: The values of ``storage.tenant_records.Transition``.
 TRANSITIONS = ("Suspended", "Reactivated", "Deactivated", "Deleted")
-CHANNELS = ("email", "sms", "webhook")
 
 _REFERENCE = "MODULE:ATTR"
 _MOMENT_HELP = "ISO 8601, or a time ago such as 15m, 2h, 3d"

@@ -15,8 +15,8 @@ from ..config.text_formats import check_form
 from ..errors import EXIT_CONFIGURATION, EXIT_FAILURE, EXIT_UNAVAILABLE
 from ..notifications.send import Again, Ambiguous, Outcome, Refused, Sent, Skipped
 from ..notifications.templates import Message, render, template_of
+from ..records.channels import CHANNELS, ContactKind
 from ..records.tenants import OutboxRecord, Tenant, TenantStatus, Transition
-from .command_arguments import CHANNELS
 from .settings_reader import load
 from .tenants import find_tenant
 from .terminal import cell, print_json, print_text
@@ -105,8 +105,7 @@ def _print(message: Message) -> None:
         print_text("")
 
 
-_SETTINGS = {"email": "Email", "sms": "Sms", "webhook": "Webhook"}
-_NEEDED = {"email": Form.EMAIL, "sms": Form.PHONE}
+_FORMS = {ContactKind.EMAIL: Form.EMAIL, ContactKind.PHONE: Form.PHONE}
 
 #: The word, the exit status and the advice for each outcome.
 _ENDINGS: dict[type, tuple[str, int, str]] = {
@@ -157,21 +156,22 @@ def test(arguments: Namespace) -> int:
 
 
 def _settings(arguments: Namespace) -> Settings:
-    channel = arguments.channel
+    channel = CHANNELS[arguments.channel]
     own = {f"{NOTIFICATIONS}:Enabled": "true"} | {
-        f"{NOTIFICATIONS}:EnabledChannels:{_SETTINGS[name]}": str(name == channel).lower()
-        for name in CHANNELS
+        f"{NOTIFICATIONS}:EnabledChannels:{row.key}": str(row is channel).lower()
+        for row in CHANNELS.values()
     }
-    if channel == "webhook" and arguments.to:
-        own[f"{NOTIFICATIONS}:Webhook:Url"] = arguments.to
+    if channel.target is not None and arguments.to:
+        own[f"{NOTIFICATIONS}:{channel.key}:{channel.target}"] = arguments.to
     # Appended as --set arguments, so that the command's own options win over the given ones.
     arguments.set = [*arguments.set, *(f"{key}={value}" for key, value in own.items())]
     return load(arguments)
 
 
 def _record(arguments: Namespace, settings: Settings) -> OutboxRecord:
-    form = _NEEDED.get(arguments.channel)
-    if form is not None:
+    contact = CHANNELS[arguments.channel].contact
+    if contact is not None:
+        form = _FORMS[contact]
         if not arguments.to:
             raise UsageError(f"notify test --channel {arguments.channel} needs --to: {form.value}")
         wrong = check_form(form, arguments.to, development=settings.is_development)

@@ -15,6 +15,7 @@ import trio
 from ..config import Settings
 from ..config.options.notifications import enabled_channels
 from ..errors import EXIT_FAILURE, SdkError, UnknownTenantError
+from ..records.channels import CHANNELS
 from ..records.notifications import (
     RETRIABLE,
     NotificationId,
@@ -25,7 +26,6 @@ from ..records.notifications import (
 from ..storage.open import open_store
 from ..storage.ports import NotificationStore, Store
 from ..tenants.service import TenantService
-from .command_arguments import CHANNELS
 from .settings_reader import load
 from .terminal import Progress, cell, confirmed, print_json, print_rows, print_text, say
 from .upgrade import require_tenants
@@ -247,7 +247,7 @@ async def _candidates(
 ) -> list[Candidate]:
     options = settings.multi_tenant.notifications
     # If these settings have notifications off, only the daemon's settings say which channels count.
-    enabled = enabled_channels(options) if options.enabled else CHANNELS
+    enabled = enabled_channels(options) if options.enabled else tuple(CHANNELS)
     async with open_notifications(settings) as store:
         if not arguments.ids:
             return await _chosen(store.notifications, arguments, enabled)

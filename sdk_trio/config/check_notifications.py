@@ -1,11 +1,15 @@
 """Checks of the notification settings that go beyond single values. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import attrs
 
 from ..base.public_addresses import names_local_address
 from ..errors import Problem
+from ..records.channels import CHANNELS
 from .choices import KeyDerivation
-from .options.notifications import NotificationsOptions, enabled_channels
+from .metadata import pascal_case
+from .options.notifications import NotificationsOptions, TemplateOptions, enabled_channels
 from .secret import parse_secret
 from .section_switches import NOTIFICATIONS, TRANSITIONS
 from .template_text import PLACEHOLDERS, measure_sms, substitute, unknown_placeholders
@@ -38,19 +42,16 @@ def notification_problems(options: NotificationsOptions) -> Iterator[Problem]:
 
 def _texts_in_use(options: NotificationsOptions) -> dict[str, str]:
     """Return the texts that are sent, by their keys; a webhook's payload has all of them."""
-    chosen = options.enabled_channels
-    in_use = {
-        "EmailSubject": chosen.email or chosen.webhook,
-        "EmailBody": chosen.email or chosen.webhook,
-        "SmsBody": chosen.sms or chosen.webhook,
-    }
+    chosen = [CHANNELS[name] for name in enabled_channels(options)]
+    in_use = {text for channel in chosen for text in (*channel.texts, *channel.quoted)}
     texts = {}
     for transition in TRANSITIONS:
         template = getattr(options.templates, transition.lower())
-        own = (template.email_subject, template.email_body, template.sms_body)
-        for (name, used), text in zip(in_use.items(), own, strict=True):
-            if used:
-                texts[f"{NOTIFICATIONS}:Templates:{transition}:{name}"] = text
+        for field in attrs.fields(TemplateOptions):
+            name = pascal_case(field.name)
+            if name in in_use:
+                key = f"{NOTIFICATIONS}:Templates:{transition}:{name}"
+                texts[key] = getattr(template, field.name)
     return texts
 
 
@@ -64,8 +65,8 @@ def notification_warnings(options: NotificationsOptions) -> Iterator[Problem]:
     if not enabled_channels(options):
         yield Problem(
             f"{NOTIFICATIONS}:EnabledChannels",
-            "has no channel, so nobody is told of what happens now, not even later: enable Email, "
-            "Sms or Webhook",
+            "has no channel, so nobody is told of what happens now, not even later: enable "
+            f"{_either([channel.key for channel in CHANNELS.values()])}",
         )
     if (
         options.enabled_channels.webhook
@@ -77,6 +78,10 @@ def notification_warnings(options: NotificationsOptions) -> Iterator[Problem]:
             "names an address of this machine or of a private network, and every message to it "
             f"will be refused: set {ALLOW_PRIVATE_ADDRESSES} to true if this is meant",
         )
+
+
+def _either(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def must_be_public(options: NotificationsOptions) -> bool:

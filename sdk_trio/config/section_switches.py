@@ -2,8 +2,10 @@
 
 from collections.abc import Collection
 
+from ..records.channels import CHANNELS
 from .choices import DefaultTenantStrategy, ReplicaTargetType
 from .options import Settings
+from .options.notifications import enabled_channels
 from .table import Setting, full_key, table
 
 REPLICATION = full_key(("MultiTenant", "FileDb", "Replication"))
@@ -52,7 +54,7 @@ def _is_switched_off(key: str, unused: list[str]) -> bool:
 def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
     replication = settings.multi_tenant.file_db.replication
     notifications = settings.multi_tenant.notifications
-    channels = notifications.enabled_channels
+    enabled = enabled_channels(notifications)
     upgrade = settings.multi_tenant.single_tenant_upgrade
     prefixes: list[str] = [] if settings.is_development else [SIMULATOR]
     if not replication.use_replication:
@@ -64,17 +66,14 @@ def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
     ]
     if not notifications.enabled:
         prefixes.append(NOTIFICATIONS)
-    for name, enabled, texts in (
-        ("Email", channels.email, ("EmailSubject", "EmailBody")),
-        ("Sms", channels.sms, ("SmsBody",)),
-        ("Webhook", channels.webhook, ()),
-    ):
-        if not enabled or f"{NOTIFICATIONS}:EnabledChannels:{name}" in invalid:
-            prefixes.append(f"{NOTIFICATIONS}:{name}")
+    for channel in CHANNELS.values():
+        is_on = channel.name in enabled
+        if not is_on or f"{NOTIFICATIONS}:EnabledChannels:{channel.key}" in invalid:
+            prefixes.append(f"{NOTIFICATIONS}:{channel.key}")
             prefixes += [
                 f"{NOTIFICATIONS}:Templates:{transition}:{text}"
                 for transition in TRANSITIONS
-                for text in texts
+                for text in channel.texts
             ]
     if (
         upgrade.default_tenant_strategy is not DefaultTenantStrategy.LITERAL_DEFAULT

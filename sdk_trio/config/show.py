@@ -1,27 +1,22 @@
-"""The settings for readers: rows with origins, the JSON Schema of a file, the reference page. Pure.
+"""The settings for readers: rows with their origins, and the JSON Schema of a file. Pure.
 
-Secrets are masked by their type. All three are made from the metadata, so that none can differ from
-the settings; ``python -m sdk_trio.config.show > docs/reference/configuration.md`` writes the page.
+Secrets are masked by their type. Both are made from the metadata, so neither can differ from the
+settings; ``make generate`` makes docs/reference/configuration.md of the same metadata.
 """
 
 import re
-import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
-from itertools import groupby
 from typing import Any
 
 import attrs
 
 from .bind import format_timespan
-from .check import missing_parts
-from .choices import StorageBackend
-from .exposure import LEAST_TOKEN_CHARACTERS
 from .metadata import Form
-from .options import BUNDLED_API_VERSION, Settings
-from .secret import ISSUED_KEY_BYTES, MASK, MINIMUM_KEY_BYTES, Secret
-from .table import GREATEST_INT, ROOT, Setting, full_key, table
+from .options import Settings
+from .secret import MASK, Secret
+from .table import ROOT, Setting, table
 
 DEFAULT_ORIGIN = "default"
 
@@ -156,189 +151,3 @@ def _schema_default(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, StrEnum) else value
-
-
-_INTRODUCTION = f"""\
-# Configuration
-
-This page is generated from the metadata of the settings: run
-`python -m sdk_trio.config.show > docs/reference/configuration.md` after changing them.
-
-Every setting is optional except `Sdk:AccessToken`, which the standalone receiver does not need,
-and one webhook secret, which the receiver does. All problems are reported at once, each with its
-full key and the place it came from, and end the program with exit code 78. Unknown keys under
-`Sdk` are a warning.
-
-## Where settings come from
-
-Later sources win:
-
-1. the defaults below; `Storage:Path` also from `STATE_DIRECTORY`, the first of its directories;
-2. the files that were named with `--config`, JSON or TOML, in their order; without any,
-   `appsettings.json` and then `sdk.toml` of the working directory, where they exist. Each file is
-   followed by its sibling for the environment: `appsettings.Production.json`. A file that nobody
-   named has to belong to this user or root, and nobody else may write it (a group of the owner's
-   own aside): else every command ends with 78 and says whose it is;
-3. `.env` of the working directory, in Development only, and only if it is this user's, too;
-4. directories with one file per key: `/run/secrets`, then `$CREDENTIALS_DIRECTORY`. A file is named
-   like `Sdk__Webhooks__Secret`; one line break at its end does not count;
-5. `SDK_ENVIRONMENT` (for `Environment` alone), then variables such as `SDK__WEBHOOKS__PATH`;
-6. arguments: `--set Sdk:Webhooks:Path=/hooks/sdk`.
-
-Keys are case-insensitive. `:` and `__` separate their parts, in files a dot does, too. In a file
-the settings are under the root key `Sdk`; other root keys are ignored. The same key twice in one
-source is a problem, also when only its case differs.
-
-The column *Change* says when a changed value comes into force: at a reload (HUP, or
-`Runtime.reload`), or with the next start. [`run`](command-line.md#run) has the details.
-
-**Lists** are set as a whole, and then replace the list of the sources before, or by index
-(`SDK__WEBHOOKS__SECRETS__0`), which replaces one item. In a variable or argument a list is a JSON
-array; addresses, CIDR blocks and secrets that all begin with `whsec_` or `whpk_` may be separated
-by commas.
-
-**Text** is converted wherever it comes from: `"30000"` is a number, `yes`, `on` and `1` are true.
-An empty text stands for null where null is allowed, except for secrets. Time spans are
-`[d.]hh:mm:ss[.fffffff]`.
-
-## Webhook secrets
-
-`Secret` and `Secrets` are combined, `Secret` first. A secret is `whsec_` and base64, `whpk_` and
-the base64 of an ed25519 public key, or any text that the upstream signs with. These end the
-start-up, with the key of the secret and never its text: empty or blank, white space or a line
-break at an end, a quote at both ends, a prefix alone or in capitals, two prefixes, a private key
-(`whsk_`), fewer than {MINIMUM_KEY_BYTES} bytes of key (without the prefix), a public key without
-its prefix or one that nobody can own (of small order), and under `KeyDerivation` `Standard` what
-is not base64. Under `Auto` such a text is used as it is. A secret without a prefix, one with fewer
-than {ISSUED_KEY_BYTES} bytes of key, and one given twice are warnings.
-
-A secret that everybody can know ends the start-up, but for Development, where it is a warning: the
-examples of Standard Webhooks' documentation, and keys of equal, repeated or counting bytes.
-
-A bare base64 text of 32 bytes may be a shared secret or a public key. If these bytes are a point
-that a public key can be (one random secret in sixteen is), it is refused: write `whsec_` or `whpk_`
-before it, or set `KeyDerivation` to `Utf8`.
-
-## What opens it to others
-
-These are warnings, in the log of `run`, in `config check` and in `doctor`: `RequireHttps` false, or
-Development, on an address that is not of this machine alone; an admin address that is not, as it
-speaks plain HTTP; `TrustedProxies` with a block larger than /8 (IPv6: /32); a socket with
-`?mode=0666`; a configured webhook secret in Development; an `Environment` that is neither
-`Development` (`dev`) nor `Production` (`prod`), and so counts as the latter.
-
-The value of `Admin:TokenEnvVar` has to have {LEAST_TOKEN_CHARACTERS} characters where the admin
-address can be reached from elsewhere: a shorter one ends the start-up, on this machine's own
-addresses it is a warning.
-
-The bundled API version is `{BUNDLED_API_VERSION}`.
-"""
-
-
-def reference_page() -> str:
-    """Return the whole page as Markdown."""
-    parts = [_INTRODUCTION]
-    for path, settings in groupby(_by_section(), key=lambda setting: setting.path[:-1]):
-        parts.append(f"## {full_key(path)}\n\n{_table(list(settings))}")
-    parts.append(_missing())
-    return "\n".join(parts)
-
-
-def _by_section() -> list[Setting]:
-    """Return the settings so that each section stands together, in the order of the first key."""
-    order: dict[tuple[str, ...], int] = {}
-    for setting in table():
-        order.setdefault(setting.path[:-1], len(order))
-    return sorted(table(), key=lambda setting: order[setting.path[:-1]])
-
-
-def _table(settings: list[Setting]) -> str:
-    rows = [
-        "| Key | Type | Default | Range or form | Meaning | Change |",
-        "|---|---|---|---|---|---|",
-    ]
-    rows += [
-        f"| `{setting.path[-1]}` | {type_name(setting)} | {_default(setting)} | {_range(setting)} "
-        f"| {_cell(setting.about.doc)} | {_change(setting)} |"
-        for setting in settings
-    ]
-    return "\n".join(rows) + "\n"
-
-
-def type_name(setting: Setting) -> str:
-    """Return the type of a setting in words."""
-    if issubclass(setting.kind, StrEnum):
-        name = ", ".join(f"`{member}`" for member in setting.kind)
-    elif setting.kind is Secret:
-        name = "secret"
-    else:
-        names = {int: "int", float: "number", bool: "bool", str: "string", timedelta: "time span"}
-        name = names[setting.kind]
-    return f"list of {name}" if setting.many else f"{name} or null" if setting.nullable else name
-
-
-def _default(setting: Setting) -> str:
-    note = setting.about.default_note
-    if setting.default in ("", ()):
-        return "empty"
-    if setting.default is None:
-        return f"null ({note})" if note else "null"
-    return f"`{_cell(shown_value(setting.default))}`"
-
-
-def _range(setting: Setting) -> str:
-    least, greatest = setting.bounds
-    words = []
-    if setting.kind in (int, float, timedelta) and least is not None:
-        bounded = greatest is not None and greatest != GREATEST_INT
-        words.append(f"{least:.15g}-{greatest:.15g}" if bounded else f"at least {least:.15g}")
-    if setting.about.unit:
-        words.append(setting.about.unit)
-    if setting.about.form:
-        words.append(_cell(setting.about.form.value))
-    if setting.about.required and setting.default in ("", None):
-        words.append("required where its section is used")
-    return ", ".join(words)
-
-
-def _change(setting: Setting) -> str:
-    return "reload" if setting.about.live else "restart"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", "\\n")
-
-
-def _missing() -> str:
-    """Return the section on documented parts that are not there, from the check itself."""
-    settings = Settings()
-    everything = attrs.evolve(
-        settings,
-        storage=attrs.evolve(settings.storage, backend=StorageBackend.POSTGRES),
-        server=attrs.evolve(settings.server, processes=2),
-        relay=attrs.evolve(settings.relay, enabled=True),
-        multi_tenant=attrs.evolve(
-            settings.multi_tenant,
-            enabled=True,
-            notifications=attrs.evolve(settings.multi_tenant.notifications, enabled=True),
-            file_db=attrs.evolve(
-                settings.multi_tenant.file_db,
-                replication=attrs.evolve(
-                    settings.multi_tenant.file_db.replication,
-                    use_replication=True,
-                    supervise=True,
-                ),
-            ),
-        ),
-    )
-    lines = [f"- `{problem.key}`: {problem.message}" for problem in missing_parts(everything)]
-    return (
-        "## Not in this version\n\n"
-        "These settings are read and checked, but the runtime does not start with them:\n\n"
-        + "\n".join(lines)
-        + "\n"
-    )
-
-
-if __name__ == "__main__":
-    sys.stdout.write(reference_page())

@@ -16,6 +16,23 @@ import msgspec
 
 from ..base.times import rfc3339_of
 from ..errors import EXIT_USAGE, SdkError
+from .catalog import DEFAULT_CATALOG
+from .event import Payload
+from .payloads import (
+    Benefit,
+    BenefitGrant,
+    Checkout,
+    Customer,
+    CustomerSeat,
+    CustomerState,
+    Discount,
+    Member,
+    Order,
+    Organization,
+    Product,
+    Refund,
+    Subscription,
+)
 
 Data = dict[str, Any]
 
@@ -565,10 +582,6 @@ def _organization(story: _Story) -> Data:
     }
 
 
-def _nothing(_story: _Story) -> Data:
-    return {}
-
-
 def _always(**changes: Any) -> Callable[[_Story], Data]:
     return lambda _story: changes
 
@@ -608,26 +621,26 @@ def _new_period(story: _Story) -> Data:
     }
 
 
-_SHAPES: dict[str, Callable[[_Story], Data]] = {
-    "order": _order,
-    "subscription": _subscription,
-    "checkout": _checkout,
-    "customer": _customer,
-    "product": _product,
-    "benefit": _benefit,
-    "benefit_grant": _benefit_grant,
-    "refund": _refund,
-    "customer_seat": _customer_seat,
-    "member": _member,
-    "discount": _discount,
-    "organization": _organization,
+#: The ordinary subject of the events that have this data.
+_SHAPES: dict[type[Payload], Callable[[_Story], Data]] = {
+    Order: _order,
+    Subscription: _subscription,
+    Checkout: _checkout,
+    Customer: _customer,
+    CustomerState: _customer_state,
+    Product: _product,
+    Benefit: _benefit,
+    BenefitGrant: _benefit_grant,
+    Refund: _refund,
+    CustomerSeat: _customer_seat,
+    Member: _member,
+    Discount: _discount,
+    Organization: _organization,
 }
 
-#: For each type what tells its subject from the shape's ordinary one.
-_SAMPLES: dict[str, Callable[[_Story], Data]] = {
+#: For a type what tells its subject from the ordinary one; others show the ordinary one.
+_CHANGES: dict[str, Callable[[_Story], Data]] = {
     "order.created": _always(status="pending", paid=False),
-    "order.updated": _nothing,
-    "order.paid": _nothing,
     "order.refunded": _always(
         status="refunded",
         refunded_amount=2000,
@@ -636,51 +649,30 @@ _SAMPLES: dict[str, Callable[[_Story], Data]] = {
         refundable_tax_amount=0,
     ),
     "subscription.created": _always(status="incomplete", started_at=None),
-    "subscription.active": _nothing,
-    "subscription.updated": _nothing,
     "subscription.canceled": _to_be_ended,
-    "subscription.uncanceled": _nothing,
     "subscription.past_due": lambda story: {
         **_new_period(story),
         "status": "past_due",
         "past_due_at": story.at(),
     },
     "subscription.revoked": _ended,
-    "checkout.created": _nothing,
     "checkout.updated": _completed,
     "checkout.expired": lambda story: {"status": "expired", "expires_at": story.at(minutes=-1)},
     "customer.created": _always(email_verified=False),
-    "customer.updated": _nothing,
-    "customer.state_changed": _customer_state,
     "customer.deleted": lambda story: {"deleted_at": story.at()},
-    "product.created": _nothing,
     "product.updated": _always(is_archived=True),
-    "benefit.created": _nothing,
-    "benefit.updated": _nothing,
-    "benefit_grant.created": _nothing,
-    "benefit_grant.updated": _nothing,
-    "benefit_grant.cycled": _nothing,
     "benefit_grant.revoked": lambda story: {
         "is_granted": False,
         "is_revoked": True,
         "revoked_at": story.at(),
     },
-    "refund.created": _nothing,
     "refund.updated": _always(status="succeeded"),
-    "customer_seat.assigned": _nothing,
     "customer_seat.claimed": lambda story: {"status": "claimed", "claimed_at": story.at()},
     "customer_seat.revoked": lambda story: {"status": "revoked", "revoked_at": story.at()},
-    "member.created": _nothing,
     "member.updated": _always(role="billing_manager"),
-    "member.deleted": _nothing,
     "subscription.cycled": _new_period,
     "subscription.paused": lambda story: {"status": "paused", "paused_at": story.at()},
-    "subscription.resumed": _nothing,
-    "subscription.migrated": _nothing,
-    "discount.created": _nothing,
     "discount.updated": _always(redemptions_count=7),
-    "discount.deleted": _nothing,
-    "organization.updated": _nothing,
 }
 
 
@@ -692,7 +684,7 @@ _BESIDE_DATA: Mapping[str, Data] = {
 
 def sample_types() -> tuple[str, ...]:
     """Return every type that has a sample: the known ones, then the additional ones."""
-    return tuple(_SAMPLES)
+    return tuple(row.wire_type for row in DEFAULT_CATALOG)
 
 
 def sample(
@@ -718,12 +710,13 @@ def sample(
         UnknownEventTypeError: no such type; the message suggests the closest names.
         ValueError: ``now`` has no offset from UTC.
     """
-    if wire_type not in _SAMPLES:
+    row = DEFAULT_CATALOG.by_type(wire_type)
+    if row is None:
         raise UnknownEventTypeError(wire_type)
     if now.utcoffset() is None:
         raise ValueError("now must be an aware time, such as datetime.now(UTC)")
     story = _Story(seed, now, organization)
-    data = {**_SHAPES[wire_type.partition(".")[0]](story), **_SAMPLES[wire_type](story)}
+    data = {**_SHAPES[row.data_class](story), **_CHANGES.get(wire_type, _always())(story)}
     return {
         "type": wire_type,
         "timestamp": story.at(),

@@ -56,7 +56,7 @@ def make_channels(
     read_variable: ReadVariable = os.environ.get,
     clock: Callable[[], float] = time.time,
 ) -> dict[str, Channel]:
-    """Return every channel under its name: ``email``, ``sms``, ``webhook``.
+    """Return every channel under its name, in the order of ``records.channels.CHANNELS``.
 
     A channel that is not enabled is among them, too, and skips every message with that reason. No
     channel holds anything open, so nobody has to close them.

@@ -208,11 +208,3 @@ def test_an_editor_completes_fields_and_arguments(installed: Path) -> None:
         assert "List the orders." in shown
         assert "Scopes: orders:read" in shown
         assert "created_after: str | date | None" in shown
-
-
-# --- the generated files -------------------------------------------------------------------------
-
-
-def test_the_generated_files_are_as_the_table_and_the_upstreams_client_make_them() -> None:
-    said = run(sys.executable, "generate/client_types.py", "--check", cwd=ROOT)
-    assert said == "", f"run 'make generate':\n{said}"

@@ -23,7 +23,6 @@ FORBIDDEN = {
     "sdk_trio.records.notifications": "tenants",
     "sdk_trio.webhooks.simulator": "the Development environment",
     "sdk_trio.events.samples": "the simulator",
-    "sdk_trio.events.reference_page": "the documentation",
     "sdk_trio.testing": "tests",
     "sdk_trio.cli": "the command line",
 }

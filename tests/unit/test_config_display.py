@@ -1,16 +1,13 @@
-"""What people see of the settings: rows, JSON Schema, the reference page."""
+"""What people see of the settings: rows and JSON Schema."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 from sdk_trio.config import Settings, describe, json_schema
-from sdk_trio.config.show import reference_page
 from sdk_trio.config.table import table
 
 # A test value.
 SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "configuration.md"
 
 
 def rows(mapping: dict[str, Any], origins: dict[str, str] | None = None) -> dict[str, Any]:
@@ -89,8 +86,3 @@ def test_the_defaults_fit_their_own_patterns() -> None:
             visit(inner)
 
     visit(json_schema())
-
-
-def test_the_reference_page_is_up_to_date() -> None:
-    command = "python -m sdk_trio.config.show > docs/reference/configuration.md"
-    assert PAGE.read_text("utf-8") == reference_page(), f"run: {command}"

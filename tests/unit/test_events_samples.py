@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.errors import SdkError
-from sdk_trio.events import DEFAULT_CATALOG, Drift, Event, decode_envelope, decode_event, subject_of
+from sdk_trio.events import (
+    DEFAULT_CATALOG,
+    Drift,
+    Event,
+    decode_envelope,
+    decode_event,
+    samples,
+    subject_of,
+)
 from sdk_trio.events.samples import (
     UnknownEventTypeError,
     merge_patch,
@@ -39,6 +47,7 @@ def decode(raw: bytes) -> tuple[Event[Any], list[Drift]]:
 
 def test_there_is_a_sample_of_every_type() -> None:
     assert list(sample_types()) == TYPES
+    assert set(samples._CHANGES) | set(samples._BESIDE_DATA) <= set(TYPES)
 
 
 @pytest.mark.parametrize("wire_type", TYPES)

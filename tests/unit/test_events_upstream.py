@@ -9,12 +9,9 @@ import functools
 import importlib
 import json
 import random
-import subprocess
-import sys
 import types
 import typing
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
@@ -27,12 +24,10 @@ from sdk_trio.events import (
     decode_envelope,
     decode_event,
     organization_of,
-    payloads,
 )
-from sdk_trio.events.samples import sample, sample_types
+from sdk_trio.events.samples import sample
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
-ROOT = Path(__file__).parents[2]
 VERSIONS = ("v2026_04", "v2026_10", "v2027_01")
 SAMPLES = 20
 
@@ -160,8 +155,12 @@ def organization_in(document: dict[str, Any]) -> str | None:
     return None
 
 
+def sent_types() -> list[str]:
+    return sorted({name for version in VERSIONS for name in payload_classes(version)})
+
+
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("wire_type", [row.wire_type for row in DEFAULT_CATALOG])
+@pytest.mark.parametrize("wire_type", sent_types())
 def test_what_the_upstream_sends_is_read_whole(wire_type: str, version: str) -> None:
     model = payload_classes(version)[wire_type]
     for seed in range(SAMPLES):
@@ -177,29 +176,11 @@ def test_what_the_upstream_sends_is_read_whole(wire_type: str, version: str) -> 
         same(event.data, document["data"], "data")
 
 
-def test_the_catalogue_has_the_types_of_the_upstream_and_no_others() -> None:
-    sent = {name for version in VERSIONS for name in payload_classes(version)}
-    assert sent == {row.wire_type for row in DEFAULT_CATALOG}
-
-
-def test_a_class_has_no_field_that_is_never_sent() -> None:
-    generated = subprocess.run(
-        [sys.executable, "-c", "import event_payloads, upstream_models; "
-         "print(event_payloads.render(upstream_models.read_models()))"],
-        cwd=ROOT / "generate", capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    remedy = "make generate writes sdk_trio/events/payloads.py anew"
-    assert structure(generated) == structure(Path(payloads.__file__).read_text("utf-8")), remedy
-
-
-def structure(source: str) -> dict[str, list[str]]:
-    import ast
-
-    return {
-        node.name: [ast.unparse(line) for line in node.body]
-        for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef)
-    }
+def test_the_catalogue_has_every_type_of_the_upstream() -> None:
+    missing = set(sent_types()) - {row.wire_type for row in DEFAULT_CATALOG}
+    assert missing == set(), "declare them in sdk_trio/events/additional.py"
+    # What its models do not have yet may be declared, but is not counted.
+    assert {row.wire_type for row in DEFAULT_CATALOG.known} <= set(sent_types())
 
 
 # -- our samples against the models --------------------------------------------------------------
@@ -215,7 +196,7 @@ LOST_BY_THE_SDK = (
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("wire_type", sample_types())
+@pytest.mark.parametrize("wire_type", sent_types())
 def test_a_sample_is_a_document_of_the_upstream(wire_type: str, version: str) -> None:
     document = sample(wire_type, now=NOW)
     if wire_type == "customer.state_changed":

@@ -1,14 +1,17 @@
 """The checks of ``doctor`` on notifications: settings, credentials, recipients and messages."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import trio
 
 from ...config import Settings, StorageBackend
+from ...config.metadata import Form
 from ...config.options.notifications import NotificationsOptions, enabled_channels
-from ...config.section_switches import NOTIFICATIONS
+from ...config.section_switches import NOTIFICATIONS, is_below
+from ...config.table import table
 from ...notifications.send import Skipped, credential
+from ...records.channels import CHANNELS, ContactKind, NotificationChannel
 from ...records.notifications import NotificationState
 from ...records.tenants import Tenant, TenantStatus
 from ...storage.examine import Examination
@@ -17,6 +20,11 @@ from ...storage.ports import NotificationStore
 from .findings import Report
 
 CHANNELS_KEY = f"{NOTIFICATIONS}:EnabledChannels"
+
+_CONTACTS: Mapping[ContactKind, Callable[[Tenant], str | None]] = {
+    ContactKind.EMAIL: lambda tenant: tenant.site_manager_email,
+    ContactKind.PHONE: lambda tenant: tenant.site_manager_phone,
+}
 
 #: The most active tenants whose recipients are checked.
 MOST_TENANTS = 1000
@@ -55,7 +63,7 @@ async def check_notifications(
         return
     before = len(report.findings)
     for name in enabled_channels(options):
-        _check_credentials(name, options, environ, report)
+        _check_credentials(CHANNELS[name], settings, environ, report)
     if options.enabled_channels.email:
         _check_sender(options.email.from_address, report)
     if len(report.findings) == before:
@@ -83,28 +91,21 @@ def _are_used(settings: Settings, options: NotificationsOptions, report: Report)
 
 
 def _check_credentials(
-    channel: str, options: NotificationsOptions, environ: Mapping[str, str], report: Report
+    channel: NotificationChannel, settings: Settings, environ: Mapping[str, str], report: Report
 ) -> None:
-    provider = options.sms.sms_provider_a
-    names = {
-        "email": {
-            "Email:EmailProviderA:ApiKeyEnvVar": options.email.email_provider_a.api_key_env_var
-        },
-        "sms": {
-            "Sms:SmsProviderA:AccountSidEnvVar": provider.account_sid_env_var,
-            "Sms:SmsProviderA:AuthTokenEnvVar": provider.auth_token_env_var,
-        },
-        "webhook": {"Webhook:SigningSecretEnvVar": options.webhook.signing_secret_env_var},
-    }
-    for key, variable in names[channel].items():
+    section = f"{NOTIFICATIONS}:{channel.key}"
+    for setting in table():
+        if setting.about.form is not Form.ENV_VAR or not is_below(setting.key, section):
+            continue
+        variable = setting.of(settings)
         # The same check as before sending, so that the finding names the reason in the same words.
-        value = credential(environ.get, variable, for_header=channel != "webhook")
+        value = credential(environ.get, variable, for_header=not channel.signs)
         if isinstance(value, Skipped):
             report.problem(
-                f"{NOTIFICATIONS}:{key}",
-                f"{value.reason}: every message of the channel {channel} is skipped",
+                setting.key,
+                f"{value.reason}: every message of the channel {channel.name} is skipped",
                 f"set {variable} for the user of the receiver, restart it, then 'notify retry "
-                f"--state skipped --channel {channel}'",
+                f"--state skipped --channel {channel.name}'",
             )
 
 
@@ -122,10 +123,12 @@ def _check_recipients(
     options: NotificationsOptions, tenants: Iterable[Tenant], report: Report
 ) -> None:
     tenants = list(tenants)
-    chosen = options.enabled_channels
-    if chosen.email:
-        without = [t for t in tenants if not t.site_manager_email]
-        _report_missing("email address", "--email", without, len(tenants), report)
+    for name in enabled_channels(options):
+        contact = CHANNELS[name].contact
+        if contact is not None:
+            without = [tenant for tenant in tenants if not _CONTACTS[contact](tenant)]
+            _report_missing(contact, without, len(tenants), report)
+    if options.enabled_channels.email:
         unverified = [
             t for t in tenants if t.site_manager_email and not t.site_manager_email_verified
         ]
@@ -136,19 +139,16 @@ def _check_recipients(
                 "email address is not verified: the channel email skips them",
                 f"verify it, or set {NOTIFICATIONS}:SendToUnverifiedEmail to true",
             )
-    if chosen.sms:
-        without = [t for t in tenants if not t.site_manager_phone]
-        _report_missing("phone number", "--phone", without, len(tenants), report)
 
 
 def _report_missing(
-    what: str, argument: str, tenants: list[Tenant], total: int, report: Report
+    contact: ContactKind, tenants: list[Tenant], total: int, report: Report
 ) -> None:
     if tenants:
         report.note(
             _named(tenants),
-            f"{len(tenants)} of {total} active tenants have no site manager's {what}: they are "
-            f"not told that way ('tenant contact' takes {argument})",
+            f"{len(tenants)} of {total} active tenants have no site manager's {contact.label}: "
+            f"they are not told that way ('tenant contact' takes {contact.argument})",
         )
 
 

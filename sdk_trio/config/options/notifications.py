@@ -2,6 +2,7 @@
 
 import attrs
 
+from ...records.channels import CHANNELS
 from ..choices import EmailProvider, SmsProvider
 from ..metadata import Form, about
 from ..template_text import DEACTIVATED, DELETED, REACTIVATED, SUSPENDED, TemplateTexts
@@ -215,7 +216,6 @@ class NotificationsOptions:
 
 
 def enabled_channels(options: NotificationsOptions) -> tuple[str, ...]:
-    """Return the names of the channels that dispatch: ``email``, ``sms``, ``webhook``."""
+    """Return the names of the channels that dispatch, such as ``email``."""
     chosen = options.enabled_channels
-    wanted = {"email": chosen.email, "sms": chosen.sms, "webhook": chosen.webhook}
-    return tuple(name for name, enabled in wanted.items() if enabled)
+    return tuple(name for name in CHANNELS if getattr(chosen, name))

@@ -1,18 +1,19 @@
-"""The page docs/reference/events.md, made from the catalogue so that the two cannot differ."""
+"""Makes ``docs/reference/events.md`` of the catalogue and the data classes."""
 
 import inspect
 import types
 from collections.abc import Iterable
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from .catalog import DEFAULT_CATALOG, EventType
-from .event import Payload
-from .values import fields_of
+from sdk_trio.events import DEFAULT_CATALOG, EventType, Payload
+from sdk_trio.events.values import fields_of
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "events.md"
 
 _INTRODUCTION = """\
-<!-- Made by sdk_trio.events.reference_page.render_page; tests/unit/test_events_reference.py
-     compares, and says how to make it anew. -->
+<!-- Made by `make generate` (generate/event_page.py) of sdk_trio/events: change those. -->
 
 # Events
 
@@ -70,6 +71,11 @@ The data class is an attrs class, a `msgspec.Struct`, a dataclass or `dict`. Eac
 needs a default. Derived from `Payload`, which is a `msgspec.Struct`, it has `id` and `extra` as
 well.
 """
+
+
+def files() -> dict[Path, str]:
+    """Return the page and its text."""
+    return {PAGE: render_page()}
 
 
 def render_page() -> str:

@@ -1,0 +1,130 @@
+"""Types that the upstream sends as well: typed and dispatched, but not counted at start-up.
+
+A class is the whole declaration of a type, as in :mod:`sdk_trio.events.known`; a new type of the
+upstream is added here, beside those of the same data.
+"""
+
+from .event import Event
+from .payloads import (
+    CustomerSeat,
+    Discount,
+    Member,
+    Organization,
+    Subscription,
+)
+
+
+class CustomerSeatAssignedEvent(Event[CustomerSeat]):
+    """A seat was offered to somebody."""
+
+    __slots__ = ()
+
+    wire_type = "customer_seat.assigned"
+
+
+class CustomerSeatClaimedEvent(Event[CustomerSeat]):
+    """A seat was taken by the one it was offered to."""
+
+    __slots__ = ()
+
+    wire_type = "customer_seat.claimed"
+
+
+class CustomerSeatRevokedEvent(Event[CustomerSeat]):
+    """A seat was withdrawn."""
+
+    __slots__ = ()
+
+    wire_type = "customer_seat.revoked"
+
+
+class MemberCreatedEvent(Event[Member]):
+    """Somebody joined a customer's team."""
+
+    __slots__ = ()
+
+    wire_type = "member.created"
+
+
+class MemberUpdatedEvent(Event[Member]):
+    """A member's details or role changed."""
+
+    __slots__ = ()
+
+    wire_type = "member.updated"
+
+
+class MemberDeletedEvent(Event[Member]):
+    """Somebody left a customer's team."""
+
+    __slots__ = ()
+
+    wire_type = "member.deleted"
+
+
+class SubscriptionCycledEvent(Event[Subscription]):
+    """A subscription began a new billing period."""
+
+    __slots__ = ()
+
+    wire_type = "subscription.cycled"
+
+
+class SubscriptionPausedEvent(Event[Subscription]):
+    """A subscription was paused; access is withdrawn for a time."""
+
+    __slots__ = ()
+
+    wire_type = "subscription.paused"
+
+
+class SubscriptionResumedEvent(Event[Subscription]):
+    """A paused subscription runs again."""
+
+    __slots__ = ()
+
+    wire_type = "subscription.resumed"
+
+
+class SubscriptionMigratedEvent(Event[Subscription]):
+    """A subscription that another payment provider billed is billed by the upstream from now on.
+
+    Which provider, and its id there, stand beside the data: ``event.json["provider"]`` and
+    ``event.json["provider_subscription_id"]``.
+    """
+
+    __slots__ = ()
+
+    wire_type = "subscription.migrated"
+
+
+class DiscountCreatedEvent(Event[Discount]):
+    """A discount was made."""
+
+    __slots__ = ()
+
+    wire_type = "discount.created"
+
+
+class DiscountUpdatedEvent(Event[Discount]):
+    """A discount changed, or was redeemed."""
+
+    __slots__ = ()
+
+    wire_type = "discount.updated"
+
+
+class DiscountDeletedEvent(Event[Discount]):
+    """A discount was deleted."""
+
+    __slots__ = ()
+
+    wire_type = "discount.deleted"
+
+
+class OrganizationUpdatedEvent(Event[Organization]):
+    """The seller's account changed."""
+
+    __slots__ = ()
+
+    wire_type = "organization.updated"

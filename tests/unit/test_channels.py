@@ -1,0 +1,48 @@
+"""The channels of notifications: what is declared once is there wherever a channel has to be."""
+
+import attrs
+
+from sdk_trio.config.options.notifications import (
+    EnabledChannelsOptions,
+    NotificationsOptions,
+    TemplateOptions,
+    enabled_channels,
+)
+from sdk_trio.config.table import table
+from sdk_trio.records.channels import CHANNELS, TEXTS
+from sdk_trio.records.notifications import NotificationId, parse_notification_id
+from sdk_trio.runtime.notifications import make_channels
+
+SECTION = "Sdk:MultiTenant:Notifications"
+
+
+def test_every_channel_has_a_switch_a_section_and_code() -> None:
+    assert [field.name for field in attrs.fields(EnabledChannelsOptions)] == list(CHANNELS)
+    keys = {setting.key for setting in table()}
+    for channel in CHANNELS.values():
+        assert f"{SECTION}:EnabledChannels:{channel.key}" in keys
+        assert any(key.startswith(f"{SECTION}:{channel.key}:") for key in keys)
+        assert channel.target is None or f"{SECTION}:{channel.key}:{channel.target}" in keys
+    assert list(make_channels(NotificationsOptions())) == list(CHANNELS)
+
+
+def test_what_a_channel_sends_is_in_every_template() -> None:
+    in_templates = {
+        key.rpartition(":")[2] for key in (s.key for s in table()) if "Templates" in key
+    }
+    assert set(TEXTS) == in_templates
+    assert len(attrs.fields(TemplateOptions)) == len(TEXTS)
+    for channel in CHANNELS.values():
+        assert {*channel.texts, *channel.quoted} <= set(TEXTS)
+
+
+def test_the_ids_of_its_messages_can_be_typed() -> None:
+    for name in CHANNELS:
+        assert parse_notification_id(f"17-{name}") == NotificationId(17, name)
+
+
+def test_the_enabled_channels_are_those_that_are_switched_on() -> None:
+    none = EnabledChannelsOptions(**dict.fromkeys(CHANNELS, False))
+    for name in CHANNELS:
+        one = attrs.evolve(none, **{name: True})
+        assert enabled_channels(NotificationsOptions(enabled_channels=one)) == (name,)
