@@ -181,7 +181,7 @@ def _incident_of(error: httpx.RequestError) -> Incident | None:
     return cause.incident if isinstance(cause, NetworkError) else None
 
 
-async def decode_json(response: httpx.Response, call: Call) -> Any:  # noqa: ASYNC910 - the call before it waited
+async def decode_json(response: httpx.Response, call: Call) -> Any:
     """Return the answer's JSON.
 
     A large text that only the tolerant reader can tell of is read in a thread, so that nobody else
@@ -193,10 +193,10 @@ async def decode_json(response: httpx.Response, call: Call) -> Any:  # noqa: ASY
     content = response.content
     value, is_read = read_fast(content)
     if is_read:
-        return value  # noqa: ASYNC910 - as above
+        return value
     try:
         if len(content) <= PATIENT_BYTES:
-            return read_json(content)  # noqa: ASYNC910 - as above
+            return read_json(content)
         return await trio.to_thread.run_sync(read_json, content, abandon_on_cancel=True)
     except UnreadableJsonError as error:
         fault = str(error)
@@ -251,7 +251,7 @@ class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
         traceback: TracebackType | None,
     ) -> None:
         assert self._response is not None
-        with trio.move_on_after(CLOSING_SECONDS, shield=True):  # noqa: ASYNC912 - closing may wait
+        with trio.move_on_after(CLOSING_SECONDS, shield=True):
             with contextlib.suppress(httpx.HTTPError):
                 await self._response.aclose()
 

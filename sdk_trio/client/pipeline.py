@@ -37,7 +37,7 @@ from .call import (
     merge_headers,
 )
 from .errors import ApiError, CallError, without_frames
-from .layers import AttemptHook, AttemptKind, ClientCounters, Layer, chained
+from .layers import AttemptHook, AttemptKind, CallLayer, ClientCounters, chained
 from .layers.admission import AdmissionLayer, Limiters, RateGate
 from .layers.attempt import AttemptLayer
 from .layers.breaker import BreakerLayer, Breakers, BreakerState
@@ -101,7 +101,7 @@ class Pipeline:
         self.breakers = Breakers(plan.breaker, clock=clock, on_change=self._circuit_changed)
         self.limiters = Limiters(plan.limit, clock=clock)
         self._under_way = CallsUnderWay()
-        self._outermost: Layer | None = None
+        self._outermost: CallLayer | None = None
         self._is_open = False
         agent = f"sdk-trio/{__version__} python/{platform.python_version()}"
         self._headers = plan.headers(user_agent=agent)
@@ -169,7 +169,7 @@ class Pipeline:
             raise NotRunningError(_NOT_OPEN)
         return self
 
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[CallLayer]:
         """Make the layers of a call, from the outermost to the attempt. The order matters."""
         clock, budget, counters = self._sources.clock, self.budget, self.counters
         gate = RateGate(
@@ -179,7 +179,7 @@ class Pipeline:
             wall_clock=self._sources.wall_clock,
             longest_wait=self.plan.retry.longest_wait_seconds,
         )
-        tracing: list[Layer] = []
+        tracing: list[CallLayer] = []
         tracer = find_tracer()
         if tracer is not None:
             # Imported here, because it needs an optional package that may not be installed.

@@ -12,7 +12,6 @@ from sdk_trio.client.call import (
     NO_OPTIONS,
     Call,
     CallOptions,
-    HeaderList,
     checked_path,
     deadline_of,
     flat_query,

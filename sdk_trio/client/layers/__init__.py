@@ -1,6 +1,6 @@
 """The layers of a call, from the outermost to the attempt: what all of them share.
 
-A layer is an object with one async method, :meth:`Layer.send`, over the next one; what it decides
+A layer is an object with one async method, :meth:`CallLayer.send`, over the next one; its policy
 stands beside it as a pure object or function. :meth:`~sdk_trio.client.pipeline.Pipeline.layers`
 lists them in their order, with its reasons.
 """
@@ -79,17 +79,17 @@ class ClientCounters:
 AttemptHook = Callable[[CallAttempt], None]
 
 
-class Layer:
+class CallLayer:
     """One layer of a call; ``next`` is the one inside, which :func:`chained` sets."""
 
-    next: "Layer"
+    next: "CallLayer"
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
         """Pass ``call`` on and return the answer; ``kind`` is that of the attempt to be made."""
         return await self.next.send(call, kind)
 
 
-def chained(layers: Sequence[Layer]) -> Layer:
+def chained(layers: Sequence[CallLayer]) -> CallLayer:
     """Put each layer over the one that follows it, and return the outermost."""
     for outer, inner in pairwise(layers):
         outer.next = inner

@@ -16,7 +16,7 @@ from ...base.throttle import TokenBucket
 from ..answers import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, retry_after_of
 from ..call import Call
 from ..errors import RateLimitedError
-from . import AttemptKind, Layer
+from . import AttemptKind, CallLayer
 from .deadline import CallCut, CallsUnderWay
 
 SECONDS_PER_MINUTE = 60.0
@@ -242,9 +242,9 @@ class RateGate:
                 leaves_at = max(not_before, place.due, limiter.shut_until)
                 if leaves_at <= now:
                     admitted = True
-                    return None  # noqa: ASYNC910 - the attempt follows at once
+                    return None
                 if leaves_at - now > self._longest_wait or leaves_at >= call.deadline:
-                    return WaitTooLong(leaves_at - now)  # noqa: ASYNC910 - callers wait
+                    return WaitTooLong(leaves_at - now)
                 await self._wait(leaves_at)
         finally:
             limiter.leave(place)
@@ -285,7 +285,7 @@ class RateGate:
             self._limiters.of(call).shut(min(seconds, LONGEST_GATE_SECONDS))
 
 
-class AdmissionLayer(Layer):
+class AdmissionLayer(CallLayer):
     """The layer that has the first attempt of each call wait for its turn.
 
     Args:

@@ -20,7 +20,7 @@ from ..answers import (
 from ..call import Call, parsed_url
 from ..content_coding import TooLargeError, bound
 from ..errors import AttemptTimeoutError, ConnectionFailedError, FailureKind, without_frames
-from . import AttemptHook, AttemptKind, AttemptResult, CallAttempt, ClientCounters, Layer
+from . import AttemptHook, AttemptKind, AttemptResult, CallAttempt, CallLayer, ClientCounters
 from .admission import RateGate
 from .deadline import CallCut, CallsUnderWay
 from .retry import RetryBudget
@@ -61,7 +61,7 @@ class _Abandoned:
             self._call.is_unconfirmed = False
 
 
-class AttemptLayer(Layer):
+class AttemptLayer(CallLayer):
     """Sends one request and reads its answer.
 
     A transport whose attribute ``tells_before_send`` is true calls the extension ``BEFORE_SEND``

@@ -24,7 +24,7 @@ import trio
 
 from ..call import Call
 from ..errors import CircuitOpenError, ConnectionFailedError, FailureKind
-from . import AttemptKind, Layer
+from . import AttemptKind, CallLayer
 
 REQUEST_TIMEOUT = 408
 INTERNAL_SERVER_ERROR = 500
@@ -252,7 +252,7 @@ class Breakers:
         return MappingProxyType(self._by_origin)
 
 
-class BreakerLayer(Layer):
+class BreakerLayer(CallLayer):
     """Asks the breaker of the call's origin before each attempt, and reports the outcome to it.
 
     Args:

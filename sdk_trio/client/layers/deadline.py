@@ -11,7 +11,7 @@ import trio
 from ..answers import outcome_unknown, unread
 from ..call import Call, deadline_of
 from ..errors import CallError, ConnectionFailedError, DeadlineExceededError, FailureKind
-from . import AttemptKind, Layer
+from . import AttemptKind, CallLayer
 
 
 class CallCut(Exception):  # noqa: N818 - it says what happens, and never leaves the pipeline
@@ -51,7 +51,7 @@ class CallsUnderWay:
             scope.cancel()
 
 
-class DeadlineLayer(Layer):
+class DeadlineLayer(CallLayer):
     """The outermost layer: says when a call has to be over, and what it ends with when it is cut.
 
     Each wait inside keeps to the deadline by itself, since a scope here as well would cost each

@@ -13,7 +13,7 @@ import trio
 from ..answers import RETRYABLE_STATUSES
 from ..call import Call
 from ..errors import ConnectionFailedError, FailureKind
-from . import AttemptKind, ClientCounters, Layer
+from . import AttemptKind, CallLayer, ClientCounters
 from .admission import RateGate
 from .retry import RetryBudget
 
@@ -59,7 +59,7 @@ class _Race:
         self.decided = trio.Event()
 
 
-class HedgeLayer(Layer):
+class HedgeLayer(CallLayer):
     """Races a second attempt against one that takes too long.
 
     The loser is cancelled and awaited, so no task outlives the call. When both fail, the first
@@ -130,9 +130,7 @@ class HedgeLayer(Layer):
         self._gate.give_back(call)
         return False
 
-    async def _run(  # noqa: ASYNC910 - a task that ends
-        self, call: Call, runner: _Runner, race: _Race
-    ) -> None:
+    async def _run(self, call: Call, runner: _Runner, race: _Race) -> None:
         try:
             runner.response = await self.next.send(call, runner.kind)
         except Exception as error:

@@ -15,7 +15,7 @@ from ...base.logs import get_logger
 from ..answers import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, outcome_unknown
 from ..call import Call
 from ..errors import CircuitOpenError, ConnectionFailedError, FailureKind
-from . import AttemptKind, ClientCounters, Layer
+from . import AttemptKind, CallLayer, ClientCounters
 from .admission import RateGate, WaitTooLong
 
 logger = get_logger("client")
@@ -140,7 +140,7 @@ class RetryBudget:
         self._updated_at = now
 
 
-class RetryLayer(Layer):
+class RetryLayer(CallLayer):
     """Makes attempts until one is final.
 
     Args:

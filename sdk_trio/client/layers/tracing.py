@@ -12,13 +12,13 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 from ...base.http_grammar import DEFAULT_PORTS
 from ...base.tracing import attributes_of, fail, known_method, recorded
 from ..call import Call, without_path_secrets
-from . import AttemptKind, Layer
+from . import AttemptKind, CallLayer
 from .deadline import CallCut
 
 _CLIENT_ERROR = 400
 
 
-class TracingLayer(Layer):
+class TracingLayer(CallLayer):
     """Wraps each attempt into a CLIENT span.
 
     Args:
