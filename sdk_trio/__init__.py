@@ -33,8 +33,8 @@ if TYPE_CHECKING:
         UnexpectedAnswerError,
         UnprocessableEntityError,
     )
+    from .client.layers.retry import BudgetPolicy
     from .client.records import Record
-    from .client.retry import BudgetPolicy
     from .config import Secret, Settings, load_settings
     from .errors import (
         HandlerRegistrationError,
@@ -177,7 +177,7 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(__all__, "errors"),
-    "BudgetPolicy": "client.retry",
+    "BudgetPolicy": "client.layers.retry",
     "CallOptions": "client.call",
     "Client": "client.client",
     "Record": "client.records",

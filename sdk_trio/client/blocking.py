@@ -22,20 +22,19 @@ import outcome
 import trio
 
 from ..config import Settings
-from .call import NO_OPTIONS, UNSET, CallOptions, OptionFields, Query
-from .caller import RequestSources
+from .answers import broken_by_closing
+from .call import NO_OPTIONS, UNSET, Call, CallOptions, OptionFields, Query
 from .client import Client, HookType
 from .export import CsvExport, CsvRows
-from .layers.admission import ClientCounters
-from .layers.attempt import broken_by_closing
+from .layers import ClientCounters
 from .layers.breaker import BreakerState
-from .operation import PreparedCall, description_of, signature_of
+from .layers.retry import BudgetPolicy
+from .operation import description_of, signature_of
 from .operations.synchronous import SyncResources
 from .pages import Item, Listing, Page
+from .pipeline import RequestSources
 from .plan import ClientConfig
-from .resources import OfInstance, OperationMethod
-from .retry import BudgetPolicy
-from .sender import WithResponse
+from .resources import OfInstance, OperationMethod, WithResponse
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -355,11 +354,11 @@ class Portal:
         with self._lock:  # whoever opens it has done so then
             loop.stop()
 
-    async def send(self, call: PreparedCall) -> httpx.Response:
+    async def send(self, call: Call) -> httpx.Response:
         """Send ``call``; blocking operations have this awaited in the client's thread."""
         return await self.client.sender.send(call)
 
-    def stream(self, call: PreparedCall) -> AbstractAsyncContextManager[httpx.Response]:
+    def stream(self, call: Call) -> AbstractAsyncContextManager[httpx.Response]:
         """Send ``call`` as :meth:`send` does, and leave the body to be read."""
         return self.client.sender.stream(call)
 
@@ -420,7 +419,7 @@ class BlockingOperation(OperationMethod[P, Result]):
         portal = cast("Portal", self._sender)
         return portal.run(self._send_with_response, portal, call)
 
-    def _blocking(self, call: PreparedCall) -> Any:
+    def _blocking(self, call: Call) -> Any:
         portal = cast("Portal", self._sender)
         portal.opened()  # a coroutine that cannot be run is not even made
         result = self._receive(portal, call)

@@ -1,25 +1,26 @@
-"""One logical call: its options, its deadline, its address. Pure.
+"""One call: its options, its arguments, its address, and what has become of it. Pure.
 
 A *call* is what the program asks for; it becomes one or more *attempts*, each one HTTP request.
+:class:`Call` is the one record of it on the whole way, and the functions here are the decisions of
+which its parts are made: may it be executed twice, where does it go, with which headers.
 """
 
 import enum
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import date
 from functools import lru_cache
-from typing import Any, TypedDict, TypeVar
-from urllib.parse import urlencode
+from typing import Any, Protocol, TypedDict, TypeVar
 
 import attrs
 import httpx
 import msgspec
 
-from ..base.http_grammar import is_token
+from ..base.http_grammar import IDEMPOTENT_METHODS, is_token
 from ..config.secret import MASK
 from .errors import CallError, ConnectionFailedError
-from .retry import is_idempotent
 
 #: Methods whose requests have a length even without a body (RFC 9110, 8.6).
 METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -234,50 +235,69 @@ def chosen(given: T | Unset, otherwise: T) -> T:
     return otherwise if isinstance(given, Unset) else given
 
 
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(kw_only=True)
 class Call:
-    """The state of one logical call on its way through the pipeline.
+    """One call, from its arguments to its answer; times are in seconds.
 
-    The first part does not change; its times are in seconds. ``path`` is for people: it has no
-    query, and a mask in place of a secret; ``url`` is the address that is requested. ``deadline``
-    is set when the call is sent, on the pipeline's clock, ``inf`` for none.
+    The first part is asked for and does not change. ``path`` is below the base path, with or
+    without a query; ``query`` are pairs of text, a list's key repeated. ``json`` is a body as plain
+    JSON values, UNSET when there is none (None is the JSON null); ``form`` are the fields of a
+    form; ``content`` is a body as it is sent. ``name`` is the operation's, empty for a route
+    without one.
+
+    The second part is filled in by the pipeline when the call is sent, once: a call that is sent
+    again is first copied by ``attrs.evolve``. ``url`` is the address that is requested;
     ``max_answer_bytes`` bounds the body of a success, None for no bound; ``secrets`` are the texts
     that are masked in every message.
-    ``attempts`` counts the requests that were handed to the transport. ``is_unconfirmed`` says
-    that one of them may have reached the upstream, must not be executed twice, and has no answer.
-    ``not_before`` is the earliest time of a further attempt that the upstream has asked for.
-    ``head`` is the last answer whose head has come, its body read or not; ``last`` is the answer or
-    error of the last attempt that has ended, ``refusal`` the breaker's refusal of a further one.
+
+    The third part is the call's progress, which no copy takes over. ``deadline`` is on the
+    pipeline's clock, ``inf`` for none. ``attempts`` counts the requests that were handed to the
+    transport. ``is_unconfirmed`` says that one of them may have reached the upstream, must not be
+    executed twice, and has no answer. ``not_before`` is the earliest time of a further attempt that
+    the upstream has asked for. ``head`` is the last answer whose head has come, its body read or
+    not; ``last`` is the answer or error of the last attempt that has ended, ``refusal`` the
+    breaker's refusal of a further one.
     """
 
     method: str
-    path: str
-    url: str = attrs.field(repr=False)
-    origin: str
-    headers: HeaderList = attrs.field(repr=False)
-    content: bytes = attrs.field(repr=False, default=b"")
-    token: str = attrs.field(repr=False, default="")
-    secrets: tuple[str, ...] = attrs.field(repr=False, default=())
-    idempotent: bool = True
-    total_timeout: float | None = None
-    attempt_timeout: float = 30.0
-    max_retries: int = 3
-    hedge_after: float | None = None
-    is_stream: bool = False
-    accepts_any_status: bool = False
-    max_answer_bytes: int | None = None
+    # Kept out of the repr like all that may be personal or secret: reports of a failure show
+    # variables.
+    path: str = attrs.field(repr=False)
+    name: str = ""
+    query: tuple[tuple[str, str], ...] = attrs.field(default=(), repr=False)
+    json: Any | Unset = attrs.field(default=UNSET, repr=False)
+    form: tuple[tuple[str, str], ...] | None = attrs.field(default=None, repr=False)
+    content: bytes | None = attrs.field(default=None, repr=False)
+    options: CallOptions = NO_OPTIONS
 
-    deadline: float = math.inf
-    attempts: int = 0
-    is_unconfirmed: bool = False
-    not_before: float = -math.inf
-    head: httpx.Response | None = None
-    last: httpx.Response | ConnectionFailedError | None = None
-    refusal: CallError | None = None
+    url: str = attrs.field(init=False, default="", repr=False)
+    origin: str = attrs.field(init=False, default="")
+    headers: HeaderList = attrs.field(init=False, default=HeaderList(()), repr=False)
+    token: str = attrs.field(init=False, default="", repr=False)
+    secrets: tuple[str, ...] = attrs.field(init=False, default=(), repr=False)
+    idempotent: bool = attrs.field(init=False, default=True)
+    total_timeout: float | None = attrs.field(init=False, default=None)
+    attempt_timeout: float = attrs.field(init=False, default=30.0)
+    max_retries: int = attrs.field(init=False, default=3)
+    hedge_after: float | None = attrs.field(init=False, default=None)
+    is_stream: bool = attrs.field(init=False, default=False)
+    accepts_any_status: bool = attrs.field(init=False, default=False)
+    max_answer_bytes: int | None = attrs.field(init=False, default=None)
 
-    def note_departure(self) -> None:
-        """Note that from now on the upstream may execute this write."""
-        self.is_unconfirmed = True
+    deadline: float = attrs.field(init=False, default=math.inf, eq=False)
+    attempts: int = attrs.field(init=False, default=0, eq=False)
+    is_unconfirmed: bool = attrs.field(init=False, default=False, eq=False)
+    not_before: float = attrs.field(init=False, default=-math.inf, eq=False)
+    head: httpx.Response | None = attrs.field(init=False, default=None, eq=False)
+    last: httpx.Response | ConnectionFailedError | None = attrs.field(
+        init=False, default=None, eq=False
+    )
+    refusal: CallError | None = attrs.field(init=False, default=None, eq=False)
+
+    @property
+    def shown_path(self) -> str:
+        """Return the path for people: without its query, a mask in place of a secret."""
+        return without_path_secrets(self.path.partition("?")[0])
 
     @property
     def may_be_hedged(self) -> bool:
@@ -289,10 +309,35 @@ class Call:
             and not self.is_stream
         )
 
+    def note_departure(self) -> None:
+        """Note that from now on the upstream may execute this write."""
+        self.is_unconfirmed = True
+
+
+class OperationSender(Protocol):
+    """The part of the client that resources use: it sends calls."""
+
+    async def send(self, call: Call) -> httpx.Response:
+        """Send ``call`` and return its successful answer, whole.
+
+        Raises:
+            CallError: anything but a successful answer.
+        """
+        ...
+
+    def stream(self, call: Call) -> AbstractAsyncContextManager[httpx.Response]:
+        """Send ``call`` as :meth:`send` does; the body is read while the context is open."""
+        ...
+
 
 def deadline_of(total_timeout: float | None, *, now: float) -> float:
     """Return the deadline of a call that starts ``now``; ``inf`` when it has none."""
     return math.inf if total_timeout is None else now + total_timeout
+
+
+def is_idempotent(method: str, *, declared: bool | None) -> bool:
+    """Return whether ``method`` (upper case) may be executed twice; ``declared`` wins if given."""
+    return method in IDEMPOTENT_METHODS if declared is None else declared
 
 
 def may_execute_twice(method: str, options: CallOptions, *, upstream_honours_keys: bool) -> bool:
@@ -379,7 +424,7 @@ def join_url(base: str, path: str, query: str) -> str:
     raise ValueError(f"the path {path.partition('?')[0][:200]!r} makes no address: {fault}")
 
 
-def encode_json(value: Any) -> bytes:
+def encode_json(value: object) -> bytes:
     """Return ``value`` as JSON.
 
     Raises:
@@ -393,10 +438,10 @@ def encode_json(value: Any) -> bytes:
     raise ValueError("the body is nested too deeply, or holds itself")
 
 
-def encode_query(params: Query | None) -> str:
-    """Return the query string: lists become repeated keys, None is left out."""
+def flat_query(params: Query | None) -> tuple[tuple[str, str], ...]:
+    """Return the query as pairs of text: lists become repeated keys, None is left out."""
     if not params:
-        return ""
+        return ()
     pairs = params.items() if isinstance(params, Mapping) else params
     flat: list[tuple[str, str]] = []
     for key, value in pairs:
@@ -404,10 +449,10 @@ def encode_query(params: Query | None) -> str:
             flat.extend((key, _query_text(item)) for item in value if item is not None)
         elif value is not None:
             flat.append((key, _query_text(value)))
-    return urlencode(flat)
+    return tuple(flat)
 
 
-def _query_text(value: Any) -> str:
+def _query_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, date):  # datetime is one

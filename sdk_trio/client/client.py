@@ -1,7 +1,7 @@
 """The client of the upstream API: the class that programs use.
 
-It holds no logic of calls itself: ``resources`` and ``operation`` know the operations, ``caller``
-makes a call of them, ``pipeline`` retries, limits and hedges it, ``transport`` sends it.
+It holds no logic of calls itself: ``resources`` and ``operation`` make calls of the operations,
+``pipeline`` retries, limits and hedges them, ``transport`` sends their requests.
 """
 
 import copy
@@ -17,25 +17,26 @@ from ..config import Settings
 from ..net.proxy import URL_KEY as PROXY_URL_KEY
 from ..net.proxy import ignored_variable
 from ..net.transport import Transport, require_trio
+from .answers import ResponseStream
 from .call import (
     NO_OPTIONS,
     UNSET,
     Call,
     CallOptions,
+    OperationSender,
     OptionFields,
     Query,
-    encode_json,
-    encode_query,
+    checked_method,
+    checked_path,
+    flat_query,
 )
-from .caller import JSON_TYPE, CallBuilder, RequestSources
 from .errors import without_frames
-from .layers.admission import ClientCounters
+from .layers import AttemptHook, ClientCounters
 from .layers.breaker import CircuitBreaker
+from .layers.retry import BudgetPolicy
 from .operations import Resources
-from .pipeline import AttemptHook
+from .pipeline import Pipeline, RequestSources
 from .plan import ClientConfig, plan_of, token_warning
-from .retry import BudgetPolicy
-from .sender import OperationSender, ResponseStream
 
 logger = get_logger("client")
 
@@ -80,18 +81,18 @@ class Client(Resources, path=""):
     ) -> None:
         self._settings = settings
         self._dials_itself = transport is None and not settings.connection.proxy_url
-        self._calls = CallBuilder(
+        self._pipeline = Pipeline(
             plan_of(settings),
             Transport(settings.connection) if transport is None else transport,
-            sources=sources or RequestSources(),
-            budget=budget or BudgetPolicy(),
+            budget=budget,
+            sources=sources,
         )
-        super().__init__(self._calls)
+        super().__init__(self._pipeline)
 
     async def __aenter__(self) -> Self:
         require_trio()
-        await self._calls.__aenter__()
-        plan = self._calls.plan
+        await self._pipeline.__aenter__()
+        plan = self._pipeline.plan
         logger.info("client.started", **plan.summary(), **attrs.asdict(self._settings.connection))
         if self._dials_itself and (name := ignored_variable(plan.host)):
             logger.warning("client.proxy_ignored", variable=name, key=PROXY_URL_KEY)
@@ -105,7 +106,7 @@ class Client(Resources, path=""):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._calls.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - the transport bounds it
+        await self._pipeline.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - the transport bounds it
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
         """Check ``settings`` and return a function that puts its :data:`LIVE_KEYS` into force.
@@ -117,7 +118,7 @@ class Client(Resources, path=""):
         Raises:
             OptionsValidationError: the token is missing or cannot be sent; nothing has changed.
         """
-        commit_plan = self._calls.prepare(plan_of(settings))
+        commit_plan = self._pipeline.prepare_reload(plan_of(settings))
 
         def commit() -> None:
             commit_plan()
@@ -168,7 +169,7 @@ class Client(Resources, path=""):
             # Reports of a failure, such as Sentry's, hold the variables of each frame: neither
             # body nor credentials may be among them.
             del params, json, content, options, fields
-        return await self._calls.bring(call)
+        return await self._pipeline.send(call)
 
     def stream(
         self,
@@ -189,12 +190,12 @@ class Client(Resources, path=""):
         the option ``max_answer_bytes``.
         """
         try:
-            call = self._call(method, path, params, json, content, options, fields, is_stream=True)
+            call = self._call(method, path, params, json, content, options, fields)
+            return self._pipeline.stream(call)
         except (TypeError, ValueError) as error:
             raise without_frames(error)
         finally:
             del params, json, content, options, fields  # as above
-        return ResponseStream(call, self._calls.bring)
 
     def with_options(
         self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
@@ -214,36 +215,36 @@ class Client(Resources, path=""):
         It runs in the task of the call and must not block. Its exceptions are logged. It returns
         ``hook``, so that it can be used as a decorator.
         """
-        self._calls.hooks.append(hook)
+        self._pipeline.hooks.append(hook)
         return hook
 
     @property
     def sender(self) -> OperationSender:
         """Return the sender of the operations' calls."""
-        return self._calls
+        return self._pipeline
 
     @property
     def plan(self) -> ClientConfig:
         """Return the plan in force; its ``repr`` masks the token."""
-        return self._calls.plan
+        return self._pipeline.plan
 
     @property
     def counters(self) -> ClientCounters:
         """Return the totals so far; they go on counting, so copy the numbers that you compare."""
-        return self._calls.pipeline.counters
+        return self._pipeline.opened.counters
 
     @property
     def retry_budget(self) -> float:
         """Return how many retries and hedges could be paid for now."""
-        return self._calls.pipeline.budget.balance
+        return self._pipeline.opened.budget.balance
 
     @property
     def breaker(self) -> CircuitBreaker:
         """Return the upstream's circuit breaker: ``state``, ``isolate()`` and ``close()``."""
-        return self._calls.pipeline.breakers.of(self._calls.plan.origin)
+        return self._pipeline.opened.breakers.of(self._pipeline.plan.origin)
 
     def __repr__(self) -> str:
-        return f"<Client of {self._calls.plan.base_url}>"
+        return f"<Client of {self._pipeline.plan.base_url}>"
 
     def _call(
         self,
@@ -254,11 +255,8 @@ class Client(Resources, path=""):
         content: bytes | None,
         options: CallOptions,
         fields: OptionFields,
-        *,
-        is_stream: bool = False,
     ) -> Call:
-        is_json = json is not UNSET
-        if is_json and content is not None:
+        if json is not UNSET and content is not None:
             raise TypeError("a request takes json or content, not both")
         if content is not None and not isinstance(content, bytes):
             raise TypeError(f"content takes bytes, not {type(content).__name__}")
@@ -267,12 +265,11 @@ class Client(Resources, path=""):
             merged = merged.merged_with(options)
         if fields:
             merged = merged.merged_with(CallOptions(**fields))
-        return self._calls.call(
-            method,
-            path,
-            query=encode_query(params),
-            content=encode_json(json) if is_json else content,
-            content_type=JSON_TYPE if is_json else None,
+        return Call(
+            method=checked_method(method),
+            path=checked_path(path),
+            query=flat_query(params),
+            json=json,
+            content=content,
             options=merged,
-            is_stream=is_stream,
         )

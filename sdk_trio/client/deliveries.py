@@ -44,5 +44,5 @@ class UpstreamDeliveries:
         try:
             await self._webhooks.with_options(idempotent=True).redeliver_webhook_event(webhook_id)
         except (NotFoundError, UnprocessableEntityError):
-            return False
+            return False  # noqa: ASYNC910 - the call waited
         return True

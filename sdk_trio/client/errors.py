@@ -24,6 +24,7 @@
 No message holds a query string or a token: every text is given to ``mask`` first.
 """
 
+import enum
 import re
 from collections.abc import Iterable
 from typing import Any, ClassVar, TypeVar
@@ -33,7 +34,6 @@ import attrs
 from ..config.secret import MASK
 from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, SdkError
 from .json_text import UnreadableJsonError, read_json
-from .retry import FailureKind
 
 #: The longest part of an unreadable body that a message quotes, in characters.
 _QUOTED_CHARACTERS = 200
@@ -41,6 +41,21 @@ _QUOTED_CHARACTERS = 200
 #: The nesting beyond which the body of an error stays a text: printing, comparing or pickling a
 #: deeper value would exhaust the stack, and no person reads it.
 _ERROR_DEPTH = 100
+
+
+class FailureKind(enum.Enum):
+    """The kinds of attempts without an acceptable answer, by what the upstream may have done."""
+
+    NOT_SENT = enum.auto()
+    """No byte of the request left: any method can be tried again."""
+    NO_CONNECTION_FREE = enum.auto()
+    """Not sent either, but for want of a connection of ours: no fault of the upstream."""
+    NOT_PROCESSED = enum.auto()
+    """The upstream promised not to have acted on it (GOAWAY, REFUSED_STREAM): no fault either."""
+    UNCONFIRMED = enum.auto()
+    """The request left, at least perhaps, and no whole answer came."""
+    REFUSED = enum.auto()
+    """Another attempt would fail in the same way: an invalid request, an open circuit."""
 
 
 class CallError(SdkError):

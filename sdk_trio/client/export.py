@@ -15,9 +15,8 @@ import attrs
 import httpx
 import trio
 
-from .call import CallOptions
-from .operation import PreparedCall
-from .sender import OperationSender, unexpected
+from .answers import unexpected
+from .call import Call, CallOptions, OperationSender
 
 #: The longest row in characters. A quote that is never closed would otherwise have the whole file
 #: kept in memory as one row.
@@ -131,7 +130,7 @@ class CsvExport:
     leaving early closes it. Its length is bounded only by the option ``max_answer_bytes``.
     """
 
-    def __init__(self, sender: OperationSender, call: PreparedCall) -> None:
+    def __init__(self, sender: OperationSender, call: Call) -> None:
         self._sender = sender
         # The rows are read from the raw stream, so it must not be compressed.
         plain = CallOptions(headers={"Accept": "text/csv", "Accept-Encoding": "identity"})
@@ -142,8 +141,9 @@ class CsvExport:
         if self._opened is not None:
             raise RuntimeError("this export is open already: call the operation again")
         async with AsyncExitStack() as opening:
-            response = await opening.enter_async_context(self._sender.stream(self._call))
-            rows = CsvRows(response, self._call)
+            call = attrs.evolve(self._call)
+            response = await opening.enter_async_context(self._sender.stream(call))
+            rows = CsvRows(response, call)
             opening.push_async_callback(rows.close)
             self._opened = opening.pop_all()
         return rows
@@ -161,17 +161,17 @@ class CsvExport:
 
     async def text(self) -> str:
         """Return the whole file as one text, of at most ``max_answer_bytes``."""
-        response = await self._sender.send(self._call)
+        response = await self._sender.send(attrs.evolve(self._call))
         return response.text
 
     def __repr__(self) -> str:
-        return f"<export {self._call.operation.full_name}>"
+        return f"<export {self._call.name}>"
 
 
 class CsvRows(AsyncIterator[dict[str, str]]):
     """The rows of an open export; ``response`` has the status and the headers."""
 
-    def __init__(self, response: httpx.Response, call: PreparedCall) -> None:
+    def __init__(self, response: httpx.Response, call: Call) -> None:
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
             fault = f"the export came as {encoding!r} though that was not asked for"

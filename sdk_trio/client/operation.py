@@ -19,9 +19,8 @@ from uuid import UUID
 
 import attrs
 
-from .call import NO_OPTIONS, UNSET, CallOptions, Unset
+from .call import NO_OPTIONS, UNSET, Call, CallOptions, Unset, is_idempotent
 from .records import Record
-from .retry import is_idempotent
 from .signatures import SIGNATURES
 
 #: Lists in arguments; a text is one value, not a list of letters.
@@ -320,34 +319,6 @@ def operation(
     )
 
 
-@attrs.frozen(kw_only=True)
-class PreparedCall:
-    """A call of an operation, its arguments encoded: all that a sender needs to know.
-
-    ``path`` is below the base path. ``query`` is pairs of text, a list's key repeated. ``json`` is
-    the body as plain JSON values, UNSET when there is none (None is the JSON null). ``form`` is
-    the fields of a form, None when the body is no form. ``options`` already say so when the
-    operation, unlike its method, may be executed twice.
-    """
-
-    operation: Operation
-    path: str = attrs.field(repr=False)
-    query: tuple[tuple[str, str], ...] = attrs.field(default=(), repr=False)
-    json: Any | Unset = attrs.field(default=UNSET, repr=False)
-    form: tuple[tuple[str, str], ...] | None = attrs.field(default=None, repr=False)
-    options: CallOptions = NO_OPTIONS
-
-    @property
-    def method(self) -> str:
-        """Return the HTTP method."""
-        return self.operation.method
-
-    @property
-    def idempotent(self) -> bool:
-        """Return whether the table says that it may be executed twice."""
-        return self.operation.idempotent
-
-
 def prepare(
     operation: Operation,
     positional: Sequence[Any] = (),
@@ -357,8 +328,8 @@ def prepare(
     query: Any = None,
     options: CallOptions = NO_OPTIONS,
     is_checked: bool = True,
-) -> PreparedCall:
-    """Sort the arguments of a call into path, query and body.
+) -> Call:
+    """Make a call of an operation: sort its arguments into path, query and body.
 
     Args:
         operation: the row.
@@ -393,9 +364,10 @@ def prepare(
     json, form = _body_parts(operation, body)
     if operation.idempotent != is_idempotent(operation.method, declared=None):
         options = CallOptions(idempotent=operation.idempotent).merged_with(options)
-    return PreparedCall(
-        operation=operation,
+    return Call(
+        method=operation.method,
         path=path,
+        name=operation.full_name,
         query=tuple(query_pairs(in_query | rest)),
         json=json,
         form=form,

@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 import attrs
 import trio
 
-from .operation import PreparedCall
+from .answers import decode_json, unexpected
+from .call import Call, OperationSender
 from .records import Origin, Record
-from .sender import OperationSender, decode_json, unexpected
 
 Item = TypeVar("Item", bound=Record, covariant=True)
 
@@ -123,7 +123,7 @@ class Listing(Generic[Item]):
     those that were there.
     """
 
-    def __init__(self, sender: OperationSender, call: PreparedCall) -> None:
+    def __init__(self, sender: OperationSender, call: Call) -> None:
         start_page(call.query)
         self._sender = sender
         self._call = call
@@ -145,7 +145,7 @@ class Listing(Generic[Item]):
         return await _fetch_page(self._sender, self._call, start_page(self._call.query))
 
     def __repr__(self) -> str:
-        return f"<listing {self._call.operation.full_name}>"
+        return f"<listing {self._call.name}>"
 
 
 class PageIterator(AsyncIterator[Page[Item]]):
@@ -155,7 +155,7 @@ class PageIterator(AsyncIterator[Page[Item]]):
     task at a time; a second one gets ``trio.BusyResourceError``.
     """
 
-    def __init__(self, sender: OperationSender, call: PreparedCall) -> None:
+    def __init__(self, sender: OperationSender, call: Call) -> None:
         self._sender = sender
         self._call = call
         self._next: int | None = start_page(call.query)
@@ -200,10 +200,11 @@ class RecordIterator(AsyncIterator[Item]):
         return record  # noqa: ASYNC910 - either branch above is one
 
 
-async def _fetch_page(sender: OperationSender, call: PreparedCall, number: int) -> Page[Any]:
-    response = await sender.send(attrs.evolve(call, query=with_page(call.query, number)))
+async def _fetch_page(sender: OperationSender, call: Call, number: int) -> Page[Any]:
+    call = attrs.evolve(call, query=with_page(call.query, number))
+    response = await sender.send(call)
     try:
-        return read_page(await decode_json(response, call), number, call.operation.full_name)
+        return read_page(await decode_json(response, call), number, call.name)
     except NotAPageError as error:
         fault = str(error)
     raise unexpected(call, fault, response)

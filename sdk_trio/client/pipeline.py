@@ -1,203 +1,337 @@
-"""The pipeline: the layers of a call in their order, and two small layers.
+"""The pipeline: what all calls of a client share, and the layers that each goes through.
 
 From the outside in: the call's deadline, the limiter with the gate that a 429 shuts, retry, hedge,
-the breaker of the origin, the attempt's timeout, the transport. The order matters:
-
-- the deadline is outermost, so that it bounds waits and retries as well;
-- the retry layer is outside the attempt's timeout, so that each attempt gets its whole time;
-- the breaker is inside retry and hedge, so that every attempt counts and may be refused;
-- the limiter's gate is asked again before each attempt.
+the breaker of the origin, the attempt's timeout, the transport. :meth:`Pipeline.layers` is the one
+place that knows this order.
 """
 
+import platform
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlencode
 
 import attrs
 import httpx
 import trio
 
+from .._version import __version__
 from ..base.logs import get_logger
 from ..base.tracing import find_tracer
-from .call import Call, deadline_of
-from .errors import (
-    ApiError,
-    CallError,
-    CircuitOpenError,
-    ConnectionFailedError,
-    DeadlineExceededError,
-    api_error,
+from ..errors import NotRunningError
+from .answers import ResponseStream, is_acceptable, refused, request_id_of
+from .call import (
+    METHODS_WITH_BODY,
+    Call,
+    HeaderList,
+    Unset,
+    chosen,
+    credentials_in,
+    encode_json,
+    idempotency_key,
+    join_url,
+    may_execute_twice,
+    merge_headers,
 )
-from .layers.admission import (
-    AdmissionLayer,
-    AttemptKind,
-    AttemptLayer,
-    CallAttempt,
-    CallLayer,
-    ClientCounters,
-    Limiters,
-    LimitPolicy,
-    RateGate,
-    RetryAfterObserver,
-    retry_after_of,
-)
-from .layers.attempt import Attempter, is_acceptable, note_facts, request_id_of, unread
-from .layers.breaker import (
-    AttemptOutcome,
-    BreakerPolicy,
-    BreakerState,
-    CircuitBreaker,
-    CircuitRefusal,
-)
-from .layers.deadline import CallCut, CallsUnderWay
-from .layers.hedge import Hedger
-from .layers.retry import Retryer, outcome_unknown
-from .retry import BudgetPolicy, FailureKind, RetryBudget, RetryPolicy
+from .errors import ApiError, CallError, without_frames
+from .layers import AttemptHook, AttemptKind, CallLayer, ClientCounters, chained
+from .layers.admission import AdmissionLayer, Limiters, RateGate
+from .layers.attempt import AttemptLayer
+from .layers.breaker import BreakerLayer, Breakers, BreakerState
+from .layers.deadline import CallsUnderWay, DeadlineLayer
+from .layers.hedge import HedgeLayer
+from .layers.retry import BudgetPolicy, RetryBudget, RetryLayer
+from .plan import ClientConfig, token_problem
 
 logger = get_logger("client")
 
-AttemptHook = Callable[[CallAttempt], None]
+JSON_TYPE = "application/json"
+FORM_TYPE = "application/x-www-form-urlencoded"
 
-REQUEST_TIMEOUT = 408
-INTERNAL_SERVER_ERROR = 500
-
-#: Failures that say nothing about the upstream's health, so the breaker does not count them.
-_OUR_FAULTS = frozenset(
-    {FailureKind.REFUSED, FailureKind.NO_CONNECTION_FREE, FailureKind.NOT_PROCESSED}
-)
+_NOT_OPEN = "the client is not open: use it inside 'async with Client(...)'"
 
 
 @attrs.frozen(kw_only=True)
-class Policies:
-    """The policies of the layers."""
+class RequestSources:
+    """The clock, randomness and keys of a client; tests put their own in.
 
-    retry: RetryPolicy = attrs.field(factory=RetryPolicy)
-    budget: BudgetPolicy = attrs.field(factory=BudgetPolicy)
-    breaker: BreakerPolicy = attrs.field(factory=BreakerPolicy)
-    limit: LimitPolicy = attrs.field(factory=LimitPolicy)
+    ``clock`` must be the one that Trio's deadlines are on. ``random`` returns 0 to 1, ``new_key``
+    a text that was never used before.
+    """
+
+    clock: Callable[[], float] = trio.current_time
+    wall_clock: Callable[[], float] = time.time
+    random: Callable[[], float] = random.random
+    new_key: Callable[[], str] = lambda: str(uuid.uuid4())
 
 
-class DeadlineLayer:
-    """The outermost layer: says when a call has to be over, and what it ends with when it is cut.
+class Pipeline:
+    """Sends calls: one for a client and all of its views.
 
-    Nothing of a call lasts beyond its deadline, or the client itself. Each wait inside keeps to
-    both by itself, since a scope here as well would cost each call a twelfth more.
+    An async context manager: it is open while its transport is, and is opened once.
 
     Args:
-        inner: brings the call to its end; raises ``CallCut`` when that cannot be waited for.
-        under_way: knows whether the client is closed.
-        clock: returns the current time in seconds.
+        plan: the settings in the form that the client uses.
+        transport: sends requests; entered and left with the pipeline.
+        budget: how fast the retry budget fills.
+        sources: time and chance.
+
+    Others may read ``counters``, ``breakers``, ``budget`` and ``limiters``, which outlive the
+    closing. ``hooks`` are called with the record of every attempt, in the task of the call.
     """
 
     def __init__(
-        self, inner: CallLayer, *, under_way: CallsUnderWay, clock: Callable[[], float]
+        self,
+        plan: ClientConfig,
+        transport: httpx.AsyncBaseTransport,
+        *,
+        budget: BudgetPolicy | None = None,
+        sources: RequestSources | None = None,
     ) -> None:
-        self._inner = inner
-        self._under_way = under_way
-        self._clock = clock
+        self.plan = plan
+        self.hooks: list[AttemptHook] = []
+        self._transport = transport
+        self._sources = sources or RequestSources()
+        clock = self._sources.clock
+        self.counters = ClientCounters()
+        self.budget = RetryBudget(budget or BudgetPolicy(), clock=clock)
+        self.breakers = Breakers(plan.breaker, clock=clock, on_change=self._circuit_changed)
+        self.limiters = Limiters(plan.limit, clock=clock)
+        self._under_way = CallsUnderWay()
+        self._outermost: CallLayer | None = None
+        self._is_open = False
+        agent = f"sdk-trio/{__version__} python/{platform.python_version()}"
+        self._headers = plan.headers(user_agent=agent)
+        self._authorized = self._with_token(plan.access_token)
+        self._secrets: tuple[str, ...] = (plan.access_token,)
+
+    def prepare_reload(self, wanted: ClientConfig) -> Callable[[], None]:
+        """Check ``wanted`` and return a function that puts its reloadable part into force.
+
+        That is the rate, also for calls that wait already; and token, timeouts, retries and
+        hedging for every call that is made from then on.
+
+        Raises:
+            ValueError: the token cannot be sent.
+        """
+        # Addresses and connection settings are left out, because open connections and breakers
+        # belong to them. A changed one takes a restart.
+        plan = attrs.evolve(
+            self.plan,
+            access_token=wanted.access_token,
+            attempt_timeout=wanted.attempt_timeout,
+            total_timeout=wanted.total_timeout,
+            hedge_after=wanted.hedge_after,
+            retry=wanted.retry,
+            limit=wanted.limit,
+        )
+        authorized = self._with_token(plan.access_token)
+
+        def commit() -> None:
+            self.plan, self._authorized = plan, authorized
+            self._secrets = (plan.access_token,)
+            self.limiters.change(plan.limit)
+
+        return commit
+
+    async def __aenter__(self) -> Self:
+        # The counters, breakers and budget outlive the closing, so that they can be read
+        # afterwards. Opening again would mix them with those of the second life.
+        if self._outermost is not None:
+            raise RuntimeError("a client is opened once: make another one")
+        await self._transport.__aenter__()
+        self._outermost = chained(self.layers())
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # The calls end first: those that wait between attempts must not find a closed transport.
+        self._is_open = False
+        self._under_way.close()
+        await self._transport.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - it bounds it itself
+
+    @property
+    def opened(self) -> Self:
+        """Return the pipeline, if it is open or was open.
+
+        Raises:
+            NotRunningError: it was never opened.
+        """
+        if self._outermost is None:
+            raise NotRunningError(_NOT_OPEN)
+        return self
+
+    def layers(self) -> list[CallLayer]:
+        """Make the layers of a call, from the outermost to the attempt. The order matters."""
+        clock, budget, counters = self._sources.clock, self.budget, self.counters
+        gate = RateGate(
+            self.limiters,
+            under_way=self._under_way,
+            clock=clock,
+            wall_clock=self._sources.wall_clock,
+            longest_wait=self.plan.retry.longest_wait_seconds,
+        )
+        tracing: list[CallLayer] = []
+        tracer = find_tracer()
+        if tracer is not None:
+            # Imported here, because it needs an optional package that may not be installed.
+            from .layers.tracing import TracingLayer
+
+            tracing = [TracingLayer(tracer)]
+        return [
+            # Outermost, so that it bounds waits and retries as well.
+            DeadlineLayer(self._under_way, clock=clock),
+            # Outside of retries, so that a call keeps its place in the order of departure; they
+            # ask the gate themselves, again before each attempt.
+            AdmissionLayer(gate),
+            # Outside of the attempt's timeout, so that each attempt gets its whole time.
+            RetryLayer(
+                self.plan.retry,
+                budget,
+                gate,
+                clock=clock,
+                random=self._sources.random,
+                counters=counters,
+            ),
+            # Inside of retries, so that a retry is hedged too, and both attempts are one failure.
+            HedgeLayer(budget, gate, clock=clock, counters=counters),
+            # Inside of retry and hedge, so that every attempt counts and may be refused.
+            BreakerLayer(self.breakers),
+            # Inside of the breaker: only what is sent has a span.
+            *tracing,
+            AttemptLayer(
+                self._transport,
+                under_way=self._under_way,
+                clock=clock,
+                gate=gate,
+                budget=budget,
+                counters=counters,
+                hooks=self.hooks,
+            ),
+        ]
 
     async def send(self, call: Call) -> httpx.Response:
-        """Make the call and end it at its deadline.
+        """Send ``call`` and return its answer, a success unless the call accepts any status.
 
         Raises:
-            DeadlineExceededError: the deadline came first.
-            ConnectionFailedError: the client was closed first.
-            OutcomeUnknownError: one of both came while a write had been sent and not answered.
+            NotRunningError: the client is not open.
+            CallError: there is no such answer; ``attempts`` says how many requests were sent.
+            TypeError, ValueError: a part of the call cannot be sent; nothing was.
+
+        Cancelling abandons the requests in flight, counts for nothing, and takes effect at once.
         """
-        call.deadline = deadline_of(call.total_timeout, now=self._clock())
+        if not call.url:
+            self.address(call)
+        if self._outermost is None or not self._is_open:
+            raise NotRunningError(_NOT_OPEN)
+        outcome = "cancelled"
         try:
-            return await self._inner.send(call)
-        except CallCut:
-            pass
-        error: CallError
-        if self._under_way.is_closed:
-            said = "the client was closed"
-            error = ConnectionFailedError(
-                said, kind=FailureKind.REFUSED, method=call.method, path=call.path
-            )
-        else:
-            said = f"the total time of {call.total_timeout:g} s is over"
-            error = DeadlineExceededError(said, method=call.method, path=call.path)
-        # The head of a success has come: the write was executed, and only its body is missing.
-        if call.head is not None and call.head.is_success and not call.idempotent:
-            raise unread(call.head, call, f"its body had not come when {said}")
-        if call.is_unconfirmed:
-            raise outcome_unknown(call) from error
-        raise error
-
-
-class BreakerLayer:
-    """Asks the breaker of the call's origin before each attempt, and reports the outcome to it.
-
-    Args:
-        inner: makes the attempt.
-        breakers: the breakers by origin.
-    """
-
-    def __init__(self, inner: AttemptLayer, breakers: "Breakers") -> None:
-        self._inner = inner
-        self._breakers = breakers
-
-    async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Make the attempt if the circuit lets it through.
-
-        Raises:
-            CircuitOpenError: the circuit is open; nothing is sent.
-
-        Cancelling counts neither for nor against the upstream, and frees a probe's place.
-        """
-        breaker = self._breakers.of(call.origin)
-        permit = breaker.acquire()
-        if isinstance(permit, CircuitRefusal):
-            await trio.lowlevel.checkpoint()
-            raise _circuit_open(call, permit)
-        outcome, incident = AttemptOutcome.NEUTRAL, None
-        try:
-            response = await self._inner.send(call, kind)
-            outcome = outcome_of_status(response.status_code)
-        # Any other exception, Cancelled included, is neutral: it says nothing about the upstream.
-        except ConnectionFailedError as error:
-            if error.kind not in _OUR_FAULTS:
-                outcome, incident = AttemptOutcome.FAILURE, error.incident
+            response = await self._outermost.send(call, AttemptKind.FIRST)
+            if not is_acceptable(response, call):
+                raise refused(response, call, self._sources.wall_clock())
+            # A streamed answer names its call, which must not name the answer: a cycle for each
+            # call, which only the collector would end.
+            call.head = call.last = None
+            outcome = "ok"
+        except CallError as error:
+            _complete(error, call, self._sources.wall_clock())
+            outcome = error.outcome
+            raise
+        except Exception:
+            outcome = "unexpected"
             raise
         finally:
-            breaker.report(permit, outcome, incident)
+            self.counters.requests[call.method, outcome] += 1
+            self.counters.attempts_per_call[call.attempts] += 1
         return response
 
+    def stream(self, call: Call) -> ResponseStream:
+        """Send ``call`` as :meth:`send` does when the context is entered; the body is to be read.
 
-def outcome_of_status(status: int) -> AttemptOutcome:
-    """Return the evidence of an answer about the upstream: only 408 and 5xx admit a fault."""
-    if status == REQUEST_TIMEOUT or status >= INTERNAL_SERVER_ERROR:
-        return AttemptOutcome.FAILURE
-    return AttemptOutcome.SUCCESS
+        Raises:
+            TypeError, ValueError: a part of the call cannot be sent.
+        """
+        call.is_stream = True
+        self.address(call)
+        return ResponseStream(call, self.send)
 
+    def address(self, call: Call) -> None:
+        """Fill in how ``call`` is sent, by the plan in force; its deadline begins when it is sent.
 
-def _circuit_open(call: Call, refusal: CircuitRefusal) -> CircuitOpenError:
-    if refusal.retry_after is None:
-        said = "the circuit was opened by hand"
-    else:
-        said = f"the upstream has been failing; it is tried again in {refusal.retry_after:.1f} s"
-    return CircuitOpenError(
-        f"not sent: {said}",
-        method=call.method,
-        path=call.path,
-        retry_after=refusal.retry_after,
-    )
+        The caller bounds the body of a stream: the settings' limit is for bodies that are read into
+        memory.
 
+        Raises:
+            TypeError, ValueError: a part of the call cannot be sent.
+        """
+        try:
+            self._address(call)
+        except (TypeError, ValueError) as error:
+            # Reports of a failure show the variables of its frames: no body may be among them.
+            raise without_frames(error)  # noqa: B904 - it is the error itself
 
-def _answered(response: httpx.Response, call: Call, now: float) -> ApiError:
-    """Return the error for an answer that is no success; ``now`` is Unix time."""
-    return api_error(
-        status=response.status_code,
-        content=response.content,
-        method=call.method,
-        path=call.path,
-        attempts=call.attempts,
-        request_id=request_id_of(response, call),
-        retry_after=retry_after_of(response, now=now),
-        secrets=call.secrets,
-    )
+    def _address(self, call: Call) -> None:
+        plan, options = self.plan, call.options
+        token, headers, secrets = plan.access_token, self._authorized, self._secrets
+        if not isinstance(options.access_token, Unset):
+            token = options.access_token
+            headers = self._with_token(token)
+            secrets = (token, *secrets)
+        added: dict[str, str | None] = {}
+        key = idempotency_key(call.method, options, new_key=self._sources.new_key)
+        if key is not None:
+            added[plan.idempotency_header] = key
+        if not isinstance(options.organization_id, Unset):
+            added[plan.organization_header] = options.organization_id
+        if not isinstance(call.json, Unset):
+            call.content, added["Content-Type"] = encode_json(call.json), JSON_TYPE
+        elif call.form is not None:
+            call.content, added["Content-Type"] = urlencode(call.form).encode("ascii"), FORM_TYPE
+        # A request of these methods has a length even without a body (RFC 9110, 8.6).
+        if call.content is not None or call.method in METHODS_WITH_BODY:
+            added["Content-Length"] = str(len(call.content or b""))
+        if options.headers:
+            added.update(options.headers)
+            secrets = (*secrets, *credentials_in(options.headers))
+        call.attempt_timeout = chosen(options.attempt_timeout, plan.attempt_timeout)
+        call.max_retries = chosen(options.max_retries, plan.retry.max_retries)
+        # Computed for each call: its own options for timeout and retries change the time it needs.
+        total_timeout = plan.total_timeout or plan.total_timeout_of(
+            attempt_timeout=call.attempt_timeout, max_retries=call.max_retries
+        )
+        call.total_timeout = chosen(options.total_timeout, total_timeout)
+        call.hedge_after = chosen(options.hedge_after, plan.hedge_after)
+        call.accepts_any_status = chosen(options.accepts_any_status, False)
+        call.max_answer_bytes = chosen(
+            options.max_answer_bytes, None if call.is_stream else plan.max_answer_bytes
+        )
+        call.idempotent = may_execute_twice(
+            call.method, options, upstream_honours_keys=plan.upstream_honours_keys
+        )
+        call.headers = merge_headers(headers, added) if added else headers
+        call.token, call.secrets, call.origin = token, secrets, plan.origin
+        call.url = join_url(plan.base_url, call.path, urlencode(call.query) if call.query else "")
+
+    def _with_token(self, token: str) -> HeaderList:
+        if problem := token_problem(token):
+            raise ValueError(f"the access token {problem}")
+        bearer = (b"Authorization", f"Bearer {token}".encode("ascii"))
+        return HeaderList([*self._headers, bearer])
+
+    def _circuit_changed(self, origin: str, state: BreakerState) -> None:
+        if state is BreakerState.OPEN or state is BreakerState.ISOLATED:
+            self.counters.circuits_opened += 1
+            logger.warning("client.circuit_opened", origin=origin, state=str(state))
+        elif state is BreakerState.CLOSED:
+            logger.info("client.circuit_closed", origin=origin)
 
 
 def _complete(error: CallError, call: Call, now: float) -> None:
@@ -211,7 +345,7 @@ def _complete(error: CallError, call: Call, now: float) -> None:
     if call.refusal is not None:
         error.add_note(f"no further attempt was made: {call.refusal.message}")
         error.retry_after = error.retry_after or call.refusal.retry_after
-    met = _answered(call.last, call, now) if isinstance(call.last, httpx.Response) else call.last
+    met = refused(call.last, call, now) if isinstance(call.last, httpx.Response) else call.last
     if error.__cause__ is None and met is not error:
         error.__cause__ = call.refusal if isinstance(error, ApiError) else met
     if error.status is None and met is not None:
@@ -220,174 +354,3 @@ def _complete(error: CallError, call: Call, now: float) -> None:
     if error.status is None and call.head is not None:
         error.status = call.head.status_code
         error.request_id = request_id_of(call.head, call)
-
-
-class Breakers:
-    """The breakers, one for each origin (scheme, host and port).
-
-    Args:
-        policy: the policy of each breaker.
-        clock: returns the current time in seconds.
-        on_change: called with the origin and the new state.
-    """
-
-    def __init__(
-        self,
-        policy: BreakerPolicy,
-        *,
-        clock: Callable[[], float],
-        on_change: Callable[[str, BreakerState], None],
-    ) -> None:
-        self._policy = policy
-        self._clock = clock
-        self._on_change = on_change
-        self._by_origin: dict[str, CircuitBreaker] = {}
-
-    def of(self, origin: str) -> CircuitBreaker:
-        """Return the breaker of ``origin``, made at the first call."""
-        found = self._by_origin.get(origin)
-        if found is None:
-            found = self._by_origin[origin] = CircuitBreaker(
-                self._policy,
-                clock=self._clock,
-                on_change=lambda state: self._on_change(origin, state),
-            )
-        return found
-
-    @property
-    def all(self) -> Mapping[str, CircuitBreaker]:
-        """Return the breakers so far by origin, as a view."""
-        return MappingProxyType(self._by_origin)
-
-
-class Pipeline:
-    """All layers over one transport, with the state that calls share.
-
-    Args:
-        transport: sends requests.
-        policies: the policies of the layers.
-        clock: returns the time that Trio's deadlines are on, in seconds.
-        wall_clock: returns Unix time, to read dates of answers by.
-        random: returns a number from 0 to 1.
-        hooks: called with the record of every attempt, in the task of the call.
-
-    Others may read ``counters``, ``breakers``, ``budget`` and ``limiters``.
-    """
-
-    def __init__(
-        self,
-        transport: httpx.AsyncBaseTransport,
-        policies: Policies,
-        *,
-        clock: Callable[[], float] = trio.current_time,
-        wall_clock: Callable[[], float] = time.time,
-        random: Callable[[], float] = random.random,
-        hooks: Sequence[AttemptHook] = (),
-    ) -> None:
-        self._wall_clock = wall_clock
-        self.counters: ClientCounters = ClientCounters()
-        self._hooks = hooks
-        self.budget: RetryBudget = RetryBudget(policies.budget, clock=clock)
-        self.breakers: Breakers = Breakers(
-            policies.breaker, clock=clock, on_change=self._circuit_changed
-        )
-        self.limiters: Limiters = Limiters(policies.limit, clock=clock)
-        self._under_way = CallsUnderWay()
-        admitter = RateGate(
-            self.limiters,
-            under_way=self._under_way,
-            clock=clock,
-            longest_wait=policies.retry.longest_wait_seconds,
-        )
-        gatekeeper = RetryAfterObserver(self.limiters, clock=clock, wall_clock=wall_clock)
-        attempter: AttemptLayer = Attempter(
-            transport,
-            under_way=self._under_way,
-            clock=clock,
-            observer=self,
-            on_head=gatekeeper.note,
-        )
-        tracer = find_tracer()
-        if tracer is not None:
-            # Imported here, because it needs an optional package that may not be installed.
-            from .layers.tracing import AttemptTracer
-
-            attempter = AttemptTracer(attempter, tracer)
-        hedger = Hedger(
-            BreakerLayer(attempter, self.breakers),
-            budget=self.budget,
-            admitter=admitter,
-            clock=clock,
-            counters=self.counters,
-        )
-        retryer = Retryer(
-            hedger,
-            policy=policies.retry,
-            budget=self.budget,
-            admitter=admitter,
-            clock=clock,
-            random=random,
-            counters=self.counters,
-        )
-        self._outermost = DeadlineLayer(
-            AdmissionLayer(retryer, admitter), under_way=self._under_way, clock=clock
-        )
-
-    async def send(self, call: Call) -> httpx.Response:
-        """Make ``call`` and return its answer, a success unless the call accepts any status.
-
-        Raises:
-            CallError: there is no such answer; ``attempts`` says how many requests were sent.
-
-        Cancelling abandons the requests in flight, counts for nothing, and takes effect at once.
-        """
-        outcome = "cancelled"
-        try:
-            response = await self._outermost.send(call)
-            if not is_acceptable(response, call):
-                raise _answered(response, call, self._wall_clock())
-            note_facts(response, call)
-            # Each names the other now: a cycle for each call, which only the collector would end.
-            call.head = call.last = None
-            outcome = "ok"
-        except CallError as error:
-            _complete(error, call, self._wall_clock())
-            outcome = error.outcome
-            raise
-        except Exception:
-            outcome = "unexpected"
-            raise
-        finally:
-            self.counters.requests[call.method, outcome] += 1
-            self.counters.attempts_per_call[call.attempts] += 1
-        return response
-
-    def close(self) -> None:
-        """End every call that is under way, with the error of a client that was closed."""
-        self._under_way.close()
-
-    @property
-    def wants_records(self) -> bool:
-        """Return whether there are hooks."""
-        return bool(self._hooks)
-
-    def attempt_started(self, kind: AttemptKind) -> None:
-        """Count the attempt; a first one fills the budget."""
-        self.counters.attempts[kind] += 1
-        if kind is AttemptKind.FIRST:
-            self.budget.deposit()
-
-    def attempt_ended(self, record: CallAttempt) -> None:
-        """Hand the record to the hooks; one that raises is logged and changes nothing."""
-        for hook in self._hooks:
-            try:
-                hook(record)
-            except Exception as error:
-                logger.warning("client.hook_failed", error=type(error).__name__, exc_info=error)
-
-    def _circuit_changed(self, origin: str, state: BreakerState) -> None:
-        if state is BreakerState.OPEN or state is BreakerState.ISOLATED:
-            self.counters.circuits_opened += 1
-            logger.warning("client.circuit_opened", origin=origin, state=str(state))
-        elif state is BreakerState.CLOSED:
-            logger.info("client.circuit_closed", origin=origin)

@@ -11,7 +11,7 @@ from ..errors import OptionsValidationError, Problem
 from .call import HeaderList
 from .layers.admission import LimitPolicy
 from .layers.breaker import BreakerPolicy
-from .retry import RetryPolicy
+from .layers.retry import RetryPolicy
 
 MILLISECONDS = 1000.0
 

@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, Unpack, ove
 import attrs
 import httpx
 
-from .call import NO_OPTIONS, UNSET, CallOptions, OptionFields
+from .answers import decode_json, unexpected
+from .call import NO_OPTIONS, UNSET, Call, CallOptions, OperationSender, OptionFields
 from .errors import without_frames
 from .export import CsvExport
 from .operation import (
     Body,
     Operation,
     OperationAnswer,
-    PreparedCall,
     description_of,
     operation,
     prepare,
@@ -28,12 +28,32 @@ from .operation import (
 )
 from .pages import Item, Listing, Page
 from .records import Record, wrap
-from .sender import OperationSender, Recording, WithResponse, decode_json, unexpected
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
 Later = Coroutine[Any, Any, Result]
+
+
+@attrs.frozen
+class WithResponse(Generic[T]):
+    """An operation's result, and the answer that it was read from, with status and headers."""
+
+    result: T
+    response: httpx.Response
+
+
+class _Recording:
+    """A sender that remembers the last answer of another one."""
+
+    def __init__(self, sender: OperationSender) -> None:
+        self._sender = sender
+        self.response: httpx.Response | None = None
+        self.stream = sender.stream
+
+    async def send(self, call: Call) -> httpx.Response:
+        self.response = await self._sender.send(call)
+        return self.response
 
 
 class Resource:
@@ -99,7 +119,7 @@ class BoundEndpoint(Generic[Result]):
     """One row of the table, as the attribute of a resource class."""
 
     def __init__(
-        self, operation: Operation, receive: Callable[[OperationSender, PreparedCall], Result]
+        self, operation: Operation, receive: Callable[[OperationSender, Call], Result]
     ) -> None:
         self.operation = operation
         self.receive = receive
@@ -148,13 +168,13 @@ class OperationMethod(Generic[P, Result]):
         self._sender = sender
         self._options = options
 
-    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedCall:
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Return the request that these arguments make, and send nothing."""
         return self._prepare(args, kwargs)
 
     def _prepare(
         self, path: Sequence[Any], named: dict[str, Any], *, is_checked: bool = True
-    ) -> PreparedCall:
+    ) -> Call:
         try:
             return prepare(
                 self.operation,
@@ -170,10 +190,8 @@ class OperationMethod(Generic[P, Result]):
         finally:
             del path, named  # reports of a failure show variables
 
-    async def _send_with_response(
-        self, sender: OperationSender, call: PreparedCall
-    ) -> WithResponse[Any]:
-        recording = Recording(sender)
+    async def _send_with_response(self, sender: OperationSender, call: Call) -> WithResponse[Any]:
+        recording = _Recording(sender)
         result: Any = self._receive(recording, call)
         if isinstance(result, CsvExport):
             raise TypeError(f"{self.operation.full_name}() is an export: its rows have .response")
@@ -259,33 +277,33 @@ class BoundOperation(OperationMethod[P, Result]):
         return await self._send_with_response(self._sender, call)
 
 
-async def receive_record(sender: OperationSender, call: PreparedCall) -> Record:
+async def receive_record(sender: OperationSender, call: Call) -> Record:
     """Send ``call`` and return its answer's JSON object."""
     response = await sender.send(call)
     document = await decode_json(response, call)
     if not isinstance(document, dict):
         del document  # reports of a failure show variables
         raise unexpected(call, "the answer is no JSON object", response)
-    return Record(document, call.operation.full_name)
+    return Record(document, call.name)
 
 
-async def receive_records(sender: OperationSender, call: PreparedCall) -> list[Record]:
+async def receive_records(sender: OperationSender, call: Call) -> list[Record]:
     """Send ``call`` and return its answer's JSON array of objects."""
     response = await sender.send(call)
     document = await decode_json(response, call)
     if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):
         del document  # reports of a failure show variables
         raise unexpected(call, "the answer is no JSON array of objects", response)
-    return [Record(item, call.operation.full_name) for item in document]
+    return [Record(item, call.name) for item in document]
 
 
-async def receive_anything(sender: OperationSender, call: PreparedCall) -> Any:
+async def receive_anything(sender: OperationSender, call: Call) -> Any:
     """Send ``call`` and return its answer's JSON with objects as records; None without a body."""
     response = await sender.send(call)
     return wrap(await decode_json(response, call)) if response.content else None
 
 
-async def receive_nothing(sender: OperationSender, call: PreparedCall) -> None:
+async def receive_nothing(sender: OperationSender, call: Call) -> None:
     """Send ``call``; its answer holds nothing but its success."""
     await sender.send(call)
 

@@ -40,7 +40,7 @@ def require_http3() -> None:
         OptionsValidationError: the extra ``http3`` is not installed.
     """
     try:
-        import sdk_trio.net.http3  # noqa: F401 - optional, and slow to import
+        from . import http3  # noqa: F401 - optional, and slow to import
     except ModuleNotFoundError as error:
         problem = Problem(
             "Sdk:Connection:EnableHttp3",

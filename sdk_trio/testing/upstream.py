@@ -23,10 +23,10 @@ import attrs
 import httpx
 import trio
 
-from ..client.caller import RequestSources
 from ..client.client import Client
 from ..client.operation import Operation, OperationAnswer, Pagination, operation
 from ..client.operations import find_operation
+from ..client.pipeline import RequestSources
 from ..config import Settings
 
 BASE_PATH = "/v1"

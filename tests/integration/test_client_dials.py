@@ -26,10 +26,10 @@ from sdk_trio.client.errors import (
     CallError,
     CircuitOpenError,
     ConnectionFailedError,
+    FailureKind,
 )
-from sdk_trio.client.layers.admission import AttemptKind
+from sdk_trio.client.layers import AttemptKind
 from sdk_trio.client.layers.breaker import BreakerState
-from sdk_trio.client.retry import FailureKind
 from sdk_trio.config.options import ResilienceOptions
 from sdk_trio.net import http2, pool
 from sdk_trio.net.transport import Transport

@@ -5,7 +5,7 @@ import trio
 from support import network_events
 from support.network_events import CASES, SCENARIOS, TASKS, Scenario
 
-from sdk_trio.client.retry import BudgetPolicy
+from sdk_trio.client.layers.retry import BudgetPolicy
 
 PATIENCE_SECONDS = 120
 

@@ -81,10 +81,10 @@ async def test_tenants_clients_change_beside_one_of_the_application(everything):
                     attrs.evolve(everything, timeout_ms=4000, access_token=Secret("another"))
                 )
                 assert done.applied == ("Sdk:AccessToken", "Sdk:TimeoutMs")
-                assert client._calls.plan.attempt_timeout == 4
+                assert client.plan.attempt_timeout == 4
             async with tenancy.client_for("acme") as client:
-                assert client._calls.plan.access_token == "another"
-            own = runtime.client._calls.plan
+                assert client.plan.access_token == "another"
+            own = runtime.client.plan
             assert (own.attempt_timeout, own.access_token) == (30, "not-a-real-token")
             runtime.shut_down("the test ended")
 

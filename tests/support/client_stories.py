@@ -14,13 +14,26 @@ import trio.testing
 from hypothesis import strategies as st
 
 from sdk_trio.base.http_grammar import IDEMPOTENT_METHODS
-from sdk_trio.client.call import Call, HeaderList
+from sdk_trio.client.call import Call, CallOptions
 from sdk_trio.client.errors import CallError
+from sdk_trio.client.layers.admission import LimitPolicy
 from sdk_trio.client.layers.breaker import BreakerPolicy, BreakerState
-from sdk_trio.client.pipeline import Pipeline, Policies
-from sdk_trio.client.retry import BudgetPolicy
+from sdk_trio.client.layers.retry import BudgetPolicy, RetryPolicy
+from sdk_trio.client.pipeline import Pipeline, RequestSources
+from sdk_trio.client.plan import ClientConfig
 
 ORIGIN = "https://api.example:443"
+
+
+@attrs.frozen(kw_only=True)
+class Policies:
+    """The policies of a story's layers."""
+
+    retry: RetryPolicy = attrs.field(factory=RetryPolicy)
+    budget: BudgetPolicy = attrs.field(factory=BudgetPolicy)
+    breaker: BreakerPolicy = attrs.field(factory=BreakerPolicy)
+    limit: LimitPolicy = attrs.field(factory=LimitPolicy)
+
 
 #: A breaker that opens soon, a budget that runs dry soon.
 TOUCHY = Policies(
@@ -165,23 +178,45 @@ def call_of(number, asked):
     return Call(
         method=asked.method,
         path="/things/",
-        url="https://api.example/v1/things/",
-        origin=ORIGIN,
-        headers=HeaderList([(b"Host", b"api.example"), (b"x-call", b"%d" % number)]),
-        token="token",
-        idempotent=asked.may_be_executed_twice,
-        total_timeout=asked.total_timeout,
-        attempt_timeout=asked.attempt_timeout,
-        max_retries=asked.max_retries,
-        hedge_after=asked.hedge_after,
+        options=CallOptions(
+            headers={"x-call": str(number)},
+            idempotent=asked.may_be_executed_twice,
+            total_timeout=asked.total_timeout,
+            attempt_timeout=asked.attempt_timeout,
+            max_retries=asked.max_retries,
+            hedge_after=asked.hedge_after,
+        ),
     )
 
 
-def make_story(replies, asked, policies, *, seed=0):
+async def open_pipeline(server, policies, *, random=random.random, hooks=()):
+    """Open a pipeline over ``server``, which keeps nothing open that would have to be closed."""
+    plan = ClientConfig(
+        mode="Custom",
+        base_url="https://api.example/v1",
+        origin=ORIGIN,
+        access_token="token",
+        version_header="Version",
+        api_version="1",
+        attempt_timeout=3.0,
+        total_timeout=None,
+        hedge_after=None,
+        retry=policies.retry,
+        breaker=policies.breaker,
+        limit=policies.limit,
+    )
+    sources = RequestSources(random=random)
+    server.pipeline = Pipeline(plan, server, budget=policies.budget, sources=sources)
+    server.pipeline.hooks.extend(hooks)
+    await server.pipeline.__aenter__()
+    return server.pipeline
+
+
+async def make_story(replies, asked, policies, *, seed=0):
     server = ScriptedServer(replies)
     records = []
-    pipeline = Pipeline(server, policies, random=random.Random(seed).random, hooks=[records.append])
-    server.pipeline = pipeline
+    draw = random.Random(seed).random
+    pipeline = await open_pipeline(server, policies, random=draw, hooks=[records.append])
     story = Story(asked, server, pipeline, records=records)
     story.began_at = trio.current_time()
     return story
@@ -202,7 +237,7 @@ async def perform(story, number):
 
 def play(replies, asked, policies=CALM, *, seed=0):
     async def main():
-        story = make_story(replies, asked, policies, seed=seed)
+        story = await make_story(replies, asked, policies, seed=seed)
         living = trio.lowlevel.current_statistics().tasks_living
         with trio.fail_after(100_000):
             async with trio.open_nursery() as nursery:

@@ -22,7 +22,7 @@ import trio
 
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import CallError
-from sdk_trio.client.layers.admission import AttemptKind
+from sdk_trio.client.layers import AttemptKind
 from sdk_trio.config import Mode, Secret, Settings
 from sdk_trio.config.options import ConnectionOptions
 from sdk_trio.net.transport import Transport

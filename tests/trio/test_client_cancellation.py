@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.client_stories import (
     ORIGIN,
     Asked,
+    Policies,
     Reply,
     asked_calls,
     call_of,
@@ -20,10 +21,9 @@ from support.client_stories import (
 )
 
 from sdk_trio.client.errors import ServerError
-from sdk_trio.client.layers.admission import AttemptKind
+from sdk_trio.client.layers import AttemptKind
 from sdk_trio.client.layers.breaker import BreakerPolicy, BreakerState
-from sdk_trio.client.pipeline import Policies
-from sdk_trio.client.retry import BudgetPolicy, RetryPolicy
+from sdk_trio.client.layers.retry import BudgetPolicy, RetryPolicy
 
 
 class CancelAtStep(trio.abc.Instrument):
@@ -87,8 +87,15 @@ def test_cancelling_at_any_step_leaves_everything_at_its_baseline(name, state):
     pytest.fail("the call does not end")
 
 
+def limiter_of(pipeline):
+    """The limiter of the token that every call of a story has."""
+    call = call_of(0, Asked())
+    pipeline.address(call)
+    return pipeline.limiters.of(call)
+
+
 async def _cancel_one(script, asked, policies, state, instrument):
-    story = make_story([], [asked], policies)
+    story = await make_story([], [asked], policies)
     pipeline, server = story.pipeline, story.server
     breaker = pipeline.breakers.of(ORIGIN)
     if state in ("probing", "open"):
@@ -98,7 +105,7 @@ async def _cancel_one(script, asked, policies, state, instrument):
                 await pipeline.send(call_of(0, Asked(max_retries=0)))
         await trio.sleep(5.0 if state == "probing" else 1.0)
     if state == "gated":
-        pipeline.limiters.of(call_of(0, asked)).shut(1.0)
+        limiter_of(pipeline).shut(1.0)
     server.replies = list(script)
     before = len(server.visits)
     with trio.CancelScope() as scope:
@@ -111,7 +118,7 @@ async def _cancel_one(script, asked, policies, state, instrument):
     extra = kinds[AttemptKind.RETRY] + kinds[AttemptKind.HEDGE]
     expected = policies.budget.reserve + 0.2 * kinds[AttemptKind.FIRST] - extra
     assert pipeline.budget.balance == pytest.approx(expected)
-    backlog = pipeline.limiters.of(call_of(0, asked)).backlog
+    backlog = limiter_of(pipeline).backlog
     assert backlog == pytest.approx(len(server.visits))
     assert len(server.visits) - before <= 8
     if breaker.state is BreakerState.CLOSED:
@@ -128,7 +135,7 @@ def test_cancelling_a_whole_story_leaves_everything_at_its_baseline(replies, ask
     limit = attrs.evolve(EXACT.limit, per_minute=1e-9, burst=500)
 
     async def main():
-        story = make_story(replies, asked, attrs.evolve(EXACT, limit=limit), seed=seed)
+        story = await make_story(replies, asked, attrs.evolve(EXACT, limit=limit), seed=seed)
         with trio.CancelScope() as scope:
             instrument.scope = scope
             async with trio.open_nursery() as nursery:
@@ -140,7 +147,7 @@ def test_cancelling_a_whole_story_leaves_everything_at_its_baseline(replies, ask
         extra = kinds[AttemptKind.RETRY] + kinds[AttemptKind.HEDGE]
         expected = EXACT.budget.reserve + 0.2 * kinds[AttemptKind.FIRST] - extra
         assert story.pipeline.budget.balance == pytest.approx(expected)
-        backlog = story.pipeline.limiters.of(call_of(0, asked[0])).backlog
+        backlog = limiter_of(story.pipeline).backlog
         assert backlog == pytest.approx(len(story.server.visits), abs=1e-3)
 
     clock = trio.testing.MockClock(autojump_threshold=0)

@@ -14,7 +14,6 @@ import trio.lowlevel
 from sdk_trio import errors as all_errors
 from sdk_trio.client import errors
 from sdk_trio.client.call import CallOptions
-from sdk_trio.client.caller import RequestSources
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import (
     AttemptTimeoutError,
@@ -22,13 +21,14 @@ from sdk_trio.client.errors import (
     CircuitOpenError,
     ConnectionFailedError,
     DeadlineExceededError,
+    FailureKind,
     OutcomeUnknownError,
     RateLimitedError,
     ServerError,
     UnexpectedAnswerError,
 )
 from sdk_trio.client.layers.breaker import BreakerState
-from sdk_trio.client.retry import FailureKind
+from sdk_trio.client.pipeline import RequestSources
 from sdk_trio.config import Settings
 
 TOKEN = "polar_oat_not-a-real-token"
@@ -410,7 +410,7 @@ async def test_what_cannot_be_sent_is_said_before_anything_is_sent_or_counted(ar
         with pytest.raises((TypeError, ValueError)):
             calls.stream("POST", "/x", **arguments)
         assert calls.counters.requests == {}
-        assert calls._calls._transport.requests == []
+        assert calls._pipeline._transport.requests == []
 
 
 @pytest.mark.parametrize("path", ["/a\nb", "/a\x00", "/a\x7f", "/a?b\r\n", "a", "/\ud800", "//a"])

@@ -18,6 +18,7 @@ from support.client_stories import (
     ScriptedServer,
     Story,
     make_story,
+    open_pipeline,
     perform,
     play,
 )
@@ -31,8 +32,7 @@ from sdk_trio.client.errors import (
     ServerError,
 )
 from sdk_trio.client.layers.breaker import BreakerPolicy, BreakerState
-from sdk_trio.client.pipeline import Pipeline
-from sdk_trio.client.retry import BudgetPolicy
+from sdk_trio.client.layers.retry import BudgetPolicy
 
 ok_or_not = st.sampled_from([200, 404, 503, 500, httpx.ReadError, httpx.ConnectError, "break"])
 tenths = st.integers(1, 60).map(lambda number: number / 10)
@@ -158,9 +158,9 @@ def test_a_transport_that_tells_makes_a_stuck_connect_retryable():
             return await super().handle_async_request(request)
 
     async def main():
-        story = make_story([], [Asked(method="POST")] * 2, CALM)
+        story = await make_story([], [Asked(method="POST")] * 2, CALM)
         server = Telling([Reply("hang"), Reply("hang")])
-        story.pipeline = server.pipeline = Pipeline(server, CALM)
+        story.pipeline = await open_pipeline(server, CALM)
         story.server = server
         await perform(story, 0)
         return story
@@ -177,7 +177,7 @@ def test_an_attempt_that_comes_too_late_is_not_made():
         server = ScriptedServer([Reply(503)])
         # A hook that blocks: the deadline passes without a checkpoint at which it could be felt.
         hooks = [lambda record: clock.jump(10)]
-        server.pipeline = Pipeline(server, CALM, random=lambda: 0.0, hooks=hooks)
+        await open_pipeline(server, CALM, random=lambda: 0.0, hooks=hooks)
         story = Story([Asked(total_timeout=5.0)], server, server.pipeline)
         await perform(story, 0)
         return story

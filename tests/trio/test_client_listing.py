@@ -17,9 +17,8 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdk_trio.client.call import CallOptions
+from sdk_trio.client.call import Call, CallOptions
 from sdk_trio.client.errors import UnexpectedAnswerError
-from sdk_trio.client.operation import PreparedCall
 from sdk_trio.client.operations import Resources
 from sdk_trio.client.records import Record
 
@@ -30,10 +29,10 @@ class Upstream:
     def __init__(self, pages: list[list[int]], *, cursor: bool = False) -> None:
         self.pages = pages
         self.cursor = cursor
-        self.calls: list[PreparedCall] = []
+        self.calls: list[Call] = []
         self.delay = 0.0
 
-    async def send(self, call: PreparedCall) -> httpx.Response:
+    async def send(self, call: Call) -> httpx.Response:
         self.calls.append(call)
         await trio.sleep(self.delay)
         number = int(dict(call.query)["page"])
@@ -47,7 +46,7 @@ class Upstream:
         body = {"items": [{"id": item} for item in items], "pagination": pagination}
         return httpx.Response(200, json=body)
 
-    def stream(self, call: PreparedCall) -> Any:
+    def stream(self, call: Call) -> Any:
         raise NotImplementedError
 
 
@@ -57,16 +56,16 @@ class Fixed:
     def __init__(self, *pieces: bytes, headers: dict[str, str] | None = None) -> None:
         self.pieces = pieces
         self.headers = headers
-        self.calls: list[PreparedCall] = []
+        self.calls: list[Call] = []
         self.open = 0
 
-    async def send(self, call: PreparedCall) -> httpx.Response:
+    async def send(self, call: Call) -> httpx.Response:
         self.calls.append(call)
         await trio.lowlevel.checkpoint()
         return httpx.Response(200, content=b"".join(self.pieces), headers=self.headers)
 
     @asynccontextmanager
-    async def stream(self, call: PreparedCall) -> AsyncIterator[httpx.Response]:
+    async def stream(self, call: Call) -> AsyncIterator[httpx.Response]:
         self.calls.append(call)
         self.open += 1
         try:
@@ -140,7 +139,7 @@ async def test_a_cursor_whose_flag_is_stuck_ends_at_the_empty_page() -> None:
     upstream = Upstream([[1], [2]], cursor=True)
 
     class Stuck(Upstream):
-        async def send(self, call: PreparedCall) -> httpx.Response:
+        async def send(self, call: Call) -> httpx.Response:
             document = json.loads((await upstream.send(call)).content)
             document["pagination"]["has_next_page"] = True
             return httpx.Response(200, json=document)
@@ -162,7 +161,7 @@ async def test_a_list_without_counts_or_with_wild_ones_is_read_to_its_end(pagina
     upstream = Upstream([[1, 2], [3]])
 
     class Uncounted(Upstream):
-        async def send(self, call: PreparedCall) -> httpx.Response:
+        async def send(self, call: Call) -> httpx.Response:
             document = json.loads((await upstream.send(call)).content)
             document["pagination"] = pagination
             document["items"].insert(0, None)  # and a null is nobody's record
@@ -258,7 +257,7 @@ async def test_one_iterator_serves_one_task(autojump_clock: trio.testing.MockClo
 
 async def test_a_page_fails_and_is_asked_for_again() -> None:
     class Flaky(Upstream):
-        async def send(self, call: PreparedCall) -> httpx.Response:
+        async def send(self, call: Call) -> httpx.Response:
             if len(self.calls) == 1:
                 self.calls.append(call)
                 return httpx.Response(200, content=b"<html>")

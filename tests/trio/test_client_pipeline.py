@@ -20,9 +20,9 @@ from support.client_stories import (
 )
 
 from sdk_trio.client.errors import CallError, OutcomeUnknownError
-from sdk_trio.client.layers.admission import AttemptKind
+from sdk_trio.client.layers import AttemptKind
 from sdk_trio.client.layers.breaker import BreakerState
-from sdk_trio.client.retry import BudgetPolicy
+from sdk_trio.client.layers.retry import BudgetPolicy
 
 #: A budget that runs dry, and no breaker that would keep it from doing so.
 TIGHT = attrs.evolve(CALM, budget=BudgetPolicy(floor_per_second=0.05, floor_seconds=30))

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.client import errors
-from sdk_trio.client.errors import FieldError, api_error
-from sdk_trio.client.retry import FailureKind
+from sdk_trio.client.errors import FailureKind, FieldError, api_error
 from sdk_trio.errors import SdkError
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.client.layers.admission import LimitPolicy, RateLimiter
-from sdk_trio.client.retry import BudgetPolicy, RetryBudget
+from sdk_trio.client.layers.retry import BudgetPolicy, RetryBudget
 
 
 class Clock:

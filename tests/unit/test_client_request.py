@@ -2,7 +2,7 @@
 
 import math
 from datetime import UTC, date, datetime
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 from hypothesis import given
@@ -12,15 +12,18 @@ from sdk_trio.client.call import (
     NO_OPTIONS,
     Call,
     CallOptions,
-    HeaderList,
     checked_path,
     deadline_of,
-    encode_query,
+    flat_query,
     idempotency_key,
     join_url,
     may_execute_twice,
     merge_headers,
 )
+
+
+def _encoded(params):
+    return urlencode(flat_query(params))
 
 
 def test_later_options_win_and_headers_are_joined():
@@ -41,8 +44,15 @@ def test_a_token_and_header_values_do_not_show():
     shown = repr(CallOptions(access_token="polar_oat_secret", headers={"X": "secret"}))
     assert "secret" not in shown
     call = Call(
-        method="GET", path="/", url="https://a", origin="a", headers=HeaderList([]), token="secret"
+        method="GET",
+        path="/secret",
+        query=(("q", "secret"),),
+        json="secret",
+        form=(("f", "secret"),),
+        content=b"secret",
+        options=CallOptions(access_token="secret"),
     )
+    call.url, call.token, call.secrets = "https://a/secret", "secret", ("secret",)
     assert "secret" not in repr(call)
 
 
@@ -51,17 +61,17 @@ def test_a_query_reads_back_as_it_was_given(pairs):
     def text(value):
         return str(value).lower() if isinstance(value, bool) else str(value)
 
-    back = parse_qsl(encode_query(pairs), keep_blank_values=True)
+    back = parse_qsl(_encoded(pairs), keep_blank_values=True)
     assert back == [(key, text(value)) for key, value in pairs]
 
 
 def test_lists_repeat_their_key_and_none_is_left_out():
     query = {"id": ["a", None, "b c"], "none": None, "on": True, "day": date(2026, 4, 1)}
-    assert encode_query(query) == "id=a&id=b+c&on=true&day=2026-04-01"
-    assert encode_query({"at": datetime(2026, 4, 1, tzinfo=UTC)}) == (
+    assert _encoded(query) == "id=a&id=b+c&on=true&day=2026-04-01"
+    assert _encoded({"at": datetime(2026, 4, 1, tzinfo=UTC)}) == (
         "at=2026-04-01T00%3A00%3A00%2B00%3A00"
     )
-    assert encode_query(None) == ""
+    assert _encoded(None) == ""
 
 
 @pytest.mark.parametrize(
@@ -130,7 +140,8 @@ def test_headers_replace_those_of_the_same_name_in_any_case():
     [("GET", True), ("HEAD", True), ("DELETE", False), ("PUT", False), ("POST", False)],
 )
 def test_only_reads_are_hedged(method, hedged):
-    call = Call(method=method, path="/", url="", origin="", headers=HeaderList([]), hedge_after=1.0)
+    call = Call(method=method, path="/")
+    call.hedge_after = 1.0
     assert call.may_be_hedged is hedged
     call.idempotent = False
     assert not call.may_be_hedged

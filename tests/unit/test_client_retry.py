@@ -8,12 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.base.retry_after import parse_retry_after
-from sdk_trio.client.retry import (
-    FailureKind,
-    is_idempotent,
-    may_retry_failure,
-    may_retry_status,
-)
+from sdk_trio.client.call import is_idempotent
+from sdk_trio.client.errors import FailureKind
+from sdk_trio.client.layers.retry import may_retry_failure, may_retry_status
 
 NOON = datetime(2026, 4, 1, 12, 0, 0, tzinfo=UTC)
 

@@ -1,24 +1,22 @@
-"""The rate limiter of the client: a token bucket, and a gate that a 429 shuts. Pure.
+"""The admission layer: the client's own rate, and the gate that a 429 shuts.
 
-Both return a time to wait; the pipeline waits, and bounds how long.
+:class:`RateLimiter` is pure: a token bucket and a gate that return times to wait. :class:`RateGate`
+waits for them, and bounds how long.
 """
 
-import enum
 import math
-from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
 
 import attrs
 import httpx
 import trio
 
 from ...base.bell import Bell
-from ...base.retry_after import parse_retry_after
 from ...base.throttle import TokenBucket
+from ..answers import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, retry_after_of
 from ..call import Call
 from ..errors import RateLimitedError
-from ..retry import RETRYABLE_STATUSES, TOO_MANY_REQUESTS
+from . import AttemptKind, CallLayer
 from .deadline import CallCut, CallsUnderWay
 
 SECONDS_PER_MINUTE = 60.0
@@ -144,104 +142,12 @@ def _burst(policy: LimitPolicy) -> int:
     return max(policy.burst, 1)
 
 
-class AttemptKind(enum.StrEnum):
-    """The reason for an attempt."""
-
-    FIRST = "first"
-    RETRY = "retry"
-    HEDGE = "hedge"
-
-
-class AttemptResult(enum.StrEnum):
-    """The end of an attempt."""
-
-    ANSWERED = "answered"
-    """With an answer of any status."""
-    FAILED = "failed"
-    """Without a whole answer."""
-    CANCELLED = "cancelled"
-    """Given up by us: another attempt won, the call's deadline passed, or the caller cancelled."""
-
-
-@attrs.frozen(kw_only=True)
-class CallAttempt:
-    """One attempt that has ended, as hooks see it; it holds no query, header or body.
-
-    ``number`` counts the attempts of its call from 1. ``started_at`` is on the client's clock,
-    ``duration`` in seconds. ``status`` is None without the head of an answer, ``error`` the name of
-    the exception's class without a whole one.
-    """
-
-    method: str
-    path: str
-    origin: str
-    number: int
-    kind: AttemptKind
-    result: AttemptResult
-    started_at: float
-    duration: float
-    status: int | None = None
-    http_version: str | None = None
-    request_id: str | None = None
-    error: str | None = None
-
-
-@attrs.define
-class ClientCounters:
-    """Totals since the client was made.
-
-    ``requests`` are finished calls by method and outcome: ``ok``, the name of the error's class
-    in words (``not_found``, ``circuit_open``), or ``cancelled``. ``attempts_per_call`` is a
-    histogram: how many calls took 0, 1, 2, ... attempts.
-    """
-
-    requests: Counter[tuple[str, str]] = attrs.field(factory=Counter)
-    attempts_per_call: Counter[int] = attrs.field(factory=Counter)
-    attempts: Counter[AttemptKind] = attrs.field(factory=Counter)
-    hedges_won: int = 0
-    budget_refusals: int = 0
-    circuits_opened: int = 0
-
-
-class AttemptObserver(Protocol):
-    """The receiver of the innermost layer's notes about attempts; no method may raise or wait."""
-
-    @property
-    def wants_records(self) -> bool:
-        """Return whether records are wanted; otherwise none are made."""
-        ...
-
-    def attempt_started(self, kind: AttemptKind) -> None:
-        """Note that a request is being handed to the transport."""
-        ...
-
-    def attempt_ended(self, record: CallAttempt) -> None:
-        """Note that an attempt has ended, in whichever way."""
-        ...
-
-
 #: The longest time that one answer can shut the gate for, in seconds: a day. A mistaken header must
 #: not silence a process for good.
 LONGEST_GATE_SECONDS = 86_400.0
 
 #: Above this number idle limiters are forgotten: there may be as many tokens as customers.
 _KEPT_LIMITERS = 256
-
-
-class CallLayer(Protocol):
-    """A layer that sees whole calls."""
-
-    async def send(self, call: Call) -> httpx.Response:
-        """Make the call's attempts and return its final answer."""
-        ...
-
-
-class AttemptLayer(Protocol):
-    """A layer that sees single attempts."""
-
-    async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Make the attempt and return its answer."""
-        ...
 
 
 @attrs.frozen
@@ -290,10 +196,10 @@ class RateGate:
     """Holds attempts until the limiter lets them leave.
 
     Args:
-        inner: brings admitted calls to their end.
-        limiters: who may leave when.
+        limiters: the limiters of all tokens.
         under_way: keeps each wait, so that closing the client ends it.
         clock: returns the current time in seconds.
+        wall_clock: returns Unix time, for dates of answers that have no ``Date``.
         longest_wait: seconds; a call that would wait longer is ended instead.
     """
 
@@ -303,19 +209,21 @@ class RateGate:
         *,
         under_way: CallsUnderWay,
         clock: Callable[[], float],
+        wall_clock: Callable[[], float],
         longest_wait: float,
     ) -> None:
         self._limiters = limiters
         self._under_way = under_way
         self._clock = clock
+        self._wall_clock = wall_clock
         self._longest_wait = longest_wait
 
     async def admit(self, call: Call, *, not_before: float = -math.inf) -> WaitTooLong | None:
         """Wait until an attempt of ``call`` may leave, and not before ``not_before``.
 
         Returns:
-            None when it may leave now; its place counts as used, unless it is given back. TooLong
-            when its turn comes too late.
+            None when it may leave now; its place counts as used, unless it is given back.
+            WaitTooLong when its turn comes too late.
 
         Raises:
             CallCut: the client was closed meanwhile.
@@ -334,9 +242,9 @@ class RateGate:
                 leaves_at = max(not_before, place.due, limiter.shut_until)
                 if leaves_at <= now:
                     admitted = True
-                    return None  # noqa: ASYNC910 - the attempt follows at once
+                    return None
                 if leaves_at - now > self._longest_wait or leaves_at >= call.deadline:
-                    return WaitTooLong(leaves_at - now)  # noqa: ASYNC910 - callers wait
+                    return WaitTooLong(leaves_at - now)
                 await self._wait(leaves_at)
         finally:
             limiter.leave(place)
@@ -362,69 +270,11 @@ class RateGate:
         """Return the place of an attempt that was not sent."""
         self._limiters.of(call).give_back()
 
-
-class AdmissionLayer:
-    """The limiter as a layer: the first attempt of each call waits for its turn.
-
-    Args:
-        inner: sends admitted calls.
-        admitter: decides when they may leave.
-    """
-
-    def __init__(self, inner: CallLayer, admitter: RateGate) -> None:
-        self._inner = inner
-        self._admitter = admitter
-
-    async def send(self, call: Call) -> httpx.Response:
-        """Wait for the call's turn, then hand the call on.
-
-        Raises:
-            RateLimitedError: its turn comes after the deadline or the longest wait; not sent.
-
-        Cancelling gives the place up.
-        """
-        refusal = await self._admitter.admit(call)
-        if refusal is not None:
-            await trio.lowlevel.checkpoint()
-            raise RateLimitedError(
-                f"not sent: this token is to pause for {refusal.seconds:.1f} s",
-                status=TOO_MANY_REQUESTS,
-                method=call.method,
-                path=call.path,
-                retry_after=refusal.seconds,
-            )
-        try:
-            return await self._inner.send(call)
-        except BaseException:
-            if call.attempts == 0:
-                self._admitter.give_back(call)
-            raise
-
-
-class RetryAfterObserver:
-    """Applies Retry-After: of every answer to its call, of a 429 to all calls of the token.
-
-    Other calls with the same token would be answered 429 as well, and upstreams count these.
-
-    Args:
-        limiters: the limiters whose gates it shuts.
-        clock: returns the current time in seconds.
-        wall_clock: returns Unix time, for dates of answers that have no ``Date``.
-    """
-
-    def __init__(
-        self,
-        limiters: Limiters,
-        *,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-    ) -> None:
-        self._limiters = limiters
-        self._clock = clock
-        self._wall_clock = wall_clock
-
     def note(self, call: Call, response: httpx.Response) -> None:
-        """Note how long the upstream wants no request, from this moment on."""
+        """Apply Retry-After from this moment on: to the call, and a 429's to all of the token.
+
+        Other calls with the same token would be answered 429 as well, and upstreams count these.
+        """
         if response.status_code not in RETRYABLE_STATUSES:
             return
         seconds = retry_after_of(response, now=self._wall_clock())
@@ -435,11 +285,37 @@ class RetryAfterObserver:
             self._limiters.of(call).shut(min(seconds, LONGEST_GATE_SECONDS))
 
 
-def retry_after_of(response: httpx.Response, *, now: float) -> float | None:
-    """Return the wait in seconds that ``response`` asks for, None when it asks for none.
+class AdmissionLayer(CallLayer):
+    """The layer that has the first attempt of each call wait for its turn.
 
-    ``now`` is Unix time, for a date in an answer that has no ``Date``.
+    Args:
+        gate: decides when it may leave.
     """
-    headers = response.headers
-    asked = headers.get("retry-after")
-    return None if asked is None else parse_retry_after(asked, date=headers.get("date"), now=now)
+
+    def __init__(self, gate: RateGate) -> None:
+        self._gate = gate
+
+    async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
+        """Wait for the call's turn, then hand the call on.
+
+        Raises:
+            RateLimitedError: its turn comes after the deadline or the longest wait; not sent.
+
+        Cancelling gives the place up.
+        """
+        refusal = await self._gate.admit(call)
+        if refusal is not None:
+            await trio.lowlevel.checkpoint()
+            raise RateLimitedError(
+                f"not sent: this token is to pause for {refusal.seconds:.1f} s",
+                status=TOO_MANY_REQUESTS,
+                method=call.method,
+                path=call.shown_path,
+                retry_after=refusal.seconds,
+            )
+        try:
+            return await self.next.send(call, kind)
+        except BaseException:
+            if call.attempts == 0:
+                self._gate.give_back(call)
+            raise

@@ -1,52 +1,33 @@
 """The innermost layer: one HTTP request and its whole answer, within the attempt's timeout."""
 
 import contextlib
-from collections.abc import Callable
-from types import MappingProxyType
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
 
-import attrs
 import httpx
 import trio
 
-from ...net.messages import Incident, NetworkError
-from ...net.transport import ABANDONED, BEFORE_SEND, NotProcessed, TransportClosed
+from ...base.logs import get_logger
+from ...net.messages import Incident
+from ...net.transport import ABANDONED, BEFORE_SEND
+from ..answers import (
+    CLOSING_SECONDS,
+    broken_off,
+    failed,
+    is_acceptable,
+    request_id_of,
+    unread,
+)
 from ..call import Call, parsed_url
 from ..content_coding import TooLargeError, bound
-from ..errors import (
-    AttemptTimeoutError,
-    CallError,
-    ConnectionFailedError,
-    UnexpectedAnswerError,
-    mask,
-    without_frames,
-)
-from ..retry import FailureKind
-from .admission import AttemptKind, AttemptObserver, AttemptResult, CallAttempt
+from ..errors import AttemptTimeoutError, ConnectionFailedError, FailureKind, without_frames
+from . import AttemptHook, AttemptKind, AttemptResult, CallAttempt, CallLayer, ClientCounters
+from .admission import RateGate
 from .deadline import CallCut, CallsUnderWay
+from .retry import RetryBudget
 
-#: How long a connection that is given up may take to close, in seconds.
-CLOSING_SECONDS = 1.0
-
-#: Names of the header in which upstreams send the id of a request.
-REQUEST_ID_HEADERS = ("x-request-id", "request-id")
-
-#: The extension of a response that holds its call.
-_CALL = "sdk_trio.call"
+logger = get_logger("client")
 
 _OF_THE_BODY = frozenset({b"content-encoding", b"content-length"})
-
-_KINDS: MappingProxyType[type[Exception], FailureKind] = MappingProxyType(
-    {
-        httpx.ConnectError: FailureKind.NOT_SENT,
-        httpx.ConnectTimeout: FailureKind.NOT_SENT,
-        httpx.PoolTimeout: FailureKind.NO_CONNECTION_FREE,
-        NotProcessed: FailureKind.NOT_PROCESSED,
-        TransportClosed: FailureKind.REFUSED,
-        httpx.UnsupportedProtocol: FailureKind.REFUSED,
-        httpx.LocalProtocolError: FailureKind.REFUSED,
-    }
-)
 
 #: The words for what an attempt was waiting for when its time was over.
 _WAITED_FOR = {
@@ -80,7 +61,7 @@ class _Abandoned:
             self._call.is_unconfirmed = False
 
 
-class Attempter:
+class AttemptLayer(CallLayer):
     """Sends one request and reads its answer.
 
     A transport whose attribute ``tells_before_send`` is true calls the extension ``BEFORE_SEND``
@@ -92,8 +73,10 @@ class Attempter:
         transport: sends it.
         under_way: keeps each attempt, so that closing the client ends it.
         clock: returns the current time in seconds.
-        observer: called when an attempt starts and when it has ended.
-        on_head: called with each answer before its body is read; must not raise.
+        gate: is told of each answer before its body is read, for its Retry-After.
+        budget: is filled by first attempts.
+        counters: counts attempts.
+        hooks: called with the record of each attempt when it has ended.
     """
 
     def __init__(
@@ -102,15 +85,19 @@ class Attempter:
         *,
         under_way: CallsUnderWay,
         clock: Callable[[], float],
-        observer: AttemptObserver,
-        on_head: Callable[[Call, httpx.Response], None],
+        gate: RateGate,
+        budget: RetryBudget,
+        counters: ClientCounters,
+        hooks: Sequence[AttemptHook],
     ) -> None:
         self._transport = transport
         self._under_way = under_way
         self._transport_tells = getattr(transport, "tells_before_send", False)
         self._clock = clock
-        self._observer = observer
-        self._on_head = on_head
+        self._gate = gate
+        self._budget = budget
+        self._counters = counters
+        self._hooks = hooks
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
         """Make one attempt; return its answer, whatever the status, with the body read.
@@ -132,7 +119,9 @@ class Attempter:
             raise CallCut
         call.attempts += 1
         number = call.attempts
-        self._observer.attempt_started(kind)
+        self._counters.attempts[kind] += 1
+        if kind is AttemptKind.FIRST:
+            self._budget.deposit()
         request = _request(call)
         response: httpx.Response | None = None
         failure: Exception | None = None
@@ -153,11 +142,18 @@ class Attempter:
             failure = error
             raise
         finally:
-            if self._observer.wants_records:
-                self._observer.attempt_ended(
+            if self._hooks:
+                self._call_hooks(
                     _record(call, kind, number, started_at, self._clock(), response, failure)
                 )
         return response
+
+    def _call_hooks(self, record: CallAttempt) -> None:
+        for hook in self._hooks:
+            try:
+                hook(record)
+            except Exception as error:  # it changes nothing about the call
+                logger.warning("client.hook_failed", error=type(error).__name__, exc_info=error)
 
     def _expect_departure(self, call: Call, request: httpx.Request, abandoned: _Abandoned) -> None:
         """Arrange that the call notes the moment from which the upstream may execute a write.
@@ -181,7 +177,7 @@ class Attempter:
             try:
                 response = await self._transport.handle_async_request(request)
                 response.request = request
-                self._on_head(call, response)
+                self._gate.note(call, response)
                 # A success in the head means that a write was executed, whatever happens to the
                 # body: the call is no longer unconfirmed.
                 call.head, call.is_unconfirmed = response, False
@@ -220,7 +216,7 @@ def _request(call: Call) -> httpx.Request:
         call.method,
         parsed_url(call.url),
         headers=call.headers.parsed,
-        stream=httpx.ByteStream(call.content),
+        stream=httpx.ByteStream(call.content or b""),
     )
     request.read()
     return request
@@ -231,11 +227,6 @@ class _Request(httpx.Request):
 
     def __repr__(self) -> str:
         return f"<request {self.method}>"
-
-
-def is_acceptable(response: httpx.Response, call: Call) -> bool:
-    """Return whether the caller gets ``response`` itself and not an error made of it."""
-    return response.is_success or call.accepts_any_status
 
 
 async def _take_body(response: httpx.Response, call: Call) -> None:
@@ -259,62 +250,10 @@ def _unanswered(call: Call, abandoned: _Abandoned) -> AttemptTimeoutError:
         f"{_WAITED_FOR.get(kind, 'no answer')} within {call.attempt_timeout:g} s",
         kind=kind,
         method=call.method,
-        path=call.path,
+        path=call.shown_path,
     )
     error.incident = abandoned.incident
     return error
-
-
-def unread(response: httpx.Response, call: Call, said: str) -> UnexpectedAnswerError:
-    """Return the error for a success whose body cannot be read; ``said`` is the reason."""
-    message = f"the upstream answered {response.status_code}, and {said}"
-    return _of_answer(UnexpectedAnswerError, response, call, message)
-
-
-def broken_off(
-    failure: httpx.RequestError | None, response: httpx.Response, call: Call
-) -> CallError:
-    """Return the error for a success whose body broke, or came too late without a ``failure``.
-
-    After the head of a success a write has been executed, so the error is not OutcomeUnknownError.
-    """
-    said = f"its body stopped for {call.attempt_timeout:g} s or took that long"
-    if failure is not None:
-        said = mask(str(failure), call.secrets) or type(failure).__name__
-    if not call.idempotent:
-        return unread(response, call, said)
-    if failure is None:
-        return _of_answer(AttemptTimeoutError, response, call, said, kind=FailureKind.UNCONFIRMED)
-    kind = _KINDS.get(type(failure), FailureKind.UNCONFIRMED)
-    error = _of_answer(ConnectionFailedError, response, call, said, kind=kind)
-    error.incident = _incident_of(failure)
-    return error
-
-
-def broken_by_closing(response: httpx.Response) -> ConnectionFailedError:
-    """Return the error for a body that was still being read when the client was closed."""
-    said, call = (
-        "the client was closed before the whole answer was read",
-        response.extensions[_CALL],
-    )
-    return _of_answer(ConnectionFailedError, response, call, said, kind=FailureKind.REFUSED)
-
-
-E = TypeVar("E", bound=CallError)
-
-
-def _of_answer(
-    error: type[E], response: httpx.Response, call: Call, message: str, **context: Any
-) -> E:
-    return error(
-        message,
-        status=response.status_code,
-        request_id=request_id_of(response, call),
-        method=call.method,
-        path=call.path,
-        attempts=call.attempts,
-        **context,
-    )
 
 
 def _with_body(response: httpx.Response, content: bytes) -> httpx.Response:
@@ -343,52 +282,6 @@ async def _read(response: httpx.Response) -> None:
         raise
 
 
-def failed(error: httpx.RequestError, call: Call) -> ConnectionFailedError:
-    """Translate a transport's error; the token is masked in its message."""
-    kind = _KINDS.get(type(error), FailureKind.UNCONFIRMED)
-    text = mask(str(error), call.secrets) or type(error).__name__
-    context: dict[str, Any] = {"kind": kind, "method": call.method, "path": call.path}
-    timed_out = isinstance(error, httpx.TimeoutException)
-    failure = (AttemptTimeoutError if timed_out else ConnectionFailedError)(text, **context)
-    failure.incident = _incident_of(error)
-    return failure
-
-
-def _incident_of(error: httpx.RequestError) -> Incident | None:
-    cause = error.__cause__
-    return cause.incident if isinstance(cause, NetworkError) else None
-
-
-def request_id_of(response: httpx.Response, call: Call) -> str | None:
-    """Return the upstream's id of the request, None when it sent none."""
-    for name in REQUEST_ID_HEADERS:
-        value = response.headers.get(name)
-        if value is not None:
-            return mask(str(value), call.secrets)
-    return None
-
-
-@attrs.frozen
-class CallFacts:
-    """Facts about a call that its answer does not hold: the number of requests, and its id."""
-
-    attempts: int = 1
-    request_id: str | None = None
-
-
-def note_facts(response: httpx.Response, call: Call) -> None:
-    """Store the facts on ``response`` for :func:`facts_of`."""
-    response.extensions[_CALL] = call
-
-
-def facts_of(response: httpx.Response) -> CallFacts:
-    """Return the facts about the call of ``response``."""
-    call = response.extensions.get(_CALL)
-    if not isinstance(call, Call):
-        return CallFacts()
-    return CallFacts(call.attempts, request_id_of(response, call))
-
-
 def _record(
     call: Call,
     kind: AttemptKind,
@@ -404,7 +297,7 @@ def _record(
         result = AttemptResult.CANCELLED if failure is None else AttemptResult.FAILED
     return CallAttempt(
         method=call.method,
-        path=call.path,
+        path=call.shown_path,
         origin=call.origin,
         number=number,
         kind=kind,

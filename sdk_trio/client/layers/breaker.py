@@ -1,4 +1,6 @@
-"""The circuit breaker: closed, open, probing with one probe. Pure.
+"""The breaker layer: a circuit breaker for each origin; closed, open, probing with one probe.
+
+:class:`CircuitBreaker` is pure; :class:`BreakerLayer` asks it before each attempt.
 
 Every admitted attempt holds a permit of the breaker's *generation*. Each change of state begins a
 new generation, and a report under an older one changes nothing, so an attempt that was sent before
@@ -12,10 +14,25 @@ connection would else open the circuit at its first reset
 
 import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from weakref import WeakSet
 
 import attrs
+import httpx
+import trio
+
+from ..call import Call
+from ..errors import CircuitOpenError, ConnectionFailedError, FailureKind
+from . import AttemptKind, CallLayer
+
+REQUEST_TIMEOUT = 408
+INTERNAL_SERVER_ERROR = 500
+
+#: Failures that say nothing about the upstream's health, so the breaker does not count them.
+_OUR_FAULTS = frozenset(
+    {FailureKind.REFUSED, FailureKind.NO_CONNECTION_FREE, FailureKind.NOT_PROCESSED}
+)
 
 #: The ``retry_after`` of a refusal while a probe is out, in seconds. How long the probe takes is
 #: not known, and it usually decides within seconds.
@@ -195,3 +212,98 @@ class CircuitBreaker:
         self._failures.clear()
         if changed and self._on_change is not None:
             self._on_change(state)
+
+
+class Breakers:
+    """The breakers, one for each origin (scheme, host and port).
+
+    Args:
+        policy: the policy of each breaker.
+        clock: returns the current time in seconds.
+        on_change: called with the origin and the new state.
+    """
+
+    def __init__(
+        self,
+        policy: BreakerPolicy,
+        *,
+        clock: Callable[[], float],
+        on_change: Callable[[str, BreakerState], None],
+    ) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._on_change = on_change
+        self._by_origin: dict[str, CircuitBreaker] = {}
+
+    def of(self, origin: str) -> CircuitBreaker:
+        """Return the breaker of ``origin``, made at the first call."""
+        found = self._by_origin.get(origin)
+        if found is None:
+            found = self._by_origin[origin] = CircuitBreaker(
+                self._policy,
+                clock=self._clock,
+                on_change=lambda state: self._on_change(origin, state),
+            )
+        return found
+
+    @property
+    def all(self) -> Mapping[str, CircuitBreaker]:
+        """Return the breakers so far by origin, as a view."""
+        return MappingProxyType(self._by_origin)
+
+
+class BreakerLayer(CallLayer):
+    """Asks the breaker of the call's origin before each attempt, and reports the outcome to it.
+
+    Args:
+        breakers: the breakers by origin.
+    """
+
+    def __init__(self, breakers: Breakers) -> None:
+        self._breakers = breakers
+
+    async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
+        """Make the attempt if the circuit lets it through.
+
+        Raises:
+            CircuitOpenError: the circuit is open; nothing is sent.
+
+        Cancelling counts neither for nor against the upstream, and frees a probe's place.
+        """
+        breaker = self._breakers.of(call.origin)
+        permit = breaker.acquire()
+        if isinstance(permit, CircuitRefusal):
+            await trio.lowlevel.checkpoint()
+            raise _circuit_open(call, permit)
+        outcome, incident = AttemptOutcome.NEUTRAL, None
+        try:
+            response = await self.next.send(call, kind)
+            outcome = outcome_of_status(response.status_code)
+        # Any other exception, Cancelled included, is neutral: it says nothing about the upstream.
+        except ConnectionFailedError as error:
+            if error.kind not in _OUR_FAULTS:
+                outcome, incident = AttemptOutcome.FAILURE, error.incident
+            raise
+        finally:
+            breaker.report(permit, outcome, incident)
+        return response
+
+
+def outcome_of_status(status: int) -> AttemptOutcome:
+    """Return the evidence of an answer about the upstream: only 408 and 5xx admit a fault."""
+    if status == REQUEST_TIMEOUT or status >= INTERNAL_SERVER_ERROR:
+        return AttemptOutcome.FAILURE
+    return AttemptOutcome.SUCCESS
+
+
+def _circuit_open(call: Call, refusal: CircuitRefusal) -> CircuitOpenError:
+    if refusal.retry_after is None:
+        said = "the circuit was opened by hand"
+    else:
+        said = f"the upstream has been failing; it is tried again in {refusal.retry_after:.1f} s"
+    return CircuitOpenError(
+        f"not sent: {said}",
+        method=call.method,
+        path=call.shown_path,
+        retry_after=refusal.retry_after,
+    )

@@ -1,6 +1,17 @@
-"""The early ends of a call's waits: its deadline, or the closing of the client."""
+"""The deadline layer: what ends the waits of a call early, and what the call ends with then.
 
+Nothing of a call lasts beyond its deadline, or the client itself.
+"""
+
+from collections.abc import Callable
+
+import httpx
 import trio
+
+from ..answers import outcome_unknown, unread
+from ..call import Call, deadline_of
+from ..errors import CallError, ConnectionFailedError, DeadlineExceededError, FailureKind
+from . import AttemptKind, CallLayer
 
 
 class CallCut(Exception):  # noqa: N818 - it says what happens, and never leaves the pipeline
@@ -38,3 +49,48 @@ class CallsUnderWay:
         self.is_closed = True
         for scope in self._scopes:
             scope.cancel()
+
+
+class DeadlineLayer(CallLayer):
+    """The outermost layer: says when a call has to be over, and what it ends with when it is cut.
+
+    Each wait inside keeps to the deadline by itself, since a scope here as well would cost each
+    call a twelfth more; it raises ``CallCut`` when it cannot be waited to its end.
+
+    Args:
+        under_way: knows whether the client is closed.
+        clock: returns the current time in seconds.
+    """
+
+    def __init__(self, under_way: CallsUnderWay, *, clock: Callable[[], float]) -> None:
+        self._under_way = under_way
+        self._clock = clock
+
+    async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
+        """Make the call and end it at its deadline.
+
+        Raises:
+            DeadlineExceededError: the deadline came first.
+            ConnectionFailedError: the client was closed first.
+            OutcomeUnknownError: one of both came while a write had been sent and not answered.
+        """
+        call.deadline = deadline_of(call.total_timeout, now=self._clock())
+        try:
+            return await self.next.send(call, kind)
+        except CallCut:
+            pass
+        error: CallError
+        if self._under_way.is_closed:
+            said = "the client was closed"
+            error = ConnectionFailedError(
+                said, kind=FailureKind.REFUSED, method=call.method, path=call.shown_path
+            )
+        else:
+            said = f"the total time of {call.total_timeout:g} s is over"
+            error = DeadlineExceededError(said, method=call.method, path=call.shown_path)
+        # The head of a success has come: the write was executed, and only its body is missing.
+        if call.head is not None and call.head.is_success and not call.idempotent:
+            raise unread(call.head, call, f"its body had not come when {said}")
+        if call.is_unconfirmed:
+            raise outcome_unknown(call) from error
+        raise error

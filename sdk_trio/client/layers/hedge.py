@@ -10,10 +10,12 @@ import attrs
 import httpx
 import trio
 
+from ..answers import RETRYABLE_STATUSES
 from ..call import Call
-from ..errors import ConnectionFailedError
-from ..retry import RETRYABLE_STATUSES, FailureKind, RetryBudget
-from .admission import AttemptKind, AttemptLayer, ClientCounters, RateGate
+from ..errors import ConnectionFailedError, FailureKind
+from . import AttemptKind, CallLayer, ClientCounters
+from .admission import RateGate
+from .retry import RetryBudget
 
 
 @attrs.define(eq=False)
@@ -57,32 +59,29 @@ class _Race:
         self.decided = trio.Event()
 
 
-class Hedger:
+class HedgeLayer(CallLayer):
     """Races a second attempt against one that takes too long.
 
     The loser is cancelled and awaited, so no task outlives the call. When both fail, the first
     one's failure counts.
 
     Args:
-        inner: makes one attempt.
         budget: pays for hedges; empty, there are none.
-        admitter: the limiter; when an attempt would have to wait for it, there is no hedge.
+        gate: the limiter; when an attempt would have to wait for it, there is no hedge.
         clock: returns the current time in seconds.
         counters: counts the races that hedges have won.
     """
 
     def __init__(
         self,
-        inner: AttemptLayer,
-        *,
         budget: RetryBudget,
-        admitter: RateGate,
+        gate: RateGate,
+        *,
         clock: Callable[[], float],
         counters: ClientCounters,
     ) -> None:
-        self._inner = inner
         self._budget = budget
-        self._admitter = admitter
+        self._gate = gate
         self._clock = clock
         self._counters = counters
 
@@ -95,7 +94,7 @@ class Hedger:
         Cancelling ends both attempts.
         """
         if call.hedge_after is None or not call.may_be_hedged:
-            return await self._inner.send(call, kind)
+            return await self.next.send(call, kind)
         first = _Runner(kind)
         race = _Race([first])
         async with trio.open_nursery() as nursery:
@@ -123,19 +122,17 @@ class Hedger:
             and first.error.kind is not FailureKind.REFUSED
         ):
             return False
-        if self._clock() >= call.deadline or not self._admitter.admit_now(call):
+        if self._clock() >= call.deadline or not self._gate.admit_now(call):
             return False
         if self._budget.withdraw() is not None:
             return True
         self._counters.budget_refusals += 1
-        self._admitter.give_back(call)
+        self._gate.give_back(call)
         return False
 
-    async def _run(  # noqa: ASYNC910 - a task that ends
-        self, call: Call, runner: _Runner, race: _Race
-    ) -> None:
+    async def _run(self, call: Call, runner: _Runner, race: _Race) -> None:
         try:
-            runner.response = await self._inner.send(call, runner.kind)
+            runner.response = await self.next.send(call, runner.kind)
         except Exception as error:
             runner.error = error
         race.note_end(runner)
@@ -148,4 +145,4 @@ class Hedger:
             # The breaker may have refused it: what was not sent is not paid.
             if call.attempts == sent:
                 self._budget.refund()
-                self._admitter.give_back(call)
+                self._gate.give_back(call)

@@ -1,27 +1,152 @@
-"""The retry layer: another attempt where the policy, the budget and the deadline allow one."""
+"""The retry layer: another attempt where the policy, the budget and the deadline allow one.
 
+:class:`RetryPolicy` and :class:`RetryBudget` are pure, as are the functions that say what may be
+repeated; :class:`RetryLayer` waits and repeats.
+"""
+
+import math
 from collections.abc import Callable
 
+import attrs
 import httpx
 
 from ...base.backoff import jittered_wait
 from ...base.logs import get_logger
+from ..answers import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, outcome_unknown
 from ..call import Call
-from ..errors import CircuitOpenError, ConnectionFailedError, OutcomeUnknownError
-from ..retry import FailureKind, RetryBudget, RetryPolicy, may_retry_failure, may_retry_status
-from .admission import AttemptKind, AttemptLayer, ClientCounters, RateGate, WaitTooLong
+from ..errors import CircuitOpenError, ConnectionFailedError, FailureKind
+from . import AttemptKind, CallLayer, ClientCounters
+from .admission import RateGate, WaitTooLong
 
 logger = get_logger("client")
 
 
-class Retryer:
+@attrs.frozen
+class RetryPolicy:
+    """The number of retries and the waits before them.
+
+    ``max_retries`` (0 to 10) come after the first attempt. Before the n-th one the wait is drawn
+    from ``U(0, min(cap_seconds, base_seconds * 2**(n-1)))`` (full jitter). When the upstream asks
+    for a longer wait than ``longest_wait_seconds``, there is no further attempt.
+    """
+
+    max_retries: int = 3
+    base_seconds: float = 0.5
+    cap_seconds: float = 8.0
+    longest_wait_seconds: float = 120.0
+
+
+def may_retry_status(status: int, *, idempotent: bool) -> bool:
+    """Return whether an answer of ``status`` may be followed by another attempt.
+
+    After a 429 every request may be repeated, because the upstream says that it did not execute it.
+    """
+    return status in RETRYABLE_STATUSES and (idempotent or status == TOO_MANY_REQUESTS)
+
+
+def may_retry_failure(kind: FailureKind, *, idempotent: bool) -> bool:
+    """Return whether a failure without answer may be followed by another attempt."""
+    if kind is FailureKind.UNCONFIRMED:
+        return idempotent
+    return kind is not FailureKind.REFUSED
+
+
+@attrs.frozen
+class BudgetPolicy:
+    """The rates at which the budget fills.
+
+    ``deposit_per_call`` is added by each first attempt; ``floor_per_second`` by time, up to
+    ``floor_seconds`` worth of it, which is also the balance at the start. ``maximum`` bounds what
+    a busy period can save up. One retry or hedge costs 1; all retries after one incident together
+    cost 1 as well, if there was no other such incident within ``incident_seconds``.
+    """
+
+    deposit_per_call: float = 0.2
+    floor_per_second: float = 2.0
+    floor_seconds: float = 10.0
+    maximum: float = 100.0
+    incident_seconds: float = 10.0
+
+    @property
+    def reserve(self) -> float:
+        """Return the balance that time alone can fill up to."""
+        return min(self.maximum, self.floor_per_second * self.floor_seconds)
+
+
+class RetryBudget:
+    """The balance of one client.
+
+    Args:
+        policy: how it fills.
+        clock: returns the current time in seconds; it must never go back.
+    """
+
+    def __init__(self, policy: BudgetPolicy, *, clock: Callable[[], float]) -> None:
+        self.policy = policy
+        self._clock = clock
+        # The clock is not asked here, because Trio's has no time before the program runs. A full
+        # reserve does not grow, so nobody needs to know how old it is.
+        self._balance = policy.reserve
+        self._updated_at = -math.inf
+        self._incident: object | None = None
+        self._next_incident_at = -math.inf
+
+    @property
+    def balance(self) -> float:
+        """Return the present balance."""
+        self._accrue()
+        return self._balance
+
+    def deposit(self) -> None:
+        """Fill the budget for one first attempt."""
+        self._accrue()
+        self._balance = min(self.policy.maximum, self._balance + self.policy.deposit_per_call)
+
+    def withdraw(self, incident: object | None = None) -> float | None:
+        """Pay for one retry or hedge.
+
+        Args:
+            incident: what the attempt before shares with others, known by its identity; None when
+                it failed by itself.
+
+        Returns:
+            What was paid, 0 when the incident has been paid for; None when the budget is empty.
+        """
+        if incident is not None and incident is self._incident:
+            return 0.0
+        self._accrue()
+        if self._balance < 1.0:
+            # No debts: an upstream that is down meets a fixed share of the normal load, not a
+            # queue of retries that were promised earlier.
+            return None
+        self._balance -= 1.0
+        if incident is not None and self._updated_at >= self._next_incident_at:
+            self._incident = incident
+            self._next_incident_at = self._updated_at + self.policy.incident_seconds
+        return 1.0
+
+    def refund(self, paid: float = 1.0) -> None:
+        """Give back what was paid for an attempt that was never sent."""
+        self._accrue()
+        self._balance = min(self.policy.maximum, self._balance + paid)
+
+    def _accrue(self) -> None:
+        now = self._clock()
+        # Time fills the budget up to the reserve only. Deposits of calls may go beyond it, up to
+        # the maximum, so a quiet client does not save up a storm.
+        if self._balance < self.policy.reserve:
+            earned = (now - self._updated_at) * self.policy.floor_per_second
+            self._balance = min(self.policy.reserve, self._balance + earned)
+        self._updated_at = now
+
+
+class RetryLayer(CallLayer):
     """Makes attempts until one is final.
 
     Args:
-        inner: makes one attempt, with its hedge.
         policy: the waits; each call has its own number of retries.
         budget: pays for retries.
-        admitter: the limiter, asked before each retry.
+        gate: the limiter, asked before each retry.
         clock: returns the current time in seconds.
         random: returns a number from 0 to 1.
         counters: counts refusals of the budget.
@@ -29,24 +154,22 @@ class Retryer:
 
     def __init__(
         self,
-        inner: AttemptLayer,
-        *,
         policy: RetryPolicy,
         budget: RetryBudget,
-        admitter: RateGate,
+        gate: RateGate,
+        *,
         clock: Callable[[], float],
         random: Callable[[], float],
         counters: ClientCounters,
     ) -> None:
-        self._inner = inner
         self._policy = policy
         self._budget = budget
-        self._admitter = admitter
+        self._gate = gate
         self._clock = clock
         self._random = random
         self._counters = counters
 
-    async def send(self, call: Call) -> httpx.Response:
+    async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
         """Return the first final answer, or the last one there was.
 
         A retry that the breaker refuses changes nothing about that, because the call's own last
@@ -60,21 +183,35 @@ class Retryer:
 
         Cancelling during a wait refunds the price of the attempt after it.
         """
-        last = await self._attempt(call, AttemptKind.FIRST)
-        failures = 1
-        while failures <= call.max_retries and _may_repeat(call, last):
+        failures = 0
+        paid: float | None = None  # for the attempt that comes next; the first one is free
+        while True:
+            sent = call.attempts
+            try:
+                last: httpx.Response | ConnectionFailedError = await self.next.send(call, kind)
+            except ConnectionFailedError as error:
+                last = error
+            except CircuitOpenError as refusal:
+                if paid is None or call.last is None:
+                    raise
+                self._give_back(call, sent, paid)
+                call.refusal, last = refusal, call.last
+                break
+            except BaseException:
+                if paid is not None:
+                    self._give_back(call, sent, paid)
+                raise
+            call.last = last
+            failures += 1
+            if failures > call.max_retries or not _may_repeat(call, last):
+                break
             paid = self._budget.withdraw(_incident_of(last))
             if paid is None:
                 self._counters.budget_refusals += 1
                 break
             if not await self._wait(call, failures, last, paid):
                 break
-            try:
-                last = await self._paid_attempt(call, paid)
-            except CircuitOpenError as refusal:
-                call.refusal = refusal
-                break
-            failures += 1
+            kind = AttemptKind.RETRY
         if isinstance(last, httpx.Response):
             return last
         # The write may have been executed. "Connection failed" would invite the caller to repeat
@@ -83,14 +220,11 @@ class Retryer:
             raise outcome_unknown(call) from last
         raise last
 
-    async def _attempt(
-        self, call: Call, kind: AttemptKind
-    ) -> httpx.Response | ConnectionFailedError:
-        try:
-            call.last = await self._inner.send(call, kind)
-        except ConnectionFailedError as error:
-            call.last = error
-        return call.last  # noqa: ASYNC910 - an attempt was made
+    def _give_back(self, call: Call, sent: int, paid: float) -> None:
+        """Give back what an attempt has cost that was never sent: it was refused or cancelled."""
+        if call.attempts == sent:
+            self._budget.refund(paid)
+            self._gate.give_back(call)
 
     async def _wait(
         self,
@@ -111,32 +245,19 @@ class Retryer:
         logger.info(
             "client.retry",
             method=call.method,
-            path=call.path,
+            path=call.shown_path,
             attempts=call.attempts,
             reason=_reason(last),
             seconds=round(not_before - now, 3),
         )
         admitted = False
         try:
-            leave = await self._admitter.admit(call, not_before=not_before)
+            leave = await self._gate.admit(call, not_before=not_before)
             admitted = not isinstance(leave, WaitTooLong)
         finally:
             if not admitted:
                 self._budget.refund(paid)
         return admitted
-
-    async def _paid_attempt(
-        self, call: Call, paid: float
-    ) -> httpx.Response | ConnectionFailedError:
-        sent = call.attempts
-        try:
-            return await self._attempt(call, AttemptKind.RETRY)
-        except BaseException:
-            # The breaker has refused it, or it was cancelled before it left: nothing was sent.
-            if call.attempts == sent:
-                self._budget.refund(paid)
-                self._admitter.give_back(call)
-            raise
 
 
 def _may_repeat(call: Call, last: httpx.Response | ConnectionFailedError) -> bool:
@@ -151,12 +272,3 @@ def _incident_of(last: httpx.Response | ConnectionFailedError) -> object | None:
 
 def _reason(last: httpx.Response | ConnectionFailedError) -> str:
     return str(last.status_code) if isinstance(last, httpx.Response) else type(last).__name__
-
-
-def outcome_unknown(call: Call) -> OutcomeUnknownError:
-    """Return the error for a write that was sent and not answered."""
-    return OutcomeUnknownError(
-        "the request was sent and no answer came: whether it took effect is not known",
-        method=call.method,
-        path=call.path,
-    )

@@ -12,22 +12,20 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 from ...base.http_grammar import DEFAULT_PORTS
 from ...base.tracing import attributes_of, fail, known_method, recorded
 from ..call import Call, without_path_secrets
-from .admission import AttemptKind, AttemptLayer
+from . import AttemptKind, CallLayer
 from .deadline import CallCut
 
 _CLIENT_ERROR = 400
 
 
-class AttemptTracer:
+class TracingLayer(CallLayer):
     """Wraps each attempt into a CLIENT span.
 
     Args:
-        inner: makes the attempt.
         tracer: makes the span.
     """
 
-    def __init__(self, inner: AttemptLayer, tracer: Tracer) -> None:
-        self._inner = inner
+    def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
@@ -51,7 +49,7 @@ class AttemptTracer:
         )
         with recorded(span, failures=Exception):
             try:
-                response = await self._inner.send(call, kind)
+                response = await self.next.send(call, kind)
             except CallCut as given_up:
                 cut = given_up
                 span.set_attribute("sdk.cancelled", True)

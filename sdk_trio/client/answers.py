@@ -1,0 +1,291 @@
+"""Answers of the upstream: what they say about their call, and the reading of their bodies.
+
+A success whose body breaks, is too large or has not the promised form is an error of its own: after
+its head a write has been executed, which no error may hide. Every text is masked before it stands
+in a message.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from types import MappingProxyType, TracebackType
+from typing import Any, TypeVar
+
+import httpx
+import trio
+
+from ..base.retry_after import parse_retry_after
+from ..net.messages import Incident, NetworkError
+from ..net.transport import NotProcessed, TransportClosed
+from .call import Call
+from .content_coding import TooLargeError
+from .errors import (
+    ApiError,
+    AttemptTimeoutError,
+    CallError,
+    ConnectionFailedError,
+    FailureKind,
+    OutcomeUnknownError,
+    UnexpectedAnswerError,
+    api_error,
+    mask,
+    without_frames,
+)
+from .json_text import PATIENT_BYTES, UnreadableJsonError, read_fast, read_json
+
+#: How long a connection that is given up may take to close, in seconds.
+CLOSING_SECONDS = 1.0
+
+#: Server errors that a second attempt would get again: not implemented, HTTP version not supported,
+#: circular negotiation, endless loop, missing extension, and the login page of a network.
+_LASTING = frozenset({501, 505, 506, 508, 510, 511})
+
+#: Answers after which the same request may well succeed. All other server errors are included, also
+#: those that no registry lists: proxies and content delivery networks answer 520 to 530 when the
+#: upstream is away.
+RETRYABLE_STATUSES = frozenset({408, 429, *range(500, 600)}) - _LASTING
+
+TOO_MANY_REQUESTS = 429
+
+#: Names of the header in which upstreams send the id of a request.
+REQUEST_ID_HEADERS = ("x-request-id", "request-id")
+
+#: The extension of a streamed response that holds its call.
+_CALL = "sdk_trio.call"
+
+_KINDS: MappingProxyType[type[Exception], FailureKind] = MappingProxyType(
+    {
+        httpx.ConnectError: FailureKind.NOT_SENT,
+        httpx.ConnectTimeout: FailureKind.NOT_SENT,
+        httpx.PoolTimeout: FailureKind.NO_CONNECTION_FREE,
+        NotProcessed: FailureKind.NOT_PROCESSED,
+        TransportClosed: FailureKind.REFUSED,
+        httpx.UnsupportedProtocol: FailureKind.REFUSED,
+        httpx.LocalProtocolError: FailureKind.REFUSED,
+    }
+)
+
+
+def is_acceptable(response: httpx.Response, call: Call) -> bool:
+    """Return whether the caller gets ``response`` itself and not an error made of it."""
+    return response.is_success or call.accepts_any_status
+
+
+def retry_after_of(response: httpx.Response, *, now: float) -> float | None:
+    """Return the wait in seconds that ``response`` asks for, None when it asks for none.
+
+    ``now`` is Unix time, for a date in an answer that has no ``Date``.
+    """
+    headers = response.headers
+    asked = headers.get("retry-after")
+    return None if asked is None else parse_retry_after(asked, date=headers.get("date"), now=now)
+
+
+def request_id_of(response: httpx.Response, call: Call) -> str | None:
+    """Return the upstream's id of the request, None when it sent none."""
+    for name in REQUEST_ID_HEADERS:
+        value = response.headers.get(name)
+        if value is not None:
+            return mask(str(value), call.secrets)
+    return None
+
+
+def refused(response: httpx.Response, call: Call, now: float) -> ApiError:
+    """Return the error for an answer that is no success; ``now`` is Unix time."""
+    return api_error(
+        status=response.status_code,
+        content=response.content,
+        method=call.method,
+        path=call.shown_path,
+        attempts=call.attempts,
+        request_id=request_id_of(response, call),
+        retry_after=retry_after_of(response, now=now),
+        secrets=call.secrets,
+    )
+
+
+def outcome_unknown(call: Call) -> OutcomeUnknownError:
+    """Return the error for a write that was sent and not answered."""
+    return OutcomeUnknownError(
+        "the request was sent and no answer came: whether it took effect is not known",
+        method=call.method,
+        path=call.shown_path,
+    )
+
+
+def failed(error: httpx.RequestError, call: Call) -> ConnectionFailedError:
+    """Translate a transport's error; the token is masked in its message."""
+    kind = _KINDS.get(type(error), FailureKind.UNCONFIRMED)
+    text = mask(str(error), call.secrets) or type(error).__name__
+    context: dict[str, Any] = {"kind": kind, "method": call.method, "path": call.shown_path}
+    timed_out = isinstance(error, httpx.TimeoutException)
+    failure = (AttemptTimeoutError if timed_out else ConnectionFailedError)(text, **context)
+    failure.incident = _incident_of(error)
+    return failure
+
+
+def unread(response: httpx.Response, call: Call, said: str) -> UnexpectedAnswerError:
+    """Return the error for a success whose body cannot be read; ``said`` is the reason."""
+    message = f"the upstream answered {response.status_code}, and {said}"
+    return _of_answer(UnexpectedAnswerError, response, call, message)
+
+
+def broken_off(
+    failure: httpx.RequestError | None, response: httpx.Response, call: Call
+) -> CallError:
+    """Return the error for a success whose body broke, or came too late without a ``failure``.
+
+    After the head of a success a write has been executed, so the error is not OutcomeUnknownError.
+    """
+    said = f"its body stopped for {call.attempt_timeout:g} s or took that long"
+    if failure is not None:
+        said = mask(str(failure), call.secrets) or type(failure).__name__
+    if not call.idempotent:
+        return unread(response, call, said)
+    if failure is None:
+        return _of_answer(AttemptTimeoutError, response, call, said, kind=FailureKind.UNCONFIRMED)
+    kind = _KINDS.get(type(failure), FailureKind.UNCONFIRMED)
+    error = _of_answer(ConnectionFailedError, response, call, said, kind=kind)
+    error.incident = _incident_of(failure)
+    return error
+
+
+def broken_by_closing(response: httpx.Response) -> ConnectionFailedError:
+    """Return the error for a body that was still being read when the client was closed."""
+    said, call = (
+        "the client was closed before the whole answer was read",
+        response.extensions[_CALL],
+    )
+    return _of_answer(ConnectionFailedError, response, call, said, kind=FailureKind.REFUSED)
+
+
+E = TypeVar("E", bound=CallError)
+
+
+def _of_answer(
+    error: type[E], response: httpx.Response, call: Call, message: str, **context: Any
+) -> E:
+    return error(
+        message,
+        status=response.status_code,
+        request_id=request_id_of(response, call),
+        method=call.method,
+        path=call.shown_path,
+        attempts=call.attempts,
+        **context,
+    )
+
+
+def _incident_of(error: httpx.RequestError) -> Incident | None:
+    cause = error.__cause__
+    return cause.incident if isinstance(cause, NetworkError) else None
+
+
+async def decode_json(response: httpx.Response, call: Call) -> Any:
+    """Return the answer's JSON.
+
+    A large text that only the tolerant reader can tell of is read in a thread, so that nobody else
+    waits for it; cancelling leaves that thread to its end.
+
+    Raises:
+        UnexpectedAnswerError: the answer is no JSON.
+    """
+    content = response.content
+    value, is_read = read_fast(content)
+    if is_read:
+        return value
+    try:
+        if len(content) <= PATIENT_BYTES:
+            return read_json(content)
+        return await trio.to_thread.run_sync(read_json, content, abandon_on_cancel=True)
+    except UnreadableJsonError as error:
+        fault = str(error)
+    finally:
+        del content  # reports of a failure show variables
+    raise unexpected(call, f"the answer ({response.status_code}) is no JSON: {fault}", response)
+
+
+def unexpected(
+    call: Call, message: str, response: httpx.Response, *, content: bytes | None = None
+) -> UnexpectedAnswerError:
+    """Return the error for an answer to ``call`` that has not the promised form.
+
+    It carries the answer, because a write cannot be repeated to get it again. ``content`` replaces
+    a body that was read as a stream.
+    """
+    body = response.content if content is None else content
+    return _of_answer(UnexpectedAnswerError, response, call, message, content=body)
+
+
+class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
+    """``async with client.stream(...) as response``: the head is there, the body is to be read.
+
+    Args:
+        call: the call.
+        send: sends it and returns once the head of a success is there.
+
+    Entering raises what a call raises. While the body is read, each part has to come within the
+    attempt's timeout: :class:`AttemptTimeoutError`, and a connection that breaks is a
+    :class:`ConnectionFailedError`; neither is tried again. The total time ends with the head.
+    Leaving closes the answer, read or not, and never waits for more than a second.
+    """
+
+    def __init__(self, call: Call, send: Callable[[Call], Awaitable[httpx.Response]]) -> None:
+        self._call = call
+        self._send = send
+        self._response: httpx.Response | None = None
+
+    async def __aenter__(self) -> httpx.Response:
+        response = await self._send(self._call)
+        response.extensions[_CALL] = self._call
+        self._response = response
+        if not response.is_closed:
+            assert isinstance(response.stream, httpx.AsyncByteStream)
+            response.stream = _TimedBody(response.stream, response, self._call)
+        return response
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._response is not None
+        with trio.move_on_after(CLOSING_SECONDS, shield=True):
+            with contextlib.suppress(httpx.HTTPError):
+                await self._response.aclose()
+
+
+class _TimedBody(httpx.AsyncByteStream):
+    """A body whose every part has to come within the timeout; it is its own iterator."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, response: httpx.Response, call: Call) -> None:
+        self._stream = stream
+        self._parts = aiter(stream)
+        self._response = response
+        self._call = call
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        call = self._call
+        fault = ""
+        try:
+            with trio.move_on_after(call.attempt_timeout):
+                return await anext(self._parts)
+        except (httpx.DecodingError, TooLargeError) as error:
+            fault = str(error)
+        except httpx.RequestError as error:
+            raise broken_off(error, self._response, call) from without_frames(error)
+        if fault:
+            raise unread(self._response, call, fault)
+        raise broken_off(None, self._response, call)
+
+    async def aclose(self) -> None:
+        # The iterator of a stream is usually a generator, which holds the connection until it is
+        # closed.
+        close = getattr(self._parts, "aclose", None)
+        if close is not None:
+            await close()
+        await self._stream.aclose()
