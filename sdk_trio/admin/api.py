@@ -23,7 +23,7 @@ from .queries import (
 )
 from .status import RunningProgram
 
-#: On every answer: nothing here is to be kept, guessed at, or run by a browser.
+#: Headers of every answer: a browser may not store it, guess its type, or run it.
 _ALWAYS = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -34,13 +34,13 @@ _log = get_logger("admin")
 
 EVENTS = "/api/events"
 
-#: Who acted, where the order does not say: everybody who has the token is the same.
+#: The actor of orders that name none: all holders of the token look the same.
 USUAL_ACTOR = "admin token"
 
 
 @attrs.frozen
 class Reply:
-    """One answer: its status, its body, and what it is."""
+    """One answer: its status, its body and its type."""
 
     status: int
     body: bytes
@@ -65,12 +65,12 @@ def document(status: int, value: Any, *extra: tuple[bytes, bytes]) -> Reply:
 
 
 def problem(status: int, reason: str, *extra: tuple[bytes, bytes]) -> Reply:
-    """Return a JSON answer that says what was wrong, and what to do."""
+    """Return a JSON answer with the error and its remedy."""
     return document(status, {"error": reason}, *extra)
 
 
 class EventAnswerer:
-    """Looks into the inbox of the running program, and puts events back into its queue."""
+    """The calls of the events API: it reads the inbox and puts events back into the queue."""
 
     def __init__(self, observed: RunningProgram) -> None:
         self._observed = observed
@@ -121,10 +121,10 @@ class EventAnswerer:
         return document(200, shown(record, attempts, evidence, body=body))
 
     async def replay(self, order: ReplayOrder, *, address: str | None) -> Reply:
-        """Put events back and wake the workers; cancelled, what was put back stays so.
+        """Put events back and wake the workers; if it is cancelled, finished transactions stay.
 
-        The log says who did it: ``actor`` as the caller calls himself (there is one token, so
-        nobody vouches for that), his ``address``, and the ids.
+        The log has the ids, the caller's ``address``, and the ``actor`` that the caller names.
+        There is one token, so nothing proves that name.
         """
         inbox = self._inbox
         more = False
@@ -146,7 +146,7 @@ class EventAnswerer:
             )
             raise
         finally:
-            # The store tells of changes by other processes only, and this one made these.
+            # The workers notice changes of other processes only, and this one made these.
             self._observed.wake()
         done = [key for key in possible if key in replayed]
         _log.info(

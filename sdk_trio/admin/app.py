@@ -25,30 +25,31 @@ from .status import RunningProgram, StatusProviders, StoreObserver
 
 _log = get_logger("admin")
 
-#: Larger bodies are refused; an order to replay 1000 long ids fits.
+#: The largest body of a request, in bytes; an order to replay 1000 long ids fits.
 MAX_BODY_BYTES = 256 * 1024
 
-#: Wrong tokens a second that are answered, after the first few: a guess is to take time. Who has
-#: the right one never waits for those who guess.
+#: Wrong tokens that are answered a second, after the first few, so that guessing takes time. A
+#: right token never waits. A lock-out by address would let anybody behind a shared address, or on
+#: loopback, lock the operator out.
 GUESSES_PER_SECOND = 5.0
 GUESS_BURST = 10
 
-#: How many of these answers may wait at once, of the connections that there are; the others get
-#: 429 at once, so that guessing takes no places away.
+#: The most of these answers that wait at the same time; further ones get 429 at once, so that
+#: guessing cannot use up the connections.
 MOST_GUESSES_WAITING = 16
 
-#: How long a call may look into the store, in seconds.
+#: Time limit of a call into the store, in seconds.
 CALL_SECONDS = 10.0
 
-#: Requests a second that are served: scrapes, probes and people are far below, and a flood takes
-#: little of the time that deliveries need. Probes have a share of their own.
+#: Requests that are served a second: scrapers and people stay far below, and a flood takes little
+#: of the time that deliveries need. Probes have a share of their own.
 REQUESTS_PER_SECOND = 200.0
 BURST = 50
 
-#: What refusals are logged at most, one in so many seconds: the sender decides how many there are.
+#: Refusals are logged once in this time, in seconds: strangers decide how many there are.
 REFUSAL_LOG_SECONDS = 10.0
 
-#: How many parts and names that cannot be shown are logged, each once.
+#: Failing parts and unknown metric names that are logged at most, each once.
 MOST_REPORTED = 100
 
 PROBES = ("/livez", "/readyz")
@@ -98,13 +99,13 @@ class AdminApp:
 
     Args:
         observed: the program.
-        sources: who gives checks and samples; may grow while it runs.
-        access: who may do what; :meth:`listen_at` tells it the real addresses.
+        sources: the checks and samples of the parts; may grow while it runs.
+        access: the rights; :meth:`listen_at` gives it the real addresses.
         version: of this package.
         clock: returns Unix seconds.
         started_at: when the process started, in Unix seconds.
 
-    :meth:`run` has to run beside it: it looks at the store for whoever asks.
+    :meth:`run` has to run beside it: it looks at the store on behalf of all requests.
     """
 
     def __init__(
@@ -138,11 +139,11 @@ class AdminApp:
         self._access = attrs.evolve(self._access, addresses=addresses)
 
     def restrict(self, *, allowed_hosts: tuple[str, ...], read_only: bool) -> None:
-        """Change who may do what, from the next request on."""
+        """Change the rights, from the next request on."""
         self._access = attrs.evolve(self._access, allowed_hosts=allowed_hosts, read_only=read_only)
 
     async def run(self) -> None:
-        """Look at the store for whoever asks, until cancelled."""
+        """Look at the store on behalf of all requests, until cancelled."""
         await self._store.run()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -301,7 +302,7 @@ class AdminApp:
         return [self._store.check(), *map(self._ask, self._sources.checks)]
 
     def _ask(self, source: CheckSource) -> Check:
-        """Return what a part says of itself; one that cannot say anything is not well."""
+        """Return the check of a part; a check that raises is a failed one."""
         try:
             return source()
         except Exception as error:
@@ -319,7 +320,7 @@ class AdminApp:
             yield Sample("sdk_admin_token_refusals_total", (("reason", reason),), count)
         yield from self._store.samples()
         for source in self._sources.samples:
-            # One part's fault must not hide what all the others say.
+            # A failing part must not hide the metrics of all the others.
             try:
                 yield from filter(self._is_known, source())
             except Exception as error:
@@ -332,10 +333,10 @@ class AdminApp:
         return known
 
     def _report_once(self, part: object, error: Exception) -> None:
-        # Bounded: a part may make up a new name for every sample.
+        # Bounded, because a faulty part may make up a new name for every sample.
         if part not in self._reported and len(self._reported) < MOST_REPORTED:
             self._reported.add(part)
-            # Its words may hold what no log may: the place is enough to find it.
+            # The error's text may hold secrets; its type and the part are enough to find it.
             name = part if isinstance(part, str) else getattr(part, "__qualname__", repr(part))
             _log.error("admin.source_failed", part=name, error=type(error).__name__)
 
@@ -349,7 +350,11 @@ def _address_of(scope: Any) -> str | None:
 
 
 async def _read_body(receive: Receive) -> bytes | None:
-    """Return the body, None if it is too large; it is read first, so that every answer arrives."""
+    """Return the body, None if it is too large.
+
+    It is read before any decision: an answer to a request whose body is unread may be lost when the
+    connection is reset.
+    """
     body = bytearray()
     while True:
         message = await receive()

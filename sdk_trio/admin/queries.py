@@ -1,8 +1,8 @@
 """The parameters of ``/api/events``, and the pages of its listings. Pure.
 
-A page is the ``limit`` events nearest to the cursor that was given, whatever order they are shown
-in, so that the same order can be kept while going forth and back. Cursors are sequences, which
-never change: events that arrive meanwhile move nothing.
+A page has the ``limit`` events nearest to the given cursor, in whichever order they are shown, so
+that the order stays the same when paging forth and back. Cursors are sequences, which never change:
+events that arrive meanwhile shift no page.
 """
 
 import re
@@ -16,7 +16,7 @@ import msgspec
 
 from ..records.deliveries import DeliveryRecord, DeliveryState
 
-#: The most events of one listing, and how many there are without ``limit``.
+#: The most events of one listing, and their number without ``limit``.
 LARGEST_LIMIT = 500
 USUAL_LIMIT = 50
 
@@ -29,22 +29,22 @@ LONGEST_ACTOR = 100
 #: The greatest sequence that a store has.
 LARGEST_SEQUENCE = 2**63 - 1
 
-#: How a moment is written: Unix seconds, or RFC 3339 with its offset from UTC. The plus sign of an
-#: offset that was not escaped arrives as a space.
+#: The forms of a moment: Unix seconds, or RFC 3339 with its offset from UTC. An unescaped plus sign
+#: in a query arrives as a space, so both are accepted.
 MOMENT = (
     r"^([0-9]{1,11}(\.[0-9]{1,6})?"
     r"|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
     r"(Z|[+ -][0-9]{2}:[0-9]{2}))$"
 )
 
-#: The latest one that has a form in seconds.
+#: The latest moment that can be written in seconds.
 LATEST_MOMENT = 99_999_999_999.0
 
 _MAX_PARAMETERS = 20
 
 
 class BadQueryError(ValueError):
-    """A query or body that is not understood: the message says which part, and what it takes."""
+    """A query or body that is not understood; the message names the part and the valid values."""
 
 
 @attrs.frozen
@@ -94,7 +94,7 @@ def parse_list(query: bytes) -> ListQuery:
         raise BadQueryError("order takes newest or oldest")
     after = _number(given, "after", None, 0, LARGEST_SEQUENCE)
     before = _number(given, "before", None, 0, LARGEST_SEQUENCE)
-    # Who asks for what comes after an event follows the inbox, and wants it in its order.
+    # A caller with ``after`` alone follows the inbox, and wants events in the order of arrival.
     usual = "newest" if after is None or before is not None else "oldest"
     return ListQuery(
         type=given.get("type"),
@@ -198,7 +198,7 @@ def _moment(given: Mapping[str, str], name: str) -> float | None:
         except (ValueError, OverflowError):
             pass
         else:
-            # Nothing arrived outside of these, and links can say no others.
+            # No event arrived outside of these bounds, and links cannot express other moments.
             return min(max(given_at, 0.0), LATEST_MOMENT)
     raise BadQueryError(
         f"{name} takes Unix seconds or a time such as 2026-01-31T12:00:00Z, with Z or its offset"
@@ -239,10 +239,10 @@ def page_of(query: ListQuery, found: Sequence[DeliveryRecord]) -> PageOfEvents:
     if not records:
         return PageOfEvents(records, {})
     between = query.after is not None and query.before is not None
-    # Sequences begin at 1, so that nothing lies on the other side of 0.
+    # Sequences begin at 1, so there is nothing before a cursor of 0.
     came_from_elsewhere = bool(query.after) if query.before is None else query.after is None
     has_next = more if reads_as_shown else True
-    # Between two cursors, what lies before the first page is not a part of what was asked for.
+    # With two cursors, events before the first page are outside of the requested range.
     has_previous = came_from_elsewhere if reads_as_shown else more
     first, last = records[0].sequence, records[-1].sequence
     below, above = ("before", "after") if query.order == "newest" else ("after", "before")

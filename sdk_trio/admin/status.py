@@ -29,34 +29,36 @@ TenantCounts = Callable[[], Awaitable[Mapping["TenantStatus", int]]]
 
 _log = get_logger("admin")
 
-#: How long one look serves everybody who asks, in seconds.
+#: Time for which one look serves all requests, in seconds.
 FRESH_SECONDS = 5.0
 
-#: Counting may take this share of the time, at most.
+#: The largest share of the time that counting may take: a store of many million rows is counted
+#: more seldom.
 COUNTING_SHARE = 0.05
 
-#: How long a request waits for a look, in seconds: below the second that an orchestrator commonly
+#: Time that a request waits for a look, in seconds: below the second that an orchestrator commonly
 #: allows a probe.
 PATIENCE_SECONDS = 0.8
 
 #: A write that takes longer than this fails the check, in seconds.
 STALLED_SECONDS = 2.0
 
-#: How long a store that failed is left alone, in seconds.
+#: Pause after an error of the store, in seconds.
 PAUSE_SECONDS = 0.2
 
-#: How much is written: as much as a usual delivery, or a disk with room for little more than a
-#: byte would pass while it keeps no delivery.
+#: Bytes of the probing write: as many as a usual delivery has. A disk with room for a few bytes
+#: would pass a smaller probe while it cannot keep a delivery.
 PROBE_BYTES = 8192
 
-#: The name of the record that is written to see whether the store can write.
+#: Name of the checkpoint of the probing write. Only a write proves that the store can write: a full
+#: disk still reads.
 CHECKPOINT = "admin.probe"
 
 Stores = Callable[[], tuple[Inbox, TenantCounts | None]]
 
 
 class RunningProgram(Protocol):
-    """The running program, as far as its admin address looks at it or asks it for something."""
+    """The running program, as far as its admin address uses it."""
 
     @property
     def state(self) -> str:
@@ -107,7 +109,7 @@ class Figures:
 
 
 class StoreObserver:
-    """Keeps what was last seen of the store; :meth:`run` looks, everything else only waits.
+    """The last observations of the store; :meth:`run` looks, everything else only waits.
 
     Args:
         stores: returns the open stores, or raises :class:`~sdk_trio.errors.NotRunningError`.
@@ -140,7 +142,7 @@ class StoreObserver:
         )
 
     def check(self) -> Check:
-        """Say whether the store can write, by what is known."""
+        """Return whether the store can write, by the last look."""
         with suppress(NotRunningError):
             if (lost := self._stores()[0].lost) is not None:
                 return Check("store", False, lost)
@@ -176,7 +178,7 @@ class StoreObserver:
     # -- looking -----------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look whenever somebody asks for what is not fresh; runs until cancelled."""
+        """Look whenever a request needs fresher observations, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted = trio.Event()

@@ -23,7 +23,7 @@ _TOKEN_BYTES = 32
 
 @attrs.frozen
 class AdminToken:
-    """The token, and where people find it: the name of a variable or the path of a file."""
+    """The token, and its place for people: the name of a variable or the path of a file."""
 
     value: str | None = attrs.field(repr=False)
     place: str
@@ -32,9 +32,9 @@ class AdminToken:
 def provide_token(settings: Settings, environ: Mapping[str, str] = os.environ) -> AdminToken:
     """Return the token of the variable that the settings name, else of the file, made if missing.
 
-    A file that others can read is replaced; one that another user has put there is refused. When
-    none can be kept, a warning says so, and nothing that needs the token is served: the receiver
-    does not stop for that.
+    A file that others can read is replaced; one of another user is refused. If no token can be
+    kept, a warning says so and calls that need it are refused; the receiver runs all the same,
+    because deliveries matter more than the admin address.
     """
     variable = settings.admin.token_env_var
     given = environ.get(variable, "").strip()
@@ -55,7 +55,7 @@ def provide_token(settings: Settings, environ: Mapping[str, str] = os.environ) -
 
 
 def _kept(file: Path) -> str | None:
-    """Return the token of an earlier start, if it is a secret still."""
+    """Return the token of an earlier start, if it is still secret."""
     try:
         descriptor = open_private(file)
     except FileNotFoundError:
@@ -78,7 +78,8 @@ def _generate(file: Path) -> str:
         with os.fdopen(descriptor, "w", encoding="ascii") as opened:
             opened.write(f"{token}\n")
         try:
-            # Unlike a rename, this leaves a file that another process has made meanwhile.
+            # Unlike a rename, a hard link does not replace a file of another process that started
+            # at the same moment; both then use the same token.
             os.link(temporary, file)
         except FileExistsError:
             return _kept(file) or token

@@ -38,18 +38,18 @@ CONCURRENCY = 4
 #: be configured (300), for a channel that forgets its own.
 ATTEMPT_SECONDS = 330.0
 
-#: How long a store that fails is left alone, in seconds.
+#: Pause after an error of the store, in seconds.
 STORE_RETRY_SECONDS = 1.0
 
-#: How long the last word on an attempt may take to be written after a cancellation, in seconds.
+#: Time to record the end of an attempt after a cancellation, in seconds.
 CLEANUP_SECONDS = 5.0
 
-#: How often a runner looks by itself, in seconds; mostly it is woken.
+#: Time between two looks of a runner that nobody wakes, in seconds; usually it is woken.
 LOOK_SECONDS = 5.0
 
 Count = Callable[[str, str], None]
 
-#: The word of each ending in log events and in ``sdk_notifications_total{channel,result}``.
+#: Names of the results in log events and in ``sdk_notifications_total{channel,result}``.
 RESULTS = {
     NotificationState.SENT: "sent",
     NotificationState.RETRYING: "retried",
@@ -60,20 +60,20 @@ RESULTS = {
 
 _LEVELS = {"sent": _log.info, "skipped": _log.warning, "retried": _log.warning}
 
-#: How often changes of other processes are looked for, in seconds: a query that reads a few pages.
+#: Time between two looks for changes of other processes, in seconds; a look reads a few pages.
 POLL_SECONDS = 0.5
 
-#: How often leases are renewed, in seconds; storage.LEASE_SECONDS allows for two missed renewals.
+#: Time between two renewals of leases, in seconds; storage.LEASE_SECONDS allows two missed ones.
 RENEW_SECONDS = 20.0
 
-#: A transition that nobody could be told of for so long, in seconds, is no news any more: its
-#: messages are skipped, so that a host that comes back after a week does not send a week's.
+#: An older transition, in seconds, is stale and its messages are skipped: a host that comes back
+#: after a week must not send a week's messages.
 NEWS_SECONDS = 86_400.0
 
-#: How long a finished message is kept, in seconds: as long as a deleted tenant is by default.
+#: Retention of finished messages, in seconds: as long as a deleted tenant is kept by default.
 RETENTION_SECONDS = 90 * 86_400.0
 
-#: How often the retention is applied, in seconds.
+#: Time between two passes of the retention, in seconds.
 PURGE_INTERVAL_SECONDS = 3600.0
 
 
@@ -98,15 +98,15 @@ class Pace:
         self._bucket.take(now, count)
 
     def pause(self, until: float) -> None:
-        """Allow none before that time: the provider has said so."""
+        """Allow no attempt before that time, because the provider asked for it."""
         self._paused_until = max(self._paused_until, until)
 
     def is_paused(self, now: float) -> bool:
-        """Return whether the provider is being left alone."""
+        """Return whether a provider's pause is in force."""
         return now < self._paused_until
 
     def wait(self, now: float) -> float:
-        """Return after how many seconds an attempt is allowed; 0 if one is now."""
+        """Return the seconds until an attempt is allowed; 0: one is allowed now."""
         return max(self._bucket.wait(now), self._paused_until - now, 0.0)
 
 
@@ -114,7 +114,8 @@ class Pace:
 class ChannelLimits:
     """The limits of one channel: messages at once, and messages a second.
 
-    ``longest_pause_seconds``: a provider that asks for more gets it for the one message alone.
+    ``longest_pause_seconds`` bounds the pause of the whole channel; a longer one that a provider
+    asks for applies to its one message only.
     """
 
     concurrency: int = CONCURRENCY
@@ -125,7 +126,7 @@ class ChannelLimits:
 
 
 class ChannelRunner:
-    """Claims what is due on one channel, sends it, and records what came of it.
+    """Claims the due messages of one channel, sends them, and records the results.
 
     Args:
         name: of the channel, as the store and people know it.
@@ -169,15 +170,15 @@ class ChannelRunner:
         self._wanted.set()
 
     def close(self) -> None:
-        """Claim nothing more; :meth:`run` returns when what was begun is finished."""
+        """Claim nothing more; :meth:`run` returns when the attempts in progress have ended."""
         self._closed = True
         self._wanted.set()
 
     async def run(self) -> None:
         """Send until :meth:`close`; then finish what was begun.
 
-        Cancelled, an attempt whose sending had begun is recorded as cut off, in
-        ``CLEANUP_SECONDS`` at most; one that was only claimed is given back.
+        If it is cancelled, an attempt whose sending had begun is recorded as cut off, within
+        ``CLEANUP_SECONDS``; one that was only claimed is given back.
         """
         pace = Pace(per_second=self._limits.per_second, burst=self._limits.burst)
         async with trio.open_nursery() as attempts:
@@ -225,7 +226,7 @@ class ChannelRunner:
             self._wanted.set()
 
     async def _begin(self, record: NotificationRecord) -> bool:
-        """Write the mark of sending; False when the message is to be left alone."""
+        """Write the mark of sending; return False if the message must not be sent."""
         try:
             while not self._closed:
                 try:
@@ -234,7 +235,8 @@ class ChannelRunner:
                     _log.store_unavailable(error, id=str(record.id))
                     await trio.sleep(STORE_RETRY_SECONDS)
         except trio.Cancelled:
-            # The mark may have been written, and nothing was sent.
+            # The mark may have been written although nothing was sent. Undone, the message is
+            # sent later; left, it would become ``unknown``.
             with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                 await self._record(record, SendResult(NotificationState.PENDING))
             raise
@@ -262,10 +264,10 @@ class ChannelRunner:
             raise
 
     def _pause(self, pace: Pace, asked: float) -> None:
-        """Leave the provider alone for as long as it asks, within the bound of the channel.
+        """Pause the channel for the time that the provider asks for, within the channel's bound.
 
-        One answer, right or wrong, must not silence everybody's messages for a day. The message
-        that got it waits for all of that time.
+        One answer, right or wrong, must not stop everybody's messages for a day. The message that
+        got it waits for the whole time.
         """
         now = trio.current_time()
         seconds = min(asked, self._limits.longest_pause_seconds)
@@ -283,7 +285,7 @@ class ChannelRunner:
             try:
                 return await self._channel.send(record.outbox)
             except Exception as error:
-                # A fault of ours in the middle of sending: nobody knows how far it came.
+                # A bug of ours in the middle of sending: the message may have left or not.
                 log_fault("notification.crashed", error, id=str(record.id))
                 await trio.lowlevel.checkpoint()
                 return Ambiguous(f"the channel failed: {type(error).__name__}")
@@ -297,15 +299,16 @@ class ChannelRunner:
         )
 
     async def _record(self, record: NotificationRecord, ending: SendResult) -> None:
-        """Write how an attempt ended, however long the store takes to take it."""
+        """Record the end of an attempt, and try again until the store accepts it."""
         while True:
-            # A cancelled write may have been made, so its answer is waited for.
+            # Shielded, because a cancelled write may have been made: only its answer tells.
             with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                 try:
                     if await self._store.finish(record.id, ending, now=self._clock()):
                         self._report(record, ending, attempt=record.attempts + 1)
                     elif ending.state in RESULTS:
-                        # Whoever took it over tells of it; that we have sent it, nobody else knows.
+                        # Another owner has the message and will report it. Only this log line
+                        # says that it was sent here, too.
                         _log.warning(
                             "notification.not_recorded",
                             id=str(record.id),
@@ -330,7 +333,7 @@ class ChannelRunner:
 def log_result(
     record: NotificationRecord, result: str, *, attempt: int, ending: SendResult, now: float
 ) -> None:
-    """Log what became of a message: no address and no text of it."""
+    """Log the result of a message, without its address and its text."""
     log = _LEVELS.get(result, _log.error)
     due = ending.next_attempt_at
     later = {} if due is None else {"retry_in": round(max(0.0, due - now), 1)}
@@ -404,15 +407,15 @@ class NotificationPump:
         self._wanted.set()
 
     def close(self) -> None:
-        """Begin nothing more; :meth:`run` returns when what was begun is finished."""
+        """Begin nothing more; :meth:`run` returns when the attempts in progress have ended."""
         self._closing.set()
         for runner in self._runners.values():
             runner.close()
 
     async def recover(self) -> None:
-        """Take over what earlier processes left: for who knows that there is no other one.
+        """Take over the messages of earlier processes; the caller knows that none of them lives.
 
-        What they were sending becomes ``unknown`` where it cannot be repeated.
+        A message that one of them was sending becomes ``unknown`` if it cannot be repeated.
 
         Raises:
             StoreUnavailableError: the store cannot do it at present.
@@ -429,15 +432,15 @@ class NotificationPump:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Send until :meth:`close`, then finish what was begun.
 
-        Cancelled, an attempt that was being sent is recorded as ``unknown`` (a repeatable one is
-        due again), and what was only claimed is given back; that takes a few seconds at most.
+        If it is cancelled, an attempt that was being sent is recorded as ``unknown`` (a repeatable
+        one is due again), and one that was only claimed is given back, within a few seconds.
 
         Raises:
             StoreUnavailableError: before it has started; later it is tried again.
         """
         try:
-            # Before anybody is told that we run: the very first look draws the line before which
-            # no transition is told of, and skips what waits on a channel that was switched off.
+            # Before ``started``: the very first look sets the position, before which no transition
+            # is announced, and skips messages that wait on a channel that was switched off.
             await self._look(first=True)
             async with trio.open_nursery() as background:
                 background.start_soon(self._watch)
@@ -455,7 +458,7 @@ class NotificationPump:
             self.ended.set()
 
     async def _watch(self) -> None:
-        """Enlist new transitions and wake the runners, at once and whenever something changes."""
+        """Enlist new transitions and wake the runners, now and after each change."""
         while True:
             self._wanted = trio.Event()
             pause = POLL_SECONDS
@@ -469,7 +472,7 @@ class NotificationPump:
                 await self._wanted.wait()
 
     async def _look(self, *, first: bool = False) -> bool:
-        """Look once; True when there is more to enlist."""
+        """Look once; return True if there is more to enlist."""
         now = self._clock()
         seen = await self._store.look(self._repeatable, now=now)
         for name in seen.due:
@@ -504,6 +507,6 @@ class NotificationPump:
         try:
             await self._store.release()
         except StoreUnavailableError as error:
-            # Our leases end with this process, and the next start takes the messages over.
+            # The next start takes the messages over, as our leases end with this process.
             _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()

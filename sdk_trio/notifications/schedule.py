@@ -36,11 +36,11 @@ def ending_of(
     """Decide what follows an attempt.
 
     Args:
-        outcome: what the channel said.
+        outcome: the channel's.
         attempts: the number of this attempt, from 1.
-        repeatable: whether the receiver can tell a repetition: only then is a message sent again
-            of which it is not known whether it arrived.
-        schedule: how often and how late.
+        repeatable: whether the receiver recognizes a repetition: only then is a message sent again
+            that may have arrived.
+        schedule: the number of attempts and the waits.
         now: Unix seconds.
         fraction: the caller's randomness, from 0 to 1.
     """
@@ -62,7 +62,8 @@ def ending_of(
     wait = jittered_wait(
         attempts, fraction, base_seconds=schedule.base_seconds, cap_seconds=schedule.cap_seconds
     )
-    # What the provider asked for is a lower bound; the jitter on top spreads those that it told.
+    # The provider's wait is a lower bound. The jitter on top keeps all messages that got the same
+    # answer from coming back at the same moment.
     return SendResult(NotificationState.RETRYING, _cut(reason), next_attempt_at=now + asked + wait)
 
 

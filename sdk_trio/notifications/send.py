@@ -28,17 +28,20 @@ _log = get_logger("notifications")
 #: Reads an environment variable; None when it is not set.
 ReadVariable = Callable[[str], str | None]
 
-#: How much of a provider's explanation is kept.
+#: Characters of a provider's explanation that are kept.
 MAX_EXPLANATION_CHARACTERS = 300
 
-#: A provider that asks for a longer wait is asked again all the same.
+#: The longest wait that a provider's answer can cause, in seconds.
 MAX_WAIT_SECONDS = 86_400.0
 
-#: Beside the 5xx: the request did not arrive whole, came too early, or was one too many.
+#: Statuses, beside the 5xx, after which the message is sent again: the request did not arrive
+#: whole, came too early, or was one too many.
 _TRY_AGAIN = frozenset({408, 425, 429})
 
-#: Said by something between us and the provider, which has passed the request on or not and does
-#: not know what became of it: 502, 504, and the numbers that content networks have made up.
+#: Statuses of a gateway between us and the provider: 502, 504, and those that content networks
+#: made up. The gateway may have passed the request on or not, so nobody knows whether the message
+#: was taken. An SMS that was sent cannot be called back, so it becomes ``unknown`` instead of being
+#: sent again (docs/adr/0014-notification-channels.md).
 _SAID_BY_A_GATEWAY = frozenset({502, 504, 598, 599, *range(520, 531)})
 
 
@@ -82,9 +85,10 @@ Outcome = Sent | Again | Refused | Skipped | Ambiguous
 
 
 def log_fault(event: str, error: Exception, **fields: object) -> None:
-    """Log an unexpected exception and the line that raised it.
+    """Log the type of an unexpected exception and the line that raised it.
 
-    Neither its words nor its traceback: both may quote a credential, an address or a text.
+    Its text and its traceback may quote a credential, an address or a message, so neither is
+    logged.
     """
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.filename}:{place.lineno}"
@@ -96,16 +100,16 @@ class Channel(Protocol):
 
     @property
     def repeatable(self) -> bool:
-        """Whether a message may be sent again when it is not known if it arrived.
+        """Whether a message may be sent again if it is not known whether it arrived.
 
-        True where the receiver can tell a repetition by its id: the webhook channel.
+        True if the receiver recognizes a repetition by its id, as the webhook's does.
         """
         ...
 
     async def send(self, record: OutboxRecord) -> Outcome:
-        """Try once to tell of this transition.
+        """Try once to announce this transition.
 
-        Raises nothing but ``Cancelled``, after which the outcome is unknown.
+        It raises nothing but ``Cancelled``, after which the outcome is unknown.
         """
         ...
 
@@ -129,7 +133,7 @@ class Poster(Protocol):
             url: an absolute URL.
             headers: all but Host and Content-Length.
             body: the exact bytes.
-            timeout_seconds: for everything, from the name's look-up to the answer's last byte.
+            timeout_seconds: time limit from the look-up of the name to the answer's last byte.
             public_only: refuse to connect to a private, loopback or link-local address.
             wants_body: False: the answer is whole when its head has come, and its body is empty.
 
@@ -144,7 +148,10 @@ class Poster(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """A request that is ready to be sent, and who judges its answer. ``repr`` shows no secret."""
+    """A request that is ready to be sent, with the function that classifies its answer.
+
+    ``repr`` shows no secret.
+    """
 
     url: str = attrs.field(repr=False)
     headers: Mapping[str, str] = attrs.field(repr=False)
@@ -156,13 +163,13 @@ class Request:
 
 
 async def attempt(poster: Poster, prepare: Callable[[], Request | Skipped]) -> Outcome:
-    """Prepare a request, send it once, and return what became of it.
+    """Prepare a request, send it once, and return the outcome.
 
-    Raises nothing but ``Cancelled``; whether the request arrived is then unknown.
+    It raises nothing but ``Cancelled``; whether the request arrived is then unknown.
     """
     try:
         request = prepare()
-    except Exception as error:  # a fault of ours must not end the other channels
+    except Exception as error:  # a bug in one message must not end the other channels
         log_fault("notification.not_prepared", error)
         await trio.lowlevel.checkpoint()
         return Refused(f"unexpected {type(error).__name__} while the message was made")
@@ -188,16 +195,17 @@ async def attempt(poster: Poster, prepare: Callable[[], Request | Skipped]) -> O
         outcome = Again(str(error))
     except AnswerLostError as error:
         outcome = Ambiguous(str(error))
-    except Exception as error:  # it may have been sent
+    except Exception as error:  # a bug after the sending began, so the message may have arrived
         log_fault("notification.answer_not_understood", error)
         outcome = Ambiguous(f"unexpected {type(error).__name__} while it was sent")
     return outcome  # noqa: ASYNC910 - a post that raises has waited too
 
 
 def credential(read_variable: ReadVariable, name: str, *, for_header: bool = True) -> str | Skipped:
-    """Return the value of a variable, or why it cannot be used; the value is never quoted.
+    """Return the value of a variable, or the reason not to use it, which never quotes the value.
 
-    ``for_header``: it becomes part of a request's head, which takes visible ASCII only.
+    ``for_header``: it becomes part of a request's head, where only visible ASCII is safe: a line
+    break would begin another header.
     """
     value = (read_variable(name) or "").strip()
     if not value:
@@ -214,9 +222,9 @@ class ProviderChannel(ABC):
     """Sends the messages of one channel; a :class:`~Channel`.
 
     Args:
-        options: what is configured.
+        options: the settings of notifications.
         poster: sends requests.
-        read_variable: reads the environment, at each message, so that a changed credential counts.
+        read_variable: reads the environment for each message, so that a changed credential counts.
         clock: returns Unix seconds.
     """
 
@@ -242,7 +250,7 @@ class ProviderChannel(ABC):
 
     @abstractmethod
     def _prepare(self, record: OutboxRecord) -> Request | Skipped:
-        """Return the request of a message, or why there is none."""
+        """Return the request of a message, or the reason to send none."""
 
 
 def classify_response(
@@ -253,14 +261,14 @@ def classify_response(
     advice: str = "",
     now: float = 0,
 ) -> Outcome:
-    """Return what became of a message whose answer is no success.
+    """Return the outcome of a message whose answer is no success, by its status alone.
 
     Args:
         answer: of any status but those that the channel takes for success.
-        repeatable: whether the receiver can tell a repetition. Where it cannot, a gateway's answer
-            leaves the outcome open as a silence does (ADR 0014).
-        explanation: what the provider says, already bounded and without secrets.
-        advice: what to do about 401 and 403.
+        repeatable: whether the receiver recognizes a repetition. If it does not, a gateway's answer
+            leaves the outcome open, like no answer.
+        explanation: the provider's words, already bounded and without secrets.
+        advice: the remedy for 401 and 403.
         now: Unix seconds, for ``X-RateLimit-Reset``.
     """
     status = answer.status

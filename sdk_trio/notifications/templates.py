@@ -1,8 +1,8 @@
 """The message about one transition: subject, text, HTML, SMS. Pure.
 
-Names and reasons come from people who may mean harm. Whatever they hold, rendering returns texts
-of a bounded size; a value is never read as a placeholder, a header, HTML, or a change of the
-direction of writing. Sizes, in characters, with an ellipsis where something was cut:
+Names and reasons may be hostile. Whatever they hold, the rendered texts have a bounded size, and a
+value is never taken for a placeholder, a header, HTML, or a change of the direction of writing.
+Sizes, in characters, with an ellipsis where something was cut:
 
 =========  =====  =======  ==========================
 in         name   reason   altogether
@@ -28,10 +28,11 @@ MAX_EMAIL_CHARACTERS = 20_000
 #: The provider refuses more than 1600 characters; ten segments hold 1530 at most.
 MAX_SMS_SEGMENTS = 10
 
-#: Stands for a reason that nobody gave, so that "Reason: {Reason}" still reads well.
+#: The text for a missing reason, so that "Reason: {Reason}" still reads well.
 NO_REASON = "none was given"
 
-#: What joins the parts of one emoji or keeps letters apart in several scripts.
+#: Invisible characters that are kept: they join the parts of an emoji, and separate letters in
+#: several scripts.
 _JOINERS = frozenset("\u200c\u200d")
 
 
@@ -44,7 +45,8 @@ class _Bounds:
 
 _SUBJECT = _Bounds(name=100, reason=100)
 _EMAIL = _Bounds(name=200, reason=2000)
-# Three dots: the single character is not in the alphabet of short messages.
+# Three dots: the ellipsis character is not in the GSM 03.38 alphabet, and one character outside of
+# it makes the whole message cost 16 bits a character.
 _SMS = _Bounds(name=100, reason=200, ellipsis="...")
 
 

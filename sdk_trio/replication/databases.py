@@ -1,9 +1,10 @@
 """The databases to replicate: those of active tenants whose file is there, and which file that is.
 
-The identity of a file tells it from another one that took its place under the same name. The number
-of a file alone does not: a file system gives it to the next file as soon as it is free. The time of
-a file's creation does, and neither writes, checkpoints nor ``VACUUM`` change either. Python knows
-that time on macOS and Windows alone, so on Linux the kernel is asked.
+A replicator keeps a file that it has opened, also when another one takes its name. So each file has
+an identity: its inode and the time of its creation. The inode alone is not enough, because a file
+system gives it to the next file as soon as it is free. Writes, checkpoints and ``VACUUM`` change
+neither. Python reads the time of creation on macOS and Windows only, so on Linux ``statx`` is
+called.
 """
 
 import ctypes

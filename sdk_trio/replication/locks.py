@@ -1,8 +1,8 @@
 """Locks: the databases' directory has one replicator at a time, and ``replication run`` a pid file.
 
 Two replicators of one database raise no error and spoil its replica. The lock belongs to an open
-file that the child inherits, so it is held for as long as either of us lives: whoever starts
-after we were killed waits until our child is gone too.
+file that the child inherits, so it is held as long as the supervisor or its child lives: after a
+supervisor was killed, the next one waits until the child has ended, too.
 
 The pid file is whole from the first moment, locked while it is true, and gone at the end.
 """

@@ -1,7 +1,9 @@
 """External mode: tells an operator's replicator of a new manifest by SIGHUP.
 
-A signal goes only to a process that is known to survive it: a pid file may be old, and its number
-may belong to another process by now, which a SIGHUP would end.
+Litestream 0.5 has no handler for SIGHUP and ends: replication would stop with the first new tenant.
+And a pid file is a number that was true once; after a crash it may be another program's. So the
+process is looked at first, and held by a pidfd so that a process that takes over the number
+meanwhile gets nothing (docs/adr/0015-only-who-survives-is-signalled.md).
 """
 
 import os

@@ -57,7 +57,7 @@ class ExistingState(enum.Enum):
     """The state of an id's record, as far as a further delivery of it is concerned."""
 
     FORGOTTEN = enum.auto()
-    """Done longer ago than the dedup retention: as if it had never been seen."""
+    """Done longer ago than the dedup retention: treated as never seen."""
     FINISHED = enum.auto()
     """Done, and still remembered."""
     QUEUED = enum.auto()
@@ -67,9 +67,12 @@ class ExistingState(enum.Enum):
     WAITING = enum.auto()
     """It failed or was cut short inline, and waits for the sender's redelivery."""
     DEAD = enum.auto()
+    """Its last allowed run failed; a redelivery runs it again."""
     CONDEMNED = enum.auto()
-    """Dead, and its process ended while it ran: only an operator's replay runs it again."""
+    """Dead, and its process ended while it ran: only an operator's replay runs it again, because
+    each redelivery could end the process again."""
     PARKED = enum.auto()
+    """Nothing handles its type."""
 
 
 class Change(enum.Enum):

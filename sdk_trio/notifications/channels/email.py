@@ -85,7 +85,7 @@ def _document(options: NotificationsOptions, record: OutboxRecord, recipient: st
         "personalizations": [
             {
                 "to": [{"email": recipient}],
-                # Comes back with the provider's events: a bounce can be laid to its transition.
+                # The provider's events repeat it, so a bounce can be matched to its transition.
                 "custom_args": {"delivery_id": record.delivery_id},
             }
         ],

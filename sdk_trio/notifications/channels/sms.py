@@ -48,7 +48,7 @@ class SmsSender(ProviderChannel):
         pair = base64.b64encode(f"{account}:{token}".encode()).decode()
         fields = {"To": recipient, "From": provider.from_number, "Body": text}
         return Request(
-            # Quoted: an id with a slash would name another resource.
+            # Quoted, because an id with a slash would name another resource.
             url=f"{base}/2010-04-01/Accounts/{quote(account, safe='')}/Messages.json",
             headers={
                 "authorization": f"Basic {pair}",

@@ -136,12 +136,13 @@ class WebhookSender(ProviderChannel):
             timeout_seconds=webhook.timeout_seconds,
             classify=self._judge,
             public_only=must_be_public(options),
-            # The status says it all, and what a receiver does with its body is its own affair.
+            # The status is all that counts. Many receivers answer 200 and work before they end the
+            # body; waiting for it, the same message was sent eight times.
             wants_body=False,
         )
 
     def _judge(self, answer: PostAnswer) -> Outcome:
-        # The receiver's words are not kept: nobody knows what they hold.
+        # The receiver's words are not kept: they may hold anything, also secrets.
         if 200 <= answer.status < 300:
             return accepted(answer)
         return classify_response(

@@ -1,14 +1,14 @@
 """The inbox in this process's memory, and the backend that holds it and its neighbours.
 
-It keeps nothing after the process has ended, and its size is bounded. The body of a done delivery
-goes at once, and what is remembered of it shrinks to its id, see :class:`Deliveries`. If what waits
-takes too much, dead, parked and failed inline deliveries go, the oldest first; after them new ones
-are refused. The first time, a warning says so.
+Nothing survives the process, and the size is bounded. A done delivery loses its body at once and
+shrinks to its id later, see :class:`Deliveries`. When unfinished deliveries take too much, the
+oldest dead, parked and failed inline ones are dropped, and then new ones are refused. A warning
+says so the first time.
 
-Cancellation: a method is one checkpoint, *before* anything is looked at or changed. Cancelled
-therefore means untouched, and a change is complete the moment it is made. ``close``, and ``finish``
-of an inline run, are none, and ``claim`` lets no other task run: such a run stands in a request,
-which waits for its client once, and a checkpoint costs as much as everything that is done here.
+Cancellation: a method is one checkpoint, *before* it reads or changes anything, so a cancelled call
+has changed nothing. ``close``, and ``finish`` of an inline run, are no checkpoints, and ``claim``
+lets no other task run: such a run is part of a request, which waits for its client anyway, and a
+checkpoint would cost as much as all the work of this store.
 
 :class:`MemoryBackend` makes the stores of tenants, messages and the upgrade for the first caller
 that asks: most receivers have no tenants, and start without them.

@@ -1,9 +1,9 @@
 """Everything that changes the inbox in SQLite: plain functions of a connection.
 
-Each is a job for the :class:`Committer`: it runs within a transaction that it neither
-begins nor ends, and may be run again after a rollback. What the functions mean is said once, in
-:class:`Inbox`. Two invariants keep ``inbox_open`` sorted by arrival: only a ``retrying``
-row has ``next_attempt_at``, and only a leased row has ``lease_owner``.
+Each is a job for the :class:`Committer`: it runs within a transaction that it neither begins nor
+ends, and may run again after a rollback. :class:`Inbox` describes the functions. Two invariants
+keep ``inbox_open`` sorted by arrival: only a ``retrying`` row has ``next_attempt_at``, and only a
+leased row has ``lease_owner``.
 """
 
 import hashlib
