@@ -13,14 +13,14 @@ from ..base.metrics import Sample
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-#: What a histogram's samples add to its name.
+#: Endings that a histogram's samples add to its name.
 HISTOGRAM_ENDINGS: Final = ("_bucket", "_sum", "_count")
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 _LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
-#: What Python and the format call differently.
+#: Numbers that the format spells otherwise than Python.
 _NAMED: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 
 _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})

@@ -43,7 +43,7 @@ _FALSE = frozenset({"false", "0", "no", "off"})
 #: Items of these forms hold no comma, so that a list may be written with commas.
 _COMMA_FORMS = frozenset({Form.BIND, Form.CIDR, Form.PROXY})
 
-#: How alike two names must be for a "did you mean".
+#: The least likeness of two names for a "did you mean", from 0 to 1 (difflib's ratio).
 SIMILARITY = 0.7
 
 #: Digits of the greatest index that a list item may have.

@@ -7,7 +7,7 @@ import enum
 
 
 class Mode(enum.StrEnum):
-    """Which upstream the client calls."""
+    """The upstream that the client calls."""
 
     TEST = "Test"
     LIVE = "Live"
@@ -34,7 +34,7 @@ class KeyDerivation(enum.StrEnum):
 
 
 class ForwardedHeaders(enum.StrEnum):
-    """Which family of forwarding headers a trusted proxy sets."""
+    """The family of forwarding headers that a trusted proxy sets."""
 
     AUTO = "Auto"
     """Either of the two below; where both came, they must agree."""

@@ -27,7 +27,7 @@ LEAST_TOKEN_CHARACTERS = 32
 #: Blocks larger than this hold strangers: /8 of IPv4, /32 of IPv6.
 _WIDEST = {4: 8, 6: 32}
 
-#: What every user of the machine may do to a socket.
+#: The bits of a socket's mode that let every user of the machine connect.
 _EVERYBODY = 0o006
 
 

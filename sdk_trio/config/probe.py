@@ -28,7 +28,7 @@ _OPENSSH_MAGIC: Final = b"openssh-key-v1\0"
 #: No private key is longer.
 _KEY_BYTES = 65_536
 
-#: What arrives unchanged where the replicator puts a variable between single quotes.
+#: Values that the replicator reads unchanged between single quotes: no quote and no line break.
 _QUOTABLE = re.compile(r"[ -&(-~]+")
 
 

@@ -159,8 +159,8 @@ _PUBLISHED = frozenset(
 #: 16 random decimal digits have 8.
 _FEWEST_DIFFERENT = 5
 
-#: What a public key begins with in the forms that other programs keep it in: base64 of DER, PEM,
-#: and the one of SSH.
+#: Beginnings of a public key in the forms of other programs: base64 of DER, PEM, and SSH. Such a
+#: text must not be taken for a shared secret: everybody can know it.
 _PUBLIC_KEY_FORMS = ("MCowBQYDK2Vw", "-----BEGIN PUBLIC KEY", "ssh-ed25519 ")
 
 
@@ -186,7 +186,7 @@ def is_quoted(text: str) -> bool:
     return len(text) > 1 and text[0] == text[-1] and text[0] in "'\"`"
 
 
-#: What to say of such a text.
+#: The problem of a text in quotes.
 QUOTED = (
     "begins and ends with a quote, which would be part of the secret: remove both quotes (the "
     "env files of containers and units keep them)"

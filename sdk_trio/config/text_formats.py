@@ -19,7 +19,7 @@ from .metadata import Form
 UNIX_PATH_BYTES = 107
 
 _SOCKET_MODE = "?mode="
-#: Who may connect to a socket: this user, its group as well, or every user of the machine.
+#: The modes of a socket: this user may connect, its group as well, or every user of the machine.
 SOCKET_MODES = ("0600", "0660", "0666")
 
 #: The longest name that can be looked up, its last dot included (RFC 1035).

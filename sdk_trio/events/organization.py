@@ -1,4 +1,4 @@
-"""Which organization of the upstream a delivery is about: read, or guessed at before. Pure."""
+"""The organization of the upstream in a delivery: read from the event, or guessed before. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import msgspec
 
 from .values import UNFIT, decoder_for, members_of
 
-#: Where the upstream names the organization, in order: records name it at different places.
+#: Paths at which the upstream's records name the organization, in order of preference.
 ORGANIZATION_PATHS: Final = (
     ("organization_id",),
     ("customer", "organization_id"),
@@ -20,9 +20,10 @@ ORGANIZATION_PATHS: Final = (
 #: The type whose ``data`` is the organization itself.
 ORGANIZATION_TYPE: Final = "organization.updated"
 
-#: What is read of a body that is not verified: real ones name it in their first few kilobytes.
+#: Bytes of an unverified body that are scanned: real ones name it in their first few kilobytes.
 SCANNED_BYTES: Final = 64 * 1024
-#: How many texts and brackets of it are looked at: about a millisecond.
+#: Texts and brackets of it that are looked at, which takes about a millisecond. Anybody can send
+#: such a body: a scan of all of it once cost 2 s of CPU for 1 MiB.
 SCANNED_TOKENS: Final = 2048
 
 #: The next text, with a colon if it is a name, or bracket. What stands between matters not.

@@ -676,7 +676,7 @@ _CHANGES: dict[str, Callable[[_Story], Data]] = {
 }
 
 
-#: What a type has beside ``data``.
+#: Members that a type has beside ``data``.
 _BESIDE_DATA: Mapping[str, Data] = {
     "subscription.migrated": {"provider": "stripe", "provider_subscription_id": "sub_example"},
 }

@@ -64,8 +64,8 @@ _VALUE, _VALUE_OR_END, _NAME, _NAME_OR_END, _COLON, _COMMA_OR_END = range(6)
 
 _ENDS: Final = (_COMMA_OR_END, _VALUE_OR_END, _NAME_OR_END)
 
-#: What decoding of an accepted document may still raise: a value of another kind, or a number
-#: that is beyond a float.
+#: Errors that decoding an accepted document may still raise: for a value of another kind, or for a
+#: number beyond the range of a float.
 UNFIT = (msgspec.MsgspecError, ValueError, RecursionError)
 
 #: Called with the path (``data.items[2].amount``) and what is wrong with the value there.

@@ -32,7 +32,7 @@ from ..errors import ReplicationError
 # Characters that need no escape between double quotes. A dollar would be expanded.
 _PLAIN_TEXT = frozenset(map(chr, range(0x20, 0x7F))) - set('"\\$')
 
-#: Where the replicator's metrics are served: to this machine only.
+#: The address of the replicator's metrics, which serves this machine only.
 METRICS_HOST: Final = "127.0.0.1"
 
 #: With more databases than this the replicator compacts less often.

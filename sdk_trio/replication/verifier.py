@@ -236,7 +236,7 @@ class Verifier:
         # A sync that takes longer than the allowed lag is a lag.
         options = self._options
         self._sync_seconds = options.sync_interval_seconds + options.health_check_max_lag_seconds
-        #: How long points in time are kept, in seconds.
+        #: Retention of points in time, in seconds.
         self.retention: float = options.retention_days * 86_400.0
         self._data = Path(settings.storage.path).absolute()
 

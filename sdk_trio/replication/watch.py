@@ -189,7 +189,7 @@ class Watcher:
         self._applied: Mapping[str, str] | None = None
         self._told = False
         self._complaint = ""
-        #: How often the manifest was written.
+        #: Number of times that the manifest was written.
         self.regenerations: int = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -48,7 +48,7 @@ _GROUP_OR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 _ENTERED = stat.S_IXGRP | stat.S_IXOTH
 
-#: How many files that others can read an error names.
+#: The most files that others can read which an error names.
 _FILES_NAMED = 3
 
 #: The most bytes that are read of a private file; tokens and process ids are small.

@@ -10,7 +10,7 @@ from ..template_text import DEACTIVATED, DELETED, REACTIVATED, SUSPENDED, Templa
 
 @attrs.frozen(kw_only=True)
 class EnabledChannelsOptions:
-    """Which channels dispatch."""
+    """The channels that send messages."""
 
     email: bool = attrs.field(default=True, metadata=about("Email channel dispatches."))
     sms: bool = attrs.field(default=False, metadata=about("SMS channel dispatches."))

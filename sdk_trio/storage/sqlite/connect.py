@@ -21,8 +21,8 @@ from .schema import VERSION, plan_migration
 #: package take milliseconds, so this outlasts a daemon under load; every delivery waits meanwhile.
 BUSY_SECONDS = 3.0
 
-#: How long another process may take to bring the store up to date, in seconds: a million deliveries
-#: of an early version took 4, and 12 on a busy machine.
+#: Time for another process to migrate the store, in seconds: a million deliveries of an early
+#: version took 4, and 12 on a busy machine.
 MIGRATION_SECONDS = 120.0
 
 _log = get_logger("storage")
