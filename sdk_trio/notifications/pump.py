@@ -185,6 +185,8 @@ class ChannelRunner:
             while not self._closed:
                 self._wanted = trio.Event()
                 now = trio.current_time()
+                # No more is claimed than can be sent at once: what is claimed and waits would be
+                # nobody's for a lease after a crash.
                 free = min(self._limits.concurrency - self._busy, pace.allowed(now))
                 pause = LOOK_SECONDS if free else max(pace.wait(now), 0.001)
                 if free:
@@ -281,6 +283,8 @@ class ChannelRunner:
         pace.pause(now + seconds)
 
     async def _attempt(self, record: NotificationRecord) -> Outcome:
+        # Each channel has its own timeout. This one is for a channel that forgets it, whose
+        # messages would hold their places for ever.
         with trio.move_on_after(ATTEMPT_SECONDS):
             try:
                 return await self._channel.send(record.outbox)
@@ -447,6 +451,8 @@ class NotificationPump:
                 background.start_soon(self._every, RENEW_SECONDS, self._renew)
                 background.start_soon(self._every, PURGE_INTERVAL_SECONDS, self._purge)
                 task_status.started()
+                # The runners have a nursery of their own: at a close they finish what was begun,
+                # while leases are still renewed in the background.
                 async with trio.open_nursery() as runners:
                     for runner in self._runners.values():
                         runners.start_soon(runner.run)
@@ -477,6 +483,8 @@ class NotificationPump:
         seen = await self._store.look(self._repeatable, now=now)
         for name in seen.due:
             self._runners[name].wake()
+        # The look reads a few pages twice a second; only when there is something new does it cost a
+        # write.
         if not (first or seen.new_transitions):
             return False
         done = await self._store.enlist(self._repeatable, now=now, oldest=now - NEWS_SECONDS)

@@ -51,8 +51,11 @@ def ending_of(
             return SendResult(NotificationState.SKIPPED, _cut(reason))
         case Refused(reason):
             return SendResult(NotificationState.FAILED, _cut(reason))
+        # A person cannot tell a second SMS from a second transition, and what was sent cannot be
+        # called back: so a person decides (``notify retry``).
         case Ambiguous(reason) if not repeatable:
             return SendResult(NotificationState.UNKNOWN, _cut(reason))
+        # The receiver recognises a repetition by its ``deliveryId``.
         case Ambiguous(reason):
             asked = 0.0
         case Again(reason, after_seconds):

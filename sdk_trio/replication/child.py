@@ -146,6 +146,8 @@ class LineLimiter:
             return True, held
         # Plain lines begin with the time, so no two are the same; they share one count.
         key = "lines of libraries" if line.plain else line.message
+        # Its texts are not ours: one that holds a number or a path would be a new key for each
+        # line.
         if key not in self._seen and len(self._seen) >= MAX_MESSAGES:
             key = "others"
         self._seen[key] = self._seen.get(key, 0) + 1
@@ -193,6 +195,7 @@ class ChildOutputReader:
                 *lines, rest = pending.split(b"\n")
                 for line in lines:
                     self._take(bytes(line[:MAX_LINE_BYTES]))
+                # A line without an end must not grow in memory.
                 pending = bytearray(rest[:MAX_LINE_BYTES])
         self._take(bytes(pending))
 
@@ -400,12 +403,16 @@ async def _start_and_wait(
     def in_thread() -> None:
         try:
             launch.process = subprocess.Popen(
+                # Isolated and without site packages: the launcher needs a few modules of the
+                # standard library and must start at once, whatever this environment has installed.
                 [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env=dict(environment),
                 pass_fds=inherited,
+                # A Ctrl-C in a terminal goes to a whole process group. The child is to be stopped
+                # by us, in order, after its last sync.
                 process_group=0,
             )
         except OSError as error:
@@ -414,6 +421,8 @@ async def _start_and_wait(
             os.close(output)
             trio.from_thread.run_sync(launch.settled.set, trio_token=token)
         if launch.process is not None:
+            # The thread that started the child has to live as long as the child: the kernel ties
+            # PDEATHSIG to it.
             launch.process.wait()
 
     try:

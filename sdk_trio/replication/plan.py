@@ -105,6 +105,7 @@ def live_change(
     """
     old_head, old_entries = _parts(old.text)
     new_head, new_entries = _parts(new.text)
+    # The head holds what applies to all databases, which the replicator reads at its start alone.
     if old_head != new_head:
         return None
     names = {quoted(path): path for path in old.databases | new.databases}
@@ -138,6 +139,8 @@ def _address_of(
         expected = render_manifest(options, [file], working_directory=working_directory)
     except ValueError:
         return None
+    # An entry that the settings would render differently is an operator's own; an address cannot
+    # say what it says.
     if _parts(expected)[1] != [_IDENTITY.sub("", entry)]:
         return None
     return replica_url(options, tenant_id, working_directory=working_directory)
@@ -216,6 +219,7 @@ class PlanReader:
         text = with_control_socket(await self._text(), self._socket_path)
         if known is not None and known.text == text:
             return known
+        # The replicator reads a copy: the original could be replaced between its reading and ours.
         await trio.to_thread.run_sync(ManifestWriter(self._candidate).write, text)
         return Plan(text, await self._databases(binary, text))
 

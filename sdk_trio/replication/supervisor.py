@@ -162,8 +162,10 @@ class Supervisor:
         self._requests = ReloadRequests()
         self._secrets = secret_values(options, environ)
         self._limiter = LineLimiter()
+        # The child's last words are the reason for its end, and go into the log with it.
         self._last_lines: deque[str] = deque(maxlen=5)
         self._child: Child | None = None
+        # Shielded without a deadline only until the caller is cancelled: :meth:`run` sets one then.
         self._scope = trio.CancelScope(shield=True)
         self._interruptible = trio.CancelScope()
         self._stopping = self._forced = self._running = False
@@ -285,6 +287,8 @@ class Supervisor:
             except ReplicationError as error:
                 if self._stopping:
                     break
+                # A child that worked for long and then failed has met something new, and is not
+                # made to wait for what happened days ago.
                 stable = trio.current_time() - began >= STABLE_SECONDS
                 failures = 1 if stable else failures + 1
                 reason = str(error)
@@ -318,11 +322,14 @@ class Supervisor:
         Raises:
             ReplicationError: it could not be started, ended, hangs, or does not do its work.
         """
+        # Read before the configuration is: a request that comes later may want something newer.
         asked = self._requests.newest
         binary = find_replicator(self._options, environ=self._environ)
         self._last_lines.clear()
         before = self._plans.databases
         with self._until_stopped():
+            # A replicator that was started by hand knows nothing of our lock, but answers at the
+            # same socket.
             await self._refuse_another()
             await self._plans.choose(binary)
         if self._stopping:
@@ -374,6 +381,8 @@ class Supervisor:
         failure: ReplicationError | None = None
         with self._until_stopped():
             async with trio.open_nursery() as nursery:
+                # What is being waited for (an answer, a request) would wait for a child that has
+                # ended.
                 nursery.start_soon(_cancel_after, child.ended, self._interruptible)
                 try:
                     await self._confirm(child)
@@ -403,6 +412,7 @@ class Supervisor:
 
     async def _confirm(self, child: Child) -> None:
         wanted = self.databases
+        # An object store is asked for the position of every database, some requests each.
         seconds = self._patience.start + self._patience.start_each * len(wanted)
         await confirm(self.client, child.pid, wanted, seconds=seconds)
         self._plans.confirm()

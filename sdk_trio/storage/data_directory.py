@@ -159,6 +159,7 @@ def keep_files_private() -> None:
 
     It sets the umask, so only this package's own programs call it; an embedding host has its own.
     """
+    # SQLite, filelock and handlers make files, too, of whose mode we have no say but this one.
     os.umask(0o077)
 
 
@@ -171,6 +172,8 @@ def write_private(file: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    # A name that nobody can guess, and O_EXCL below: a link that somebody has put there is refused
+    # instead of followed.
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -234,6 +237,7 @@ def lock_data_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     if visible := visibility(directory):
         _log.warning("store.directory_visible", detail=f"the data directory {directory} {visible}")
     pid_file = directory / PID_NAME
+    # Not of this thread alone: it may be released in another one.
     lock = filelock.FileLock(directory / LOCK_NAME, mode=0o600, thread_local=False)
     try:
         lock.acquire(timeout=0)

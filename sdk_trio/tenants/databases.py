@@ -66,8 +66,11 @@ SIDE_FILES = ("-wal", "-shm", "-journal")
 
 _SETTINGS = (
     "PRAGMA journal_mode = WAL",
+    # The caller of run() is told that its rows are kept, so each commit is synced; fullfsync is
+    # what that takes on macOS.
     "PRAGMA synchronous = FULL",
     "PRAGMA fullfsync = ON",
+    # Off by default in SQLite for compatibility; a host's own schema means what it says.
     "PRAGMA foreign_keys = ON",
     # At most a megabyte for each open database, so that 64 of them take little memory.
     "PRAGMA cache_size = -1000",
@@ -290,6 +293,8 @@ class TenantDatabases:
             StoreUnavailableError: a disk did not answer, or a function did not end, in that time.
         """
         first, self._closed = not self._closed, True
+        # A caller has waited in vain already; a second wait would make a shutdown late and find out
+        # nothing new.
         with trio.move_on_after(0 if self._stalled else STALL_SECONDS, shield=True):
             if first:
                 await self._close_when_idle()
@@ -330,10 +335,14 @@ class TenantDatabases:
     ) -> T:
         """Run ``job`` in a thread when it is its turn, and return its result."""
         await trio.lowlevel.checkpoint_if_cancelled()
+        # One writer at a time is SQLite's rule anyway. Queued here, calls keep their order and hold
+        # no thread while they wait.
         turns = self._turns.setdefault(tenant_id, _Turns())
         turns.calls += 1
         held: list[trio.Semaphore] = []
         try:
+            # The tenant's turn first: a call that waited for its tenant with a thread's permit in
+            # hand would keep other tenants waiting for nothing.
             for semaphore in (turns.lock, self._threads):
                 await semaphore.acquire()
                 held.append(semaphore)
@@ -354,6 +363,7 @@ class TenantDatabases:
         call = _Call(tenant_id, self._idle.pop(tenant_id, None), tenant_id in self._known)
         self._running += 1
         if opens and call.opened is None and self.open_count > self._max_open:
+            # Closed by the job's thread, because closing may copy the log and wait for the disk.
             _, call.evicted = self._idle.popitem(last=False)
         token = trio.lowlevel.current_trio_token()
 
@@ -386,6 +396,7 @@ class TenantDatabases:
             semaphore.release()
         turns = self._turns[tenant_id]
         turns.calls -= 1
+        # Else the table would grow with every tenant that was ever used.
         if not turns.calls:
             del self._turns[tenant_id]
 
@@ -447,6 +458,8 @@ def _begin_transaction(file: Path, call: _Call, *, replicated: bool) -> _Opened:
             opened = call.opened = _connect(file, create=not call.known, replicated=replicated)
             call.known = True
         try:
+            # The write lock at once. A transaction that reads first and writes later can fail in
+            # the middle, when another process has written in between.
             opened.connection.execute("BEGIN IMMEDIATE")
         except _FAULTS:
             if _files_of(file)[0] == opened.main:
@@ -497,6 +510,7 @@ def _number_of(path: str) -> tuple[int, int] | None:
 
 def _connect(file: Path, *, create: bool, replicated: bool) -> _Opened:
     directory = create_data_directory(file.parent)
+    # A link could lead into another tenant's file or out of what is replicated.
     if file.resolve().parent != directory.resolve():
         raise StoreUnavailableError(
             f"{file} leads out of the directory of the tenants' databases; replace the link by the "
@@ -507,6 +521,8 @@ def _connect(file: Path, *, create: bool, replicated: bool) -> _Opened:
         if not create:
             raise _replaced(file)
         main = _create(file)
+    # Without SQLITE_OPEN_CREATE: a file that vanished at this moment is being replaced, and an
+    # empty one in its place would be taken for the database.
     connection = apsw.Connection(os.fspath(file), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))

@@ -210,7 +210,10 @@ class Purger:
         outbox = audit = 0
         if tenant is not None:
             self._require_purgeable(tenant, now=now)
+            # Made before anything is removed: it counts what was there.
             row = self._record(tenant, candidate, actor, reason, erases=now)
+        # Deliveries first: while the tenant's row is there, a purge that is cut short is found
+        # again by it.
         deliveries = await self._inbox.erase(candidate.tenant_id)
         if tenant is not None:
             purged = await self._store.purge(tenant, row, forget_audit=forget_audit or now)
@@ -454,6 +457,7 @@ def _is_database_with(path: Path, wanted: bytes) -> bool:
         while chunk:
             if wanted in chunk:
                 return True
+            # The id may stand across the border of two pieces.
             tail = chunk[-len(wanted) :]
             more = file.read(_READ_BYTES)
             chunk = tail + more if more else b""

@@ -213,6 +213,7 @@ class MemoryInbox(MemoryBackend):
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`Inbox.claim`."""
+        # Not a whole checkpoint: the request around this run waits for its client once already.
         await trio.lowlevel.checkpoint_if_cancelled()
         self._require_open()
         return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)
@@ -237,6 +238,7 @@ class MemoryInbox(MemoryBackend):
         key = delivery.key if delivery.signer else delivery.webhook_id
         row = self._rows.by_key.get(key)
         if row is None:
+            # The first test saves most deliveries the hash of their key.
             if self._rows.remembered and self._rows.finished_at(key) is not None:
                 return _DONE
             self._insert(delivery, key, state, leased)
@@ -398,6 +400,8 @@ class MemoryInbox(MemoryBackend):
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
         row = self._rows.by_key.get(key)
+        # An inline run stands in a request, which has its own checkpoint; a worker's run has none
+        # but this.
         if row is None or row.queued:
             await trio.lowlevel.checkpoint()
             row = self._rows.by_key.get(key)

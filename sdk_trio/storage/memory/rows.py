@@ -158,6 +158,7 @@ class Deliveries:
 
     def make_room(self, wanted: int) -> bool:
         """Return whether there is room for so many bytes; drop rows that are set aside for it."""
+        # The oldest goes first. Nothing in progress ever gives way: its sender has been answered.
         while self.held_bytes + wanted > HELD_BYTES and self.set_aside:
             self.forget(next(iter(self.set_aside.values())))
             self.overflowed = True
@@ -180,6 +181,7 @@ class Deliveries:
         row.held_bytes = 0
         row.state = DeliveryState.DONE
         row.finished_at = now
+        # Enough to see that a redelivery has another body, without keeping the first one.
         row.body_hash = hash(row.raw)
         row.raw = row.next_attempt_at = row.owner = None
         row.until = 0.0

@@ -177,6 +177,7 @@ class Committer(trio.abc.Instrument):
         # Number of frames in the log after the commit in progress, 0 if it has written nothing;
         # and after the last commit that has written, for the checkpoints.
         self._frames = self._log_frames = 0
+        # A daemon thread: one that hangs on a dead disk must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         trio.lowlevel.add_instrument(self)
@@ -215,6 +216,8 @@ class Committer(trio.abc.Instrument):
         If it is cancelled before the job is handed over, nothing happens. Later, the job is
         finished first; see the module's docstring for a disk that hangs.
         """
+        # Only the test, not a whole checkpoint: the wait for the commit below is one, and each
+        # would be one more turn of the loop.
         await trio.lowlevel.checkpoint_if_cancelled()
         if (refusal := self._refuse()) is not None:
             await trio.lowlevel.cancel_shielded_checkpoint()
@@ -228,6 +231,8 @@ class Committer(trio.abc.Instrument):
         try:
             await self._wait_for(entry)
         except trio.Cancelled:
+            # Without the shield the caller would leave a write behind whose outcome nobody knows;
+            # without the deadline a hung disk would keep it for ever.
             with trio.move_on_after(STALL_SECONDS, shield=True) as patience:
                 await self._wait_for(entry)
             if patience.cancelled_caught:
@@ -324,6 +329,9 @@ class Committer(trio.abc.Instrument):
     def before_io_wait(self, timeout: float) -> None:
         """Hand this turn's jobs to the thread; Trio calls it when every runnable task has run."""
         if self._asked:
+            # One wake of the thread for all jobs of this turn. Woken for each, it takes the
+            # interpreter's lock from the loop for transactions of one or two jobs: a durable answer
+            # then cost an eighth more CPU (ADR 2).
             self._queue.put(self._asked)
             self._asked = []
 
@@ -460,6 +468,8 @@ class Committer(trio.abc.Instrument):
         """
         begun = time.monotonic()
         error = self._try(batch)
+        # SQLite calls a page damaged that the disk refuses to read. A disk that comes back must not
+        # end the store for good.
         while isinstance(error, DAMAGE) and not batch[0].alone and self._opened is not None:
             if not may_pass(self._file, begun):
                 break
@@ -474,6 +484,8 @@ class Committer(trio.abc.Instrument):
         try:
             connection = self._connected()
             if not alone:
+                # The write lock is taken first: a transaction that reads and then asks for it can
+                # fail in the middle, when another process has written in between.
                 connection.execute("BEGIN IMMEDIATE")
         except Exception as error:
             return error

@@ -33,6 +33,8 @@ _WRITER = (
     # elsewhere.
     "PRAGMA synchronous = FULL",
     "PRAGMA fullfsync = ON",
+    # A burst makes the log long once. Above this size it is cut at its next beginning, or it would
+    # keep the disk's space for ever.
     "PRAGMA journal_size_limit = 67108864",
     "PRAGMA cache_size = -32768",
     # Deleted rows are overwritten, also where whole pages become free, which FAST leaves as they
@@ -93,6 +95,8 @@ def describe_failure(error: apsw.Error, file: str) -> StoreUnavailableError:
 
 
 def _remedy(error: apsw.Error, file: str) -> str:
+    # SQLite has several codes for a full disk, some of which name an unrelated cause; the file
+    # system itself knows.
     if isinstance(error, apsw.IOError | apsw.CantOpenError) and _is_full(file):
         return _FULL
     code = getattr(error, "extendedresult", None)
@@ -108,6 +112,7 @@ def _is_full(file: str) -> bool:
         found = os.statvfs(os.path.dirname(os.path.abspath(file)))
     except OSError:
         return False
+    # Some file systems have no fixed number of inodes and report 0 of 0.
     no_inodes = found.f_files > 0 and found.f_favail == 0
     return found.f_bavail * found.f_frsize < _NO_ROOM or no_inodes
 
@@ -202,8 +207,10 @@ def clear_log(connection: apsw.Connection, seconds: float) -> bool:
 
 
 def _migrate(connection: apsw.Connection, file: str) -> None:
+    # Nearly every start ends here, without asking for the write lock.
     if not _plan(connection, file):
         return
+    # What a migration removes is overwritten like everything else.
     connection.execute("PRAGMA secure_delete = ON").fetchall()
     # Two processes may open a file at once: the second waits until the first has brought it up to
     # date, and finds it done within its own lock.

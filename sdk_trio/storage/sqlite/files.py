@@ -96,6 +96,7 @@ class StoreFile:
         self._index = f"{self._log.removesuffix('-wal')}-shm"
         self._page_size = int(connection.pragma("page_size"))
         self._written: _Written | None = None
+        # Device and inode: a name that leads to another file later is another store.
         self._database_id = self._identity(self.file)[0]
         self._log_id = self._identity(self._log)[0]
         self._index_id = self._identity(self._index)[0]
@@ -182,6 +183,7 @@ class StoreFile:
         self._require(self._index, self._index_id)
         if self._read_head() != self._head:
             raise self._lost(self.file, "was cut short or overwritten")
+        # Growing is what a database does; only a smaller one needs an explanation.
         if size < self._size:
             self._require_whole(size)
         self._size = size
@@ -203,6 +205,7 @@ class StoreFile:
 
     def _require_whole(self, size: int) -> None:
         """Require that a smaller database is whole: after VACUUM its head declares the new size."""
+        # A checkpoint of another process writes the new size into the head before the last page.
         deadline = time.monotonic() + _GROWING_SECONDS
         while size < self._declared_size():
             if time.monotonic() >= deadline:
@@ -227,6 +230,8 @@ class StoreFile:
         if sys.platform == "win32":
             return b""
         try:
+            # At an offset, so that no position is shared, and from the page cache: the commit has
+            # just written it.
             return os.pread(self._log_descriptor, size, offset)
         except OSError as error:
             raise self._unavailable(self._log, error) from error

@@ -26,6 +26,8 @@ NOT (ordered = 1 AND EXISTS (
         AND earlier.sequence < this.sequence))
 """
 
+# All four columns of the index are compared for equality, so rows come in the order of arrival
+# without being sorted.
 _RECEIVED = f"""
 SELECT sequence {_OPEN} AND state = 'received' AND lease_owner IS NULL
     AND next_attempt_at IS NULL AND {_FIRST_IN_LINE}
@@ -98,6 +100,8 @@ UPDATE inbox SET state = 'received', queued = 1, process_ends = process_ends + 1
 WHERE sequence = :sequence
 """
 
+# A clock that was ahead when a retry was planned would make it wait for hours after it was set
+# right.
 _RESCHEDULE = """
 UPDATE inbox INDEXED BY inbox_open SET next_attempt_at = :now, failed_at = :now
 WHERE state <> 'done' AND state = 'retrying' AND queued = 1
@@ -119,6 +123,8 @@ def take_due(connection: apsw.Connection, terms: LeaseTerms, limit: int, now: fl
         found.extend(sequence for (sequence,) in connection.execute(statement, bindings))
     expired = [sequence for (sequence,) in connection.execute(_EXPIRED, bindings)]
     found = sorted(found + expired)
+    # The owner has not renewed its lease: its process hangs or is gone, so a run of it counts as
+    # one that ended the process.
     for sequence in set(found[:limit]).intersection(expired):
         _cut_short(connection, terms, sequence, sole=False)
     records = [
@@ -174,6 +180,8 @@ def recover(connection: apsw.Connection, terms: LeaseTerms) -> int:
     held: list[Any] = connection.execute(_HELD, bindings).fetchall()
     for sequence, state in held:
         if state == "running":
+            # If the dead process held nothing else, this run has ended it, and needs no quarantine
+            # to prove that (ADR 23).
             _cut_short(connection, terms, sequence, sole=len(held) == 1)
     connection.execute(_RECOVER, bindings)
     return len(held)

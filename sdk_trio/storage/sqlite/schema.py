@@ -41,6 +41,7 @@ CREATE TABLE inbox (
 ) STRICT
 """
 
+# A body never changes. In the row of its delivery it would be rewritten with each change of state.
 _BODY = "CREATE TABLE body (sequence INTEGER PRIMARY KEY, raw BLOB NOT NULL) STRICT"
 
 _ATTEMPT = """

@@ -105,6 +105,8 @@ def _admit(
     leased: bool,
 ) -> Admitted:
     key = delivery.key
+    # A redelivery of what came before signers were kept must find its row, or it would run a second
+    # time.
     if delivery.signer and _is_of_before(connection, delivery):
         key = delivery.webhook_id
     # The common case, an unknown key, costs two inserts and no query.
@@ -122,12 +124,16 @@ def _admit(
         _forget(connection, sequence)
         _insert(connection, terms, delivery, state, leased)
         return Admitted(Admission.NEW)
+    # After the payload retention there is nothing to compare with, and no reason to suspect the
+    # sender.
     same_body = raw is None or raw == delivery.raw
     if not same_body:
         _keep_other(connection, sequence, delivery)
     if ruling.change is Change.NOTHING:
         return Admitted(ruling.admission, attempts, same_body)
     restart = ruling.change is Change.RESTART
+    # A record that was given up begins anew: its earlier attempts are kept apart, so that the
+    # number of allowed ones is whole again.
     before = 0 if restart else attempts
     earlier += attempts - before
     running = state is DeliveryState.RUNNING
@@ -194,6 +200,8 @@ def _insert(
 
 # -- other bodies under one key ----------------------------------------------------------------
 
+# A sender decides how many bodies come under one key, so no more than a few are kept, and equal
+# ones once.
 _KEEP_OTHER = f"""
 INSERT INTO evidence (sequence, digest, received_at, address, raw, tenant_id)
 SELECT :sequence, :digest, :received_at, :address, :raw, :tenant_id
@@ -234,6 +242,7 @@ WHERE delivery_key = :key AND {UNFINISHED}
     AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= :now)
 """
 
+# A run that ended before its start was handed over is one statement instead of two (ADR 11).
 _RUN = f"""
 UPDATE inbox SET state = 'done', attempts = attempts + 1, started_at = :begun, finished_at = :now,
     next_attempt_at = NULL, lease_owner = NULL, lease_until = NULL
@@ -275,6 +284,8 @@ INSERT INTO attempt (sequence, number, started_at, finished_at, error, place, tr
 VALUES (?, ?, ?, ?, ?, ?, ?)
 """
 
+# Nothing that another process holds is put back, and nothing whose body the retention has removed:
+# it could not be run.
 _REPLAY = """
 UPDATE inbox SET state = 'received', queued = 1, earlier_attempts = earlier_attempts + attempts,
     attempts = 0, process_ends = 0, ran_alone = 0, next_attempt_at = NULL, started_at = NULL,
@@ -332,6 +343,8 @@ def _fail(
     now: float,
 ) -> None:
     failed: list[Any] = connection.execute(_FAIL, bindings).fetchall()
+    # Its last failed run was the end of a process, which recovery has recorded; a second record
+    # would count it twice.
     if isinstance(outcome, Dead) and outcome.recorded:
         return
     told = (outcome.error, outcome.place, outcome.traceback)
@@ -353,6 +366,7 @@ def replay(connection: apsw.Connection, keys: Sequence[str]) -> Sequence[str]:
 
 # -- retention ---------------------------------------------------------------------------------
 
+# The sequences were found by a reader: since then the delivery may have been put back.
 _STILL_OLD = """
 sequence = :sequence AND EXISTS (
     SELECT 1 FROM inbox AS old WHERE old.sequence = :sequence
