@@ -75,7 +75,7 @@ class ReplayOrder:
     """
 
     ids: list[str] | None = None
-    state: Literal["dead", "parked"] | None = None
+    state: Literal["dead", "parked", "retrying"] | None = None
     type: str | None = None
     actor: str | None = None
 

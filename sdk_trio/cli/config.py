@@ -1,16 +1,16 @@
-"""``config check``, ``config show`` and ``config schema``."""
+"""``config check``, ``config show``, ``config schema`` and ``openapi``."""
 
+import json
 from argparse import Namespace
+from importlib import resources
 from typing import Any
 
 import attrs
 
 from .._version import __version__
-from ..admin.openapi import admin_document
 from ..config import describe, json_schema, missing_parts, unmet_needs
 from ..config.show import DEFAULT_ORIGIN
 from ..errors import EXIT_CONFIGURATION
-from ..webhooks.openapi import receiver_document
 from .settings_reader import load, read
 from .terminal import print_json, print_rows, print_text, say
 
@@ -65,9 +65,22 @@ def schema(_: Namespace) -> int:
 def openapi(arguments: Namespace) -> int:
     """Print the OpenAPI 3.1 document; the receiver's has the path of the settings."""
     if arguments.admin:
-        print_json(admin_document(version=__version__))
-    else:
-        settings = load(arguments)
-        path, tenants = settings.webhooks.path, settings.multi_tenant.enabled
-        print_json(receiver_document(path=path, version=__version__, tenants=tenants))
+        print_json(_document("sdk_trio.admin"))
+        return 0
+    settings = load(arguments)
+    document = _document("sdk_trio.webhooks")
+    route, of_tenant = document["paths"].values()
+    path = settings.webhooks.path
+    document["paths"] = {path: route}
+    if settings.multi_tenant.enabled:
+        document["paths"][f"{path.rstrip('/')}/{{identifier}}"] = of_tenant
+    print_json(document)
     return 0
+
+
+def _document(package: str) -> dict[str, Any]:
+    """Return the document that lies beside the code it describes, with this version's number."""
+    text = resources.files(package).joinpath("openapi.json").read_text("utf-8")
+    document: dict[str, Any] = json.loads(text)
+    document["info"]["version"] = __version__
+    return document

@@ -18,6 +18,7 @@ from sdk_trio.admin.queries import (
     parse_show,
 )
 from sdk_trio.base.metrics import Check, Histogram, Sample
+from sdk_trio.records.deliveries import REPLAYABLE
 from sdk_trio.webhooks.counters import CAUSES, RESULTS, Counters
 
 LOCAL = Access("secret", ("http://127.0.0.1:8081",))
@@ -260,3 +261,8 @@ def test_any_query_is_understood_or_refused(query):
 def test_an_order_with_a_slip_is_refused(body):
     with pytest.raises(BadQueryError):
         parse_replay(body)
+
+
+@pytest.mark.parametrize("state", REPLAYABLE)
+def test_every_state_that_can_be_replayed_can_be_ordered(state):
+    assert parse_replay(b'{"state": "%s"}' % state.encode()).state == state
