@@ -8,7 +8,7 @@ import attrs
 import pytest
 import trio
 from support.admin import TOKEN, administered
-from support.command_line import CommandLine, clear_environment
+from support.command_line import clear_environment
 from support.programs import program
 from support.serving import registry
 
@@ -93,8 +93,7 @@ def test_the_documented_event_has_the_fields_of_a_record():
     assert set(fields) == expected
 
 
-def test_the_command_prints_either_document(tmp_path, capsys):
-    command_line = CommandLine(tmp_path, capsys)
+def test_the_command_prints_either_document(command_line):
     answer = command_line("openapi", "--set", "Sdk:Webhooks:Path=/in")
     assert list(answer.document["paths"]) == ["/in"]
     assert answer.document["openapi"].startswith("3.1")
