@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.command_line import CommandLine, clear_environment
 
 # The machine that runs this is shared and slow at times: an example may take long, a hang is
 # caught by faulthandler_timeout and by fail_after in the tests.
@@ -39,3 +40,17 @@ def pytest_runtest_makereport(item, call):
         report.outcome = "failed"
         report.longrepr = f"{REQUIRE_ALL} is set, and this was skipped: {report.longrepr}"
     return report
+
+
+@pytest.fixture
+def command_line(tmp_path, monkeypatch, capsys):
+    """The command line in a directory of its own, with nothing of this machine's environment."""
+    clear_environment(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    return CommandLine(tmp_path, capsys)
+
+
+@pytest.fixture(params=["Memory", "Sqlite"])
+def store(request, tmp_path):
+    """Settings of each store in turn, as the keys that a runtime's helpers take."""
+    return {"Storage__Backend": request.param, "Storage__Path": str(tmp_path / "data")}

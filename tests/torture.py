@@ -97,7 +97,7 @@ SLOW_SECONDS = 0.15
 LANES = 10
 
 #: How long the daemon may take to answer again, or to drain, in seconds: many times what it needs.
-PATIENCE = 120.0
+PATIENCE_SECONDS = 120.0
 
 
 @attrs.frozen
@@ -324,7 +324,7 @@ class Torture:
         if step.fault is None and (step.kill_after or 0.0) < 0.3:
             return
         wanted = self.senders.acknowledged + 5
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(PATIENCE_SECONDS):
             while self.senders.acknowledged < wanted:
                 await trio.sleep(0.01)
 
@@ -435,7 +435,7 @@ async def torture(
 
 async def _drained(daemon: Respawned) -> None:
     """Wait until the store holds nothing that is still to be done."""
-    with trio.fail_after(PATIENCE):
+    with trio.fail_after(PATIENCE_SECONDS):
         async with httpx.AsyncClient() as client:
             while True:
                 with contextlib.suppress(httpx.HTTPError):

@@ -5,7 +5,8 @@ import re
 import signal
 
 import httpx
-from support.supervised import Daemon, running, wait_until
+from support.supervised import Daemon, running
+from support.waiting import wait_until
 
 
 def events_of(daemon, name):

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +15,9 @@ import httpx
 import pytest
 from support.command_forker import run_command
 from support.deliveries import SECRET
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from sdk_trio.testing import sign_delivery
-
-#: A process that takes longer than this for a step hangs, in seconds.
-PATIENCE = 60.0
 
 COMMAND = (sys.executable, "-m", "sdk_trio")
 
@@ -76,18 +73,20 @@ class Workplace:
 
     def wait_for(self, text: str, number: int = 0) -> str:
         """Wait until a daemon has printed ``text`` anywhere, and return all that it printed."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            printed = "".join(self.printed(number))
-            if text in printed:
-                return printed
-            assert self.daemons[number].poll() is None, printed
-            time.sleep(0.02)
-        raise AssertionError(f"{text!r} did not come: {printed}")
+        daemon = self.daemons[number]
+
+        def came() -> bool:
+            ended = daemon.poll() is not None
+            return text in "".join(self.printed(number)) or ended
+
+        wait_until(came, lambda: f"{text!r} did not come: {self.printed(number)}")
+        printed = "".join(self.printed(number))
+        assert text in printed, f"it ended without {text!r}: {printed}"
+        return printed
 
     def run(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         ran = run_command(
-            words, environ=self.environment, directory=self.directory, seconds=PATIENCE
+            words, environ=self.environment, directory=self.directory, seconds=PATIENCE_SECONDS
         )
         assert ran.returncode == status, (ran.stdout, ran.stderr)
         return ran
@@ -112,7 +111,7 @@ def workplace(tmp_path: Path) -> Iterator[Workplace]:
 
 def end(daemon: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
     daemon.send_signal(number)
-    return daemon.wait(PATIENCE)
+    return daemon.wait(PATIENCE_SECONDS)
 
 
 def test_dev_then_trigger_then_list_shows_the_event_done(workplace):
@@ -211,10 +210,7 @@ def trigger(workplace: Workplace, *words: str, status: int = 0) -> tuple[dict[st
 
 def wait_for_record(workplace: Workplace) -> None:
     """``runtime.started`` is logged a moment before commands can find the receiver."""
-    deadline = time.monotonic() + PATIENCE
-    while not (workplace.directory / "sdk-data" / "runtime.json").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until((workplace.directory / "sdk-data" / "runtime.json").exists)
 
 
 def deliver_slow_one(workplace: Workplace, seconds: float) -> str:

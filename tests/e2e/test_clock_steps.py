@@ -1,13 +1,13 @@
 """Somebody sets the wall clock of the machine while a daemon runs, or between two of its lives."""
 
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 from support.clock_steps import ClockSteps
-from support.daemon import PATIENCE, Daemon, Place
+from support.daemon import Daemon, Place
 from support.deliveries import SECRET
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from sdk_trio.testing import sign_delivery
 
@@ -53,7 +53,7 @@ def deliver(daemon: Daemon, clock: ClockSteps, webhook_id: str) -> None:
         f"{daemon.receiver}/hooks/sdk",
         content=signed.body,
         headers=dict(signed.headers),
-        timeout=PATIENCE,
+        timeout=PATIENCE_SECONDS,
     )
     assert answer.status_code == 200, answer.text
 
@@ -63,10 +63,7 @@ def handled(place: Place) -> list[str]:
 
 
 def wait_for_both(place: Place) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while handled(place) != ["first", "second"]:
-        assert time.monotonic() < deadline, handled(place)
-        time.sleep(0.05)
+    wait_until(lambda: handled(place) == ["first", "second"], lambda: handled(place))
 
 
 @pytest.mark.parametrize("step", [-2 * HOURS, 2 * HOURS], ids=["back", "forward"])

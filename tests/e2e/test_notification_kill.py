@@ -24,7 +24,8 @@ import pytest
 import trio
 from support.deliveries import SECRET
 from support.notifications import VARIABLES, FakeProvider, fake_provider, http_answer, read_request
-from support.notified import transition, until
+from support.notified import transition
+from support.waiting import until
 
 from sdk_trio.records.notifications import NotificationRecord
 from sdk_trio.storage.sqlite.inbox import SqliteInbox

@@ -25,10 +25,9 @@ import httpx
 import pytest
 import trustme
 from support.command_forker import run_command
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from sdk_trio.testing import sign_delivery
-
-PATIENCE = 60.0
 
 
 def secret(name):
@@ -220,7 +219,7 @@ class Place:
             words,
             environ={**self.environment, **variables},
             directory=self.directory,
-            seconds=PATIENCE,
+            seconds=PATIENCE_SECONDS,
         )
         everything = ran.stdout + ran.stderr
         if bodies:
@@ -247,15 +246,18 @@ class Place:
         return (self.directory / f"{name}.log").read_text()
 
     def wait_for(self, condition, daemon):
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline
-            assert daemon.poll() is None, [p.read_text() for p in self.directory.glob("*.log")]
-            time.sleep(0.02)
+        def holds():
+            assert daemon.poll() is None, self.logs()
+            return condition()
+
+        wait_until(holds, self.logs)
+
+    def logs(self):
+        return [path.read_text() for path in self.directory.glob("*.log")]
 
     def end(self, daemon, number=signal.SIGTERM):
         daemon.send_signal(number)
-        return daemon.wait(PATIENCE)
+        return daemon.wait(PATIENCE_SECONDS)
 
     @property
     def url(self):
@@ -493,7 +495,7 @@ def test_no_secret_shows_anywhere(place):
 def test_no_secret_shows_when_the_runtime_crashes(place, environment):
     daemon = place.start("crash", "--set", f"Sdk:Environment={environment}")
     place.deliver("customer.deleted")
-    assert daemon.wait(PATIENCE) == 1
+    assert daemon.wait(PATIENCE_SECONDS) == 1
     log = place.log_of("crash")
     # The last line says what ended it and where that is, in the words of the application.
     last = log.splitlines()[-1]

@@ -6,7 +6,8 @@ A handler that raises what is meant to end a program ends nothing but its own ru
 import json
 
 import pytest
-from support.supervised import Daemon, running, wait_until
+from support.supervised import Daemon, running
+from support.waiting import wait_until
 
 HARD = ("exit", "segfault", "kill", "abort")
 SOFT = ("sysexit", "interrupt", "generator", "asyncio", "own", "group", "text", "leak")

@@ -5,8 +5,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ import apsw
 import httpx
 import pytest
 from support.clock_steps import ClockSteps
-from support.daemon import PATIENCE, Daemon, Place
+from support.daemon import Daemon, Place
 from support.deliveries import SECRET
 from support.ports import free_port
 from support.programs import program
+from support.waiting import wait_until
 
 from sdk_trio.testing import sign_delivery
 
@@ -104,13 +104,6 @@ def seen(place: Place) -> dict[str, str | None]:
     return dict(json.loads(line) for line in lines)
 
 
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.1)
-
-
 def holding(place: Place, *texts: str) -> list[str]:
     """The files under the data directory whose name or content holds one of ``texts``."""
     wanted = [text.encode() for text in texts]
@@ -143,10 +136,10 @@ def test_on_demand_everything_of_one_tenant_goes_while_a_daemon_runs(place):
             deliver(running, f"v{number}", f"org-{MARK}", f"{MARK} " * (1 + number % 40))
             deliver(running, f"o{number}", "org-2", "y" * (20 * number))
         replica = place.data / "replica" / victim
-        wait_for(lambda: len(seen(place)) >= 120 and replica.is_dir())
+        wait_until(lambda: len(seen(place)) >= 120 and replica.is_dir())
         checked(place, "tenant", "suspend", "victim", "--reason", f"{MARK} asked")
         deliver(running, "held", f"org-{MARK}", MARK)
-        wait_for(lambda: states(place)["held"] == "parked")
+        wait_until(lambda: states(place)["held"] == "parked")
         refused = place.run("tenant", "purge", "victim", "--now", "--yes", *TENANTS, *more)
         assert refused.returncode != 0
         assert "is Suspended and is not purged" in refused.stderr
@@ -169,7 +162,7 @@ def test_on_demand_everything_of_one_tenant_goes_while_a_daemon_runs(place):
         assert holding(place, MARK, f"org-{MARK}") == []
         assert not replica.exists()
         assert not [path for path in place.data.rglob("*") if victim in path.name]
-        wait_for(lambda: not open_deleted(running.process.pid))
+        wait_until(lambda: not open_deleted(running.process.pid))
 
         (record,) = checked(place, "tenant", "audit", victim)
         assert (record["action"], record["actor"]) == ("Purged", "dpo")
@@ -178,11 +171,11 @@ def test_on_demand_everything_of_one_tenant_goes_while_a_daemon_runs(place):
 
         # The daemon goes on; what comes for the tenant that is gone is kept, and run for nobody.
         deliver(running, "o-after", "org-2", "other")
-        wait_for(lambda: "o-after" in seen(place))
+        wait_until(lambda: "o-after" in seen(place))
         deliver(running, "held", f"org-{MARK}", "again")
-        wait_for(lambda: states(place).get("held") == "parked")
+        wait_until(lambda: states(place).get("held") == "parked")
         assert place.run("events", "replay", "held", *TENANTS).returncode == 0
-        wait_for(lambda: states(place)["held"] == "dead")
+        wait_until(lambda: states(place)["held"] == "dead")
         assert seen(place).get("held", "nobody") is not None, "it ran as nobody's"
         # And a next purge removes that as well.
         (row,) = checked(place, "tenant", "purge", "--yes", *more)
@@ -198,7 +191,7 @@ def test_a_body_whose_retention_is_over_is_in_no_file_of_a_daemon_that_runs(plac
     with place.daemon("--app", "purging:handlers") as running:
         for number in range(20):
             deliver(running, f"r{number}", "org-1", f"{MARK} " * (1 + 20 * number))
-        wait_for(lambda: len(seen(place)) == 20)
+        wait_until(lambda: len(seen(place)) == 20)
     assert holding(place, MARK)
     clock.set(40 * 24 * 3600)
     with place.daemon("--app", "purging:handlers") as running:
@@ -212,13 +205,15 @@ def test_held_events_of_a_tenant_that_is_gone_never_run_as_nobodys(place):
     checked(place, "tenant", "suspend", "gone")
     with daemon(place) as running:
         deliver(running, "held", "org-1", "text")
-        wait_for(lambda: states(place)["held"] == "parked")
+        wait_until(lambda: states(place)["held"] == "parked")
     store = apsw.Connection(str(place.data / "inbox.db"))
     store.execute("DELETE FROM tenant")  # as the purge of an earlier version left it
     store.close()
     with daemon(place):
         assert place.run("events", "replay", "held", *TENANTS).returncode == 0
-        wait_for(lambda: states(place)["held"] != "parked" and states(place)["held"] != "received")
+        wait_until(
+            lambda: states(place)["held"] != "parked" and states(place)["held"] != "received"
+        )
         shown = checked(place, "events", "show", "held")
     assert seen(place) == {}
     assert shown["state"] == "dead"
@@ -229,8 +224,8 @@ def test_a_purge_by_name_that_was_killed_half_way_is_not_called_finished(place):
     with daemon(place) as running:
         checked(place, "tenant", "add", "victim", "--name", MARK, "--organization-id", "org-1")
         deliver(running, "v1", "org-1", MARK)
-        wait_for(lambda: holding(place, MARK) and list(place.data.glob("tenants/*.db")))
-        wait_for(lambda: states(place) == {"v1": "done"})
+        wait_until(lambda: holding(place, MARK) and list(place.data.glob("tenants/*.db")))
+        wait_until(lambda: states(place) == {"v1": "done"})
         checked(place, "tenant", "delete", "victim")
     (file,) = place.data.glob("tenants/*-*.db")
     # While somebody has the database open, a purge waits: after the rows, before the files.
@@ -242,7 +237,7 @@ def test_a_purge_by_name_that_was_killed_half_way_is_not_called_finished(place):
         [sys.executable, "-m", "sdk_trio", *words], cwd=place.directory, env=place.environ
     )
     try:
-        wait_for(lambda: "Purged" in place.run("tenant", "audit", *TENANTS).stdout)
+        wait_until(lambda: "Purged" in place.run("tenant", "audit", *TENANTS).stdout)
     finally:
         purge.kill()
         purge.wait()
@@ -261,7 +256,7 @@ def test_what_comes_for_a_purged_tenant_says_why_it_is_parked(place):
     tenant_id = checked(place, "tenant", "add", *gone)["id"]
     with daemon(place) as running:
         deliver(running, "before", "org-1", "text")
-        wait_for(lambda: states(place)["before"] == "done")
+        wait_until(lambda: states(place)["before"] == "done")
         checked(place, "tenant", "delete", "gone")
         checked(place, "tenant", "purge", "gone", "--now", "--yes")
         numbers = itertools.count()
@@ -271,7 +266,7 @@ def test_what_comes_for_a_purged_tenant_says_why_it_is_parked(place):
             text = place.run("events", "show", last, *TENANTS).stdout
             return f"parked because  its tenant {tenant_id} was purged" in text
 
-        wait_for(is_noticed)
+        wait_until(is_noticed)
     assert f"after{next(numbers) - 1}" not in seen(place)
     assert place.run("tenant", "purge", "--yes", *TENANTS).returncode == 0
     # A body of its own that came under another event's key is found and goes as well.
@@ -289,7 +284,7 @@ def test_a_backup_and_a_reader_that_keeps_the_log_are_named(place):
     with daemon(place) as running:
         checked(place, "tenant", "add", "victim", "--name", MARK, "--organization-id", "org-1")
         deliver(running, "v1", "org-1", MARK)
-        wait_for(lambda: seen(place))
+        wait_until(lambda: seen(place))
         backup = apsw.Connection(str(place.data / "backup.db"))
         source = apsw.Connection(str(place.data / "inbox.db"))
         with backup.backup("main", source, "main") as copying:

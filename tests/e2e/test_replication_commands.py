@@ -18,7 +18,8 @@ import trio
 from support.command_forker import run_command
 from support.ports import free_port
 from support.programs import program
-from support.replicating import replicators_of, running, write
+from support.replicating import is_running, replicators_of, write
+from support.waiting import wait_until
 
 from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication.control import ControlClient
@@ -120,14 +121,7 @@ def workplace(tmp_path):
         if process.poll() is None:
             process.kill()
             process.wait()
-    wait_for(lambda: replicators_of(tmp_path) == [])
-
-
-def wait_for(condition, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.05)
+    wait_until(lambda: replicators_of(tmp_path) == [])
 
 
 def replicated(workplace: Workplace, count: int) -> bool:
@@ -145,23 +139,23 @@ def test_it_reloads_on_a_hangup_shows_its_status_and_ends_on_term(workplace):
     assert workplace.status()[0] == 69
     assert "'replication run'" in workplace("replication", "status").stderr
     process = workplace.start("replication", "run", "--pid-file", str(workplace.pid_file))
-    wait_for(workplace.pid_file.exists)
+    wait_until(workplace.pid_file.exists)
     assert int(workplace.pid_file.read_text()) == process.pid
-    wait_for(lambda: replicated(workplace, 1))
+    wait_until(lambda: replicated(workplace, 1))
 
     second = workplace.add_tenant("globex")
     status, rows = workplace.status()
     assert (status, rows["globex"]["state"], rows["acme"]["state"]) == (1, "Unhealthy", "Healthy")
     assert next(iter(rows)) == "globex", "the worst comes first"
     os.kill(process.pid, signal.SIGHUP)
-    wait_for(lambda: replicated(workplace, 2))
+    wait_until(lambda: replicated(workplace, 2))
     status, rows = workplace.status()
     assert (status, set(rows)) == (0, {"acme", "globex"})
 
     replicator = replicators_of(workplace.root)
     workplace.config.write_text("dbs: [")
     os.kill(process.pid, signal.SIGHUP)
-    wait_for(lambda: "replication.failed" in workplace.log())
+    wait_until(lambda: "replication.failed" in workplace.log())
     assert replicators_of(workplace.root) == replicator
     assert replicated(workplace, 2)
 
@@ -183,7 +177,7 @@ def test_a_replicator_whose_metrics_nobody_can_read_is_not_healthy(workplace):
         serving.start()
         try:
             workplace.start("replication", "run")
-            wait_for(lambda: replicated(workplace, 1))
+            wait_until(lambda: replicated(workplace, 1))
             done = workplace("replication", "status")
         finally:
             other.shutdown()
@@ -203,16 +197,16 @@ def test_a_daemon_and_a_replicator_beside_it_need_nobody(workplace):
         "--set=Sdk:Webhooks:RequireHttps=false",
     )
     replicator = workplace.start("replication", "run")
-    wait_for(workplace.pid_file.exists)
+    wait_until(workplace.pid_file.exists)
     workplace.start("run", *daemon)
-    wait_for(lambda: "runtime.started" in workplace.log())
-    wait_for(lambda: replicated(workplace, 0))
+    wait_until(lambda: "runtime.started" in workplace.log())
+    wait_until(lambda: replicated(workplace, 0))
     added = workplace("tenant", "add", "acme", "--name", "Acme", "--format", "json")
     (workplace.root / "data" / "tenants").mkdir(mode=0o700, exist_ok=True)
     write(str(workplace.root / "data" / "tenants" / f"{json.loads(added.stdout)['id']}.db"), 1)
-    wait_for(lambda: replicated(workplace, 1))
+    wait_until(lambda: replicated(workplace, 1))
     workplace("tenant", "deactivate", "acme")
-    wait_for(lambda: replicated(workplace, 0))
+    wait_until(lambda: replicated(workplace, 0))
     for process in reversed(workplace.started):
         process.terminate()
         assert process.wait(60) == 0
@@ -223,7 +217,7 @@ def test_a_daemon_and_a_replicator_beside_it_need_nobody(workplace):
 def test_killed_with_9_its_child_ends_too_and_the_next_start_runs_one(workplace):
     file = workplace.add_tenant("acme")
     process = workplace.start("replication", "run")
-    wait_for(lambda: replicated(workplace, 1))
+    wait_until(lambda: replicated(workplace, 1))
     [orphan] = replicators_of(workplace.root)
     # Longer than the idle time of a worker thread, whose end must not be that of the child.
     if os.environ.get("SDK_TEST_REPLICATION_FULL"):
@@ -233,8 +227,8 @@ def test_killed_with_9_its_child_ends_too_and_the_next_start_runs_one(workplace)
     process.wait()
     write(str(file), 2)
     workplace.start("replication", "run")
-    wait_for(lambda: not running(orphan))
-    wait_for(lambda: replicated(workplace, 1))
+    wait_until(lambda: not is_running(orphan))
+    wait_until(lambda: replicated(workplace, 1))
     [child] = replicators_of(workplace.root)
     assert child != orphan
     assert int(workplace.pid_file.read_text()) == workplace.started[-1].pid
@@ -250,10 +244,10 @@ def test_killed_with_9_its_child_ends_too_and_the_next_start_runs_one(workplace)
 def test_a_second_signal_ends_a_stop_that_hangs(workplace):
     workplace.add_tenant("acme")
     process = workplace.start("replication", "run")
-    wait_for(lambda: replicated(workplace, 1))
+    wait_until(lambda: replicated(workplace, 1))
     os.kill(replicators_of(workplace.root)[0], signal.SIGSTOP)
     process.terminate()
-    wait_for(lambda: "replication.stopping" in workplace.log())
+    wait_until(lambda: "replication.stopping" in workplace.log())
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 128 + signal.SIGINT
@@ -281,7 +275,7 @@ def test_a_replicator_without_our_socket_has_its_lag_measured_at_the_target(work
         stderr=subprocess.DEVNULL,
     )
     workplace.started.append(process)
-    wait_for(lambda: workplace.status()[0] == 0)
+    wait_until(lambda: workplace.status()[0] == 0)
     status, rows = workplace.status()
     assert (rows["acme"]["state"], rows["acme"]["lag_seconds"]) == ("Healthy", 0)
     workplace.add_tenant("globex")

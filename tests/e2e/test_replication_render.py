@@ -14,6 +14,8 @@ from support.deliveries import SECRET
 from support.deliveries import settings as settings_of
 from support.ports import free_port
 from support.programs import program
+from support.serving import running
+from support.waiting import until
 
 from sdk_trio import Runtime
 from sdk_trio.errors import EXIT_CONFIGURATION, EXIT_UNAVAILABLE, OptionsValidationError
@@ -137,11 +139,6 @@ def test_replication_needs_tenants(
     assert f"{REPLICATION}:UseReplication: needs tenants" in found.out
 
 
-async def wait_until(condition: Any) -> None:
-    while not condition():
-        await trio.sleep(0.01)
-
-
 async def test_a_runtime_keeps_the_file_current_and_tells_the_replicator(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -149,7 +146,7 @@ async def test_a_runtime_keeps_the_file_current_and_tells_the_replicator(
     replicator = subprocess.Popen([sys.executable, "-c", OBEDIENT, str(out), str(tmp_path / "pid")])
     try:
         with trio.fail_after(60):
-            await wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+            await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
             runtime = Runtime(settings_of(**keys(tmp_path)))
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.run)
@@ -158,10 +155,10 @@ async def test_a_runtime_keeps_the_file_current_and_tells_the_replicator(
                 tenant = await tenancy.service.add("a", name="a")
                 async with tenancy.tenant_db(tenant) as opened:
                     await opened.run(lambda connection: connection.execute("CREATE TABLE t (x)"))
-                await wait_until(lambda: len(paths(output.read_text())) == 1)
-                await wait_until(lambda: out.read_text().count("reloaded") == 2)
+                await until(lambda: len(paths(output.read_text())) == 1)
+                await until(lambda: out.read_text().count("reloaded") == 2)
                 await tenancy.service.deactivate(tenant)
-                await wait_until(lambda: paths(output.read_text()) == [])
+                await until(lambda: paths(output.read_text()) == [])
                 runtime.shut_down("test")
             assert runtime.report is not None
         assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
@@ -180,23 +177,20 @@ async def test_a_new_tenant_is_replicated_by_a_replicator_of_another_process(
     replicator: subprocess.Popen[bytes] | None = None
     runtime = Runtime(settings_of(**keys(tmp_path, **values)))
     try:
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                await nursery.start(runtime.run)
-                command = [sys.executable, "-m", "sdk_trio", "replication", "run"]
-                replicator = subprocess.Popen(
-                    [*command, "--pid-file", str(pid_file), *words(tmp_path, **values)],
-                    stderr=subprocess.DEVNULL,
-                )
-                await wait_until(lambda: pid_file.exists() and pid_file.read_text().strip())
-                tenancy = runtime.receiver.tenancy
-                for name in ("a", "b"):
-                    tenant = await tenancy.service.add(name, name=name)
-                    async with tenancy.tenant_db(tenant) as opened:
-                        await opened.run(lambda database: database.execute("CREATE TABLE t (x)"))
-                    copies = replica / tenant.id
-                    await wait_until(lambda copies=copies: list(copies.rglob("*.ltx")))
-                runtime.shut_down("test")
+        async with running(runtime):
+            command = [sys.executable, "-m", "sdk_trio", "replication", "run"]
+            replicator = subprocess.Popen(
+                [*command, "--pid-file", str(pid_file), *words(tmp_path, **values)],
+                stderr=subprocess.DEVNULL,
+            )
+            await until(lambda: pid_file.exists() and pid_file.read_text().strip())
+            tenancy = runtime.receiver.tenancy
+            for name in ("a", "b"):
+                tenant = await tenancy.service.add(name, name=name)
+                async with tenancy.tenant_db(tenant) as opened:
+                    await opened.run(lambda database: database.execute("CREATE TABLE t (x)"))
+                copies = replica / tenant.id
+                await until(lambda copies=copies: list(copies.rglob("*.ltx")))
     finally:
         if replicator is not None:
             replicator.terminate()
@@ -208,11 +202,9 @@ async def test_without_the_switch_nothing_is_regenerated_and_that_is_said(
 ) -> None:
     caplog.set_level("INFO")
     key = "MultiTenant__FileDb__Replication__AutoRegenerateOnTenantChange"
-    with trio.fail_after(60):
-        runtime = Runtime(settings_of(**keys(tmp_path, **{key: False})))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(runtime.run)
-            runtime.shut_down("test")
+    runtime = Runtime(settings_of(**keys(tmp_path, **{key: False})))
+    async with running(runtime):
+        pass
     assert not (tmp_path / "replicator.yml").exists()
     assert "replication.left_alone" in [r.sdk[0] for r in caplog.records if hasattr(r, "sdk")]
 
@@ -228,13 +220,10 @@ async def test_a_fleet_that_is_large_for_its_sync_interval_is_warned_of_once(
     ids = await trio.to_thread.run_sync(add_tenants, tmp_path, [f"t{i}" for i in range(24)])
     for tenant_id in ids:
         database(tmp_path, tenant_id)
-    with trio.fail_after(60):
-        runtime = Runtime(settings_of(**values))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(runtime.run)
-            await runtime.receiver.tenancy.service.deactivate(ids[0])
-            await wait_until(lambda: len(paths((tmp_path / "replicator.yml").read_text())) == 22)
-            runtime.shut_down("test")
+    runtime = Runtime(settings_of(**values))
+    async with running(runtime):
+        await runtime.receiver.tenancy.service.deactivate(ids[0])
+        await until(lambda: len(paths((tmp_path / "replicator.yml").read_text())) == 22)
     warned = [r.sdk for r in caplog.records if r.name.endswith("replication") and r.levelno == 30]
     large = [fields["databases"] for event, fields in warned if event.endswith("fleet_is_large")]
     assert large == [23]

@@ -18,8 +18,9 @@ import trio
 from support.deliveries import SECRET
 from support.ports import free_port
 from support.programs import program
-from support.replica_host import ReplicaHost, rows_of, wait_for
+from support.replica_host import ReplicaHost, rows_of
 from support.replica_targets import local_disk
+from support.waiting import wait_until
 
 from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication.control import ControlClient, control_socket_path
@@ -69,7 +70,7 @@ class Live:
                 stdout=log,
                 stderr=log,
             )
-        wait_for(self._answers)
+        wait_until(self._answers)
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.log
@@ -88,7 +89,7 @@ class Live:
     def deliver(self, *ids: str) -> None:
         """Deliver an event for each id, and wait until the store says that it is done."""
         self.send(*ids)
-        wait_for(lambda: all(self.state(each) == "done" for each in ids))
+        wait_until(lambda: all(self.state(each) == "done" for each in ids))
 
     def send(self, *ids: str) -> None:
         """Deliver an event for each id; return when all of them are acknowledged."""
@@ -155,7 +156,7 @@ def live(tmp_path: Path) -> Iterator[Live]:
     with made_host(tmp_path) as host:
         live = Live(host)
         live.start()
-        wait_for(live.replicated)
+        wait_until(live.replicated)
         yield live
         if live.process.poll() is None:
             live.process.kill()
@@ -177,7 +178,7 @@ def test_what_is_acknowledged_after_a_restore_by_hand_is_in_the_file(live: Live)
     live.deliver("msg_before1", "msg_before2")
     live.sync()
     live.host.suspend("acme")
-    wait_for(lambda: not live.replicated())
+    wait_until(lambda: not live.replicated())
     restored = live.host.run(
         *("replication", "restore", "--tenant", "acme", "--force"),
         *("--output", str(live.host.database("acme"))),
@@ -232,7 +233,7 @@ def test_restored_in_place_under_a_daemon_and_written_on(live: Live, tmp_path: P
     assert live.bodies() == ["msg_before1", "msg_after1"]
     assert live.deleted_files() == []
     assert "msg_mistake" in [body for _, body, _ in rows_of(kept)]
-    wait_for(live.replicated)
+    wait_until(live.replicated)
     live.sync()
     verified = live.host.verify("--tenant", "acme")
     assert verified.status == 0, verified.out + verified.err
@@ -265,7 +266,7 @@ def test_what_is_acknowledged_right_after_an_activation_is_not_dropped(live: Liv
         known += (ids := [f"msg_{attempt}{number}" for number in range(1, 4)])
         live.send(*ids)
         # Not by a command, which takes as long as the replicator needs.
-        wait_for(lambda known=known: sorted(live.bodies()) == known)
+        wait_until(lambda known=known: sorted(live.bodies()) == known)
     live.stop()
     assert sorted(live.bodies()) == known
 

@@ -7,18 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 
 import httpx
 import pytest
 from support.command_forker import run_command
 from support.deliveries import SECRET
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from sdk_trio.testing import sign_delivery
-
-#: A process that takes longer than this for a step hangs, in seconds.
-PATIENCE = 60.0
 
 APPLICATION = """
 import json, sdk_trio
@@ -88,16 +85,16 @@ class Daemon:
         return (self.directory / f"err-{self.starts}").read_text()
 
     def wait_for(self, text):
-        deadline = time.monotonic() + PATIENCE
-        while text not in self.output() + self.errors():
+        def came():
             assert self.process.poll() is None, self.errors()
-            assert time.monotonic() < deadline, self.errors()
-            time.sleep(0.02)
+            return text in self.output() + self.errors()
+
+        wait_until(came, self.errors)
 
     def post(self, event, address="127.0.0.1", **options):
         delivery = sign_delivery(event, secret=SECRET, **options)
         transport = httpx.HTTPTransport(local_address=address)
-        with httpx.Client(transport=transport, timeout=PATIENCE) as client:
+        with httpx.Client(transport=transport, timeout=PATIENCE_SECONDS) as client:
             return client.post(
                 f"http://127.0.0.1:{self.port}/hooks/sdk",
                 content=delivery.body,
@@ -106,14 +103,14 @@ class Daemon:
 
     def command(self, *words, status=0):
         ran = run_command(
-            words, environ=self.environment, directory=self.directory, seconds=PATIENCE
+            words, environ=self.environment, directory=self.directory, seconds=PATIENCE_SECONDS
         )
         assert ran.returncode == status, (ran.stdout, ran.stderr)
         return ran.stdout
 
     def end(self):
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(PATIENCE) == 0
+        assert self.process.wait(PATIENCE_SECONDS) == 0
 
 
 @pytest.fixture
@@ -171,7 +168,7 @@ def test_idle_connections_of_one_address_do_not_lock_out_another(daemon):
     idle = []
     try:
         for _ in range(470):
-            sock = socket.create_connection(("127.0.0.1", daemon.port), PATIENCE)
+            sock = socket.create_connection(("127.0.0.1", daemon.port), PATIENCE_SECONDS)
             idle.append(sock)
         assert daemon.post("order.paid", address="127.0.0.2").status_code == 200
         assert daemon.post("order.paid", address="127.0.0.3").status_code == 200

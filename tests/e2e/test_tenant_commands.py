@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import trio
-from support.notified import until
 from support.tenant_shell import Shell
+from support.waiting import until
 
 from sdk_trio.testing import running_app, settings_for_tests
 

@@ -3,14 +3,13 @@
 import json
 import re
 import secrets
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from support.daemon import PATIENCE, Daemon, Place
+from support.daemon import Daemon, Place
+from support.waiting import wait_until
 
 from sdk_trio.config import Secret
 from sdk_trio.testing import sign_delivery
@@ -80,13 +79,6 @@ class Host:
         done = self.place.run(*words, "--format", "json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture

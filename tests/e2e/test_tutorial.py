@@ -6,10 +6,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.waiting import wait_until
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial" / "first-receiver.md"
 
@@ -66,7 +66,7 @@ class Shell:
                 stdout=log,
                 stderr=log,
             )
-        wait_for(lambda: "runtime.started" in self.log.read_text() or self.daemon.poll())
+        wait_until(lambda: "runtime.started" in self.log.read_text() or self.daemon.poll())
         assert self.daemon.poll() is None, self.log.read_text()
 
     def stop(self):
@@ -75,13 +75,6 @@ class Shell:
             self.daemon.send_signal(signal.SIGINT)
             assert self.daemon.wait(PATIENCE_SECONDS) == 0, self.log.read_text()
             self.daemon = None
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -133,7 +126,7 @@ def test_the_tutorial_works_as_it_is_written(shell, tmp_path):
         elif step == 5:
             states = ["done", "done"]
         if step in (3, 4, 5) and "events list" in block:
-            wait_for(lambda expected=states: listed(shell) == expected)
+            wait_until(lambda expected=states: listed(shell) == expected)
     assert seen == set(range(1, 8))
     shell.stop()
 

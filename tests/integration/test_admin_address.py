@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from support.admin import TOKEN, administered
 from support.deliveries import settings
-from support.serving import RawWire, delivery_request, registry, signed
+from support.serving import RawWire, delivery_request, registry, running, signed, works
 
 from sdk_trio.admin.app import MOST_REPORTED
 from sdk_trio.base.metrics import Check, Sample
@@ -25,15 +25,6 @@ from sdk_trio.runtime import BindError, Runtime
 def token(monkeypatch, tmp_path):
     monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(params=["Memory", "Sqlite"])
-def store(request, tmp_path):
-    return {"Storage__Backend": request.param, "Storage__Path": str(tmp_path / "data")}
-
-
-async def works(event):
-    """A handler without effect."""
 
 
 async def breaks(event):
@@ -568,16 +559,11 @@ async def test_a_busy_admin_port_is_named_and_nothing_is_served():
 async def test_it_serves_a_unix_socket(tmp_path):
     path = tmp_path / "admin.sock"
     runtime = Runtime(settings(Admin__Enabled=True, Admin__Bind=f"unix:{path}"))
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            started = await nursery.start(runtime.run)
-            assert started.admin == (f"unix:{path}",)
-            transport = httpx.AsyncHTTPTransport(uds=str(path))
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://localhost"
-            ) as client:
-                assert (await client.get("/metrics")).status_code == 200
-            runtime.shut_down("seen")
+    async with running(runtime) as started:
+        assert started.admin == (f"unix:{path}",)
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            assert (await client.get("/metrics")).status_code == 200
 
 
 async def test_a_wish_for_another_protocol_is_answered_as_plain_http():
@@ -595,8 +581,5 @@ async def test_a_wish_for_another_protocol_is_answered_as_plain_http():
 
 async def test_switched_off_there_is_none():
     runtime = Runtime(settings())
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            started = await nursery.start(runtime.run)
-            assert started.admin == ()
-            runtime.shut_down("seen")
+    async with running(runtime) as started:
+        assert started.admin == ()

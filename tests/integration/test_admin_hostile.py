@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 import trio
 from support.admin import TOKEN, administered
-from support.serving import RawWire, registry, signed
+from support.serving import RawWire, registry, signed, works
 from support.wire import Wire
 
 from sdk_trio.admin.app import BURST, REQUESTS_PER_SECOND
@@ -50,10 +50,6 @@ print(sum(answered))
 def token(monkeypatch, tmp_path):
     monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
     monkeypatch.chdir(tmp_path)
-
-
-async def works(event):
-    """A handler without effect."""
 
 
 async def deliveries_in_a_round(url):

@@ -10,7 +10,7 @@ import pytest
 import trio
 from support.admin import TOKEN, administered
 from support.programs import program
-from support.serving import registry, signed
+from support.serving import registry, signed, works
 from support.wire import Wire
 
 from sdk_trio.admin.metrics import HISTOGRAM_ENDINGS, METRICS, metric_of
@@ -42,10 +42,6 @@ _NAME = re.compile(r"\b(?:sdk|process|up)_[a-z_]+[a-z]\b")
 def token(monkeypatch, tmp_path):
     monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
     monkeypatch.chdir(tmp_path)
-
-
-async def works(event):
-    """A handler without effect."""
 
 
 def names_in(text):

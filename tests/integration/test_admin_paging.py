@@ -26,11 +26,6 @@ def token(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(params=["Memory", "Sqlite"])
-def store(request, tmp_path):
-    return {"Storage__Backend": request.param, "Storage__Path": str(tmp_path / "data")}
-
-
 def record(sequence):
     values = {field.name: None for field in attrs.fields(DeliveryRecord)}
     return DeliveryRecord(**values | {"sequence": sequence, "webhook_id": f"msg_{sequence}"})

@@ -7,14 +7,10 @@ import socket
 import pytest
 import trio
 from support.deliveries import settings
-from support.serving import registry
+from support.serving import registry, works
 
 from sdk_trio.cli import main
 from sdk_trio.runtime import Runtime
-
-
-async def works(event):
-    """A handler without effect."""
 
 
 async def health(*words):

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from support.command_line import CommandLine, clear_environment
 from support.notifications import EMAIL, PHONE, SECRET, VARIABLES
 
 from sdk_trio.testing import verify_notification
@@ -14,12 +13,10 @@ NOTIFICATIONS = "Sdk:MultiTenant:Notifications"
 
 
 @pytest.fixture
-def command_line(tmp_path, monkeypatch, capsys):
-    clear_environment(monkeypatch)
-    monkeypatch.chdir(tmp_path)
+def command_line(command_line, monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    return CommandLine(tmp_path, capsys)
+    return command_line
 
 
 @contextmanager

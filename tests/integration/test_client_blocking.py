@@ -22,6 +22,7 @@ import httpx
 import pytest
 import trio
 from support.threaded_upstream import ORDERS, threaded_upstream
+from support.waiting import PATIENCE_SECONDS
 
 from sdk_trio import (
     CallError,
@@ -35,9 +36,6 @@ from sdk_trio import (
     SyncClient,
 )
 from sdk_trio.client.operations import OPERATIONS
-
-#: How long a test waits for what has to happen; nothing takes that long.
-PATIENCE_SECONDS = 60
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from support.upstreams import (
     http1_handler,
     http2_handler,
     serving,
-    until,
 )
+from support.waiting import PATIENCE_SECONDS, until
 
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import (
@@ -34,7 +34,6 @@ from sdk_trio.config.options import ResilienceOptions
 from sdk_trio.net import http2, pool
 from sdk_trio.net.transport import Transport
 
-PATIENCE_SECONDS = 60
 AUTHORITY = Authority()
 PATIENT = ResilienceOptions(circuit_breaker_failure_threshold=1000)
 

@@ -8,6 +8,7 @@ import trustme
 from support.connect_proxies import proxying
 from support.ports import free_port
 from support.upstreams import Upstream, http1_handler, http2_handler, serving
+from support.waiting import PATIENCE_SECONDS
 
 import sdk_trio
 from sdk_trio.client.client import Client
@@ -17,7 +18,6 @@ from sdk_trio.config.options import ConnectionOptions
 from sdk_trio.errors import OptionsValidationError
 from sdk_trio.net.proxy import VARIABLES, ignored_variable
 
-PATIENCE_SECONDS = 60
 CREDENTIALS = "ada:pass:word"
 
 

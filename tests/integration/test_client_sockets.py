@@ -8,6 +8,7 @@ import httpx
 import pytest
 import trio
 import trio.testing
+from support.waiting import PATIENCE_SECONDS
 
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import (
@@ -21,7 +22,6 @@ from sdk_trio.config.options import ConnectionOptions
 from sdk_trio.errors import NotRunningError
 from sdk_trio.net.transport import Transport
 
-PATIENCE_SECONDS = 60
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 

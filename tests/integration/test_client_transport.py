@@ -17,8 +17,8 @@ from support.upstreams import (
     http1_answer,
     http1_handler,
     serving,
-    until,
 )
+from support.waiting import PATIENCE_SECONDS, until
 
 from sdk_trio.errors import NotRunningError
 from sdk_trio.net import pool
@@ -100,7 +100,8 @@ async def test_the_cap_counts_per_host_and_an_idle_connection_makes_room():
         assert (first.connections, second.connections) == (2, 1)
 
 
-async def test_a_slot_that_becomes_free_goes_to_another_origin_of_the_host():
+async def test_a_slot_that_becomes_free_goes_to_another_origin_of_the_host(monkeypatch):
+    monkeypatch.setattr(pool, "REAP_SECONDS", (3600, 3600))  # the reaper would notice it, too
     first, second = Upstream(), Upstream()
     async with (
         client_of(first, max_connections_per_server=1) as client,
@@ -109,7 +110,7 @@ async def test_a_slot_that_becomes_free_goes_to_another_origin_of_the_host():
     ):
         nursery.start_soon(client.get, "/after/0.05")
         await trio.testing.wait_all_tasks_blocked(0.01)
-        with trio.fail_after(5):  # well before the reaper would notice
+        with trio.fail_after(PATIENCE_SECONDS):
             response = await client.get(f"http://127.0.0.1:{second.port}/")
         assert response.status_code == 200
 

@@ -21,8 +21,8 @@ from support.upstreams import (
     http1_handler,
     http2_handler,
     serving,
-    until,
 )
+from support.waiting import until
 
 from sdk_trio.net import pool
 from sdk_trio.net.http2 import Http2Connection

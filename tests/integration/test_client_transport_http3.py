@@ -15,8 +15,8 @@ from support.upstreams import (
     http1_handler,
     serving,
     serving_http3,
-    until,
 )
+from support.waiting import until
 
 from sdk_trio.errors import OptionsValidationError
 from sdk_trio.net import http3_origins

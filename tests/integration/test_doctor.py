@@ -10,7 +10,6 @@ import apsw
 import pytest
 import trio
 import trustme
-from support.command_line import CommandLine, clear_environment
 from support.deliveries import SECRET
 from support.doctor import Doctor
 
@@ -23,10 +22,8 @@ from sdk_trio.storage.examine import examine
 
 
 @pytest.fixture
-def doctor(tmp_path, monkeypatch, capsys):
-    clear_environment(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    return Doctor(CommandLine(tmp_path, capsys), monkeypatch)
+def doctor(command_line, monkeypatch):
+    return Doctor(command_line, monkeypatch)
 
 
 def test_a_new_installation_has_no_problem(doctor):

@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 import trio
-from support.command_line import CommandLine, clear_environment
 from support.connect_proxies import proxying
 from support.deliveries import SECRET
 from support.doctor import Doctor
@@ -27,10 +26,8 @@ OTHER_SECRET = "whsec_" + "A" * 32
 
 
 @pytest.fixture
-def doctor(tmp_path, monkeypatch, capsys):
-    clear_environment(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    made = Doctor(CommandLine(tmp_path, capsys), monkeypatch)
+def doctor(command_line, monkeypatch):
+    made = Doctor(command_line, monkeypatch)
     made.set("Environment", "Development")
     return made
 

@@ -3,7 +3,6 @@
 import time
 
 import pytest
-from support.command_line import CommandLine, clear_environment
 from support.doctor import Doctor
 from support.notifications import VARIABLES
 from support.notified import add_tenant, stores_of, transition
@@ -14,12 +13,10 @@ CHECK = "notifications"
 
 
 @pytest.fixture
-def doctor(tmp_path, monkeypatch, capsys):
-    clear_environment(monkeypatch)
-    monkeypatch.chdir(tmp_path)
+def doctor(command_line, monkeypatch):
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
-    made = Doctor(CommandLine(tmp_path, capsys), monkeypatch)
+    made = Doctor(command_line, monkeypatch)
     made.set("MultiTenant__Enabled", "true")
     set_keys(
         made,

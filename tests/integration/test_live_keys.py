@@ -5,11 +5,11 @@ from pathlib import Path
 
 import attrs
 import pytest
-import trio
 import trustme
 from support.admin import TOKEN, administered
 from support.deliveries import SECRET
 from support.notifications import VARIABLES
+from support.serving import running
 
 from sdk_trio.client.client import Client
 from sdk_trio.config import Secret, Settings
@@ -54,12 +54,9 @@ def everything(tmp_path, monkeypatch):
 
 
 async def test_what_the_program_can_change_is_what_the_pages_say(everything):
-    with trio.fail_after(60):
-        runtime = Runtime(everything)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(runtime.run)
-            live = below((*runtime.live_keys, *OF_THE_COMMAND))
-            runtime.shut_down("the test ended")
+    runtime = Runtime(everything)
+    async with running(runtime):
+        live = below((*runtime.live_keys, *OF_THE_COMMAND))
     assert live == {setting.key for setting in table() if setting.about.live}
     page = (DOCS / "command-line.md").read_text()
     rows = page.partition("HUP reads every source again")[2].partition("`runtime.reloaded` names")[
@@ -70,23 +67,20 @@ async def test_what_the_program_can_change_is_what_the_pages_say(everything):
 
 
 async def test_tenants_clients_change_beside_one_of_the_application(everything):
-    with trio.fail_after(60):
-        runtime = Runtime(everything, client=Client(everything))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(runtime.run)
-            tenancy = runtime.receiver.tenancy
-            await tenancy.service.add("acme", name="Acme")
-            async with tenancy.client_for("acme") as client:
-                done = runtime.reload(
-                    attrs.evolve(everything, timeout_ms=4000, access_token=Secret("another"))
-                )
-                assert done.applied == ("Sdk:AccessToken", "Sdk:TimeoutMs")
-                assert client.plan.attempt_timeout == 4
-            async with tenancy.client_for("acme") as client:
-                assert client.plan.access_token == "another"
-            own = runtime.client.plan
-            assert (own.attempt_timeout, own.access_token) == (30, "not-a-real-token")
-            runtime.shut_down("the test ended")
+    runtime = Runtime(everything, client=Client(everything))
+    async with running(runtime):
+        tenancy = runtime.receiver.tenancy
+        await tenancy.service.add("acme", name="Acme")
+        async with tenancy.client_for("acme") as client:
+            done = runtime.reload(
+                attrs.evolve(everything, timeout_ms=4000, access_token=Secret("another"))
+            )
+            assert done.applied == ("Sdk:AccessToken", "Sdk:TimeoutMs")
+            assert client.plan.attempt_timeout == 4
+        async with tenancy.client_for("acme") as client:
+            assert client.plan.access_token == "another"
+        own = runtime.client.plan
+        assert (own.attempt_timeout, own.access_token) == (30, "not-a-real-token")
 
 
 async def test_who_may_change_and_by_which_name_changes_with_a_reload(monkeypatch, tmp_path):

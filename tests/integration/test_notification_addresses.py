@@ -7,6 +7,7 @@ import attrs
 import pytest
 import trio
 from support.notifications import fake_provider, http_answer, options, send
+from support.waiting import PATIENCE_SECONDS
 
 from sdk_trio.net import poster as public_dialer
 from sdk_trio.net.poster import HttpPoster, NoPublicAddressError, dial_public
@@ -55,7 +56,7 @@ async def test_a_url_that_cannot_be_read_connects_nowhere():
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"])
 async def test_private_networks_are_refused_without_a_packet(address):
-    with trio.fail_after(2):
+    with trio.fail_after(PATIENCE_SECONDS):
         outcome = await send("webhook", options("x", webhook_url=f"https://{address}/in"))
     assert isinstance(outcome, Refused)
 
@@ -189,7 +190,7 @@ async def test_the_next_address_is_tried_when_one_does_not_answer(monkeypatch):
         await trio.lowlevel.checkpoint()
         return ["1.1.1.1", "10.0.0.1", "1.1.1.2", "1.1.1.3"]
 
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_SECONDS):
         assert await dial_public("x", 443, resolve=resolve, connect=connect) == "connected"
     assert tried == ["1.1.1.1", "1.1.1.2", "1.1.1.3"]
 

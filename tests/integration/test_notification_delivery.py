@@ -19,7 +19,8 @@ from support.notifications import (
     read_request,
     reset,
 )
-from support.notified import LEASE, FakeChannel, Stores, states, stores_of, transition, until
+from support.notified import LEASE, FakeChannel, Stores, states, stores_of, transition
+from support.waiting import until
 
 from sdk_trio.notifications.pump import ChannelLimits, NotificationPump
 from sdk_trio.notifications.schedule import RetrySchedule

@@ -10,6 +10,7 @@ import attrs
 import pytest
 from support.notifications import EMAIL, PHONE, VARIABLES, options, record, send
 from support.programs import node_package, program
+from support.waiting import wait_until
 
 from sdk_trio.net.poster import HttpPoster
 from sdk_trio.notifications.send import Again, Refused, Sent
@@ -63,15 +64,12 @@ def prism(file):
         command = [program("prism"), "mock", "--host", "127.0.0.1", "--port", "0", str(file)]
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            found = re.search(r"listening on (http://127\.0\.0\.1:\d+)", log.read_text("utf-8"))
-            if found and not found[1].endswith(":0"):
-                yield found[1]
-                return
+
+        def address():
             assert process.poll() is None, log.read_text("utf-8")
-            assert time.monotonic() < deadline, log.read_text("utf-8")
-            time.sleep(0.05)
+            return re.search(r"listening on (http://127\.0\.0\.1:[1-9]\d*)", log.read_text("utf-8"))
+
+        yield wait_until(address, lambda: log.read_text("utf-8"))[1]
     finally:
         process.terminate()
         process.wait(60)

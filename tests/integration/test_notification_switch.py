@@ -10,6 +10,7 @@ import pytest
 import trio
 from support.deliveries import settings
 from support.notified import FakeChannel, answering
+from support.serving import running
 
 from sdk_trio.config import Settings
 from sdk_trio.notifications.send import Again, Sent
@@ -32,12 +33,10 @@ def settings_of(root: Path, *, enabled: bool, backend: str = "Sqlite", **more: A
 
 
 @asynccontextmanager
-async def running(settings: Settings, channel: FakeChannel) -> AsyncIterator[TenantService]:
+async def telling(settings: Settings, channel: FakeChannel) -> AsyncIterator[TenantService]:
     runtime = Runtime(settings, channels=lambda _: {"email": channel})
-    async with trio.open_nursery() as nursery:
-        await nursery.start(runtime.run)
+    async with running(runtime):
         yield runtime.receiver.tenancy.service
-        runtime.shut_down("the test has seen it")
 
 
 async def by_command(settings: Settings, identifier: str) -> None:
@@ -61,7 +60,7 @@ async def test_what_happens_before_the_first_look_of_the_first_daemon(
     await by_command(on, "told")
     channel = FakeChannel()
     with trio.fail_after(60):
-        async with running(on, channel) as tenants:
+        async with telling(on, channel) as tenants:
             await tenants.suspend("later")
             while len(channel.finished) < 2:
                 await trio.sleep(0.01)
@@ -74,18 +73,18 @@ async def test_what_happens_while_they_are_off_is_never_told(tmp_path: Path) -> 
     on, off = (settings_of(tmp_path, enabled=enabled) for enabled in (True, False))
     channel = FakeChannel()
     with trio.fail_after(60):
-        async with running(on, channel) as tenants:
+        async with telling(on, channel) as tenants:
             for name in ("told", "silent", "command", "between", "later"):
                 await tenants.add(name, name=name)
             await tenants.suspend("told")
             while len(channel.finished) < 1:
                 await trio.sleep(0.01)
-        async with running(off, channel) as tenants:
+        async with telling(off, channel) as tenants:
             await tenants.suspend("silent")
             await by_command(on, "command")
         # The settings of the daemon decide, also while it is not running.
         await by_command(on, "between")
-        async with running(on, channel) as tenants:
+        async with telling(on, channel) as tenants:
             await tenants.suspend("later")
             while len(channel.finished) < 2:
                 await trio.sleep(0.01)
@@ -102,7 +101,7 @@ async def test_how_long_is_waited_between_attempts_is_a_setting(tmp_path: Path) 
     # Seven waits of up to 30 s, doubled each time, would be a quarter of an hour.
     channel = FakeChannel(behave=answering(*[Again("busy")] * 7, Sent("id")))
     with trio.fail_after(60):
-        async with running(chosen, channel) as tenants:
+        async with telling(chosen, channel) as tenants:
             await tenants.add("acme", name="Acme")
             await tenants.suspend("acme")
             while len(channel.finished) < 8:

@@ -90,8 +90,7 @@ async def test_the_receiver_answers_as_documented(tmp_path, capsys):
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_the_command_prints_either_document(tmp_path, capsys):
-    command_line = CommandLine(tmp_path, capsys)
+def test_the_command_prints_either_document(command_line):
     answer = command_line("openapi", "--set", "Sdk:Webhooks:Path=/in")
     assert list(answer.document["paths"]) == ["/in"]
     assert answer.document["openapi"].startswith("3.1")

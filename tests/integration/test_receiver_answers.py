@@ -18,6 +18,7 @@ from support.serving import (
     serving,
     signed,
     waiting_for_run_of,
+    works,
 )
 
 from sdk_trio.errors import RetryLater
@@ -28,10 +29,6 @@ OPAQUE = (
     b"HTTP/1.1 400 \r\ncontent-type: application/json\r\ncontent-length: 27",
     b'{"error":"invalid webhook"}',
 )
-
-
-async def works(event):
-    """A handler without effect."""
 
 
 async def nothing_is_kept(app):
@@ -270,12 +267,6 @@ async def test_a_rejected_id_is_not_claimed():
 
 
 # -- handled ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["Memory", "Sqlite"])
-def store(request, tmp_path):
-    """Settings of both stores."""
-    return {"Storage__Backend": request.param, "Storage__Path": str(tmp_path / "data")}
 
 
 async def test_an_inline_handler_has_ended_before_the_200(store):

@@ -9,12 +9,6 @@ from sdk_trio.records.deliveries import DeliveryState
 KEY = "Webhooks__InlineTimeoutSeconds"
 
 
-@pytest.fixture(params=["Memory", "Sqlite"])
-def store(request, tmp_path):
-    """Settings of both stores."""
-    return {"Storage__Backend": request.param, "Storage__Path": str(tmp_path / "data")}
-
-
 @pytest.mark.parametrize(("seconds", "fast"), [(0.7, True), (0.7, False), (1.2, True)])
 async def test_late_handlers_are_500_and_their_connection_goes_on(store, seconds, fast):
     async def handler(event):

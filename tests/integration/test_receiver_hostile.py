@@ -14,13 +14,10 @@ from support.serving import (
     request,
     serving,
     signed,
+    works,
 )
 
 from sdk_trio.records.deliveries import DeliveryState
-
-
-async def works(event):
-    """A handler without effect."""
 
 
 async def still_serves(app):

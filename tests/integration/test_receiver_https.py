@@ -7,7 +7,16 @@ import httpx
 import pytest
 import trio
 import trustme
-from support.serving import RawWire, delivery_request, exchange, registry, request, serving, signed
+from support.serving import (
+    RawWire,
+    delivery_request,
+    exchange,
+    registry,
+    request,
+    serving,
+    signed,
+    works,
+)
 
 from sdk_trio.errors import OptionsValidationError
 from sdk_trio.testing import running_app, settings_for_tests
@@ -15,10 +24,6 @@ from sdk_trio.webhooks.signed_request import own_url, post
 
 LOOPBACK = ["127.0.0.1/32"]
 OPAQUE = b'{"error":"invalid webhook"}'
-
-
-async def works(event):
-    """A handler without effect."""
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,11 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from support.deliveries import settings
-from support.serving import asgi_headers, ask, registry, signed
+from support.serving import asgi_headers, ask, registry, running, signed, works
 
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.runtime import Runtime
 from sdk_trio.webhooks import WebhookReceiver
-
-
-async def works(event):
-    """A handler without effect."""
 
 
 async def hello(request):
@@ -150,15 +146,12 @@ async def test_a_locked_store_is_a_lifespan_failure_that_says_so(sqlite):
         await trio.lowlevel.checkpoint()
         return {"type": "lifespan.startup"}
 
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(runtime.run)
-            with pytest.raises(ExceptionGroup) as raised:
-                await receiver({"type": "lifespan"}, receive, send)
-            # A real server gives up for the same reason.
-            with pytest.raises(ExceptionGroup) as caught:
-                await _serve_once(receiver)
-            runtime.shut_down("test")
+    async with running(runtime):
+        with pytest.raises(ExceptionGroup) as raised:
+            await receiver({"type": "lifespan"}, receive, send)
+        # A real server gives up for the same reason.
+        with pytest.raises(ExceptionGroup) as caught:
+            await _serve_once(receiver)
     assert [message["type"] for message in messages] == ["lifespan.startup.failed"]
     assert sqlite["Storage__Path"] in messages[0]["message"]
     assert sqlite["Storage__Path"] in "".join(_messages(raised.value))

@@ -19,6 +19,7 @@ import apsw
 import pytest
 import trio
 from support.deliveries import SECRET
+from support.waiting import PATIENCE_SECONDS
 from support.wire import Wire
 
 from sdk_trio.config import KeyDerivation
@@ -28,7 +29,6 @@ from sdk_trio.testing import SignedDelivery, sign_delivery
 IDS = int(os.environ.get("SDK_TEST_SHARED_IDS", "60"))
 REPEATS = 4
 SENDERS = 12
-PATIENCE = 60.0
 
 PROCESS = """
 import os, sys, trio
@@ -139,7 +139,7 @@ async def deliver_all(url: str, deliveries: Sequence[SignedDelivery]) -> None:
 async def test_what_two_processes_acknowledge_is_handled_once(tmp_path: Path, type_: str) -> None:
     with two_processes(tmp_path) as (url, processes):
         wanted: list[str] = []
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(PATIENCE_SECONDS):
             # Which process takes a connection is the kernel's choice: until both have had some.
             while len({process for process, _ in handled(tmp_path)}) < 2:
                 ids = [f"msg_{len(wanted) + number}" for number in range(IDS)]

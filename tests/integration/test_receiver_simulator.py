@@ -6,17 +6,13 @@ import httpx
 import pytest
 import trio
 from support.deliveries import SECRET
-from support.serving import registry, serving
+from support.serving import registry, serving, works
 
 from sdk_trio.events import DEFAULT_CATALOG
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.testing import sample_types
 from sdk_trio.webhooks import HandlerRegistry
 from sdk_trio.webhooks.signature import sign
-
-
-async def works(event):
-    """A handler without effect."""
 
 
 async def simulate(app, event_type, content=b"", method="POST"):

@@ -19,16 +19,13 @@ from support.serving import (
     request,
     serving,
     signed,
+    works,
 )
 
 from sdk_trio.testing import running_app
 from sdk_trio.webhooks import HandlerRegistry, receiver
 
 MIB = 1024 * 1024
-
-
-async def works(event):
-    """A handler without effect."""
 
 
 def lines_of(caplog, event):

@@ -10,7 +10,7 @@ import trio
 import trustme
 from support.deliveries import SECRET, settings
 from support.scripted_upstream import TOKEN, full_stack, scripted_upstream
-from support.serving import delivery_request, exchange, registry, serving, signed
+from support.serving import delivery_request, exchange, registry, serving, signed, works
 
 import sdk_trio
 from sdk_trio.cli.run import SettingsReloader
@@ -23,10 +23,6 @@ from sdk_trio.testing import AppUnderTest
 from sdk_trio.webhooks.signature import new_secret
 
 NEW_SECRET = new_secret(b"a secret of this test, 32 bytes.")
-
-
-async def works(event):
-    """A handler without effect."""
 
 
 def wanted(running, **changes):

@@ -7,7 +7,6 @@ import socket
 import sqlite3
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import attrs
 import pytest
 from support.ports import free_port
 from support.programs import program
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from sdk_trio.config.choices import ReplicaTargetType
 from sdk_trio.config.options.replication import (
@@ -33,8 +33,6 @@ from sdk_trio.replication.manifest import (
     child_environment,
     render_manifest,
 )
-
-PATIENCE = 60.0
 
 #: A directory as unfriendly as they come; the validator refuses the dollar alone.
 HOSTILE = 'it\'s a $HOME ${HOME} "dir" é : - ☃ & [x]'
@@ -88,7 +86,7 @@ def test_each_target_is_accepted(directory: Path, target: ReplicaTargetType, kin
         [program("litestream"), "databases", "-config", str(manifest)],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=PATIENCE_SECONDS,
         check=True,
     )
     lines = done.stdout.splitlines()[1:]
@@ -106,13 +104,13 @@ class Running:
 
     def message(self, text: str, **fields: Any) -> dict[str, Any]:
         """Wait for a line of its log with that message and these fields."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            for line in self.messages():
-                if line["msg"] == text and fields.items() <= line.items():
-                    return line
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.02)
+
+        def found() -> dict[str, Any] | None:
+            lines = (line for line in self.messages() if line["msg"] == text)
+            return next((line for line in lines if fields.items() <= line.items()), None)
+
+        line: dict[str, Any] = wait_until(found, self.log.read_text)
+        return line
 
 
 @contextmanager
@@ -138,7 +136,7 @@ def replicating(
 def listed(socket_path: Path) -> Any:
     connection = http.client.HTTPConnection("litestream")
     connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.settimeout(PATIENCE)
+    connection.sock.settimeout(PATIENCE_SECONDS)
     connection.sock.connect(str(socket_path))
     with closing(connection):
         connection.request("GET", "/list")
@@ -152,13 +150,12 @@ def test_it_replicates_exactly_the_databases_of_the_file(directory: Path) -> Non
     database(directory / HOSTILE, "t3")
     with replicating(options, directory, wanted) as running:
         running.message("control socket listening")
-        deadline = time.monotonic() + PATIENCE
-        while True:
+
+        def all_synced() -> Any:
             found = listed(directory / "s.sock")["databases"]
-            if all(entry.get("last_sync_at") for entry in found):
-                break
-            assert time.monotonic() < deadline, found
-            time.sleep(0.05)
+            return found if all(entry.get("last_sync_at") for entry in found) else None
+
+        found = wait_until(all_synced, running.log.read_text)
         assert sorted(entry["path"] for entry in found) == [db.path for db in wanted]
         assert {path.name for path in (directory / "r $x 'y").iterdir()} == {"t1", "t2"}
         line = running.message("replicating to", type="file")
@@ -186,10 +183,7 @@ def test_a_path_that_we_refuse_is_one_that_it_misreads(directory: Path) -> None:
         [program("litestream"), "replicate", "-config", str(manifest)], stderr=subprocess.DEVNULL
     )
     try:
-        deadline = time.monotonic() + PATIENCE
-        while not (directory / "odd").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until((directory / "odd").exists)
     finally:
         process.kill()
         process.wait()

@@ -15,9 +15,9 @@ import attrs
 import pytest
 import trio
 from support.programs import program
-from support.replica_host import PATIENCE_SECONDS, ReplicaHost
+from support.replica_host import ReplicaHost
 from support.replica_targets import local_disk, object_store
-from support.replicating import until
+from support.waiting import PATIENCE_SECONDS, until
 
 from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication import lag_survey

@@ -11,8 +11,9 @@ import pytest
 import trio
 from support.ports import free_port
 from support.programs import program
-from support.replica_host import ReplicaHost, rows_of, wait_for, write_rows
+from support.replica_host import ReplicaHost, rows_of, write_rows
 from support.replica_targets import Target, local_disk, object_store, sftp
+from support.waiting import wait_until
 
 from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication import replica as replica_reader
@@ -256,7 +257,7 @@ def test_a_signal_cleans_up_and_what_a_kill_leaves_is_removed_by_the_next(tmp_pa
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
-                wait_for(lambda: list(out.glob(".acme.db.restoring-*/replicator.yml")))
+                wait_until(lambda: list(out.glob(".acme.db.restoring-*/replicator.yml")))
                 process.send_signal(number)
                 assert process.wait(60) in (128 + number, -number)
             finally:
@@ -381,7 +382,7 @@ def test_another_database_in_its_place_while_nobody_watched_is_what_is_replicate
             before = host.replicator_pid()
             host.tell("acme")
             # It holds a database by its connection and its log by its name: half of each else.
-            wait_for(lambda: host.replicator_pid() not in (None, before))
+            wait_until(lambda: host.replicator_pid() not in (None, before))
             host.wait_synced("acme")
             assert len(host.restore("acme")) == 4
             host.write("acme", 2)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import gettempdir
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 from support.programs import program
+from support.waiting import wait_until
 
 from sdk_trio.replication.manifest import TenantDatabaseFile
 from sdk_trio.replication.signal import (
@@ -45,11 +45,11 @@ DATABASES = [TenantDatabaseFile("t", "/t.db")]
 
 
 def wait_for(file: Path, text: str, process: "subprocess.Popen[Any] | None" = None) -> None:
-    deadline = time.monotonic() + 60
-    while not (file.exists() and text in file.read_text()):
-        assert time.monotonic() < deadline, f"no {text!r} in {file}"
+    def written() -> bool:
         assert process is None or process.poll() is None
-        time.sleep(0.01)
+        return file.exists() and text in file.read_text()
+
+    wait_until(written, lambda: f"no {text!r} in {file}")
 
 
 class Started:
@@ -225,9 +225,7 @@ def test_without_proc_the_name_is_asked_for(start: Started, tmp_path: Path) -> N
     sleeper.symlink_to("/bin/sleep")
     named = subprocess.Popen([str(sleeper), "600"])
     start.processes.append(named)
-    deadline = time.monotonic() + 60
-    while refusal_to_signal(named.pid, proc=tmp_path) is None:
-        assert time.monotonic() < deadline
+    wait_until(lambda: refusal_to_signal(named.pid, proc=tmp_path) is not None)
 
 
 async def test_a_warning_says_why_once_until_something_is_different(

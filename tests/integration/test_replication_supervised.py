@@ -17,7 +17,8 @@ import pytest
 import trio
 from support.ports import free_port
 from support.programs import program
-from support.replicating import replicators_of, rows, said, until, write
+from support.replicating import replicators_of, rows, said, write
+from support.waiting import until
 
 from sdk_trio.replication import health_check
 from sdk_trio.replication.health import HealthState

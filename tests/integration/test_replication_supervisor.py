@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -14,15 +15,8 @@ import pytest
 import trio
 from support.ports import free_port
 from support.programs import program
-from support.replicating import (
-    local_fleet,
-    replicators_of,
-    rows,
-    running,
-    said,
-    until,
-    write,
-)
+from support.replicating import is_running, local_fleet, replicators_of, rows, said, write
+from support.waiting import PATIENCE_SECONDS, until
 
 from sdk_trio.config.choices import ReplicaTargetType
 from sdk_trio.config.options.replication import ObjectStoreOptions
@@ -51,6 +45,21 @@ def fleet(tmp_path, caplog):
     assert replicators_of(tmp_path) == [], "a replicator was left behind"
 
 
+@asynccontextmanager
+async def supervised(supervisor, *, confirmed=True):
+    """Run a supervisor for the length of the block, and stop it then.
+
+    The block begins when its replicator is confirmed, unless that is what the test is about.
+    """
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(supervisor.run)
+            if confirmed:
+                await until(lambda: supervisor.confirmed)
+            yield
+            supervisor.stop()
+
+
 def supervisor_of(fleet, patience=QUICK, **changes):
     options = attrs.evolve(fleet.options, **changes)
     return Supervisor(options, fleet.directory, patience=patience, fraction=lambda: 0.1)
@@ -67,12 +76,9 @@ async def all_synced(supervisor, fleet):
 
 async def test_it_replicates_and_its_end_brings_the_last_rows(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: all_synced(supervisor, fleet))
-            write(fleet.files[0].path, 5)
-            supervisor.stop()
+    async with supervised(supervisor):
+        await until(lambda: all_synced(supervisor, fleet))
+        write(fleet.files[0].path, 5)
     assert fleet.restored(fleet.files[0]) == rows(fleet.files[0].path)
     assert said(caplog, "replication.started")[0]["databases"] == 2
     assert said(caplog, "replication.stopped")
@@ -92,12 +98,8 @@ async def test_the_child_gets_no_secret_of_ours(fleet, monkeypatch):
     for name, value in {**planted, "NO_PROXY": "example.com"}.items():
         monkeypatch.setenv(name, value)
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: supervisor.confirmed)
-            environ = Path(f"/proc/{supervisor.pid}/environ").read_bytes()
-            supervisor.stop()
+    async with supervised(supervisor):
+        environ = Path(f"/proc/{supervisor.pid}/environ").read_bytes()
     assert b"planted" not in environ
     assert b"NO_PROXY=example.com" in environ.split(b"\0")
 
@@ -116,34 +118,27 @@ async def test_a_cancelled_caller_stops_it_in_an_orderly_way(fleet, caplog):
 
 async def test_a_new_tenant_is_replicated_after_a_reload(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: supervisor.confirmed)
-            new = fleet.add()
-            fleet.render()
-            assert await supervisor.reload(fleet.files)
-            await until(lambda: synced(supervisor, [new[0].path]))
-            assert said(caplog, "replication.reloaded")[-1]["added"] == 1
-            supervisor.stop()
+    async with supervised(supervisor):
+        new = fleet.add()
+        fleet.render()
+        assert await supervisor.reload(fleet.files)
+        await until(lambda: synced(supervisor, [new[0].path]))
+        assert said(caplog, "replication.reloaded")[-1]["added"] == 1
     assert fleet.restored(new[0]) == [1]
 
 
 async def test_a_database_that_goes_is_let_go_of_without_a_restart(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: all_synced(supervisor, fleet))
-            pid, gone = supervisor.pid, fleet.files.pop()
-            fleet.render()
-            assert await supervisor.reload(fleet.files)
-            assert supervisor.pid == pid
-            open_files = [os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd")]
-            assert gone.path not in open_files
-            assert fleet.files[0].path in open_files
-            assert said(caplog, "replication.reloaded")[-1]["removed"] == 1
-            supervisor.stop()
+    async with supervised(supervisor):
+        await until(lambda: all_synced(supervisor, fleet))
+        pid, gone = supervisor.pid, fleet.files.pop()
+        fleet.render()
+        assert await supervisor.reload(fleet.files)
+        assert supervisor.pid == pid
+        open_files = [os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd")]
+        assert gone.path not in open_files
+        assert fleet.files[0].path in open_files
+        assert said(caplog, "replication.reloaded")[-1]["removed"] == 1
 
 
 async def test_databases_come_and_go_and_the_others_are_replicated_all_the_while(fleet, caplog):
@@ -151,37 +146,34 @@ async def test_databases_come_and_go_and_the_others_are_replicated_all_the_while
     fleet.render()
     supervisor = supervisor_of(fleet)
     others = [file.path for file in fleet.files]
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: all_synced(supervisor, fleet))
-            pid = supervisor.pid
-            for round_ in range(3):
-                [new] = fleet.add()
-                fleet.render()
-                assert await supervisor.reload(fleet.files)
-                await until(lambda path=new.path: synced(supervisor, [path]))
-                assert (supervisor.pid, supervisor.confirmed) == (pid, True)
-                write(new.path, round_)
-            gone = fleet.files.pop(0)
+    async with supervised(supervisor):
+        await until(lambda: all_synced(supervisor, fleet))
+        pid = supervisor.pid
+        for round_ in range(3):
+            [new] = fleet.add()
             fleet.render()
             assert await supervisor.reload(fleet.files)
-            assert supervisor.pid == pid
-            # One that went comes back, as a tenant that is suspended and reactivated.
-            write(gone.path, 2)
-            fleet.files.append(gone)
-            fleet.render()
-            assert await supervisor.reload(fleet.files)
-            await until(lambda: synced(supervisor, [gone.path]))
-            assert supervisor.pid == pid
-            assert await synced(supervisor, others)
-            for file in fleet.files:
-                await supervisor.client.sync(file.path)
-            # A crash comes back with all of them, from the configuration.
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: supervisor.confirmed and supervisor.pid not in (pid, None))
-            assert supervisor.databases == {file.path for file in fleet.files}
-            supervisor.stop()
+            await until(lambda path=new.path: synced(supervisor, [path]))
+            assert (supervisor.pid, supervisor.confirmed) == (pid, True)
+            write(new.path, round_)
+        gone = fleet.files.pop(0)
+        fleet.render()
+        assert await supervisor.reload(fleet.files)
+        assert supervisor.pid == pid
+        # One that went comes back, as a tenant that is suspended and reactivated.
+        write(gone.path, 2)
+        fleet.files.append(gone)
+        fleet.render()
+        assert await supervisor.reload(fleet.files)
+        await until(lambda: synced(supervisor, [gone.path]))
+        assert supervisor.pid == pid
+        assert await synced(supervisor, others)
+        for file in fleet.files:
+            await supervisor.client.sync(file.path)
+        # A crash comes back with all of them, from the configuration.
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: supervisor.confirmed and supervisor.pid not in (pid, None))
+        assert supervisor.databases == {file.path for file in fleet.files}
     for file in fleet.files:
         assert fleet.restored(file) == rows(file.path)
     reloads = said(caplog, "replication.reloaded")
@@ -202,68 +194,52 @@ async def test_a_replicator_that_refuses_a_new_database_is_restarted_with_it(fle
         raise ReplicatorError("refused")
 
     supervisor.client.register = refuse
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: supervisor.confirmed)
-            pid, [new] = supervisor.pid, fleet.add()
-            fleet.render()
-            assert await supervisor.reload(fleet.files)
-            assert supervisor.pid != pid
-            await until(lambda: synced(supervisor, [new.path]))
-            assert said(caplog, "replication.change_failed")[0]["error"] == "refused"
-            supervisor.stop()
+    async with supervised(supervisor):
+        pid, [new] = supervisor.pid, fleet.add()
+        fleet.render()
+        assert await supervisor.reload(fleet.files)
+        assert supervisor.pid != pid
+        await until(lambda: synced(supervisor, [new.path]))
+        assert said(caplog, "replication.change_failed")[0]["error"] == "refused"
 
 
 async def test_a_broken_configuration_keeps_the_old_one_running(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: supervisor.confirmed)
-            pid = supervisor.pid
-            fleet.config.write_text("dbs: [oops")
-            assert not await supervisor.reload(fleet.files)
-            assert supervisor.pid == pid
-            assert said(caplog, "replication.failed")[-1]["kept"] == 2
-            # A crash afterwards comes back with what worked, not with the broken file.
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: supervisor.confirmed and supervisor.pid != pid)
-            assert len(supervisor.databases) == 2
-            supervisor.stop()
+    async with supervised(supervisor):
+        pid = supervisor.pid
+        fleet.config.write_text("dbs: [oops")
+        assert not await supervisor.reload(fleet.files)
+        assert supervisor.pid == pid
+        assert said(caplog, "replication.failed")[-1]["kept"] == 2
+        # A crash afterwards comes back with what worked, not with the broken file.
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: supervisor.confirmed and supervisor.pid != pid)
+        assert len(supervisor.databases) == 2
 
 
 async def test_a_killed_child_is_started_again_and_no_row_is_lost(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: supervisor.confirmed)
-            pid = supervisor.pid
-            write(fleet.files[0].path, 3)
-            os.kill(pid, signal.SIGKILL)
-            write(fleet.files[0].path, 3)
-            await until(lambda: supervisor.pid not in (pid, None))
-            await until(lambda: all_synced(supervisor, fleet))
-            assert replicators_of(fleet.root) == [supervisor.pid]
-            assert "SIGKILL" in said(caplog, "replication.restarted")[0]["reason"]
-            supervisor.stop()
+    async with supervised(supervisor):
+        pid = supervisor.pid
+        write(fleet.files[0].path, 3)
+        os.kill(pid, signal.SIGKILL)
+        write(fleet.files[0].path, 3)
+        await until(lambda: supervisor.pid not in (pid, None))
+        await until(lambda: all_synced(supervisor, fleet))
+        assert replicators_of(fleet.root) == [supervisor.pid]
+        assert "SIGKILL" in said(caplog, "replication.restarted")[0]["reason"]
     assert fleet.restored(fleet.files[0]) == rows(fleet.files[0].path)
 
 
 async def test_a_child_that_hangs_is_replaced(fleet, caplog):
     supervisor = supervisor_of(fleet, attrs.evolve(QUICK, reload_stop=0.3))
     supervisor.client._seconds = 0.3
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: supervisor.confirmed)
-            pid = supervisor.pid
-            os.kill(pid, signal.SIGSTOP)
-            await until(lambda: supervisor.confirmed and supervisor.pid not in (pid, None))
-            assert not running(pid)
-            assert "hangs" in said(caplog, "replication.failed")[0]["error"]
-            supervisor.stop()
+    async with supervised(supervisor):
+        pid = supervisor.pid
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: supervisor.confirmed and supervisor.pid not in (pid, None))
+        assert not is_running(pid)
+        assert "hangs" in said(caplog, "replication.failed")[0]["error"]
 
 
 async def test_a_target_that_is_away_from_the_start_is_no_hanging_replicator(fleet, monkeypatch):
@@ -294,55 +270,39 @@ async def test_a_target_that_is_away_from_the_start_is_no_hanging_replicator(fle
         return False
 
     checker = HealthChecker(fleet.options, supervisor.socket_path, wanted=wanted)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: supervisor.confirmed)
-            pid, supervisor.client._seconds = supervisor.pid, 0.3
-            checker._client = supervisor.client
-            await until(lists_nothing)
-            began = trio.current_time()
-            while trio.current_time() - began < 2:
-                await trio.sleep(0.2)
-                assert (supervisor.pid, supervisor.failure) == (pid, None)
-            health = await checker.check()
-            assert (health.state, health.reachable) == (HealthState.DEGRADED, True)
-            assert "check the target" in health.reason
-            supervisor.stop()
+    async with supervised(supervisor):
+        pid, supervisor.client._seconds = supervisor.pid, 0.3
+        checker._client = supervisor.client
+        await until(lists_nothing)
+        began = trio.current_time()
+        while trio.current_time() - began < 2:
+            await trio.sleep(0.2)
+            assert (supervisor.pid, supervisor.failure) == (pid, None)
+        health = await checker.check()
+        assert (health.state, health.reachable) == (HealthState.DEGRADED, True)
+        assert "check the target" in health.reason
 
 
 async def test_a_stop_that_hangs_is_cut_short_and_said(fleet, caplog):
     supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=0.5, watch=60))
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: supervisor.confirmed)
-            os.kill(supervisor.pid, signal.SIGSTOP)
-            supervisor.stop()
+    async with supervised(supervisor):
+        os.kill(supervisor.pid, signal.SIGSTOP)
     assert said(caplog, "replication.killed")[0]["after"] == 0.5
 
 
 async def test_a_stop_takes_no_longer_than_what_is_left_of_the_drain(fleet, caplog):
     supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=60, last_sync=0.2, watch=60))
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: supervisor.confirmed)
-            os.kill(supervisor.pid, signal.SIGSTOP)
-            supervisor.end_by(trio.current_time() + 2)
-            supervisor.stop()
+    async with supervised(supervisor):
+        os.kill(supervisor.pid, signal.SIGSTOP)
+        supervisor.end_by(trio.current_time() + 2)
     assert 0.2 < said(caplog, "replication.killed")[0]["after"] <= 2
 
 
 async def test_a_stop_after_the_end_of_the_drain_still_has_a_moment(fleet, caplog):
     supervisor = supervisor_of(fleet, attrs.evolve(QUICK, stop=60, last_sync=0.3, watch=60))
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: supervisor.confirmed)
-            os.kill(supervisor.pid, signal.SIGSTOP)
-            supervisor.end_by(trio.current_time() - 1)
-            supervisor.stop()
+    async with supervised(supervisor):
+        os.kill(supervisor.pid, signal.SIGSTOP)
+        supervisor.end_by(trio.current_time() - 1)
     assert said(caplog, "replication.killed")[0]["after"] == 0.3
 
 
@@ -351,11 +311,8 @@ async def test_a_stop_does_not_wait_for_a_binary_that_hangs_as_it_reads(fleet, t
     binary.write_text('#!/bin/sh\ntouch "$0.began"\nexec sleep 60\n')
     binary.chmod(0o755)
     supervisor = supervisor_of(fleet, replicator_path=str(binary))
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(tmp_path.joinpath("hangs.began").exists)
-            supervisor.stop()
+    async with supervised(supervisor, confirmed=False):
+        await until(tmp_path.joinpath("hangs.began").exists)
 
 
 async def test_force_ends_it_at_once(fleet):
@@ -373,14 +330,11 @@ async def test_force_ends_it_at_once(fleet):
 async def test_a_missing_binary_is_reported_until_it_is_there(fleet, caplog, tmp_path):
     path = tmp_path / "later"
     supervisor = supervisor_of(fleet, replicator_path=str(path))
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            assert not await supervisor.reload([])
-            assert "ReplicatorPath" in said(caplog, "replication.failed")[0]["error"]
-            path.symlink_to(program("litestream"))
-            await until(lambda: supervisor.confirmed)
-            supervisor.stop()
+    async with supervised(supervisor, confirmed=False):
+        assert not await supervisor.reload([])
+        assert "ReplicatorPath" in said(caplog, "replication.failed")[0]["error"]
+        path.symlink_to(program("litestream"))
+        await until(lambda: supervisor.confirmed)
 
 
 async def test_a_target_that_ends_it_at_the_start_is_reported_with_its_last_words(
@@ -391,19 +345,16 @@ async def test_a_target_that_ends_it_at_the_start_is_reported_with_its_last_word
         bad.replace("type: sftp", "type: sftp\n      user: u\n      key-path: /no/key")
     )
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: len(said(caplog, "replication.failed")) >= 2)
-            failed = said(caplog, "replication.failed")
-            assert "/no/key" in str(failed[0]["last_lines"])
-            assert failed[1]["failures"] == 2
-            assert "status 1" in supervisor.failure
-            fleet.render()
-            supervisor.request_reload()
-            await until(lambda: supervisor.confirmed)
-            assert supervisor.failure is None
-            supervisor.stop()
+    async with supervised(supervisor, confirmed=False):
+        await until(lambda: len(said(caplog, "replication.failed")) >= 2)
+        failed = said(caplog, "replication.failed")
+        assert "/no/key" in str(failed[0]["last_lines"])
+        assert failed[1]["failures"] == 2
+        assert "status 1" in supervisor.failure
+        fleet.render()
+        supervisor.request_reload()
+        await until(lambda: supervisor.confirmed)
+        assert supervisor.failure is None
 
 
 async def test_a_busy_metrics_port_is_reported_and_stops_no_replication(fleet, caplog):
@@ -411,30 +362,20 @@ async def test_a_busy_metrics_port_is_reported_and_stops_no_replication(fleet, c
         taken.bind(("127.0.0.1", fleet.options.metrics_port))
         taken.listen()
         supervisor = supervisor_of(fleet)
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                await nursery.start(supervisor.run)
-                await until(lambda: all_synced(supervisor, fleet))
-                await until(lambda: "metrics" in str(said(caplog, "replication.replicator_said")))
-                supervisor.stop()
+        async with supervised(supervisor):
+            await until(lambda: all_synced(supervisor, fleet))
+            await until(lambda: "metrics" in str(said(caplog, "replication.replicator_said")))
 
 
 async def test_a_second_supervisor_of_the_same_databases_is_refused(fleet):
     first = supervisor_of(fleet)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(first.run)
-            await until(lambda: first.confirmed)
-            with pytest.raises(StoreLockedError, match=f"process {os.getpid()}"):
-                await supervisor_of(fleet, attrs.evolve(QUICK, lock=0.2)).run()
-            assert replicators_of(fleet.root) == [first.pid]
-            first.stop()
+    async with supervised(first):
+        with pytest.raises(StoreLockedError, match=f"process {os.getpid()}"):
+            await supervisor_of(fleet, attrs.evolve(QUICK, lock=0.2)).run()
+        assert replicators_of(fleet.root) == [first.pid]
     second = supervisor_of(fleet)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(second.run)
-            await until(lambda: second.confirmed)
-            second.stop()
+    async with supervised(second):
+        pass
 
 
 async def test_a_replicator_that_is_not_ours_keeps_ours_away_until_it_ends(fleet, caplog):
@@ -468,54 +409,43 @@ def test_a_directory_whose_socket_would_have_too_long_a_path_is_refused(fleet):
 
 async def test_a_configuration_that_ends_the_replicator_gives_way_to_the_one_before(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: supervisor.confirmed)
-            good = set(supervisor.databases)
-            new = fleet.add()
-            fleet.render()
-            text = fleet.config.read_text()
-            bad = "type: sftp\n      host: 127.0.0.1:1\n      user: u\n      key-path: /no/key"
-            fleet.config.write_text(text.replace("type: file", bad))
-            assert not await supervisor.reload(fleet.files)
-            await until(lambda: supervisor.confirmed)
-            assert supervisor.databases == good
-            assert "/no/key" in str(said(caplog, "replication.failed")[0]["last_lines"])
-            fleet.render()
-            assert await supervisor.reload(fleet.files)
-            assert new[0].path in supervisor.databases
-            supervisor.stop()
+    async with supervised(supervisor):
+        good = set(supervisor.databases)
+        new = fleet.add()
+        fleet.render()
+        text = fleet.config.read_text()
+        bad = "type: sftp\n      host: 127.0.0.1:1\n      user: u\n      key-path: /no/key"
+        fleet.config.write_text(text.replace("type: file", bad))
+        assert not await supervisor.reload(fleet.files)
+        await until(lambda: supervisor.confirmed)
+        assert supervisor.databases == good
+        assert "/no/key" in str(said(caplog, "replication.failed")[0]["last_lines"])
+        fleet.render()
+        assert await supervisor.reload(fleet.files)
+        assert new[0].path in supervisor.databases
 
 
 async def test_a_database_that_the_replicator_lost_comes_back(fleet, caplog):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: all_synced(supervisor, fleet))
-            await supervisor.client.unregister(fleet.files[0].path)
-            await until(lambda: said(caplog, "replication.failed"))
-            assert fleet.files[0].path in supervisor.failure
-            await until(lambda: all_synced(supervisor, fleet))
-            supervisor.stop()
+    async with supervised(supervisor):
+        await until(lambda: all_synced(supervisor, fleet))
+        await supervisor.client.unregister(fleet.files[0].path)
+        await until(lambda: said(caplog, "replication.failed"))
+        assert fleet.files[0].path in supervisor.failure
+        await until(lambda: all_synced(supervisor, fleet))
 
 
 async def test_only_the_right_databases_of_the_right_process_are_a_confirmation(fleet):
     supervisor = supervisor_of(fleet)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(supervisor.run)
-            await until(lambda: supervisor.confirmed)
-            client, pid, paths = supervisor.client, supervisor.pid, supervisor.databases
-            await confirm(client, pid, paths, seconds=5)
-            with pytest.raises(ReplicatorError, match="1 missing, such as /none"):
-                await confirm(client, pid, {*paths, "/none"}, seconds=0.3)
-            with pytest.raises(ReplicatorError, match="not wanted"):
-                await confirm(client, pid, list(paths)[:1], seconds=0.3)
-            with pytest.raises(ReplicatorError, match="not answered"):
-                await confirm(client, pid + 1, paths, seconds=0.3)
-            supervisor.stop()
+    async with supervised(supervisor):
+        client, pid, paths = supervisor.client, supervisor.pid, supervisor.databases
+        await confirm(client, pid, paths, seconds=5)
+        with pytest.raises(ReplicatorError, match="1 missing, such as /none"):
+            await confirm(client, pid, {*paths, "/none"}, seconds=0.3)
+        with pytest.raises(ReplicatorError, match="not wanted"):
+            await confirm(client, pid, list(paths)[:1], seconds=0.3)
+        with pytest.raises(ReplicatorError, match="not answered"):
+            await confirm(client, pid + 1, paths, seconds=0.3)
 
 
 async def test_the_lock_lasts_as_long_as_the_child(tmp_path):

@@ -13,7 +13,9 @@ import pytest
 import trio
 from support.replica_host import ReplicaHost
 from support.replica_targets import local_disk, object_store
-from support.replicating import said, until
+from support.replicating import said
+from support.serving import running
+from support.waiting import until
 
 from sdk_trio import Runtime
 from sdk_trio.replication import health_check, verification_schedule
@@ -293,20 +295,17 @@ async def test_the_runtime_verifies_by_itself(tmp_path, monkeypatch, caplog):
             },
         )
         runtime = Runtime(host.settings, standalone=True)
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                await nursery.start(runtime.run)
-                tenants = runtime.receiver.tenancy.service
-                host.tenants["acme"] = await tenants.add("acme", name="Acme")
-                await trio.to_thread.run_sync(host.write, "acme", 10)
-                while not said(caplog, "replication.verified"):
-                    await trio.sleep(0.1)
-                (verified, *_) = said(caplog, "replication.verified")
-                assert verified["tenant"] == "acme"
-                await until(lambda: runtime.verification.verified_age_seconds is not None)
-                assert runtime.verification.state.failed == {}
-                (sample,) = sample_verification(runtime.verification)
-                assert sample.name == "sdk_replication_verified_age_seconds"
-                assert 0 <= sample.value < 60
-                await _seen_at_the_admin_address(runtime.started.admin[0])
-                runtime.shut_down("the test has seen it")
+        async with running(runtime):
+            tenants = runtime.receiver.tenancy.service
+            host.tenants["acme"] = await tenants.add("acme", name="Acme")
+            await trio.to_thread.run_sync(host.write, "acme", 10)
+            while not said(caplog, "replication.verified"):
+                await trio.sleep(0.1)
+            (verified, *_) = said(caplog, "replication.verified")
+            assert verified["tenant"] == "acme"
+            await until(lambda: runtime.verification.verified_age_seconds is not None)
+            assert runtime.verification.state.failed == {}
+            (sample,) = sample_verification(runtime.verification)
+            assert sample.name == "sdk_replication_verified_age_seconds"
+            assert 0 <= sample.value < 60
+            await _seen_at_the_admin_address(runtime.started.admin[0])

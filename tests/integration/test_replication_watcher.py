@@ -20,7 +20,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.deliveries import settings as settings_of
-from support.replicating import said, until
+from support.replicating import said
+from support.waiting import until
 
 from sdk_trio.config.choices import ReplicaTargetType
 from sdk_trio.config.options.replication import LocalDiskOptions, ReplicationOptions

@@ -12,7 +12,7 @@ import pytest
 import trio
 from support.deliveries import settings
 from support.ports import free_port
-from support.serving import RawWire, asgi_headers, ask, registry, signed
+from support.serving import RawWire, asgi_headers, ask, registry, running, signed, works
 
 from sdk_trio.errors import (
     HandlerRegistrationError,
@@ -32,18 +32,8 @@ from sdk_trio.webhooks.janitor import Janitor
 from sdk_trio.webhooks.queue import WorkerPool
 
 
-async def works(event):
-    """A handler without effect."""
-
-
 async def hangs(event):
     await trio.sleep_forever()
-
-
-@pytest.fixture(params=["Memory", "Sqlite"])
-def store(request, tmp_path):
-    """Settings of both stores."""
-    return {"Storage__Backend": request.param, "Storage__Path": str(tmp_path / "data")}
 
 
 @pytest.fixture
@@ -66,25 +56,22 @@ async def test_it_starts_with_its_real_addresses_and_serves_all_of_them(tmp_path
     if socket.has_ipv6:
         addresses.append("[::1]:0")
     runtime = Runtime(settings(Server__Bind=addresses), registry(works))
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            started = await nursery.start(runtime.run)
-            assert started is runtime.started
-            assert runtime.ready
-            assert started.webhook_url == started.receiver[0]
-            assert started.receiver[2] == f"unix:{tmp_path / 'a.sock'}"
-            for url in started.receiver:
-                if url.startswith("http://["):
-                    stream = await trio.open_tcp_stream("::1", int(url.rpartition(":")[2]))
-                elif url.startswith("http://"):
-                    assert url.startswith("http://127.0.0.1:")
-                    assert not url.endswith(":0")
-                    stream = await trio.open_tcp_stream("127.0.0.1", int(url.rpartition(":")[2]))
-                else:
-                    stream = await trio.open_unix_socket(url.removeprefix("unix:"))
-                with RawWire(stream) as wire:
-                    assert (await wire.post(signed())).status == 200
-            runtime.shut_down("test")
+    async with running(runtime) as started:
+        assert started is runtime.started
+        assert runtime.ready
+        assert started.webhook_url == started.receiver[0]
+        assert started.receiver[2] == f"unix:{tmp_path / 'a.sock'}"
+        for url in started.receiver:
+            if url.startswith("http://["):
+                stream = await trio.open_tcp_stream("::1", int(url.rpartition(":")[2]))
+            elif url.startswith("http://"):
+                assert url.startswith("http://127.0.0.1:")
+                assert not url.endswith(":0")
+                stream = await trio.open_tcp_stream("127.0.0.1", int(url.rpartition(":")[2]))
+            else:
+                stream = await trio.open_unix_socket(url.removeprefix("unix:"))
+            with RawWire(stream) as wire:
+                assert (await wire.post(signed())).status == 200
     assert not runtime.ready
 
 
@@ -93,13 +80,10 @@ async def test_it_serves_a_socket_that_it_inherits():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         inherited = os.dup(listening.fileno())
         runtime = Runtime(settings(Server__Bind=[f"fd:{inherited}"]), registry(works))
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                await nursery.start(runtime.run)
-                port = listening.getsockname()[1]
-                assert runtime.started.receiver == (f"http://127.0.0.1:{port}",)
-                await deliver(runtime, "a")
-                runtime.shut_down("test")
+        async with running(runtime):
+            port = listening.getsockname()[1]
+            assert runtime.started.receiver == (f"http://127.0.0.1:{port}",)
+            await deliver(runtime, "a")
 
 
 async def test_a_second_runtime_on_one_data_directory_is_refused_and_harms_nothing(sqlite):
@@ -527,11 +511,8 @@ async def test_no_signal_handler_is_installed_when_embedded():
     names = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if os.name == "posix" else [])]
     before = [signal.getsignal(name) for name in names]
     runtime = Runtime(settings(), registry(works))
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(runtime.run)
-            assert [signal.getsignal(name) for name in names] == before
-            runtime.shut_down("test")
+    async with running(runtime):
+        assert [signal.getsignal(name) for name in names] == before
     assert [signal.getsignal(name) for name in names] == before
 
 

@@ -17,7 +17,7 @@ from support.hostile_requests import BAD_CHUNKS, REFUSED, STRICTER
 from support.http_serving import http_server
 
 #: Seconds for all of the corpus, on a machine that has other things to do.
-PATIENCE = 600
+PATIENCE_SECONDS = 600
 
 #: A full-size run sets it, and reads every combination of the corpus as well.
 FULL = "SDK_TEST_FUZZ_EXAMPLES" in os.environ
@@ -165,8 +165,8 @@ def beside_stock(compare, *arguments):
 
     async def main():
         async with (
-            http_server(True, patience=PATIENCE) as fast,
-            http_server(False, patience=PATIENCE, graceful_seconds=0.1) as stock,
+            http_server(True, patience=PATIENCE_SECONDS) as fast,
+            http_server(False, patience=PATIENCE_SECONDS, graceful_seconds=0.1) as stock,
         ):
             await compare(fast, stock, *arguments)
 

@@ -5,14 +5,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import trio
 
 from sdk_trio.runtime import Runtime
 from sdk_trio.testing import AppUnderTest
 from sdk_trio.webhooks import HandlerRegistry
 
 from .deliveries import settings
-from .serving import PATIENCE_SECONDS
+from .serving import running
+from .waiting import PATIENCE_SECONDS
 
 #: A test value of the variable that names the token.
 TOKEN = "token-of-a-test-as-long-as-it-has-to-be"  # a test value
@@ -65,10 +65,9 @@ async def administered(
 ) -> AsyncIterator[AdminUnderTest]:
     """Run a runtime with an admin address; settings as ``Webhooks__Queue__Capacity=2``."""
     keys = {"Admin__Enabled": True, "Admin__TokenEnvVar": "SDK_TEST_ADMIN_TOKEN", **keys}
-    with trio.fail_after(patience):
-        runtime = Runtime(settings(**keys), handlers)
-        async with trio.open_nursery() as nursery:
-            started = await nursery.start(runtime.run)
-            async with httpx.AsyncClient(base_url=started.admin[0], timeout=None) as client:
-                yield AdminUnderTest(runtime, client)
-            runtime.shut_down("the test ended")
+    runtime = Runtime(settings(**keys), handlers)
+    async with (
+        running(runtime, patience) as started,
+        httpx.AsyncClient(base_url=started.admin[0], timeout=None) as client,
+    ):
+        yield AdminUnderTest(runtime, client)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +14,7 @@ import attrs
 
 from .command_forker import run_command
 from .deliveries import SECRET
-
-#: A step that takes longer hangs, in seconds.
-PATIENCE = 60.0
+from .waiting import PATIENCE_SECONDS, wait_until
 
 
 def clean_environment() -> dict[str, str]:
@@ -47,7 +44,9 @@ class Place:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; its status is the test's to judge."""
-        return run_command(words, environ=self.environ, directory=self.directory, seconds=PATIENCE)
+        return run_command(
+            words, environ=self.environ, directory=self.directory, seconds=PATIENCE_SECONDS
+        )
 
     def checked(self, *assignments: str, **environ: str) -> list[dict[str, Any]]:
         """The problems and warnings of ``config check`` for ``KEY=VALUE`` settings."""
@@ -56,7 +55,7 @@ class Place:
             ["config", "check", "--standalone", "--format", "json", *words],
             environ={**self.environ, **environ},
             directory=self.directory,
-            seconds=PATIENCE,
+            seconds=PATIENCE_SECONDS,
         )
         found: list[dict[str, Any]] = json.loads(ran.stdout)
         assert ran.returncode == (78 if any(f["level"] == "error" for f in found) else 0), ran
@@ -82,7 +81,7 @@ class Place:
             daemon.wait_for("runtime.started")
             yield daemon
             process.send_signal(signal.SIGTERM)
-            process.wait(PATIENCE)
+            process.wait(PATIENCE_SECONDS)
         finally:
             process.kill()
             process.wait()
@@ -100,14 +99,17 @@ class Daemon:
         return [entry for entry in map(json.loads, lines) if entry["event"] == event]
 
     def wait_for(self, event: str) -> Mapping[str, Any]:
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
+
+        def logged() -> Sequence[Mapping[str, Any]]:
             ended = self.process.poll() is not None
-            if found := self.logged(event):
-                return found[-1]
-            assert not ended, self.log.read_text()
-            time.sleep(0.02)
-        raise AssertionError(f"{event} did not come: {self.log.read_text()}")
+            found = self.logged(event)
+            assert found or not ended, self.log.read_text()
+            return found
+
+        entries: Sequence[Mapping[str, Any]] = wait_until(
+            logged, lambda: f"{event} did not come: {self.log.read_text()}"
+        )
+        return entries[-1]
 
     @property
     def receiver(self) -> str:

@@ -137,17 +137,5 @@ def answering(*outcomes: Outcome) -> Callable[[int], Awaitable[Outcome]]:
     return behave
 
 
-async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    """Wait until a condition holds; its answer may be awaitable."""
-    with trio.fail_after(seconds):
-        while True:
-            found = condition()
-            if isinstance(found, Awaitable):
-                found = await found
-            if found:
-                return
-            await trio.sleep(0.01)
-
-
 def states(records: Iterable[NotificationRecord]) -> dict[str, str]:
     return {str(record.id): str(record.state) for record in records}

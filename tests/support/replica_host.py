@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,9 +29,7 @@ from .ports import free_port
 from .programs import program
 from .replica_targets import Target
 from .replicating import sooner
-
-#: No single step takes as long, unless something hangs.
-PATIENCE_SECONDS = 60
+from .waiting import PATIENCE_SECONDS, wait_until
 
 
 @attrs.define
@@ -185,7 +182,7 @@ class ReplicaHost:
                 base = self.target.directory / "replica"
                 for name in names or self.tenants:
                     replica = base / self.tenants[name].id
-                    wait_for(lambda replica=replica: list(replica.glob("ltx/9/*.ltx")))
+                    wait_until(lambda replica=replica: list(replica.glob("ltx/9/*.ltx")))
             yield
 
     @contextmanager
@@ -271,14 +268,6 @@ async def _until(action: Callable[[], Any]) -> None:
                 await trio.sleep(0.1)
             else:
                 return
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait for a condition outside of Trio."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
 
 
 def write_rows(file: Path, rows: int, *, bytes_each: int = 200) -> None:

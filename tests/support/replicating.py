@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
-import trio
 
 from sdk_trio.config.choices import ReplicaTargetType
 from sdk_trio.config.options.replication import LocalDiskOptions, ReplicationOptions
@@ -116,7 +115,7 @@ def rows(path: str) -> list[int]:
         connection.close()
 
 
-def running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a process is there and is no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -138,21 +137,9 @@ def replicators_of(directory: Path) -> list[int]:
         of_ours = str(directory).encode()
         ours = b"replicate" in command and any(word.startswith(of_ours) for word in command)
         # For a moment it is our launcher, which is not one yet.
-        if ours and b"-I" not in command and running(int(entry)):
+        if ours and b"-I" not in command and is_running(int(entry)):
             found.append(int(entry))
     return found
-
-
-async def until(condition, seconds: float = 60.0) -> None:
-    """Wait for a condition, which may be asynchronous."""
-    with trio.fail_after(seconds):
-        while True:
-            answer = condition()
-            if hasattr(answer, "__await__"):
-                answer = await answer
-            if answer:
-                return
-            await trio.sleep(0.05)
 
 
 def said(caplog, event: str) -> list[dict]:

@@ -2,7 +2,6 @@
 
 import collections
 import itertools
-from collections.abc import Callable
 
 import attrs
 import trio
@@ -11,6 +10,7 @@ from sdk_trio.config import KeyDerivation
 from sdk_trio.testing import sign_delivery
 
 from .deliveries import SECRET
+from .waiting import until
 from .wire import Wire
 
 
@@ -43,12 +43,7 @@ class Senders:
     async def wait_for(self, more: int) -> None:
         """Wait until ``more`` deliveries have been accepted from now on."""
         wanted = len(self.accepted) + more
-        await self._until(lambda: len(self.accepted) >= wanted)
-
-    async def _until(self, done: Callable[[], bool]) -> None:
-        with trio.fail_after(60):
-            while not done():
-                await trio.sleep(0.005)
+        await until(lambda: len(self.accepted) >= wanted)
 
     async def _send(self) -> None:
         while not self.stopped:

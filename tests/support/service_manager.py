@@ -17,9 +17,7 @@ import pytest
 import trio
 
 from .deliveries import SECRET
-
-#: A process that takes longer than this for a step hangs, in seconds.
-PATIENCE = 60.0
+from .waiting import PATIENCE_SECONDS
 
 APPLICATION = """
 import os, time, trio, sdk_trio
@@ -103,7 +101,7 @@ class ServiceManager:
 
     async def wait_for(self, event: str, count: int = 1) -> dict[str, Any]:
         """Wait until ``event`` was logged ``count`` times, and return the last one."""
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(PATIENCE_SECONDS):
             while len(self.logged(event)) < count:
                 assert self.processes[-1].poll() is None, (self.directory / "log").read_text()
                 await trio.sleep(0.01)
@@ -116,7 +114,7 @@ class ServiceManager:
 
     async def said(self, text: str, *, after: int = 0) -> int:
         """Wait until a message from ``after`` on holds ``text``; return the place behind it."""
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(PATIENCE_SECONDS):
             while True:
                 self.listen()
                 for place, message in enumerate(self.messages[after:], after):
@@ -131,7 +129,7 @@ class ServiceManager:
                 self.messages.append(self.notify.recv(65536).decode())
 
     async def ended(self, process: subprocess.Popen[bytes]) -> int:
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(PATIENCE_SECONDS):
             while process.poll() is None:
                 await trio.sleep(0.01)
         return process.returncode

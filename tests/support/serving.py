@@ -10,15 +10,14 @@ import attrs
 import trio
 
 from sdk_trio.events import OrderPaidEvent
+from sdk_trio.runtime import Runtime, Started
 from sdk_trio.testing import AppUnderTest, running_app, sign_delivery
 from sdk_trio.webhooks import HandlerRegistry
 from sdk_trio.webhooks.signed_request import SignedDelivery
 
 from .deliveries import SECRET, settings
+from .waiting import PATIENCE_SECONDS
 from .wire import Wire
-
-#: No single step of these tests takes as long, unless something hangs.
-PATIENCE_SECONDS = 60
 
 PATH = "/hooks/sdk"
 
@@ -33,11 +32,24 @@ async def serving(
             yield app
 
 
+@asynccontextmanager
+async def running(runtime: Runtime, patience: float = PATIENCE_SECONDS) -> AsyncIterator[Started]:
+    """Run a runtime for the length of the block; yield the addresses that it serves."""
+    with trio.fail_after(patience):
+        async with trio.open_nursery() as nursery:
+            yield await nursery.start(runtime.run)
+            runtime.shut_down("the test ended")
+
+
 def registry(function: Any, event_class: Any = OrderPaidEvent, **options: Any) -> HandlerRegistry:
     """A registry with one handler."""
     handlers = HandlerRegistry()
     handlers.register(event_class, function, **options)
     return handlers
+
+
+async def works(event: Any) -> None:
+    """Take an event without any effect."""
 
 
 def signed(event: str | bytes = "order.paid", data: Any = None, **options: Any) -> SignedDelivery:

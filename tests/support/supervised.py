@@ -5,8 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,9 +15,7 @@ from sdk_trio.testing import sign_delivery
 
 from .deliveries import SECRET
 from .ports import free_port
-
-#: Far above what a loaded machine needs; nothing is measured by it.
-PATIENCE = 60.0
+from .waiting import PATIENCE_SECONDS, wait_until
 
 #: What a webhook id begins with says what its handler does; ``order.paid`` is enqueued,
 #: ``order.created`` is inline.
@@ -209,7 +206,7 @@ class Daemon:
         )
         try:
             answer = httpx.post(
-                self.url, headers=delivery.headers, content=delivery.body, timeout=PATIENCE
+                self.url, headers=delivery.headers, content=delivery.body, timeout=PATIENCE_SECONDS
             )
         except httpx.TransportError:
             return None
@@ -261,7 +258,7 @@ class Daemon:
         assert self.process is not None
         os.kill(self.process.pid, number)
 
-    def ended(self, seconds: float = PATIENCE) -> int:
+    def ended(self, seconds: float = PATIENCE_SECONDS) -> int:
         """Wait for the end of the process and return its status."""
         assert self.process is not None
         return self.process.wait(seconds)
@@ -291,14 +288,6 @@ class Daemon:
 
 
 FINAL = ("done", "dead", "parked")
-
-
-def wait_until(condition: Callable[[], object], explain: Callable[[], str]) -> None:
-    """Poll until the condition holds."""
-    limit = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < limit, explain()[-3000:]
-        time.sleep(0.02)
 
 
 @contextmanager

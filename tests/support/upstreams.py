@@ -90,12 +90,6 @@ class Upstream:
         self.open_connections -= 1
 
 
-async def until(condition):
-    """Wait until ``condition()`` holds; the caller bounds it."""
-    while not condition():  # noqa: ASYNC110 - what it waits for happens in counters of many kinds
-        await trio.sleep(0.005)
-
-
 @asynccontextmanager
 async def serving(upstream, handler, *, context=None):
     """Serve ``handler`` on a free port of loopback for the length of the block."""

@@ -3,17 +3,12 @@
 import pytest
 import trio
 from support.deliveries import SECRET, Bench, arrival, memory_inbox, settings
+from support.serving import registry
 
 from sdk_trio.errors import HandlerAbortedError, RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import DeliveryState
-from sdk_trio.webhooks.registry import HandlerRegistry, WebhookHandlerBase
-
-
-def registry(function, **options):
-    handlers = HandlerRegistry()
-    handlers.register(OrderPaidEvent, function, **options)
-    return handlers
+from sdk_trio.webhooks.registry import WebhookHandlerBase
 
 
 async def state_of(bench, webhook_id):

@@ -3,23 +3,20 @@
 import itertools
 import math
 import threading
+from functools import partial
 
 import pytest
 import trio
 from msgspec.structs import replace
 from support.deliveries import Bench, arrival, memory_inbox
+from support.serving import registry
 
 from sdk_trio.errors import RetryLater, StoreUnavailableError
-from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
+from sdk_trio.events import OrderCreatedEvent
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.webhooks import arrival as arrival_module
-from sdk_trio.webhooks.registry import HandlerRegistry
 
-
-def registry(function, **options):
-    handlers = HandlerRegistry()
-    handlers.register(OrderPaidEvent, function, enqueue=True, **options)
-    return handlers
+queued = partial(registry, enqueue=True)
 
 
 async def settled(bench):
@@ -39,7 +36,7 @@ async def test_an_accepted_event_is_answered_at_once_and_handled_by_a_worker(aut
         await trio.sleep(60)
         handled.append(event.webhook_id)
 
-    bench = Bench.of(registry(handler))
+    bench = Bench.of(queued(handler))
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         started = trio.current_time()
@@ -58,7 +55,7 @@ async def test_a_full_queue_refuses_with_503_and_keeps_nothing_of_it(autojump_cl
     async def handler(event):
         await gate.wait()
 
-    bench = Bench.of(registry(handler), Webhooks__Queue__Capacity=2, Webhooks__Queue__Workers=1)
+    bench = Bench.of(queued(handler), Webhooks__Queue__Capacity=2, Webhooks__Queue__Workers=1)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await trio.testing.wait_all_tasks_blocked()
@@ -86,7 +83,7 @@ async def test_simultaneous_arrivals_cannot_overfill_the_queue(autojump_clock):
     async def handler(event):
         await gate.wait()
 
-    bench = Bench.of(registry(handler), Webhooks__Queue__Capacity=5, Webhooks__Queue__Workers=1)
+    bench = Bench.of(queued(handler), Webhooks__Queue__Capacity=5, Webhooks__Queue__Workers=1)
     statuses = []
 
     async def accept(number):
@@ -114,7 +111,7 @@ async def test_failures_are_retried_with_growing_jittered_delays_then_dead(autoj
         times.append(trio.current_time())
         raise RuntimeError(f"attempt {event.attempt}")
 
-    bench = Bench.of(registry(handler), Webhooks__Queue__MaxAttempts=5)
+    bench = Bench.of(queued(handler), Webhooks__Queue__MaxAttempts=5)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await bench.queue.accept(arrival(webhook_id="a"))
@@ -136,7 +133,7 @@ async def test_retry_later_is_never_earlier_than_asked(autojump_clock):
         if len(times) == 1:
             raise RetryLater(100)
 
-    bench = Bench.of(registry(handler))
+    bench = Bench.of(queued(handler))
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await bench.queue.accept(arrival(webhook_id="a"))
@@ -158,7 +155,7 @@ async def test_ordered_events_of_a_subject_run_one_at_a_time_in_order(autojump_c
             raise RuntimeError("the first one fails once")
         log.append(event.webhook_id)
 
-    bench = Bench.of(registry(handler, ordered=True))
+    bench = Bench.of(queued(handler, ordered=True))
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         for number in range(4):
@@ -181,7 +178,7 @@ async def test_a_duplicate_of_a_queued_event_is_200_at_once_and_runs_once(autoju
         await trio.sleep(5)
         runs.append(event.webhook_id)
 
-    bench = Bench.of(registry(handler))
+    bench = Bench.of(queued(handler))
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         for _ in range(3):
@@ -200,7 +197,7 @@ async def test_a_drain_finishes_what_is_queued(autojump_clock):
         await trio.sleep(1)
         handled.append(event.webhook_id)
 
-    bench = Bench.of(registry(handler), Webhooks__Queue__Workers=2)
+    bench = Bench.of(queued(handler), Webhooks__Queue__Workers=2)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await trio.testing.wait_all_tasks_blocked()
@@ -221,7 +218,7 @@ async def test_cancelled_workers_release_and_the_next_owner_runs_everything_once
         done.append((event.webhook_id, event.attempt))
 
     inbox = memory_inbox()
-    bench = Bench.of(registry(slow), inbox, Webhooks__Queue__Workers=3)
+    bench = Bench.of(queued(slow), inbox, Webhooks__Queue__Workers=3)
     with trio.move_on_after(5):
         async with trio.open_nursery() as nursery:
             await nursery.start(bench.queue.run)
@@ -233,7 +230,7 @@ async def test_cancelled_workers_release_and_the_next_owner_runs_everything_once
 
     # What was in the channel keeps its lease: a restarted process would take it away.
     await inbox.release([f"m{number}" for number in range(10)])
-    again = Bench.of(registry(quick), inbox)
+    again = Bench.of(queued(quick), inbox)
     async with trio.open_nursery() as nursery:
         await nursery.start(again.queue.run)
         await settled(again)
@@ -251,7 +248,7 @@ async def test_replayed_dead_letters_run_again_and_go_on_counting(autojump_clock
         if broken:
             raise RuntimeError("not yet")
 
-    bench = Bench.of(registry(handler), Webhooks__Queue__MaxAttempts=1)
+    bench = Bench.of(queued(handler), Webhooks__Queue__MaxAttempts=1)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await bench.queue.accept(arrival(webhook_id="a"))
@@ -274,7 +271,7 @@ async def test_a_retrying_event_can_be_replayed_at_once(autojump_clock):
         if len(seen) == 1:
             raise RetryLater(3600)
 
-    bench = Bench.of(registry(handler))
+    bench = Bench.of(queued(handler))
     begun = trio.current_time()
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
@@ -315,7 +312,7 @@ async def test_a_clock_that_goes_back_delays_no_retry_and_no_ordered_lane(
             raise RetryLater(asked) if asked else RuntimeError("once")
 
     bench = Bench.of(
-        registry(handler, ordered=True),
+        queued(handler, ordered=True),
         clock=clock,
         Webhooks__Queue__RetryBaseSeconds=3,
         Webhooks__Queue__RetryCapSeconds=3,
@@ -345,7 +342,7 @@ async def test_a_small_correction_of_the_clock_makes_nothing_due_early(autojump_
         if len(ran) == 1:
             raise RetryLater(100)
 
-    bench = Bench.of(registry(handler), clock=clock)
+    bench = Bench.of(queued(handler), clock=clock)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await bench.queue.accept(arrival(webhook_id="a"))
@@ -361,7 +358,7 @@ async def test_an_event_without_a_handler_any_more_is_parked_by_the_worker(autoj
     async def handler(event):
         raise AssertionError("never called")
 
-    bench = Bench.of(registry(handler))
+    bench = Bench.of(queued(handler))
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await bench.queue.accept(arrival(OrderCreatedEvent.wire_type, webhook_id="a"))
@@ -386,7 +383,7 @@ async def test_a_failing_store_delays_the_outcome_but_does_not_lose_it(autojump_
         await real_finish(*arguments, **keywords)
 
     inbox.finish = finish
-    bench = Bench.of(registry(handler), inbox)
+    bench = Bench.of(queued(handler), inbox)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await bench.queue.accept(arrival(webhook_id="a"))
@@ -410,7 +407,7 @@ async def test_a_store_that_refuses_the_commit_leaves_the_queue_usable(autojump_
         return await real_accept(*arguments, **keywords)
 
     inbox.accept = accept
-    bench = Bench.of(registry(handler), inbox, Webhooks__Queue__Capacity=1)
+    bench = Bench.of(queued(handler), inbox, Webhooks__Queue__Capacity=1)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await trio.testing.wait_all_tasks_blocked()
@@ -427,7 +424,7 @@ async def test_cancelling_an_accept_at_every_await_never_leaks_a_place(autojump_
     async def handler(event):
         pass
 
-    bench = Bench.of(registry(handler), Webhooks__Queue__Capacity=3)
+    bench = Bench.of(queued(handler), Webhooks__Queue__Capacity=3)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await trio.testing.wait_all_tasks_blocked()
@@ -467,7 +464,7 @@ async def test_a_store_that_cannot_be_read_for_a_while_is_asked_again(autojump_c
         return await real_take(**keywords)
 
     inbox.take_due = take_due
-    bench = Bench.of(registry(handler), inbox)
+    bench = Bench.of(queued(handler), inbox)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await trio.sleep(10)
@@ -485,7 +482,7 @@ async def test_a_damaged_record_becomes_a_dead_letter_and_blocks_nothing(autojum
     broken = replace(arrival(webhook_id="broken").delivery, raw=b"\xff no event")
     await inbox.accept(broken, leased=False)
     await inbox.accept(arrival(webhook_id="whole").delivery, leased=False)
-    bench = Bench.of(registry(handler), inbox)
+    bench = Bench.of(queued(handler), inbox)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         await trio.sleep(10)
@@ -515,7 +512,7 @@ async def test_large_bodies_with_surprises_are_looked_at_beside_the_loop_at_retr
 
     raw = b'{"type":"order.paid","data":{"id":"o","x":NaN,"y":"%b"}}' % (b"y" * size)
     odd = replace(arrival(), delivery=replace(arrival().delivery, raw=raw), envelope=real(raw))
-    bench = Bench.of(registry(handler), Webhooks__Queue__RetryBaseSeconds=0.01)
+    bench = Bench.of(queued(handler), Webhooks__Queue__RetryBaseSeconds=0.01)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         assert (await bench.queue.accept(odd)).status == 200
@@ -538,7 +535,7 @@ async def test_a_backlog_larger_than_the_queue_goes_first_and_new_events_wait_th
     for number in range(10):
         await inbox.accept(arrival(webhook_id=f"old{number}").delivery, leased=False)
     bench = Bench.of(
-        registry(handler), inbox, Webhooks__Queue__Capacity=2, Webhooks__Queue__Workers=1
+        queued(handler), inbox, Webhooks__Queue__Capacity=2, Webhooks__Queue__Workers=1
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
@@ -560,7 +557,7 @@ async def test_cancelled_while_it_feeds_a_backlog_it_gives_the_rest_back(autojum
     for number in range(10):
         await inbox.accept(arrival(webhook_id=f"m{number}").delivery, leased=False)
     bench = Bench.of(
-        registry(handler), inbox, Webhooks__Queue__Capacity=2, Webhooks__Queue__Workers=1
+        queued(handler), inbox, Webhooks__Queue__Capacity=2, Webhooks__Queue__Workers=1
     )
     with trio.move_on_after(5):
         await bench.queue.run()
@@ -584,7 +581,7 @@ async def after_ends(handler, *ids, ends=2):
         inbox = memory_inbox(owner=f"{owner + 1}", shares=inbox)
         await inbox.recover()
     keys = {"Webhooks__Queue__MaxAttempts": ends + 1}
-    return Bench.of(registry(handler), inbox, after_crash=True, **keys)
+    return Bench.of(queued(handler), inbox, after_crash=True, **keys)
 
 
 @pytest.mark.parametrize("lasts", [45, math.inf])

@@ -9,17 +9,13 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support.deliveries import memory_inbox, settings
-from support.serving import asgi_headers, ask, registry, signed
+from support.serving import asgi_headers, ask, registry, signed, works
 
 from sdk_trio.errors import NotRunningError, StoreUnavailableError
 from sdk_trio.events import OrderCreatedEvent
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.webhooks import WebhookReceiver
 from sdk_trio.webhooks.receiver import BODY_SECONDS
-
-
-async def works(event):
-    """A handler without effect."""
 
 
 @asynccontextmanager

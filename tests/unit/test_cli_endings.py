@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from support.command_line import CommandLine, clear_environment
 from support.deliveries import SECRET
 
 from sdk_trio.base.groups import only_member
@@ -35,9 +34,7 @@ MODULES = {
 
 
 @pytest.fixture
-def command_line(tmp_path, monkeypatch, capsys):
-    clear_environment(monkeypatch)
-    monkeypatch.chdir(tmp_path)
+def command_line(command_line, monkeypatch):
     # A command that starts configures the logs of its process.
     for name in ("handlers", "level", "propagate"):
         value = getattr(logging.getLogger("sdk_trio"), name)
@@ -47,8 +44,8 @@ def command_line(tmp_path, monkeypatch, capsys):
     for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name, text in MODULES.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    yield CommandLine(tmp_path, capsys)
+        (command_line.directory / f"{name}.py").write_text(text)
+    yield command_line
     for name in MODULES:
         sys.modules.pop(name, None)
 

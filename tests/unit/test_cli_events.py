@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import trio
-from support.command_line import ARRIVAL, CommandLine, clear_environment
+from support.command_line import ARRIVAL
 
 from sdk_trio.cli import main
 from sdk_trio.cli.events import Tailer
@@ -21,13 +21,6 @@ DEAD, DONE, PARKED, RECEIVED = (
     DeliveryState.PARKED,
     DeliveryState.RECEIVED,
 )
-
-
-@pytest.fixture
-def command_line(tmp_path, monkeypatch, capsys):
-    clear_environment(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    return CommandLine(tmp_path, capsys)
 
 
 class Terminal(io.StringIO):

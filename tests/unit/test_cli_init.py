@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import CommandLine, clear_environment
 from support.deliveries import SECRET
 
 from sdk_trio.cli.application import import_registry
@@ -13,13 +12,6 @@ from sdk_trio.cli.init import APPSETTINGS, FILES
 from sdk_trio.config import read_settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "config" / "appsettings.json"
-
-
-@pytest.fixture
-def command_line(tmp_path, monkeypatch, capsys):
-    clear_environment(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    return CommandLine(tmp_path, capsys)
 
 
 def test_init_writes_an_application_that_is_valid_once_the_secret_is_set(command_line, monkeypatch):

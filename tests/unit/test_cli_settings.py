@@ -1,15 +1,7 @@
 import json
 
 import pytest
-from support.command_line import CommandLine, clear_environment
 from support.deliveries import SECRET
-
-
-@pytest.fixture
-def command_line(tmp_path, monkeypatch, capsys):
-    clear_environment(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    return CommandLine(tmp_path, capsys)
 
 
 def test_check_reports_every_problem_and_warning_at_once(command_line, monkeypatch):

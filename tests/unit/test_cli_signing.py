@@ -5,7 +5,6 @@ import sys
 import time
 
 import pytest
-from support.command_line import CommandLine, clear_environment
 from support.deliveries import SECRET
 
 from sdk_trio.config import KeyDerivation, Secret
@@ -17,12 +16,10 @@ BODY = b'{"type":"order.paid","data":{"id":"o-1"}}'
 
 
 @pytest.fixture
-def command_line(tmp_path, monkeypatch, capsys):
-    clear_environment(monkeypatch)
-    monkeypatch.chdir(tmp_path)
+def command_line(command_line, monkeypatch):
     monkeypatch.setenv("SIGNING", SECRET)
-    (tmp_path / "body.json").write_bytes(BODY)
-    return CommandLine(tmp_path, capsys)
+    (command_line.directory / "body.json").write_bytes(BODY)
+    return command_line
 
 
 def sign(command_line, *words):
