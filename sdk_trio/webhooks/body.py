@@ -6,7 +6,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from ..base.asgi import Headers, Receive, Send
+from ..base.asgi import Receive, Send
 from . import answers
 from .answers import Answer
 
@@ -143,29 +143,6 @@ class Bodies:
         largest.pieces = _Pieces()  # now, and not when its task has its turn: others go on reading
         self._bytes -= largest.size
         largest.scope.cancel()
-
-
-def describe_body(headers: Headers) -> tuple[bool, int]:
-    """Return whether the headers announce plain JSON, and the announced size in bytes.
-
-    Plain JSON is a JSON media type, or none, without a content encoding. The size is -1 when none
-    is declared that is a number; the first one counts.
-    """
-    # Encoded bodies are refused: nothing is decompressed for a sender that is not verified yet.
-    plain_json = True
-    size: int | None = None
-    for name, value in headers:
-        if name == b"content-type":
-            media = value.partition(b";")[0].strip().lower()
-            if media != b"application/json" and not media.endswith(b"+json"):
-                plain_json = False
-        elif name == b"content-length":
-            if size is None:
-                # More than 15 digits are above every limit, and int() of a long text takes time.
-                size = int(value[:16]) if value.isdigit() else -1
-        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            plain_json = False
-    return plain_json, -1 if size is None else size
 
 
 async def send_early(answer: Answer, receive: Receive, send: Send) -> None:

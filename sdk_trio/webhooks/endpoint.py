@@ -19,12 +19,12 @@ from ..errors import StoreUnavailableError
 from . import answers
 from .answers import Answer
 from .arrival import VerifiedDelivery
-from .body import Bodies, Unread, describe_body, send_early
+from .body import Bodies, Unread, send_early
 from .counters import Counters
 from .queue import WorkerPool
 from .rejections import LINES, SECONDS, Rejection, Rejections, claimed_id
 from .run import DeliveryRunner
-from .screen import AllowedSources, RateLimit, TrustedProxies, source_of
+from .screen import AllowedSources, RateLimit, TrustedProxies, describe_body, source_of
 from .secret_usage import SecretUsage
 from .signature import Keyring
 from .verify import Unverified, WebhookRequest, WebhookVerification
