@@ -224,7 +224,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("Secret", "Settings", "load_settings"), "config"),
     **dict.fromkeys(("HandlerRegistry", "WebhookHandlerBase"), "webhooks.registry"),
-    **dict.fromkeys(("DrainReport", "WebhookReceiver"), "webhooks.app"),
+    **dict.fromkeys(("DrainReport", "WebhookReceiver"), "webhooks.receiver"),
     **dict.fromkeys(("Runtime", "Started"), "runtime.runtime"),
     "BindError": "server.serve",
     "Check": "base.metrics",

@@ -4,6 +4,7 @@ Each message of ASGI costs a microsecond; the short cut does without them.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 # Servers and frameworks type the same messages in ways that exclude each other (typed dicts,
@@ -25,23 +26,31 @@ SHORTCUT: Final = "sdk_trio.shortcut"
 Whole = tuple[int, Headers, bytes]
 
 
+class Deadline(Protocol):
+    """The end of a block with a deadline, as a cancel scope of Trio's tells it, too."""
+
+    @property
+    def cancel_called(self) -> bool:
+        """Say whether the time was over before the block's end."""
+        ...
+
+    @property
+    def cancelled_caught(self) -> bool:
+        """Say whether that has cut the block short."""
+        ...
+
+
 class Expiry(Protocol):
     """A deadline that the server keeps: one cancel scope for all requests of a connection.
 
     Once the time is over, the whole call of the application is cancelled, so recording the outcome
-    needs a shielded scope. The server then sends ``answer``: status, headers and body.
+    needs a shielded scope.
     """
 
-    answer: Whole | None
+    def move_on_after(self, seconds: float, answer: Whole) -> AbstractContextManager[Deadline]:
+        """Limit a block to so many seconds.
 
-    def arm(self, seconds: float) -> None:
-        """Cancel the application in so many seconds."""
-        ...
-
-    def disarm(self) -> bool:
-        """Stop the deadline; return True if it has passed.
-
-        The application is cancelled then, at once or where it waits next.
+        The server sends ``answer`` if the time passes and the application gives no answer.
         """
         ...
 

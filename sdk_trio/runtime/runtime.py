@@ -29,7 +29,7 @@ from ..server.limits import Limits
 from ..server.serve import Server
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from ..webhooks.companion import Part, keep
-from ..webhooks.receiver import LIVE_KEYS
+from ..webhooks.endpoint import LIVE_KEYS
 from .reload import Prepare, Reloaded, SettingsReload
 from .watchdog import Watchdog
 from .wiring import (

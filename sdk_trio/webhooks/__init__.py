@@ -1,8 +1,9 @@
 """Receiving webhooks: verification, handlers, inbox, queue.
 
-A delivery passes ``receiver`` (screening, then ``verdict``) and ``app`` (which way it takes), and
-``dispatcher`` runs it: inline before the sender is answered, or from ``queuer`` after it was
-committed to the inbox. ``lifecycle`` decides what a failed run leads to.
+A delivery passes ``endpoint`` (screen), ``body``, ``verify`` and again ``endpoint`` (route and
+answer). ``run`` runs it: inline before the sender is answered, or from a worker of ``queue`` after
+it was committed to the inbox. ``outcomes`` decides what a failed run leads to. ``receiver`` is what
+lives around them: it opens the store, starts and drains.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..base.lazily import importing
 
 if TYPE_CHECKING:
-    from .app import DrainReport, WebhookReceiver
+    from .receiver import DrainReport, WebhookReceiver
     from .registry import HandlerRegistry, WebhookHandlerBase
     from .services import Services
     from .simulator import Simulator
@@ -29,7 +30,7 @@ __all__ = [
 __getattr__ = importing(
     __name__,
     {
-        **dict.fromkeys(("DrainReport", "WebhookReceiver"), "app"),
+        **dict.fromkeys(("DrainReport", "WebhookReceiver"), "receiver"),
         **dict.fromkeys(("HandlerRegistry", "WebhookHandlerBase"), "registry"),
         "Services": "services",
         "Simulator": "simulator",

@@ -1,617 +1,484 @@
-"""Reading of bodies that are not verified yet, within bounds that all senders share."""
+"""The receiver as one ASGI application, with its inbox and workers.
 
-import base64
-import os
+:class:`WebhookReceiver` opens the store, builds handlers, runner and queue, and starts them in
+one nursery. It answers 200 for an event only once the inbox has it, and closes the store only after
+the last run has recorded how it ended.
+"""
+
 import time
-from collections.abc import Awaitable, Callable, Hashable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+import uuid
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING
 
 import attrs
-import msgspec
 import trio
 
-from ..base.asgi import SHORTCUT, DirectRequest, Expiry, Headers, Receive, Scope, Send
-from ..base.logs import Throttle, get_logger
-from ..config import Secret, Settings
-from ..errors import DeliveryDecodingError, StoreUnavailableError
-from ..events import Envelope, claimed_organization, organization_of, plain_envelope, subject_of
-from ..records.deliveries import NewDelivery
-from . import answers
-from .answers import Answer
-from .arrival import VerifiedDelivery, look_closer
+from ..base.asgi import Receive, Scope, Send
+from ..base.logs import get_logger
+from ..base.metrics import Sample
+from ..base.tracing import Links, find_tracer
+from ..config import Settings, StorageBackend
+from ..errors import NotRunningError, StoreUnavailableError
+from ..records.deliveries import UNFINISHED
+from ..storage.data_directory import lock_data_directory
+from ..storage.open import open_store
+from ..storage.ports import Inbox, Store
+from .companion import BackgroundTask, Part, keep
 from .counters import Counters
-from .rejections import LINES, SECONDS, Rejection, Rejections, claimed_id
-from .screen import AllowedSources, RateLimit, RequestOrigin, TrustedProxies, source_of
-from .secret_usage import SecretUsage
-from .signature import Keyring
-from .verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
+from .endpoint import Endpoint, Ways
+from .janitor import Janitor
+from .queue import WorkerPool
+from .registry import HandlerRegistry
+from .rejections import Rejections
+from .run import CLEANUP_SECONDS, DeliveryRunner, Run
+from .services import Services
 
 if TYPE_CHECKING:
-    from ..records.tenants import Tenant
+    from ..tenants.clients import ClientFactory
+    from ..tenants.tenancy import TenantRuntime
+    from ..tenants.upgrade import HostUpgrade
+    from ..tenants.upgrade_run import Upgrader
     from .tenant_keys import TenantKeys
 
-
-#: How long a sender may take for its body, in seconds. The upstream gives up on a delivery after 10
-#: seconds itself, so waiting longer serves nobody but a client that means to hold a connection.
-BODY_SECONDS: Final = 10.0
-
-#: Pieces below this size are copied together: kept apart, small ones take ten times their size.
-_SMALL_BYTES: Final = 16 * 1024
-
-#: What they are copied into is closed at this size: buffers that grow further and further leave
-#: gaps behind that nothing fits into, as much again as they hold.
-_BLOCK_BYTES: Final = 64 * 1024
-
-#: What a sender is asked to wait when too many bodies are in flight, in seconds.
-CROWDED_RETRY_SECONDS: Final = 5.0
-
-
-@attrs.frozen
-class Unread:
-    """A body that was not read: the cause for the log, the answer, and the bytes received."""
-
-    cause: str
-    answer: Answer
-    received: int
-
-
-class _Pieces:
-    """The arrived pieces of one body; they take little more memory than the body."""
-
-    def __init__(self) -> None:
-        self._done: list[bytes] = []
-        self._small = bytearray()
-
-    def add(self, piece: bytes) -> None:
-        """Keep one more piece."""
-        if len(piece) < _SMALL_BYTES:
-            self._small += piece
-            if len(self._small) < _BLOCK_BYTES:
-                return
-            self._close_block()
-        else:
-            self._close_block()
-            self._done.append(piece)
-
-    def _close_block(self) -> None:
-        if self._small:
-            self._done.append(bytes(self._small))
-            self._small = bytearray()
-
-    def whole(self, last: bytes) -> bytes:
-        """Return the body with its last piece."""
-        if not self._done and not self._small:
-            return last
-        return b"".join((*self._done, self._small, last))
-
-
-@attrs.define(eq=False)
-class _InFlight:
-    scope: trio.CancelScope
-    pieces: _Pieces = attrs.Factory(_Pieces)
-    size: int = 0
-    gave_way: bool = False
-
-
-class Bodies:
-    """Reads bodies, and bounds the memory of those that have not arrived whole.
-
-    When their bytes exceed ``together``, the largest body gives way, not the one that came last:
-    otherwise 64 connections with unfinished bodies would have every delivery refused that arrives
-    in two parts.
-
-    Args:
-        largest: the most bytes of one body.
-        together: the most bytes of all that are in flight.
-    """
-
-    def __init__(self, *, largest: int, together: int) -> None:
-        self._largest = largest
-        # A body that MaxPayloadBytes allows has to fit even if MaxBodyBytesInFlight is smaller; it
-        # is alone in flight then.
-        self._together = max(largest, together)
-        self._bytes = 0
-        self._in_flight: set[_InFlight] = set()
-
-    async def read(self, receive: Callable[[], Awaitable[Any]]) -> bytes | Unread | None:
-        """Return the body; an :class:`Unread` with the reason; or None if the sender has left.
-
-        Cancelled, it forgets the bytes received so far.
-        """
-        with trio.move_on_after(BODY_SECONDS) as scope:
-            body = _InFlight(scope)
-            self._in_flight.add(body)
-            try:
-                received = await self._receive(receive, body)
-            finally:
-                self._in_flight.remove(body)
-                self._bytes -= 0 if body.gave_way else body.size
-            if not body.gave_way:
-                return received
-        if body.gave_way:
-            return Unread("crowded", answers.unavailable(CROWDED_RETRY_SECONDS), body.size)
-        return Unread("slow", answers.TOO_SLOW, body.size)
-
-    async def _receive(
-        self, receive: Callable[[], Awaitable[Any]], body: _InFlight
-    ) -> bytes | Unread | None:
-        while True:
-            message = await receive()
-            # Who gave way may have had a piece on its way all the same, which nobody counts.
-            if body.gave_way or message["type"] != "http.request":
-                return None
-            chunk: bytes = message.get("body", b"")
-            more = bool(message.get("more_body", False))
-            body.size += len(chunk)
-            self._bytes += len(chunk)
-            if body.size > self._largest:
-                return Unread("size", answers.TOO_LARGE, body.size)
-            if not more:
-                return body.pieces.whole(chunk)
-            body.pieces.add(chunk)
-            # While it waits it holds what it counts, and not the last piece once more.
-            del message, chunk
-            if self._bytes > self._together:
-                self._free_the_largest()
-
-    def _free_the_largest(self) -> None:
-        largest = max(
-            (body for body in self._in_flight if not body.gave_way), key=lambda body: body.size
-        )
-        # Its bytes are subtracted now and not when its task has noticed: until then further pieces
-        # would make other bodies give way for the same excess.
-        largest.gave_way = True
-        largest.pieces = _Pieces()  # now, and not when its task has its turn: others go on reading
-        self._bytes -= largest.size
-        largest.scope.cancel()
-
+    _Opened = tuple[Inbox, TenantRuntime | None, Store | None]
 
 _log = get_logger("webhooks")
 
-#: How much of a path or method that is not ours is logged.
-SHOWN_PATH_CHARACTERS = 200
-SHOWN_METHOD_CHARACTERS = 32
-SHOWN_IDENTIFIER_CHARACTERS = 64
-
-#: The Retry-After, in seconds, while the receiver starts, stops or has no store.
-UNAVAILABLE_RETRY_SECONDS = 5.0
+#: The most ids that a drain report lists; the counts are always complete.
+REPORTED_IDS = 100
 
 
-#: The settings that :meth:`Receiver.prepare` can change while requests are served.
-LIVE_KEYS = (
-    "Sdk:Webhooks:Secret",
-    "Sdk:Webhooks:Secrets",
-    "Sdk:Webhooks:KeyDerivation",
-    "Sdk:Webhooks:ToleranceSeconds",
-    "Sdk:Webhooks:AllowedSourceIpRanges",
-    "Sdk:Webhooks:RateLimitPerMinute",
-    "Sdk:Server:TrustedProxies",
-    "Sdk:Server:ForwardedHeaders",
-)
+@attrs.frozen
+class DrainReport:
+    """The deliveries that a shutdown has finished or left behind.
+
+    ``drained`` events were finished during the drain. ``persisted`` ones are unfinished and wait
+    in the store for the next start; ``lost`` ones were only in memory (``Storage:Backend`` is
+    ``Memory``). ``ids`` names the first of them.
+    """
+
+    drained: int
+    persisted: int
+    lost: int
+    ids: tuple[str, ...] = ()
 
 
-class Intake(Protocol):
-    """The destination of verified deliveries."""
-
-    async def take(self, arrival: VerifiedDelivery, expiry: Expiry | None) -> Answer:
-        """Handle or keep one verified delivery and return the answer for its sender."""
-        ...
-
-
-@attrs.frozen(eq=False)
-class Rules:
-    """The screening rules of one configuration; a reload replaces all of them at once."""
-
-    secrets: tuple[Secret, ...]
-    keyring: Keyring
-    tolerance: int
-    proxies: TrustedProxies
-    sources: AllowedSources
-    rate: RateLimit | None
-    per_minute: int | None
-
-    @classmethod
-    def of(cls, settings: Settings, *, previous: "Rules | None" = None) -> "Rules":
-        """Return the rules of ``settings``; a rate that has not changed keeps its counts.
-
-        Otherwise every reload would give each source a full allowance again.
-
-        Raises:
-            OptionsValidationError: a secret, range or rate cannot be used.
-        """
-        options = settings.webhooks
-        secrets = options.all_secrets
-        per_minute = options.rate_limit_per_minute
-        rate = None if per_minute is None else RateLimit(per_minute)
-        return cls(
-            secrets=secrets,
-            # With tenants the host may have no secret of its own: each tenant has one then.
-            keyring=Keyring(())
-            if settings.multi_tenant.enabled and not secrets
-            else Keyring.from_secrets(secrets, options.key_derivation),
-            tolerance=options.tolerance_seconds,
-            proxies=TrustedProxies(
-                settings.server.trusted_proxies,
-                settings.server.forwarded_headers,
-                _report_contradiction,
-            ),
-            sources=AllowedSources(options.allowed_source_ip_ranges),
-            rate=previous.rate if previous and previous.per_minute == per_minute else rate,
-            per_minute=per_minute,
-        )
-
-    def positions_in(self, earlier: "Rules") -> list[int | None]:
-        """Return the position of each secret in ``earlier``; None for a new one."""
-        places = {secret: index for index, secret in reversed([*enumerate(earlier.secrets)])}
-        return [places.get(secret) for secret in self.secrets]
-
-
-class Receiver:
-    """Answers requests; holds no state of a delivery beyond its request.
+class WebhookReceiver:
+    """The webhook receiver alone: an ASGI application that any Trio ASGI server mounts.
 
     Args:
-        settings: validated settings.
-        intake: takes each verified delivery and returns its answer.
-        counters: counts results.
-        rejections: notes each request that is not answered 200.
+        settings: validated settings; an access token is not needed.
+        handlers: which handler runs for which event type.
+        inbox: an open inbox to use, without tenants; None: it opens ``settings.storage`` itself
+            and closes it.
+        client: the object that handlers find in ``services.client``, open for as long as this
+            runs; None: the receiver is standalone, and handlers get an error there.
         clock: returns Unix seconds.
+        client_factory: makes the client that ``services.client_for`` gives out for a tenant, out
+            of settings with the tenant's access token.
+        host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
+        companion: a part that runs beside the queue on the same store and tenants, such as
+            notifications; started only where there are tenants.
+
+    Its queue needs a task of its own: the ASGI lifespan starts and drains it; where a server
+    forwards no lifespan, start it with ``await nursery.start(receiver.run)``. Until it runs, and
+    after its end, deliveries are answered 503.
+
+    Raises:
+        OptionsValidationError: from the settings.
+        MissingHandlersError: ``FailOnMissingHandlers`` is true and a known type has no handler.
     """
 
     def __init__(
         self,
         settings: Settings,
-        intake: Intake,
-        counters: Counters,
-        rejections: Rejections,
+        handlers: HandlerRegistry,
         *,
+        inbox: Inbox | None = None,
+        client: object | None = None,
         clock: Callable[[], float] = time.time,
+        client_factory: "ClientFactory | None" = None,
+        host_upgrade: "HostUpgrade | None" = None,
+        companion: BackgroundTask | None = None,
     ) -> None:
-        options = settings.webhooks
-        self._intake = intake
-        self._counters = counters
-        self._rejections = rejections
-        self._throttle = Throttle(lines=LINES, seconds=SECONDS)
+        if settings.webhooks.fail_on_missing_handlers:
+            handlers.require_complete()
+        self.settings = settings
+        self.counters: Counters = Counters(row.event_class.wire_type for row in handlers.catalog)
+        self._registry = handlers
+        self._given_inbox = inbox
+        self._client = client
         self._clock = clock
-        self._path = options.path
-        # The prefix of tenants' addresses; None without tenants.
-        self._tenant_path: str | None = (
-            f"{options.path.rstrip('/')}/" if settings.multi_tenant.enabled else None
-        )
-        # An unknown tenant's delivery is judged with a key that nobody has. The same work takes the
-        # same time, so the time of the answer does not tell which tenants exist.
-        self._nobodys = Keyring(())
-        if self._tenant_path is not None:
-            self._nobodys = Keyring.from_secrets([_random_secret()], options.key_derivation)
-        self._own_secrets_only = settings.multi_tenant.own_secrets_only
-        self._require_https = options.require_https
-        self._limit = options.max_payload_bytes
-        self._bodies = Bodies(
-            largest=self._limit, together=settings.server.max_body_bytes_in_flight
-        )
-        self._rules = Rules.of(settings)
-        #: Finds a delivery's tenant and its keys; None without tenants.
-        self.tenant_keys: TenantKeys | None = None
-        self.secret_usage: SecretUsage = SecretUsage(len(options.all_secrets), clock())
+        self._client_factory = client_factory
+        self._host_upgrade = host_upgrade
+        self._upgrader: Upgrader | None = None
+        self._companion = companion
+        self._rejections = Rejections(self.counters)
+        self._endpoint: Endpoint = Endpoint(settings, self.counters, self._rejections, clock=clock)
+        self._running: _Running | None = None
+        self._last: _Running | None = None
+        self._drained: trio.Event = trio.Event()
+        self.report: DrainReport | None = None
 
-    def prepare(self, settings: Settings) -> Callable[[], None]:
-        """Check the rules of ``settings`` and return a function that puts them into force.
+    # -- ASGI --------------------------------------------------------------------------------
 
-        They are the keys of :data:`LIVE_KEYS`. Nothing changes until the function is called, and
-        calling it cannot fail. A delivery that is being judged at that moment is judged by the old
-        rules to its end.
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection: ``http``, or the ``lifespan`` of a stand-alone mount."""
+        if scope["type"] == "http":
+            await self._endpoint.serve(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            raise NotRunningError(f"a webhook receiver serves no {scope['type']} connections")
+
+    def prepare_reload(self, settings: Settings) -> Callable[[], None]:
+        """Check new settings and return a function that puts them into force.
+
+        Only the keys of ``webhooks.endpoint.LIVE_KEYS`` can change while it runs; the others are
+        taken over as given, so pass the running settings with these keys changed. Calling the
+        returned function cannot fail and changes everything at once; with tenants, their
+        credentials are looked up anew.
 
         Raises:
-            OptionsValidationError: a secret, range or rate cannot be used.
+            OptionsValidationError: the settings cannot be used; nothing has changed.
         """
-        rules = Rules.of(settings, previous=self._rules)
+        # Everything that can fail happens here, before the commit: a reload is all or nothing
+        # (docs/adr/0019-a-reload-is-all-or-nothing.md).
+        commit_rules = self._endpoint.prepare(settings)
+        tenancy = None if self._running is None else self._running.tenancy
+        commit_clients = None if tenancy is None else tenancy.clients.prepare_reload(settings)
 
         def commit() -> None:
-            positions = rules.positions_in(self._rules)
-            self._rules = rules
-            self.secret_usage.rearrange(positions, self._clock())
+            commit_rules()
+            self.settings = settings
+            if self._running is not None:
+                self._running.runner.mask(settings)
+            if tenancy is not None and commit_clients is not None:
+                tenancy.credentials.reload()
+                commit_clients()
+                self._endpoint.verification.tenant_keys = _tenant_keys(tenancy, settings)
 
         return commit
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI ``http`` request.
+    async def _live(self, receive: Receive, send: Send) -> None:
+        message = await receive()
+        if message["type"] != "lifespan.startup":
+            return
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(self.run)
+            except Exception as error:
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                raise
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            with trio.move_on_after(self.settings.webhooks.graceful_drain_timeout_seconds):
+                await self.drain()
+            nursery.cancel_scope.cancel()
+        await send({"type": "lifespan.shutdown.complete"})
 
-        Cancelled while the handler runs, it releases the delivery and sends no answer.
-        """
-        shortcut = self._shortcut_in(scope)
-        client = scope.get("client")
-        peer = client[0] if client else None
-        headers = scope["headers"]
-        origin = self._rules.proxies.resolve(peer, scope["scheme"], headers)
-        path = scope["path"]
-        request = _Request(
-            headers, origin, None if path == self._path else self._identifier_in(path)
-        )
-        body: bytes | Answer | Unread | None = self._screen(scope, request)
-        if body is None and shortcut is not None:
-            # A body that has arrived needs no deadline, which would cost a tenth of a delivery.
-            body = shortcut.take_body()
-        if body is None:
-            body = await self._bodies.read(receive)
-        elif isinstance(body, bytes) and len(body) > self._limit:
-            body = Unread("size", answers.TOO_LARGE, len(body))
-        if isinstance(body, bytes):
-            expiry = None if shortcut is None else shortcut.expiry
-            answer = await self._verify_and_take(request, body, expiry)
-            if shortcut is None:
-                await answer.send(send)
-            else:
-                await shortcut.answer(answer)
-        elif body is None:
-            await trio.lowlevel.checkpoint()
-        else:
-            if isinstance(body, Unread):
-                body = self._refuse(body.cause, body.answer, request, received=body.received)
-            await send_early(body, receive, send)
+    # -- life --------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Say whether deliveries are accepted: the receiver runs, and no drain has begun."""
+        return self._running is not None and not self._endpoint.draining
+
+    @property
+    def store(self) -> Inbox:
+        """The open inbox; raises :class:`NotRunningError` before the start and after the end."""
+        if self._running is None:
+            raise NotRunningError("the receiver does not run, so its store is not open")
+        return self._running.inbox
+
+    @property
+    def tenancy(self) -> "TenantRuntime":
+        """The tenants; raises :class:`NotRunningError` where there are none, or not open."""
+        if self._running is None or self._running.tenancy is None:
+            raise NotRunningError(
+                "there are no tenants: the receiver does not run, or MultiTenant:Enabled is false"
+            )
+        return self._running.tenancy
+
+    @property
+    def queue_depth(self) -> int:
+        """Return how many events wait in the memory channel."""
+        return self._running.queue.depth if self._running else 0
+
+    def wake(self) -> None:
+        """Have the feeder look into the store at once, after this process has put events there."""
+        if self._running is not None:
+            self._running.queue.wake()
+
+    def samples(self) -> Iterator[Sample]:
+        """Return the metrics of deliveries, secrets and the queue."""
+        yield from self.counters.samples()
+        for index, matches in enumerate(self._endpoint.secret_usage.matches):
+            labels = (("index", str(index)),)
+            yield Sample("sdk_webhook_secret_matches_total", labels, matches)
+        yield Sample("sdk_queue_depth", (), self.queue_depth)
+        yield Sample("sdk_queue_capacity", (), self.settings.webhooks.queue.capacity)
 
     def source_of(self, host: str | None) -> Hashable:
-        """Return the key that connections from ``host`` count by; None for no limit.
+        """Return the key that connections from ``host`` count by; None for a trusted proxy."""
+        return self._endpoint.source_of(host)
 
-        Trusted proxies have no limit, because everybody comes from them; nor has a unix socket,
-        which has no addresses to tell apart.
+    def note_refusal(self, status: int, reason: str, address: str | None) -> None:
+        """Note a request that the server refused before it came here."""
+        self._rejections.note_request(status, reason, address)
+
+    @property
+    def unfinished(self) -> int:
+        """Return how many events wait in memory or run in a worker; a drain waits for these."""
+        return self._running.queue.unfinished if self._running else 0
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Return the handlers at work, the oldest first; any thread may ask."""
+        return () if self._last is None else self._last.runner.runs
+
+    @property
+    def upgrade_step(self) -> str | None:
+        """The step of the upgrade from a single tenant that is being done; any thread may ask."""
+        return None if self._upgrader is None else self._upgrader.step
+
+    async def leave(self) -> None:
+        """Release the events of handlers that no cancellation ends, and write :attr:`report`.
+
+        Call it only when the process ends right afterwards: another process may take a released
+        event, and a run that still goes on here would be repeated beside itself.
         """
-        if not host or self._rules.proxies.trusts(host):
-            return None
-        return source_of(host)
-
-    def _identifier_in(self, path: str) -> str | None:
-        """Return the identifier in a tenant's address, whether known or not, else None."""
-        if self._tenant_path is None or not path.startswith(self._tenant_path):
-            return None
-        identifier = path[len(self._tenant_path) :]
-        return identifier if identifier and "/" not in identifier else None
-
-    def _shortcut_in(self, scope: Scope) -> DirectRequest | None:
-        shortcut: DirectRequest | None = (scope.get("extensions") or {}).get(SHORTCUT)
-        return shortcut
-
-    async def _verify_and_take(
-        self, request: "_Request", body: bytes, expiry: Expiry | None
-    ) -> Answer:
-        webhook_id = None
-        try:
-            arrival = await self._verify(request, body)
-            if isinstance(arrival, Answer):
-                await trio.lowlevel.checkpoint()
-                return arrival
-            webhook_id = arrival.delivery.webhook_id
-            answer = await self._intake.take(arrival, expiry)
-        except StoreUnavailableError as error:
-            self._counters.count("unavailable")
-            extra = self._throttle.fields("store")
-            if extra is not None:
-                _log.store_unavailable(error, webhook_id=webhook_id, **extra)
+        if self._last is None:
             await trio.lowlevel.checkpoint()
-            answer = answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
-        if answer.status != answers.OK.status:
-            # The cause has been logged where it arose. This line says that the sender was asked to
-            # deliver again.
-            cause = "handler" if answer.status == answers.HANDLER_FAILED.status else "later"
-            self._note("webhook.refused", cause, answer, request)
-        return answer
+            return
+        await self._last.runner.leave()
+        await self._write_report(self._last.inbox, self._last)
 
-    def _screen(self, scope: Scope, request: "_Request") -> Answer | None:
-        """Apply every check that needs no body; None lets the request pass."""
-        rules = self._rules
-        address = request.origin.address
-        if self._require_https and not request.origin.secure:
-            return self._reject(
-                "not_https", "the request is not HTTPS and RequireHttps is true", request
-            )
-        if scope["path"] != self._path and request.identifier is None:
-            asked = scope["path"][:SHOWN_PATH_CHARACTERS]
-            return self._refuse(
-                "path", answers.NOT_FOUND, request, path=asked, configured=self._path
-            )
-        if scope["method"] != "POST":
-            method = scope["method"][:SHOWN_METHOD_CHARACTERS]
-            return self._refuse("method", answers.METHOD_NOT_ALLOWED, request, method=method)
-        if not rules.sources.allows(address):
-            return self._refuse("source", answers.SOURCE_REFUSED, request)
-        if rules.rate is not None:
-            wait = rules.rate.admit(address or "", trio.current_time())
-            if wait is not None:
-                return self._refuse("rate", answers.rate_limited(wait), request)
-        plain_json, declared_size = _describe_body(request.headers)
-        if not plain_json:
-            return self._refuse("media", answers.UNSUPPORTED_MEDIA, request)
-        if declared_size > self._limit:
-            return self._refuse("size", answers.TOO_LARGE, request, declared=declared_size)
-        return None
+    @property
+    def idle(self) -> bool:
+        """Say whether no event waits in memory and no worker runs one."""
+        return self._running is None or self._running.queue.idle
 
-    async def _verify(self, request: "_Request", body: bytes) -> VerifiedDelivery | Answer:
-        """Verify and decode a delivery; return it, or the answer that rejects it.
-
-        At the address of a tenant only its keys verify, and the delivery is that tenant's. At the
-        host's address, the unverified body decides one thing: whose keys are tried after the host's
-        own have failed. A delivery that the host's key verifies belongs to the tenant that its body
-        names; one that a tenant's key verifies belongs to that tenant. Trying every tenant's keys
-        instead would cost ten thousand HMACs, and would let tenant A sign for tenant B
-        (docs/adr/0008-a-claim-chooses-a-key.md).
-        """
-        # As a rule it waits for nothing; taking or refusing the delivery is a checkpoint.
-        now = self._clock()
-        delivery = Delivery(request.headers, body, now)
-        tolerance = self._rules.tolerance
-        keys = self.tenant_keys
-        tenant: Tenant | None = None
-        erased: str | None = None
-        signer = ""
-        verdict: Accepted | Rejected
-        if request.identifier is not None:
-            verdict, tenant = await self._judge_at(request.identifier, delivery, tolerance)
-            signer = "" if tenant is None else tenant.id
-        elif isinstance(
-            verdict := verify_delivery(delivery, self._rules.keyring, tolerance_seconds=tolerance),
-            Accepted,
-        ):
-            self.secret_usage.record(verdict.secret_index, now)
-        elif keys is not None and verdict.cause is Cause.NO_MATCH:
-            tenant = await keys.tenant_of(claimed_organization(body))
-            keyring = None if tenant is None else await keys.keyring(tenant)
-            if keyring is not None:
-                verdict = verify_delivery(delivery, keyring, tolerance_seconds=tolerance)
-                signer = "" if tenant is None else tenant.id
-        if isinstance(verdict, Rejected):
-            claimed = {} if tenant is None else {"claimed_tenant": tenant.identifier}
-            if request.identifier is not None:
-                claimed = {"tenant": request.identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
-            return self._reject(verdict.cause, verdict.detail, request, **claimed)  # noqa: ASYNC910 - answering is a checkpoint
-        try:
-            envelope = plain_envelope(body) or await look_closer(body)
-        except DeliveryDecodingError as error:
-            return self._reject("not_an_event", str(error), request)  # noqa: ASYNC910 - answering is a checkpoint
-        if keys is not None and tenant is None:
-            organization = organization_of(envelope.type, envelope.data_raw)
-            tenant = await keys.tenant_of(organization)
-            if tenant is None:
-                erased = await keys.erased(organization)
-            if tenant is not None and self._own_secrets_only and tenant.credentials.webhook_secrets:
-                return self._reject(  # noqa: ASYNC910 - answering is a checkpoint
-                    "own_secrets", _NOT_THE_HOSTS, request, claimed_tenant=tenant.identifier
-                )
-        arrival = self._arrival(
-            NewDelivery(
-                webhook_id=verdict.webhook_id,
-                type=envelope.type,
-                raw=body,
-                timestamp=verdict.timestamp,
-                received_at=now,
-                subject=subject_of(envelope),
-                tenant_id=erased if tenant is None else tenant.id,
-                signer=signer,
-                address=request.origin.address,
-            ),
-            envelope,
-        )
-        named = {} if tenant is None else {"tenant": tenant.identifier}
-        _log.info(
-            "webhook.received",
-            webhook_id=verdict.webhook_id,
-            type=envelope.type,
-            address=request.origin.address,
-            **named,
-        )
-        return arrival  # noqa: ASYNC910 - answering is a checkpoint
-
-    async def _judge_at(
-        self, identifier: str, delivery: Delivery, tolerance: int
-    ) -> "tuple[Accepted | Rejected, Tenant | None]":
-        """Judge a delivery to a tenant's address; return the verdict and the tenant, if known."""
-        if self.tenant_keys is None:
-            raise StoreUnavailableError("the tenants are not open: the receiver has not started")
-        tenant = await self.tenant_keys.tenant_at(identifier)
-        keyring = None if tenant is None else await self.tenant_keys.keyring(tenant)
-        # Without keys, a key that nobody has does the same work, so that neither the answer nor its
-        # time says whether the tenant exists.
-        verdict = verify_delivery(delivery, keyring or self._nobodys, tolerance_seconds=tolerance)
-        if keyring is None and (isinstance(verdict, Accepted) or verdict.cause is Cause.NO_MATCH):
-            return _NO_KEYS, None
-        return verdict, tenant
-
-    def _arrival(self, delivery: NewDelivery, envelope: Envelope) -> VerifiedDelivery:
-        return VerifiedDelivery(delivery, envelope)
-
-    def _reject(self, cause: str, detail: str, request: "_Request", **fields: object) -> Answer:
-        self._counters.count("rejected")
-        self._note("webhook.rejected", cause, answers.INVALID, request, detail=detail, **fields)
-        return answers.INVALID
-
-    def _refuse(self, cause: str, answer: Answer, request: "_Request", **fields: object) -> Answer:
-        self._counters.count("refused")
-        self._note("webhook.refused", cause, answer, request, **fields)
-        return answer
-
-    def _note(
-        self, event: str, cause: str, answer: Answer, request: "_Request", **fields: object
+    async def run(  # noqa: ASYNC128 - _run_queue calls it
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        self._rejections.note(
-            Rejection(
-                event,
-                str(cause),
-                answer.status,
-                request.origin.address,
-                claimed_id(request.headers),
-                tuple(fields.items()),
-            )
+        """Open the store and run the queue; report the start once deliveries can be accepted.
+
+        With tenants, the first start runs the upgrade from a single tenant before that, and raises
+        the upgrade's errors.
+
+        Returns after :meth:`drain`. Cancelled, it cancels running handlers and releases their
+        events; :attr:`report` lists the unfinished ones. Inline runs belong to their requests: the
+        store stays open until they have ended, for 5 s at most once this is cancelled.
+        """
+        async with AsyncExitStack() as stack:
+            inbox, tenancy, store = await self._open(stack)
+            # Before anything new is accepted: take over the events that an earlier process claimed
+            # and did not finish. ``reschedule`` then corrects due times that lie too far ahead,
+            # because the clock was set back since they were decided.
+            recovered = await inbox.recover()
+            await inbox.reschedule(now=self._clock())
+            if recovered:
+                _log.warning("webhook.recovered", events=recovered)
+            running = self._last = self._assemble(inbox, tenancy, after_crash=recovered > 0)
+            running.store = store
+            self._warn_of_missing_handlers()
+            try:
+                await self._run_queue(running, task_status=task_status)
+                await running.runner.land()
+            finally:
+                self._running = self._endpoint.ways = None
+                # Two scopes, so that inline runs which do not end cannot take the report's time.
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await running.runner.land()
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._write_report(inbox, running)
+                self._drained.set()
+
+    async def _open(self, stack: AsyncExitStack) -> "_Opened":
+        if self._given_inbox is not None:
+            await trio.lowlevel.checkpoint()
+            return self._given_inbox, None, None
+        if self.settings.storage.backend is not StorageBackend.MEMORY:
+            stack.enter_context(lock_data_directory(self.settings.storage.path))
+        store = await stack.enter_async_context(open_store(self.settings, owner=str(uuid.uuid4())))
+        if not self.settings.multi_tenant.enabled:
+            return store.inbox, None, store
+        # Imported here, so that receivers without tenants do not load SQLite for it.
+        from ..tenants.tenancy import TenantRuntime
+
+        tenancy = TenantRuntime(
+            self.settings, store.tenants, clock=self._clock, client_factory=self._client_factory
+        )
+        # The upgrade concerns stores that were in use before tenants were enabled. A store in
+        # memory begins empty.
+        if self.settings.storage.backend is not StorageBackend.MEMORY:
+            await self._upgrade(store, tenancy)
+        return store.inbox, tenancy, store
+
+    async def _upgrade(self, store: Store, tenancy: "TenantRuntime") -> None:
+        from ..tenants.upgrade import Quiescence
+        from ..tenants.upgrade_run import Upgrader
+
+        quiescence = Quiescence()
+        quiescence.signal("the data directory is locked, and nothing is served yet")
+        upgrader = Upgrader(
+            self.settings,
+            store,
+            tenancy.service,
+            quiescence=quiescence,
+            host=self._host_upgrade,
+            clock=self._clock,
+        )
+        self._upgrader = upgrader
+        await upgrader.run_at_start()
+
+    async def _run_queue(self, running: "_Running", *, task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as nursery:
+            start = partial(_start, nursery, lambda: running.queue.closed)
+            await start("the janitor", running.janitor.run)
+            await start("the summary of refusals", self._rejections.run)
+            if running.tenancy is not None:
+                await start("the watch over the tenants", running.tenancy.run)
+            # The companion has a nursery of its own inside the outer one, so that it ends by itself
+            # after the drain has closed it, while janitor and tenants' watch are simply cancelled.
+            async with trio.open_nursery() as beside:
+                if self._companion and running.store is not None and running.tenancy is not None:
+                    companion = partial(self._companion.run, running.store, running.tenancy)
+                    may_end = self._has_begun_to_drain
+                    await _start(beside, may_end, "the sending of notifications", companion)
+                await start("the queue", running.queue.run)
+                self._running = running
+                self._endpoint.ways = Ways(running.runner, running.queue)
+                task_status.started()
+                await running.queue.ended.wait()
+            nursery.cancel_scope.cancel()
+
+    def _has_begun_to_drain(self) -> bool:
+        return self._endpoint.draining
+
+    async def drain(self) -> None:
+        """Accept nothing new, finish what is queued in memory, and end :meth:`run`.
+
+        Cancelling this call does not stop the drain; cancel :meth:`run` to cut it short.
+        """
+        self.stop_accepting()
+        if self._running is None:
+            await trio.lowlevel.checkpoint()
+            return
+        self._running.queue.close()
+        await self._drained.wait()
+
+    def stop_accepting(self) -> None:
+        """Answer every further delivery 503; runs in progress go on."""
+        if not self._endpoint.draining and self._running is not None:
+            self._running.handled_before_drain = self.counters.values.get("handled", 0)
+        self._endpoint.draining = True
+        self._close_companion()
+
+    def _close_companion(self) -> None:
+        if self._companion is not None:
+            self._companion.close()
+
+    def _assemble(
+        self, inbox: Inbox, tenancy: "TenantRuntime | None", *, after_crash: bool
+    ) -> "_Running":
+        services = Services(self.settings, inbox, self._client, tenancy=tenancy)
+        handlers = self._registry.bind(services)
+        make_runner = self._trace() or DeliveryRunner
+        runner = make_runner(
+            self.settings, handlers, inbox, self.counters, clock=self._clock, tenancy=tenancy
+        )
+        if tenancy is not None:
+            self._endpoint.verification.tenant_keys = _tenant_keys(tenancy, self.settings)
+        queue = WorkerPool(
+            self.settings,
+            runner,
+            inbox,
+            self.counters,
+            clock=self._clock,
+            after_crash=after_crash,
+        )
+        janitor = Janitor(inbox, self._endpoint.secret_usage, clock=self._clock)
+        return _Running(inbox, runner, queue, janitor, tenancy)
+
+    def _trace(self) -> Callable[..., DeliveryRunner] | None:
+        """Switch to an endpoint with spans and return the factory of a runner with spans.
+
+        Returns None when no tracer is configured, and changes nothing then.
+        """
+        tracer = find_tracer()
+        if tracer is None:
+            return None
+        # Imported here, because it needs an optional package that may not be installed.
+        from .tracing import TracedEndpoint, TracedRunner
+
+        links = Links()
+        draining = self._endpoint.draining
+        self._endpoint = TracedEndpoint(
+            self.settings,
+            self.counters,
+            self._rejections,
+            clock=self._clock,
+            tracer=tracer,
+            links=links,
+        )
+        self._endpoint.draining = draining
+        return partial(TracedRunner, tracer=tracer, links=links)
+
+    def _warn_of_missing_handlers(self) -> None:
+        for line in self._registry.missing():
+            _log.warning("webhook.handler_missing", detail=line)
+
+    async def _write_report(self, inbox: Inbox, running: "_Running") -> None:
+        drained = self.counters.values.get("handled", 0) - running.handled_before_drain
+        try:
+            left, ids = await _unfinished(inbox)
+        except StoreUnavailableError as error:
+            _log.store_unavailable(error)
+            await trio.lowlevel.checkpoint()
+            return
+        in_memory = self.settings.storage.backend is StorageBackend.MEMORY
+        self.report = DrainReport(
+            drained=max(0, drained),
+            persisted=0 if in_memory else left,
+            lost=left if in_memory else 0,
+            ids=ids,
         )
 
 
-# A msgspec Struct without garbage collection is cheaper to make than an attrs class, and one is
-# made for each request.
-class _Request(msgspec.Struct, frozen=True, gc=False):
-    """The properties of a request that all steps share."""
-
-    headers: Headers
-    origin: RequestOrigin
-    #: The identifier in the tenant's address that it came to; None for the host's address.
-    identifier: str | None = None
+async def _start(nursery: trio.Nursery, may_end: Callable[[], bool], name: str, part: Part) -> None:
+    await nursery.start(partial(keep, name, part, may_end=may_end))
 
 
-_NO_KEYS: Final = Rejected(
-    Cause.NO_MATCH,
-    "no tenant with webhook secrets of its own has this address, or it is deleted: 'tenant show' "
-    "prints the address of a tenant.",
-)
-_NOT_THE_HOSTS: Final = (
-    "signed with the host's secret for a tenant that has secrets of its own, and "
-    "Sdk:MultiTenant:OwnSecretsOnly is true: have the sender use the tenant's secret and address."
-)
+def _tenant_keys(tenancy: "TenantRuntime", settings: Settings) -> "TenantKeys":
+    from .tenant_keys import TenantKeys  # loads all of the tenants' modules
+
+    return TenantKeys(tenancy, settings.webhooks.key_derivation)
 
 
-def _random_secret() -> Secret:
-    return Secret(f"whsec_{base64.b64encode(os.urandom(32)).decode('ascii')}")
+async def _unfinished(inbox: Inbox) -> tuple[int, tuple[str, ...]]:
+    """Return how many deliveries are unfinished, and the ids of the first of them."""
+    counts = await inbox.counts()
+    ids: list[str] = []
+    for state in sorted(UNFINISHED):
+        if counts[state] and len(ids) < REPORTED_IDS:
+            found = await inbox.find(state=state, limit=REPORTED_IDS - len(ids))
+            ids += [record.key for record in found]
+    return sum(counts[state] for state in UNFINISHED), tuple(ids)
 
 
-def _report_contradiction(peer: str | None) -> None:
-    _log.warning(
-        "webhook.forwarding_contradiction",
-        peer=peer,
-        hint="Forwarded and X-Forwarded-* do not say the same, so such requests count as not "
-        "secure: let the proxy remove what it does not set, and name the family that it sets in "
-        "Sdk:Server:ForwardedHeaders; logged once",
-    )
+@attrs.define
+class _Running:
+    """The parts that exist while a receiver runs."""
 
-
-async def send_early(answer: Answer, receive: Receive, send: Send) -> None:
-    """Send the answer to a request whose body was not read to its end.
-
-    The rest of the body is received and thrown away meanwhile: a server that has to hand it over
-    first could neither finish nor close the connection.
-    """
-
-    async def discard() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(discard)
-        await answer.send(send)
-        nursery.cancel_scope.cancel()
-
-
-def _describe_body(headers: Headers) -> tuple[bool, int]:
-    """Return whether the headers announce plain JSON, and the announced size in bytes.
-
-    Plain JSON is a JSON media type, or none, without a content encoding. The size is -1 when none
-    is declared that is a number; the first one counts.
-    """
-    # Encoded bodies are refused: nothing is decompressed for a sender that is not verified yet.
-    plain_json = True
-    size: int | None = None
-    for name, value in headers:
-        if name == b"content-type":
-            media = value.partition(b";")[0].strip().lower()
-            if media != b"application/json" and not media.endswith(b"+json"):
-                plain_json = False
-        elif name == b"content-length":
-            if size is None:
-                # More than 15 digits are above every limit, and int() of a long text takes time.
-                size = int(value[:16]) if value.isdigit() else -1
-        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            plain_json = False
-    return plain_json, -1 if size is None else size
+    inbox: Inbox
+    runner: DeliveryRunner
+    queue: WorkerPool
+    janitor: Janitor
+    tenancy: "TenantRuntime | None" = None
+    store: Store | None = None
+    handled_before_drain: int = 0

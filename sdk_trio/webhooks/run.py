@@ -3,6 +3,9 @@
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
+from math import inf
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +14,7 @@ import msgspec
 import trio
 from msgspec.structs import replace
 
-from ..base.asgi import Expiry
+from ..base.asgi import Deadline, Expiry
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
 from ..errors import HandlerAbortedError, StoreLostError, StoreUnavailableError
@@ -74,6 +77,8 @@ STORE_RETRY_SECONDS = 1.0
 
 _DONE = Done()
 
+_BUSY = answers.unavailable(BUSY_RETRY_SECONDS)
+
 #: The shortest secret, in characters, that is masked in handlers' messages. A shorter text is no
 #: real secret, and masking it would garble messages.
 LEAST_MASKED = 8
@@ -95,6 +100,52 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     webhook_id: str
     begun: float
     key: str
+
+
+@attrs.frozen
+class RunPolicy:
+    """The differences between a run for a sender that waits and a run of the queue.
+
+    Args:
+        seconds: how long the handler may take; ``inf``: as long as it likes.
+        after: decides what follows a failed run, of which the number is given.
+        insists: a failing store is asked again until it has the outcome, because nobody delivers
+            the event again. A sender that waits is told to do that.
+    """
+
+    seconds: float
+    after: Callable[[Failure, int], Retry | Dead]
+    insists: bool
+
+
+class _NoDeadline:
+    """The deadline of a run that has none."""
+
+    cancel_called = False
+    cancelled_caught = False
+
+    def __enter__(self) -> "_NoDeadline":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+_NO_DEADLINE = _NoDeadline()
+
+
+def inline_deadline(seconds: float, expiry: Expiry | None) -> AbstractContextManager[Deadline]:
+    """Limit a handler to ``seconds``, with the server's own deadline where it has one.
+
+    ``inf`` is no limit. The server's deadline spares the run a cancel scope, which would cost more
+    than the check of its signature.
+    """
+    if seconds == inf:
+        return _NO_DEADLINE
+    if expiry is None:
+        return trio.CancelScope(relative_deadline=seconds)
+    # Until the outcome has been recorded, the answer is that nothing is known of it.
+    return expiry.move_on_after(seconds, _BUSY)
 
 
 class DeliveryRunner:
@@ -126,13 +177,14 @@ class DeliveryRunner:
         self._jitter = jitter
         self._stopwatch = stopwatch
         self._tenancy = tenancy
-        self._inline_timeout = options.inline_timeout_seconds
         self._inline_max_attempts = options.inline_max_attempts
-        self._policy = DeliveryRetries(
+        self._retries = DeliveryRetries(
             options.queue.max_attempts,
             options.queue.retry_base_seconds,
             options.queue.retry_cap_seconds,
         )
+        self._inline = RunPolicy(options.inline_timeout_seconds, self._after_inline, insists=False)
+        self._queued = RunPolicy(inf, self._after_queued, insists=True)
         self._secrets: list[str] = []
         self.mask(settings)
         self._in_development = settings.is_development
@@ -155,14 +207,19 @@ class DeliveryRunner:
     # -- inline ------------------------------------------------------------------------------
 
     async def run_inline(
-        self, arrival: VerifiedDelivery, handler: BoundHandler, expiry: Expiry | None = None
+        self,
+        arrival: VerifiedDelivery,
+        handler: BoundHandler,
+        tenant: "Tenant | None" = None,
+        *,
+        expiry: Expiry | None = None,
     ) -> Answer:
         """Run ``handler`` before the sender is answered, and return the answer.
 
         A second delivery of a key whose first is still running waits for that one's outcome.
         Cancelled in the middle of a run, it releases the claim and the attempt does not count.
-        ``expiry`` is the server's own deadline for InlineTimeoutSeconds: it cancels a run that
-        outlasts it, and the server sends ``expiry.answer``.
+        ``tenant`` is the delivery's as it was on its arrival, ``expiry`` the server's own deadline,
+        where it has one.
         """
         delivery = arrival.delivery
         # For the host's own deliveries the key is the id. A plain field costs less than the
@@ -171,15 +228,38 @@ class DeliveryRunner:
         flight = self._flights.get(key)
         if flight is not None:
             return await self._wait_for(flight, delivery)
+        if self.quarantined:
+            return await self._refuse_beside_suspect(delivery)
         # No await between the look-up and this line: two deliveries cannot both be the first.
         flight = self._flights[key] = _Flight(delivery.raw)
         try:
-            flight.answer = await self._claim_and_run(arrival, handler, flight, expiry)
+            admitted = await self._inbox.claim(delivery)
+            if admitted.admission is not Admission.NEW:
+                flight.answer = self.answer_known(delivery, admitted)
+                return flight.answer
+            if not admitted.same_body:
+                self.note_other_body(delivery)
+            if admitted.earlier:
+                arrival = replace(arrival, earlier_attempts=admitted.earlier)
+            outcome, failure = await self.run(
+                arrival, handler, tenant, admitted.attempts + 1, self._inline, expiry
+            )
+            flight.answer = _ask_again(failure) if isinstance(outcome, Retry) else answers.OK
             return flight.answer
         finally:
             del self._flights[key]
             if flight.settled is not None:
                 flight.settled.set()
+
+    async def _refuse_beside_suspect(self, delivery: NewDelivery) -> Answer:
+        self._counters.count("refused")
+        extra = self._throttle.fields("quarantine")
+        if extra is not None:
+            _log.warning(
+                "webhook.refused", cause="quarantine", webhook_id=delivery.webhook_id, **extra
+            )
+        await trio.lowlevel.checkpoint()
+        return _BUSY
 
     async def land(self) -> None:
         """Wait until no inline run is in progress, so that each has recorded how it ended."""
@@ -193,104 +273,13 @@ class DeliveryRunner:
         await flight.settled.wait()
 
     async def _wait_for(self, flight: _Flight, delivery: NewDelivery) -> Answer:
-        with trio.move_on_after(self._inline_timeout):
+        with trio.move_on_after(self._inline.seconds):
             await self._end_of(flight)
         if delivery.raw != flight.raw:
             await self._inbox.keep_other(delivery)
             self.note_other_body(delivery)
         self._counters.count("duplicate")
-        return flight.answer or answers.unavailable(BUSY_RETRY_SECONDS)
-
-    async def _claim_and_run(
-        self,
-        arrival: VerifiedDelivery,
-        handler: BoundHandler,
-        flight: _Flight,
-        expiry: Expiry | None,
-    ) -> Answer:
-        delivery = arrival.delivery
-        # The receiver has judged the tenant already, but time has passed since: the tenant counts
-        # as it is when its event runs.
-        tenant = None if delivery.tenant_id is None else await self.tenant_of(delivery)
-        # Nearly all deliveries have no tenant: what is asked of each is asked without a call.
-        if (delivery.tenant_id is not None and self._is_orphan(delivery, tenant)) or (
-            tenant is not None and _is_held(handler, tenant)
-        ):
-            return await self.park(delivery, tenant)
-        if self.quarantined:
-            self._counters.count("refused")
-            extra = self._throttle.fields("quarantine")
-            if extra is not None:
-                _log.warning(
-                    "webhook.refused", cause="quarantine", webhook_id=delivery.webhook_id, **extra
-                )
-            await trio.lowlevel.checkpoint()
-            return answers.unavailable(BUSY_RETRY_SECONDS)
-        admitted = await self._inbox.claim(delivery)
-        if admitted.admission is not Admission.NEW:
-            return self.answer_known(delivery, admitted)
-        if not admitted.same_body:
-            self.note_other_body(delivery)
-        if admitted.earlier:
-            arrival = replace(arrival, earlier_attempts=admitted.earlier)
-        attempt = admitted.attempts + 1
-        late = ended = False
-        failure: Failure | None = None
-        try:
-            event = self.decode(arrival, attempt, tenant)
-            if expiry is None:
-                with trio.move_on_after(self._inline_timeout) as scope:
-                    failure = await self._run(handler, event)
-                if scope.cancelled_caught:
-                    failure = timeout_failure(handler.name, self._inline_timeout)
-                late = scope.cancel_called
-            else:
-                expiry.arm(self._inline_timeout)
-                try:
-                    failure = await self._run(handler, event)
-                finally:
-                    late = expiry.disarm()
-                    if late:  # sent unless the outcome can be recorded below
-                        expiry.answer = answers.unavailable(BUSY_RETRY_SECONDS)
-            # A handler that failed because we were cancelled, not because of its time, has not
-            # failed by itself: our own Cancelled is raised here, and the claim released below.
-            if failure is not None and failure.cut_short and not late:
-                await trio.lowlevel.checkpoint_if_cancelled()
-            ended = True
-        finally:
-            if not ended:
-                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    if late and expiry is not None:
-                        failure = timeout_failure(handler.name, self._inline_timeout)
-                        flight.answer = await self._conclude(delivery, attempt, failure)
-                        expiry.answer = flight.answer
-                    else:
-                        await self._release(delivery.key)
-        return await self._conclude(delivery, attempt, failure)
-
-    async def _conclude(
-        self, delivery: NewDelivery, attempt: int, failure: Failure | None
-    ) -> Answer:
-        """Record how an inline run ended, and return the answer to it."""
-        outcome: Outcome = _DONE
-        if failure is not None:
-            outcome = after_inline_failure(
-                failure, attempts=attempt, max_attempts=self._inline_max_attempts
-            )
-        await self._finish(delivery.key if delivery.signer else delivery.webhook_id, outcome)
-        self._report(delivery, attempt, outcome)
-        if isinstance(outcome, Retry):
-            asked = failure.retry_after if failure else None
-            return answers.HANDLER_FAILED if asked is None else answers.unavailable(asked)
-        return answers.OK
-
-    async def _release(self, key: str) -> None:
-        try:
-            await self._inbox.finish(key, Released(), now=self._clock())
-        except StoreUnavailableError as error:
-            # Its lease stays with this process, so the next start takes the delivery over.
-            _log.store_unavailable(error, key=key)
-            await trio.lowlevel.checkpoint()
+        return flight.answer or _BUSY
 
     def answer_known(self, delivery: NewDelivery, admitted: Admitted) -> Answer:
         """Answer a delivery whose key the inbox knows: 200, or 503 while the first one runs."""
@@ -300,7 +289,7 @@ class DeliveryRunner:
             _log.info("webhook.duplicate", **_names_of(delivery), type=delivery.type)
         self._counters.count("duplicate")
         if admitted.admission is Admission.RUNNING:
-            return answers.unavailable(BUSY_RETRY_SECONDS)
+            return _BUSY
         return answers.OK
 
     def note_other_body(self, delivery: NewDelivery) -> None:
@@ -331,8 +320,37 @@ class DeliveryRunner:
         run is in progress.
         """
         delivery = arrival.delivery
-        tenant: Tenant | None = None
         outcome: Outcome = Released()
+        try:
+            tenant = await self._start(delivery, fresh=fresh, alone=alone)
+        except StoreLostError as error:  # it cannot be known whose event it is
+            _log.store_unavailable(error, webhook_id=delivery.webhook_id)
+            await trio.lowlevel.checkpoint()
+            self._report(delivery, attempt, outcome)
+            return outcome
+        # Handler and tenant count as they are now: time has passed since the event was accepted.
+        handler = self.handlers.find(delivery.type)
+        if delivery.tenant_id is not None and self._is_orphan(delivery, tenant):
+            outcome = Dead(
+                f"its tenant {delivery.tenant_id} is not known here: it was purged, and "
+                "nobody else may have its events"
+            )
+        elif handler is None or (tenant is not None and self.is_held(handler, delivery, tenant)):
+            outcome = Parked(self._reason_to_park(delivery, handler, tenant))
+        else:
+            outcome, _ = await self.run(arrival, handler, tenant, attempt, self._queued)
+            return outcome
+        await self._end(delivery, attempt, outcome, self._queued)
+        return outcome
+
+    async def _start(self, delivery: NewDelivery, *, fresh: bool, alone: bool) -> "Tenant | None":
+        """Record that a run of a queued event begins, and return its tenant as it is now.
+
+        Raises:
+            StoreLostError: the store cannot say whose it is, and never will; it is released.
+        """
+        started = False
+        tenant = None
         try:
             if fresh:
                 self._inbox.begin(delivery.key, now=self._clock())
@@ -342,45 +360,12 @@ class DeliveryRunner:
                 )
             if delivery.tenant_id is not None:
                 tenant = await self._retry_until_stored(lambda: self.tenant_of(delivery))
-            outcome = finished = await self._run_to_outcome(arrival, attempt, tenant)
-            await self._keep(lambda: self._finish(delivery.key, finished))
-        except StoreLostError as error:  # it cannot be known whose event it is
-            _log.store_unavailable(error, webhook_id=delivery.webhook_id)
-            await trio.lowlevel.checkpoint()
+            started = True
         finally:
-            if isinstance(outcome, Released):
+            if not started:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._release(delivery.key)
-        self._report(delivery, attempt, outcome)
-        return outcome
-
-    async def _run_to_outcome(
-        self, arrival: VerifiedDelivery, attempt: int, tenant: "Tenant | None"
-    ) -> Outcome:
-        handler = self.handlers.find(arrival.delivery.type)
-        if self._is_orphan(arrival.delivery, tenant):
-            await trio.lowlevel.checkpoint()
-            return Dead(
-                f"its tenant {arrival.delivery.tenant_id} is not known here: it was purged, and "
-                "nobody else may have its events"
-            )
-        if handler is None or _is_held(handler, tenant):
-            await trio.lowlevel.checkpoint()
-            return Parked(parked_reason(tenant))
-        failure = await self._run(handler, self.decode(arrival, attempt, tenant))
-        if failure is None:
-            return _DONE
-        if failure.cut_short:
-            # The handler failed because the drain cancelled it, so the run does not count: our own
-            # Cancelled is raised here, and the event released.
-            await trio.lowlevel.checkpoint_if_cancelled()
-        return after_queued_failure(
-            failure,
-            attempts=attempt,
-            policy=self._policy,
-            now=self._clock(),
-            fraction=self._jitter(),
-        )
+        return tenant  # noqa: ASYNC910 - the run that follows is a checkpoint
 
     async def _keep(self, write: Callable[[], Awaitable[None]]) -> None:
         """Repeat ``write`` as :meth:`_retry_until_stored` does, and go on without it when the
@@ -409,7 +394,81 @@ class DeliveryRunner:
                 _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
                 await trio.sleep(STORE_RETRY_SECONDS)
 
-    # -- both --------------------------------------------------------------------------------
+    # -- one run -----------------------------------------------------------------------------
+
+    async def run(
+        self,
+        arrival: VerifiedDelivery,
+        handler: BoundHandler,
+        tenant: "Tenant | None",
+        attempt: int,
+        policy: "RunPolicy",
+        expiry: Expiry | None = None,
+    ) -> tuple[Outcome, Failure | None]:
+        """Run an event that is claimed for this: the handler, what follows, its record and report.
+
+        Returns the outcome, and the failure that has led to it. Cancelled while the handler runs,
+        it releases the event, and the attempt does not count.
+
+        Raises:
+            StoreUnavailableError: the outcome cannot be recorded, and ``policy`` does not insist.
+        """
+        delivery = arrival.delivery
+        failure: Failure | None = None
+        ended = False
+        try:
+            event = self._decode(arrival, attempt, tenant)
+            with inline_deadline(policy.seconds, expiry) as deadline:
+                failure = await self._call(handler, event)
+            if deadline.cancelled_caught:
+                failure = timeout_failure(handler.name, policy.seconds)
+            elif failure is not None and failure.cut_short and not deadline.cancel_called:
+                # A handler that failed because we were cancelled, not because of its time, has not
+                # failed by itself: our own Cancelled is raised here, and the event released below.
+                await trio.lowlevel.checkpoint_if_cancelled()
+            ended = True
+        finally:
+            if not ended:
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._release(delivery.key)
+        outcome = _DONE if failure is None else policy.after(failure, attempt)
+        await self._end(delivery, attempt, outcome, policy)
+        return outcome, failure
+
+    async def _end(
+        self, delivery: NewDelivery, attempt: int, outcome: Outcome, policy: "RunPolicy"
+    ) -> None:
+        """Record and report how an event's run number ``attempt`` ended."""
+        key = delivery.key if delivery.signer else delivery.webhook_id
+        if policy.insists:
+            await self._keep(partial(self._finish, key, outcome))
+        else:
+            await self._finish(key, outcome)
+        self._report(delivery, attempt, outcome)
+
+    def _after_inline(self, failure: Failure, attempt: int) -> Retry | Dead:
+        return after_inline_failure(
+            failure, attempts=attempt, max_attempts=self._inline_max_attempts
+        )
+
+    def _after_queued(self, failure: Failure, attempt: int) -> Retry | Dead:
+        return after_queued_failure(
+            failure,
+            attempts=attempt,
+            policy=self._retries,
+            now=self._clock(),
+            fraction=self._jitter(),
+        )
+
+    async def _release(self, key: str) -> None:
+        try:
+            await self._inbox.finish(key, Released(), now=self._clock())
+        except StoreUnavailableError as error:
+            # Its lease stays with this process, so the next start takes the delivery over.
+            _log.store_unavailable(error, key=key)
+            await trio.lowlevel.checkpoint()
+
+    # -- tenant and handler ------------------------------------------------------------------
 
     async def tenant_of(self, delivery: NewDelivery) -> "Tenant | None":
         """Return the tenant of a delivery as it is now, None when it has none.
@@ -422,26 +481,34 @@ class DeliveryRunner:
             return None
         return await self._tenancy.service.recall(delivery.tenant_id)
 
-    async def hold(self, delivery: NewDelivery, handler: BoundHandler) -> Answer | None:
-        """Park a delivery whose tenant its handler does not run for at present; else None."""
-        tenant = await self.tenant_of(delivery)
-        if self._is_orphan(delivery, tenant) or _is_held(handler, tenant):
-            return await self.park(delivery, tenant)
-        return None
+    def is_held(
+        self, handler: BoundHandler, delivery: NewDelivery, tenant: "Tenant | None"
+    ) -> bool:
+        """Say whether the handler does not run for the delivery's tenant at present."""
+        if tenant is None:
+            return self._is_orphan(delivery, tenant)
+        return not (handler.run_when_suspended or tenant.is_active)
 
     def _is_orphan(self, delivery: NewDelivery, tenant: "Tenant | None") -> bool:
         """Say whether the delivery's tenant is gone: it must not run as an event without tenant."""
         return self._tenancy is not None and delivery.tenant_id is not None and tenant is None
 
-    async def park(self, delivery: NewDelivery, tenant: "Tenant | None" = None) -> Answer:
+    def _reason_to_park(
+        self, delivery: NewDelivery, handler: BoundHandler | None, tenant: "Tenant | None"
+    ) -> str:
+        gone = delivery.tenant_id if self._is_orphan(delivery, tenant) else None
+        return parked_reason(None if handler is None else tenant, gone)
+
+    async def park(
+        self, delivery: NewDelivery, handler: BoundHandler | None, tenant: "Tenant | None"
+    ) -> Answer:
         """Keep a delivery that no handler runs at present, and answer 200.
 
         The sender has delivered correctly: an error would only make it repeat the delivery and in
-        the end disable the endpoint. ``tenant`` is the tenant that is not active, None where the
-        type has no handler.
+        the end disable the endpoint. ``handler`` is None where the type has none; else ``tenant``
+        is not active, or gone.
         """
-        gone = delivery.tenant_id if self._is_orphan(delivery, tenant) else None
-        parked = Parked(parked_reason(tenant, gone))
+        parked = Parked(self._reason_to_park(delivery, handler, tenant))
         admitted = await self._inbox.park(delivery, parked.reason)
         if admitted.admission is not Admission.NEW:
             return self.answer_known(delivery, admitted)
@@ -450,7 +517,7 @@ class DeliveryRunner:
         self._report(delivery, 0, parked)
         return answers.OK
 
-    def decode(
+    def _decode(
         self, arrival: VerifiedDelivery, attempt: int, tenant: "Tenant | None" = None
     ) -> Event[Any]:
         """Build the typed event; count values that do not fit, and log the first of each type."""
@@ -498,7 +565,7 @@ class DeliveryRunner:
         else:
             await self._inbox.finish(key, outcome, now=self._clock())
 
-    async def _run(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
+    async def _call(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
         """Run user code; every exception of its own becomes a :class:`Failure`."""
         begun = self._stopwatch()
         self._runs[event.key] = Run(handler.name, event.webhook_id, begun, event.key)
@@ -619,7 +686,7 @@ class DeliveryRunner:
     def _max_attempts(self, event_type: str) -> int:
         handler = self.handlers.find(event_type)
         inline = handler is not None and not handler.enqueue
-        return self._inline_max_attempts if inline else self._policy.max_attempts
+        return self._inline_max_attempts if inline else self._retries.max_attempts
 
     def _report(self, delivery: NewDelivery, attempt: int, outcome: Outcome) -> None:
         fields = {**_names_of(delivery), "type": delivery.type, "attempt": attempt}
@@ -658,11 +725,17 @@ def run_in(frames: Iterable[FrameType]) -> Run | None:
     It serves reports about a stalled event loop, where no task can be asked.
     """
     for frame in frames:
-        if frame.f_code is DeliveryRunner._run.__code__:
+        if frame.f_code is DeliveryRunner._call.__code__:
             seen = frame.f_locals
             event = seen["event"]
             return Run(seen["handler"].name, event.webhook_id, seen.get("begun", 0.0), event.key)
     return None
+
+
+def _ask_again(failure: Failure | None) -> Answer:
+    """Ask the sender to deliver again, after the delay that the handler asked for."""
+    asked = None if failure is None else failure.retry_after
+    return answers.HANDLER_FAILED if asked is None else answers.unavailable(asked)
 
 
 def _names_of(delivery: NewDelivery) -> dict[str, Any]:
@@ -683,8 +756,3 @@ def _as_exception(error: BaseException) -> HandlerAbortedError:
     told = HandlerAbortedError(f"the handler raised {type(error).__name__}")
     told.__cause__ = error
     return told
-
-
-def _is_held(handler: BoundHandler, tenant: "Tenant | None") -> bool:
-    """Say whether the handler does not run for this tenant at present."""
-    return not handler.run_when_suspended and tenant is not None and not tenant.is_active

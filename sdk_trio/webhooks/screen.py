@@ -1,6 +1,7 @@
-"""The rate limit of each source address: a token bucket for each. Pure.
+"""Screening of a request before its body is read: proxies, sources, rates, declared body. Pure.
 
-Memory is bounded, so sources have to be forgotten, and forgetting one gives it a full bucket again.
+The rate limit is a token bucket for each source address. Memory is bounded, so sources have to be
+forgotten, and forgetting one gives it a full bucket again.
 Therefore sources that have been refused are kept apart: a flood of fresh addresses pushes out other
 fresh addresses only. To push out an offender, an attacker has to get other addresses refused, each
 at the price of a whole minute's allowance.
@@ -458,3 +459,26 @@ def _vouched_protocol(entries: list[str], hops: int) -> str | None:
     if len(protocols) in (1, hops):
         return protocols[0]
     return "https" if set(protocols) == {"https"} else "http"
+
+
+def describe_body(headers: Headers) -> tuple[bool, int]:
+    """Return whether the headers announce plain JSON, and the announced size in bytes.
+
+    Plain JSON is a JSON media type, or none, without a content encoding. The size is -1 when none
+    is declared that is a number; the first one counts.
+    """
+    # Encoded bodies are refused: nothing is decompressed for a sender that is not verified yet.
+    plain_json = True
+    size: int | None = None
+    for name, value in headers:
+        if name == b"content-type":
+            media = value.partition(b";")[0].strip().lower()
+            if media != b"application/json" and not media.endswith(b"+json"):
+                plain_json = False
+        elif name == b"content-length":
+            if size is None:
+                # More than 15 digits are above every limit, and int() of a long text takes time.
+                size = int(value[:16]) if value.isdigit() else -1
+        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            plain_json = False
+    return plain_json, -1 if size is None else size

@@ -21,7 +21,7 @@ from ..base.public_addresses import host_name, is_loopback
 from ..config import Secret, Settings
 from ..events.samples import UnknownEventTypeError, sample_body
 from .answers import METHOD_NOT_ALLOWED, NOT_FOUND, TOO_LARGE, UNSUPPORTED_MEDIA, Answer
-from .receiver import send_early
+from .body import send_early
 from .signed_request import DeliveryFailedError, own_url, post, sign_body
 
 _log = get_logger("webhooks")

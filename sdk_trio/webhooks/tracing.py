@@ -1,4 +1,4 @@
-"""Receiver and dispatcher with a span for each delivery and each run of a handler.
+"""Endpoint and runner with a span for each delivery and each run of a handler.
 
 They take the place of the plain ones when :func:`~sdk_trio.base.tracing.find_tracer` finds a
 tracer, so that nothing is paid where it does not. Attributes follow the stable conventions of HTTP
@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Tracer, get_current_span
 
-from ..base.asgi import Receive, Scope, Send
+from ..base.asgi import Expiry, Receive, Scope, Send
 from ..base.tracing import Links, attributes_of, fail, known_method, link_to, recorded
 from ..config import Settings
-from ..events import Envelope, Event
+from ..events import Event
 from ..records.deliveries import Dead, Done, NewDelivery, Outcome, Parked
 from .answers import Answer
 from .arrival import VerifiedDelivery
+from .endpoint import Endpoint
 from .outcomes import Failure
-from .receiver import Receiver, _Request
 from .registry import BoundHandler
 from .run import DeliveryRunner
+from .verify import WebhookRequest
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 _SERVER_ERROR = 500
 
 
-class TracedReceiver(Receiver):
-    """A receiver that makes a SERVER span for every request.
+class TracedEndpoint(Endpoint):
+    """An endpoint that makes a SERVER span for every request.
 
     It ignores the ``traceparent`` of a request: anybody can send one, and it would decide which
     requests are sampled here. The parent is the host's span, if the host mounts the receiver inside
@@ -42,16 +43,16 @@ class TracedReceiver(Receiver):
         self, settings: Settings, *arguments: Any, tracer: Tracer, links: Links, **options: Any
     ) -> None:
         super().__init__(settings, *arguments, **options)
-        self._route = settings.webhooks.path
-        self._tenant_route = f"{self._route.rstrip('/')}/{{identifier}}"
+        self._host_route = settings.webhooks.path
+        self._tenant_route = f"{self._host_route.rstrip('/')}/{{identifier}}"
         self._tracer = tracer
         self._links = links
         # Tasks of our own server inherit the span in which the host has started us; a delivery is
         # no part of it, so that span is never taken as a parent.
         self._starting_span = get_current_span()
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request within its span; see :meth:`Receiver.handle`."""
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request within its span; see :meth:`Endpoint.serve`."""
 
         async def send_noting_status(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -59,11 +60,13 @@ class TracedReceiver(Receiver):
             await send(message)
 
         with recorded(self._begin(scope)) as span:
-            await super().handle(scope, receive, send_noting_status)
+            # Without the short cut, which would take the answer past the span.
+            plain = {**scope, "extensions": {}}
+            await super().serve(plain, receive, send_noting_status)
 
     def _begin(self, scope: Scope) -> "Span":
         method = known_method(scope["method"])
-        route = self._route if scope["path"] == self._route else None
+        route = self._host_route if scope["path"] == self._host_route else None
         if route is None and self._identifier_in(scope["path"]) is not None:
             route = self._tenant_route
         client = scope.get("client")
@@ -89,24 +92,22 @@ class TracedReceiver(Receiver):
             ),
         )
 
-    def _shortcut_in(self, scope: Scope) -> None:
-        """Return None: an answer through the shortcut would bypass the span."""
-
-    def _arrival(self, delivery: NewDelivery, envelope: Envelope) -> VerifiedDelivery:
+    async def _route(self, arrival: VerifiedDelivery, expiry: Expiry | None) -> Answer:
+        delivery = arrival.delivery
         span = get_current_span()
-        span.set_attributes(_event_attributes(delivery.webhook_id, envelope.type))
+        span.set_attributes(_event_attributes(delivery.webhook_id, delivery.type))
         self._links.remember(delivery.key, span.get_span_context())
-        return super()._arrival(delivery, envelope)
+        return await super()._route(arrival, expiry)
 
     def _note(
-        self, event: str, cause: str, answer: Answer, request: _Request, **fields: object
+        self, event: str, cause: str, answer: Answer, request: WebhookRequest, **fields: object
     ) -> None:
         get_current_span().set_attribute(f"sdk.{event}", str(cause))
         super()._note(event, cause, answer, request, **fields)
 
 
-class TracedDispatcher(DeliveryRunner):
-    """A dispatcher that makes a span for every run of a handler.
+class TracedRunner(DeliveryRunner):
+    """A runner that makes a span for every run of a handler.
 
     An inline run is a child of the delivery's span. A run from the queue is the root of a trace of
     its own, with a link to the span that received the event, if this process still knows it.
@@ -117,7 +118,7 @@ class TracedDispatcher(DeliveryRunner):
         self._tracer = tracer
         self._links = links
 
-    async def _run(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
+    async def _call(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
         received = self._links.find(event.key)
         inline = received is not None and get_current_span().get_span_context() == received
         span = self._tracer.start_span(
@@ -132,7 +133,7 @@ class TracedDispatcher(DeliveryRunner):
             },
         )
         with recorded(span):
-            failure = await super()._run(handler, event)
+            failure = await super()._call(handler, event)
             if failure is not None:
                 fail(span, failure.error_type)
             return failure

@@ -551,10 +551,9 @@ async def test_an_answer_that_is_cancelled_halfway_is_the_last_one(by):
         shortcut = scope["extensions"]["sdk_trio.shortcut"]
         answer = (200, [(b"content-length", b"20000000")], b"x" * 20_000_000)
         if by == "its expiry":
-            shortcut.expiry.arm(0.01)
-            with trio.CancelScope(shield=True):
+            with shortcut.expiry.move_on_after(0.01) as expiry, trio.CancelScope(shield=True):
                 await trio.sleep(0.1)
-            assert shortcut.expiry.disarm()
+            assert expiry.cancel_called
         with trio.move_on_after(0.1):
             try:
                 await shortcut.answer(answer)

@@ -483,7 +483,7 @@ async def test_another_body_that_comes_while_the_first_one_runs_is_kept_too(
             nursery.start_soon(send, "second")
             running = ready.app.runtime.receiver._running
             assert running is not None
-            while all(flight.settled is None for flight in running.dispatcher._flights.values()):
+            while all(flight.settled is None for flight in running.runner._flights.values()):
                 await trio.sleep(0.01)  # until the second one waits for the first
             gate.set()
         record = await ready.state("e", "a")

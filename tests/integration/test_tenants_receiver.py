@@ -308,6 +308,22 @@ async def test_events_of_a_suspended_tenant_run_unless_their_handler_asks_otherw
     assert waits.identifiers == ["tenant-b", "tenant-a"]
 
 
+@pytest.mark.parametrize("suspended", [False, True])
+async def test_a_type_without_a_handler_is_parked_for_that_and_not_for_its_tenant(
+    tmp_path: Path, suspended: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with app_with_two_tenants(tmp_path, HandlerRegistry()) as (app, _):
+        if suspended:
+            await tenants_of(app).suspend("tenant-a", reason="unpaid")
+        delivered = await app.deliver("order.paid", {"customer": {"organization_id": "org_a"}})
+        record = await app.runtime.receiver.store.get(delivered.webhook_id)
+    assert (delivered.status, delivered.state) == (200, DeliveryState.PARKED)
+    assert record is not None
+    (parked,) = [line for line in caplog.messages if line.startswith("webhook.parked")]
+    assert "no handler for this type" in parked
+    assert "purged" not in parked
+
+
 async def test_an_event_that_waits_in_the_queue_meets_the_tenant_as_it_is_then(
     tmp_path: Path,
 ) -> None:
@@ -424,7 +440,7 @@ async def test_a_body_is_not_decoded_before_it_is_verified(
         decoded.append(raw)
         return plain_envelope(raw)
 
-    monkeypatch.setattr("sdk_trio.webhooks.receiver.plain_envelope", count)
+    monkeypatch.setattr("sdk_trio.webhooks.verify.plain_envelope", count)
     async with app_with_two_tenants(tmp_path, Seen().registry()) as (app, keys):
         assert (await app.deliver(signed(keys["b"], "org_a"))).status == 400
         assert decoded == []

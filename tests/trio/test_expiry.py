@@ -40,11 +40,12 @@ async def test_time_is_over_to_the_point(autojump_clock, expiry, seconds, begun)
     await trio.sleep(begun)
     started = trio.current_time()
     with request(expiry):
-        expiry.arm(seconds)
-        try:
+        with expiry.move_on_after(seconds):
             await trio.sleep_forever()
-        finally:
-            assert expiry.disarm()
+        assert expiry.cancelled_caught
+        # The scope around the application is cancelled, and with it whatever it waits for next.
+        await trio.sleep_forever()
+    assert expiry.cancel_called
     assert expiry.scope.cancelled_caught
     assert trio.current_time() - started == pytest.approx(seconds)
 
@@ -52,14 +53,16 @@ async def test_time_is_over_to_the_point(autojump_clock, expiry, seconds, begun)
 async def test_what_is_disarmed_is_never_cancelled(autojump_clock, expiry):
     with request(expiry):
         for seconds in (0.3, 0.9, 2, 8, 0.3):
-            expiry.arm(seconds)
-            await trio.sleep(seconds * 0.9)
-            assert not expiry.disarm()
+            with expiry.move_on_after(seconds):
+                await trio.sleep(seconds * 0.9)
+            assert not expiry.cancel_called
             await trio.sleep(20)
     assert not expiry.spent
 
 
-async def test_a_run_that_outlasts_it_is_a_failure_and_leaves_its_answer(autojump_clock, expiry):
+async def test_a_run_that_outlasts_it_is_a_failure_and_its_answer_comes_in_time(
+    autojump_clock, expiry
+):
     ended, answers = [], []
 
     async def handler(event):
@@ -78,11 +81,13 @@ async def test_a_run_that_outlasts_it_is_a_failure_and_leaves_its_answer(autojum
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait_for_it)
         with request(expiry):
-            await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler(), expiry)
-    assert expiry.scope.cancelled_caught
+            answer = await bench.dispatcher.run_inline(
+                arrival(webhook_id="a"), bench.handler(), expiry=expiry
+            )
+            answers.append(answer)
+    assert expiry.cancelled_caught
     assert ended == [started + 8]
-    assert expiry.answer[0] == 500
-    assert [answer.status for answer in answers] == [500]
+    assert [answer.status for answer in answers] == [500, 500]
     record = await bench.inbox.get("a")
     assert (record.state, record.attempts) == (DeliveryState.RETRYING, 1)
     assert "InlineTimeoutSeconds" in record.last_error
@@ -101,7 +106,9 @@ async def test_a_handler_that_ends_by_itself_when_cancelled_decides_the_outcome(
 
     bench = Bench.of(registry(handler), **{TIMEOUT: 8})
     with request(expiry):
-        answer = await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler(), expiry)
+        answer = await bench.dispatcher.run_inline(
+            arrival(webhook_id="a"), bench.handler(), expiry=expiry
+        )
     assert expiry.spent
     assert answer.status == (500 if fails else 200)
     record = await bench.inbox.get("a")
@@ -115,9 +122,9 @@ async def test_the_servers_end_releases_a_run_whose_time_is_not_over(autojump_cl
 
     bench = Bench.of(registry(handler), **{TIMEOUT: 8})
     with trio.move_on_after(7) as scope, request(expiry):
-        await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler(), expiry)
+        await bench.dispatcher.run_inline(arrival(webhook_id="a"), bench.handler(), expiry=expiry)
     assert scope.cancelled_caught
-    assert not expiry.spent
-    assert expiry.answer is None
+    assert not expiry.cancel_called
+    assert not expiry.cancelled_caught
     record = await bench.inbox.get("a")
     assert (record.state, record.attempts) == (DeliveryState.RECEIVED, 0)

@@ -15,7 +15,7 @@ from sdk_trio.errors import NotRunningError, StoreUnavailableError
 from sdk_trio.events import OrderCreatedEvent
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.webhooks import WebhookReceiver
-from sdk_trio.webhooks.receiver import BODY_SECONDS
+from sdk_trio.webhooks.body import BODY_SECONDS
 
 
 @asynccontextmanager

@@ -94,7 +94,7 @@ DOORS = {
     "sdk_trio.storage.memory.inbox": "tenants",
     "sdk_trio.storage.open": "the backends",
     "sdk_trio.testing.pytest_plugin": "pytest loads the plug-in in every project",
-    "sdk_trio.webhooks.app": "tenants, the upgrade, tracing",
+    "sdk_trio.webhooks.receiver": "tenants, the upgrade, tracing",
 }
 
 #: Files of fewer than 80 lines that one file imports, and why they are files.
@@ -104,7 +104,6 @@ SMALL = {
     "sdk_trio.client.operations.sales": "a table of operations beside the others",
     "sdk_trio.client.operations.synchronous": "its types are generated beside it",
     "sdk_trio.notifications.channels.sms": "one channel, as the others have a file each",
-    "sdk_trio.server.deadline": "a timer that knows nothing of HTTP",
     "sdk_trio.webhooks.janitor": "a task beside the queue",
     "sdk_trio.testing.notifications": "one subject of the kit, loaded when it is used",
 }

@@ -9,7 +9,7 @@ from support.deliveries import settings
 from sdk_trio.config.table import table
 from sdk_trio.errors import OptionsValidationError, Problem
 from sdk_trio.runtime.reload import Reloaded, SettingsReload, plan_reload
-from sdk_trio.webhooks.receiver import LIVE_KEYS
+from sdk_trio.webhooks.endpoint import LIVE_KEYS
 
 RUNNING = settings()
 

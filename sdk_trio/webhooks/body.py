@@ -1,0 +1,162 @@
+"""Bodies of requests that are not verified yet, read within bounds that all senders share."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import attrs
+import trio
+
+from ..base.asgi import Receive, Send
+from . import answers
+from .answers import Answer
+
+#: How long a sender may take for its body, in seconds. The upstream gives up on a delivery after 10
+#: seconds itself, so waiting longer serves nobody but a client that means to hold a connection.
+BODY_SECONDS: Final = 10.0
+
+#: Pieces below this size are copied together: kept apart, small ones take ten times their size.
+_SMALL_BYTES: Final = 16 * 1024
+
+#: What they are copied into is closed at this size: buffers that grow further and further leave
+#: gaps behind that nothing fits into, as much again as they hold.
+_BLOCK_BYTES: Final = 64 * 1024
+
+#: What a sender is asked to wait when too many bodies are in flight, in seconds.
+CROWDED_RETRY_SECONDS: Final = 5.0
+
+
+@attrs.frozen
+class Unread:
+    """A body that was not read: the cause for the log, the answer, and the bytes received."""
+
+    cause: str
+    answer: Answer
+    received: int
+
+
+class _Pieces:
+    """The arrived pieces of one body; they take little more memory than the body."""
+
+    def __init__(self) -> None:
+        self._done: list[bytes] = []
+        self._small = bytearray()
+
+    def add(self, piece: bytes) -> None:
+        """Keep one more piece."""
+        if len(piece) < _SMALL_BYTES:
+            self._small += piece
+            if len(self._small) < _BLOCK_BYTES:
+                return
+            self._close_block()
+        else:
+            self._close_block()
+            self._done.append(piece)
+
+    def _close_block(self) -> None:
+        if self._small:
+            self._done.append(bytes(self._small))
+            self._small = bytearray()
+
+    def whole(self, last: bytes) -> bytes:
+        """Return the body with its last piece."""
+        if not self._done and not self._small:
+            return last
+        return b"".join((*self._done, self._small, last))
+
+
+@attrs.define(eq=False)
+class _InFlight:
+    scope: trio.CancelScope
+    pieces: _Pieces = attrs.Factory(_Pieces)
+    size: int = 0
+    gave_way: bool = False
+
+
+class Bodies:
+    """Reads bodies, and bounds the memory of those that have not arrived whole.
+
+    When their bytes exceed ``together``, the largest body gives way, not the one that came last:
+    otherwise 64 connections with unfinished bodies would have every delivery refused that arrives
+    in two parts.
+
+    Args:
+        largest: the most bytes of one body.
+        together: the most bytes of all that are in flight.
+    """
+
+    def __init__(self, *, largest: int, together: int) -> None:
+        self._largest = largest
+        # A body that MaxPayloadBytes allows has to fit even if MaxBodyBytesInFlight is smaller; it
+        # is alone in flight then.
+        self._together = max(largest, together)
+        self._bytes = 0
+        self._in_flight: set[_InFlight] = set()
+
+    async def read(self, receive: Callable[[], Awaitable[Any]]) -> bytes | Unread | None:
+        """Return the body; an :class:`Unread` with the reason; or None if the sender has left.
+
+        Cancelled, it forgets the bytes received so far.
+        """
+        with trio.move_on_after(BODY_SECONDS) as scope:
+            body = _InFlight(scope)
+            self._in_flight.add(body)
+            try:
+                received = await self._receive(receive, body)
+            finally:
+                self._in_flight.remove(body)
+                self._bytes -= 0 if body.gave_way else body.size
+            if not body.gave_way:
+                return received
+        if body.gave_way:
+            return Unread("crowded", answers.unavailable(CROWDED_RETRY_SECONDS), body.size)
+        return Unread("slow", answers.TOO_SLOW, body.size)
+
+    async def _receive(
+        self, receive: Callable[[], Awaitable[Any]], body: _InFlight
+    ) -> bytes | Unread | None:
+        while True:
+            message = await receive()
+            # Who gave way may have had a piece on its way all the same, which nobody counts.
+            if body.gave_way or message["type"] != "http.request":
+                return None
+            chunk: bytes = message.get("body", b"")
+            more = bool(message.get("more_body", False))
+            body.size += len(chunk)
+            self._bytes += len(chunk)
+            if body.size > self._largest:
+                return Unread("size", answers.TOO_LARGE, body.size)
+            if not more:
+                return body.pieces.whole(chunk)
+            body.pieces.add(chunk)
+            # While it waits it holds what it counts, and not the last piece once more.
+            del message, chunk
+            if self._bytes > self._together:
+                self._free_the_largest()
+
+    def _free_the_largest(self) -> None:
+        largest = max(
+            (body for body in self._in_flight if not body.gave_way), key=lambda body: body.size
+        )
+        # Its bytes are subtracted now and not when its task has noticed: until then further pieces
+        # would make other bodies give way for the same excess.
+        largest.gave_way = True
+        largest.pieces = _Pieces()  # now, and not when its task has its turn: others go on reading
+        self._bytes -= largest.size
+        largest.scope.cancel()
+
+
+async def send_early(answer: Answer, receive: Receive, send: Send) -> None:
+    """Send the answer to a request whose body was not read to its end.
+
+    The rest of the body is received and thrown away meanwhile: a server that has to hand it over
+    first could neither finish nor close the connection.
+    """
+
+    async def discard() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(discard)
+        await answer.send(send)
+        nursery.cancel_scope.cancel()

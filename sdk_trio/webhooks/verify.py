@@ -1,0 +1,193 @@
+"""Verification of one delivery: whose keys are tried, and what the verified body says.
+
+The judgement itself is pure (``verdict``). Here stands what has to be looked up for it: a tenant
+and its keys.
+"""
+
+import base64
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import msgspec
+
+from ..base.asgi import Headers
+from ..base.logs import get_logger
+from ..config import Secret, Settings
+from ..errors import DeliveryDecodingError, StoreUnavailableError
+from ..events import claimed_organization, organization_of, plain_envelope, subject_of
+from ..records.deliveries import NewDelivery
+from .arrival import VerifiedDelivery, look_closer
+from .screen import RequestOrigin
+from .secret_usage import SecretUsage
+from .signature import Keyring
+from .verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
+
+if TYPE_CHECKING:
+    from ..records.tenants import Tenant
+    from .tenant_keys import TenantKeys
+
+_log = get_logger("webhooks")
+
+#: How much of a tenant's identifier that may be made up is logged.
+SHOWN_IDENTIFIER_CHARACTERS = 64
+
+
+# A msgspec Struct without garbage collection is cheaper to make than an attrs class, and one is
+# made for each request.
+class WebhookRequest(msgspec.Struct, frozen=True, gc=False):
+    """The properties of a request that all steps share."""
+
+    headers: Headers
+    origin: RequestOrigin
+    #: The identifier in the tenant's address that it came to; None for the host's address.
+    identifier: str | None = None
+
+
+@attrs.frozen
+class Unverified:
+    """A delivery that is nobody's event: the cause and detail for the log, with more fields."""
+
+    cause: str
+    detail: str
+    fields: dict[str, Any] = attrs.field(factory=dict)
+
+
+class WebhookVerification:
+    """Verifies deliveries with the keys of the host and of its tenants.
+
+    Args:
+        settings: validated settings; the host's keys come with each call, as a reload changes them.
+        secret_usage: notes which of the host's secrets matched, and when.
+    """
+
+    def __init__(self, settings: Settings, secret_usage: SecretUsage) -> None:
+        #: Finds a delivery's tenant and its keys; None without tenants.
+        self.tenant_keys: TenantKeys | None = None
+        self._secret_usage = secret_usage
+        self._own_secrets_only = settings.multi_tenant.own_secrets_only
+        # An unknown tenant's delivery is judged with a key that nobody has. The same work takes the
+        # same time, so the time of the answer does not tell which tenants exist.
+        self._nobodys = Keyring(())
+        if settings.multi_tenant.enabled:
+            derivation = settings.webhooks.key_derivation
+            self._nobodys = Keyring.from_secrets([_random_secret()], derivation)
+
+    async def verify(
+        self,
+        request: WebhookRequest,
+        body: bytes,
+        hosts: Keyring,
+        *,
+        tolerance: int,
+        now: float,
+    ) -> VerifiedDelivery | Unverified:
+        """Verify and decode a delivery; return it, or the reason why it is refused.
+
+        At the address of a tenant only its keys verify, and the delivery is that tenant's. At the
+        host's address, the unverified body decides one thing: whose keys are tried after the host's
+        own have failed. A delivery that the host's key verifies belongs to the tenant that its body
+        names; one that a tenant's key verifies belongs to that tenant. Trying every tenant's keys
+        instead would cost ten thousand HMACs, and would let tenant A sign for tenant B
+        (docs/adr/0008-a-claim-chooses-a-key.md).
+
+        Args:
+            request: its headers and address.
+            body: its bytes.
+            hosts: the host's keys.
+            tolerance: how old or new it may be, in seconds.
+            now: Unix seconds.
+
+        Raises:
+            StoreUnavailableError: the store cannot say whose it is.
+        """
+        # As a rule it waits for nothing; taking or refusing the delivery is a checkpoint.
+        delivery = Delivery(request.headers, body, now)
+        keys = self.tenant_keys
+        tenant: Tenant | None = None
+        erased: str | None = None
+        signer = ""
+        verdict: Accepted | Rejected
+        if request.identifier is not None:
+            verdict, tenant = await self._judge_at(request.identifier, delivery, tolerance)
+            signer = "" if tenant is None else tenant.id
+        elif isinstance(
+            verdict := verify_delivery(delivery, hosts, tolerance_seconds=tolerance), Accepted
+        ):
+            self._secret_usage.record(verdict.secret_index, now)
+        elif keys is not None and verdict.cause is Cause.NO_MATCH:
+            tenant = await keys.tenant_of(claimed_organization(body))
+            keyring = None if tenant is None else await keys.keyring(tenant)
+            if keyring is not None:
+                verdict = verify_delivery(delivery, keyring, tolerance_seconds=tolerance)
+                signer = "" if tenant is None else tenant.id
+        if isinstance(verdict, Rejected):
+            claimed = {} if tenant is None else {"claimed_tenant": tenant.identifier}
+            if request.identifier is not None:
+                claimed = {"tenant": request.identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
+            return Unverified(verdict.cause, verdict.detail, claimed)  # noqa: ASYNC910 - answering is a checkpoint
+        try:
+            envelope = plain_envelope(body) or await look_closer(body)
+        except DeliveryDecodingError as error:
+            return Unverified("not_an_event", str(error))  # noqa: ASYNC910 - answering is a checkpoint
+        if keys is not None and tenant is None:
+            organization = organization_of(envelope.type, envelope.data_raw)
+            tenant = await keys.tenant_of(organization)
+            if tenant is None:
+                erased = await keys.erased(organization)
+            if tenant is not None and self._own_secrets_only and tenant.credentials.webhook_secrets:
+                return Unverified(  # noqa: ASYNC910 - answering is a checkpoint
+                    "own_secrets", _NOT_THE_HOSTS, {"claimed_tenant": tenant.identifier}
+                )
+        named = {} if tenant is None else {"tenant": tenant.identifier}
+        _log.info(
+            "webhook.received",
+            webhook_id=verdict.webhook_id,
+            type=envelope.type,
+            address=request.origin.address,
+            **named,
+        )
+        return VerifiedDelivery(  # noqa: ASYNC910 - answering is a checkpoint
+            NewDelivery(
+                webhook_id=verdict.webhook_id,
+                type=envelope.type,
+                raw=body,
+                timestamp=verdict.timestamp,
+                received_at=now,
+                subject=subject_of(envelope),
+                tenant_id=erased if tenant is None else tenant.id,
+                signer=signer,
+                address=request.origin.address,
+            ),
+            envelope,
+        )
+
+    async def _judge_at(
+        self, identifier: str, delivery: Delivery, tolerance: int
+    ) -> "tuple[Accepted | Rejected, Tenant | None]":
+        """Judge a delivery to a tenant's address; return the verdict and the tenant, if known."""
+        if self.tenant_keys is None:
+            raise StoreUnavailableError("the tenants are not open: the receiver has not started")
+        tenant = await self.tenant_keys.tenant_at(identifier)
+        keyring = None if tenant is None else await self.tenant_keys.keyring(tenant)
+        # Without keys, a key that nobody has does the same work, so that neither the answer nor its
+        # time says whether the tenant exists.
+        verdict = verify_delivery(delivery, keyring or self._nobodys, tolerance_seconds=tolerance)
+        if keyring is None and (isinstance(verdict, Accepted) or verdict.cause is Cause.NO_MATCH):
+            return _NO_KEYS, None
+        return verdict, tenant
+
+
+_NO_KEYS: Final = Rejected(
+    Cause.NO_MATCH,
+    "no tenant with webhook secrets of its own has this address, or it is deleted: 'tenant show' "
+    "prints the address of a tenant.",
+)
+_NOT_THE_HOSTS: Final = (
+    "signed with the host's secret for a tenant that has secrets of its own, and "
+    "Sdk:MultiTenant:OwnSecretsOnly is true: have the sender use the tenant's secret and address."
+)
+
+
+def _random_secret() -> Secret:
+    return Secret(f"whsec_{base64.b64encode(os.urandom(32)).decode('ascii')}")
