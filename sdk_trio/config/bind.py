@@ -108,6 +108,8 @@ def coerce(setting: Setting, value: Any) -> Any:
     if setting.nullable:
         if value is None:
             return None
+        # An environment variable cannot be null; an empty one is how people write it. An empty
+        # secret is a mistake in the deployment, and must not count as "none".
         if setting.kind is not Secret and isinstance(value, str) and not value.strip():
             return None
     if setting.kind is Secret and isinstance(value, Secret):
@@ -142,6 +144,7 @@ def split_list(setting: Setting, value: Any) -> list[Any]:
     if array is not None:
         return array
     parts = [part.strip() for part in value.split(",")]
+    # Any other text may hold a comma of its own: a secret is one item, however it looks.
     if setting.about.form in _COMMA_FORMS or all(
         part.startswith((HMAC_PREFIX, PUBLIC_KEY_PREFIX)) for part in parts
     ):
@@ -197,6 +200,7 @@ def _bool(value: Any) -> bool:
 
 
 def _int(value: Any) -> int:
+    # True is an int to Python, and "Workers: true" is a mistake to people.
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and _INT.fullmatch(value.strip()):
@@ -279,6 +283,8 @@ def merge(layers: Iterable[Sequence[Entry]]) -> _Merged:
             path = fold(entry.path)
             setting = by_folded_path().get(path)
             if setting is not None and setting.many:
+                # A whole list replaces what earlier layers said of single items; what is left of
+                # them would be mixed into it.
                 for item in [known for known in merged if known[: len(path)] == path]:
                     del merged[item]
             merged[path] = entry

@@ -117,6 +117,7 @@ def check(
         receiver: the receiver runs, so at least one webhook secret is needed.
         invalid: full keys that could not be bound; nothing more is said about them.
     """
+    # A section that is switched off may hold anything: templates of deployments carry it along.
     used = used_settings(settings, invalid)
     problems = [problem for setting in used for problem in _check_value(setting, settings)]
     problems += _core(settings, standalone=standalone)
@@ -135,6 +136,8 @@ def check(
         problems += replication_problems(settings)
         warnings += replication_warnings(settings)
     problems += _version(settings, ApiVersionStrictness.STRICT)
+    # What could not be bound is a default by now, and a rule that joins it with others would speak
+    # of a value that nobody wrote.
     told = [p for p in problems if not any(is_below(key, p.key) for key in invalid)]
     odd = [p for p in warnings if not any(is_below(key, p.key) for key in invalid)]
     return Findings(tuple(told), tuple(odd))
@@ -198,6 +201,8 @@ def _core(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
             )
     elif is_quoted(token.reveal()):
         yield Problem(ACCESS_TOKEN, QUOTED)
+    # The token becomes a header. A line break in it, which a file's last line leaves behind, would
+    # break the request or be cut off in silence.
     elif not all("!" <= character <= "~" for character in token.reveal()):
         yield Problem(
             ACCESS_TOKEN,
@@ -268,6 +273,8 @@ def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[
             )
         elif first != key:
             warnings.append(Problem(key, f"is the same secret as {first}: remove one of them"))
+    # A secret that cannot be read is a problem of its own; "is required" beside it would send
+    # people to look for what is there.
     unread = any(key.startswith(WEBHOOK_SECRET) for key in invalid)
     # Tenants bring their own secrets.
     required = receiver and not settings.multi_tenant.enabled
@@ -306,6 +313,7 @@ def _queue_and_servers(settings: Settings) -> Iterator[Problem]:
         addresses.append((full_key(("Admin", "Bind")), settings.admin.bind))
     for key, address in addresses:
         first = taken.setdefault(address.casefold(), key)
+        # Port 0 asks the system for a free one, so two of them never meet.
         if first != key and not address.endswith(":0"):
             yield Problem(key, f"is the same address as {first}: choose another one")
     admin = full_key(("Admin", "Bind"))
@@ -332,6 +340,8 @@ def _connection(connection: ConnectionOptions) -> Iterator[Problem]:
             "ClientKeyFile": connection.client_key_file,
         },
     )
+    # HTTP/3 runs over UDP, which CONNECT does not carry; both settings would be passed by without a
+    # word.
     if connection.enable_http3 and (proxy or connection.client_cert_file):
         yield Problem(
             full_key(("Connection", "EnableHttp3")),
@@ -360,6 +370,8 @@ def _covers(one: str, other: str) -> bool:
 def _replay_window(settings: Settings) -> Iterator[Problem]:
     """Refuse a captured delivery that is still in time when its id has been forgotten."""
     webhooks = settings.webhooks
+    # A captured delivery stays valid for the tolerance. The memory of its id is what stops it, so
+    # it must last longer.
     if webhooks.dedup_retention_hours * 3600 <= webhooks.tolerance_seconds <= MOST_TOLERANCE:
         yield Problem(
             full_key(("Webhooks", "ToleranceSeconds")),

@@ -37,6 +37,8 @@ def replication_problems(settings: Settings) -> Iterator[Problem]:
                     f"{REPLICATION}:{name}",
                     "is required when AutoRegenerateOnTenantChange is true: set a path",
                 )
+        # The watcher would write the configuration over the number of the process that it has to
+        # signal.
         if len({value for _, value in paths}) == 1 and options.config_output_path.strip():
             yield Problem(
                 f"{REPLICATION}:ReplicatorPidFilePath",
@@ -56,6 +58,7 @@ def replication_problems(settings: Settings) -> Iterator[Problem]:
         if fault is not None:
             yield Problem(key, fault)
     for key, value in _places(settings):
+        # The replicator takes a path with a scheme for the address of another kind of target.
         if "://" in value:
             yield Problem(key, "is an address: it must be a path without a scheme")
     if options.replica_target_type is ReplicaTargetType.SFTP:
@@ -167,6 +170,7 @@ def _places(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _text_fault(text: str) -> str | None:
+    # The replicator expands ``$NAME`` in the whole file before it parses it, also between quotes.
     if "$" in text:
         return (
             "holds a $: variables are not put into settings here, and the replicator would take "

@@ -82,6 +82,7 @@ def _development(settings: Settings, public: list[str]) -> Iterator[Problem]:
             f"is Development, and {', '.join(public)} can be reached from elsewhere; bind to a "
             "loopback address, or set it to Production",
         )
+    # A real secret has no business where exceptions are shown whole and the simulator is mapped.
     if any(not secret.made_for_tests for secret in settings.webhooks.all_secrets):
         yield Problem(
             ENVIRONMENT,
@@ -126,4 +127,6 @@ def admin_token_findings(settings: Settings, token: str) -> tuple[Problem | None
     found = Problem(
         ADMIN_TOKEN, f"names the variable {settings.admin.token_env_var}, whose value {fault}"
     )
+    # On loopback and unix sockets only this machine can guess; elsewhere nothing makes a token that
+    # can be guessed right.
     return (None, found) if is_local_bind(settings.admin.bind) else (found, None)

@@ -169,11 +169,13 @@ def _layers(
     paths = files or tuple(directory / name for name in DEFAULT_FILES)
     named = bool(files)
     bases = {path: read_file(path, optional=not named, named=named) for path in paths}
+    # The name chooses further files, so it is read before they are; a sibling cannot change it.
     environment = _environment_name([*bases.values(), *above_files])
     below = [read_state_directory(environ)]
     for path in paths:
         sibling = path.with_name(f"{path.stem}.{environment}{path.suffix}")
         below += [bases[path], read_file(sibling, optional=True, named=named)]
+    # A ``.env`` that was left behind on a server must not count in Production.
     if environment == DEVELOPMENT:
         below.append(read_dotenv(directory / ".env"))
     return [*below, *above_files]
@@ -214,6 +216,8 @@ def _validated(
         weak, doubtful = admin_token_findings(settings, token)
         problems += [weak] if weak and receiver else []
         warnings += [doubtful] if doubtful and receiver else []
+    # Looking at files makes directories and costs time; with settings that are wrong it would
+    # report what follows from them.
     if not problems and environ is not None:
         probed = probe(settings, environ)
         problems += probed.problems
@@ -313,6 +317,8 @@ class KeyFileReader:
         """Return what the file is now; None if it cannot be read."""
         try:
             status = path.stat()
+            # The inode shows a file that was renamed over the old one, size and time one that was
+            # written in place.
             identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             before = self._seen.get(path)
             if before is not None and before.identity == identity:

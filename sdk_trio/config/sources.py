@@ -150,6 +150,8 @@ class _Flattening:
                 continue
             below: tuple[str, ...] | None = split_mapping_key(key)
             if not path and not rooted:
+                # A file may hold the settings of other programs as well, so what is not under
+                # ``Sdk`` is nobody's business here.
                 below = below_root(split_mapping_key(key))
             if below is None:
                 continue
@@ -175,6 +177,7 @@ class _Flattening:
         if first is None:
             seen[fold(path)] = path
             return
+        # Two spellings of one key look like two keys; the message shows both.
         spelled = "" if first == path else f", as {printable(full_key(first))} before"
         message = f"is given twice{spelled}: keys are case-insensitive, keep one of them"
         self._problem(path, message, origin)
@@ -266,6 +269,7 @@ def is_key_file(name: str) -> bool:
 
 def read_state_directory(environ: Mapping[str, str]) -> Layer:
     """Take the default of Storage:Path from the service manager, which may name several."""
+    # systemd separates several directories by colons, in the order of the unit.
     first = environ.get(STATE_DIRECTORY_VARIABLE, "").split(":")[0]
     return _variable(("Storage", "Path"), first, STATE_DIRECTORY_VARIABLE)
 
@@ -317,6 +321,8 @@ def _read_text(
     """Return the text of a file, or the problem with it; neither when it may be missing and is."""
     try:
         with path.open("rb") as file:
+            # The open file is judged, not its name: between a look at the name and the opening it
+            # could be exchanged.
             fault = None if named else foreign_fault(path, os.fstat(file.fileno()))
             if fault is not None:
                 return None, Problem(ROOT, f"the file {fault}", str(path))
@@ -328,6 +334,8 @@ def _read_text(
         reason = error.strerror if isinstance(error, OSError) else "not a path"
         return None, Problem(ROOT, f"the file cannot be read: {reason}", str(path))
     try:
+        # Editors on Windows put a byte order mark in front of UTF-8, which is no part of the first
+        # key.
         return content.decode("utf-8-sig"), None
     except UnicodeDecodeError as error:
         before = content[: error.start]
@@ -340,6 +348,8 @@ def _read_text(
 def _parse_json(text: str) -> tuple[Pairs | None, str]:
     """Return the object in ``text``, or None and what is wrong."""
     try:
+        # Python keeps the last of two equal keys and says nothing; the pairs show both. Numbers of
+        # thousands of digits would raise an error without a line.
         content = json.loads(text, object_pairs_hook=_pairs, parse_int=_parse_integer)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"

@@ -56,6 +56,8 @@ def check_form(form: Form, text: str, *, development: bool) -> str | None:
         text: a value that is not empty.
         development: plain HTTP to this machine is allowed.
     """
+    # These two need to know whether plain HTTP is allowed; every other form is judged by its text
+    # alone.
     if form in (Form.HTTPS_URL, Form.HOOK_URL):
         return _https_url(text, development=development, query=form is Form.HOOK_URL)
     return _CHECKS[form](text)
@@ -103,6 +105,7 @@ def _split_url(text: str, *, query: bool = False) -> SplitResult | str:
         complete = False
     if not complete or not _is_host(url.hostname or ""):
         return "must be an absolute URL with a host, such as https://api.example.com"
+    # A password in a URL ends up in logs and error messages, which mask settings by their type.
     if "@" in url.netloc:
         return "holds a user or password: remove it, credentials have settings of their own"
     if query and "#" in text:

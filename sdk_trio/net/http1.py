@@ -99,6 +99,8 @@ class Http1Connection:
                     parse.status, parse.reason, parse.headers, parse.version, _BrokenBody(error)
                 )
             except ReadFailedError as error:
+                # With a byte of an answer, or after a wait, the server may have acted on the
+                # request.
                 if parse.received or isinstance(error, ReadTimedOutError):
                     raise
                 # A kept connection that ends without a byte was most likely closed by the server

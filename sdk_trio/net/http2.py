@@ -134,6 +134,8 @@ class Http2Connection:
                         h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
                     }
                 )
+                # The window begins with 65,535 bytes (RFC 9113, 6.9.2) and can only be raised by
+                # the difference.
                 self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65_535)
                 self._work.set()
                 nursery.start_soon(self._write, nursery.cancel_scope)
@@ -297,6 +299,8 @@ class Http2Connection:
                 self.in_use -= 1
                 self._after_exchange()
             else:
+                # Nothing at all has been heard since the request was sent: then the connection fell
+                # silent, which is one incident for all of its requests.
                 if request.abandoned is not None and self._received_at < stream.opened:
                     request.abandoned(self._silence, True)
                 self.abandon(stream)
@@ -354,6 +358,7 @@ class Http2Connection:
             window = min(
                 self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size
             )
+            # Frames that are queued lie in memory, and go out before every later request's.
             if window <= 0 or self._queued > QUEUED_BYTES:
                 gate = stream.window if window <= 0 else self._drained
                 with trio.move_on_after(float("inf") if limit is None else limit) as scope:
@@ -429,6 +434,7 @@ class Http2Connection:
             self._ping()
 
     def _ping(self) -> None:
+        # One unanswered PING is enough to know; a server may take many for a flood (CVE-2019-9512).
         if self._pinged_at is None and not self.is_closed:
             self._pinged_at = trio.current_time()
             self._h2.ping(b"sdktrio?")
@@ -477,6 +483,8 @@ class Http2Connection:
     def _on_data(self, event: Any) -> None:
         stream = self._streams.get(event.stream_id)
         if stream is None:
+            # Nobody will read them, but the connection's window must open again, or all other
+            # streams would come to a halt.
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             return
         stream.unacknowledged += event.flow_controlled_length
@@ -496,6 +504,8 @@ class Http2Connection:
         if stream is None:
             return
         code = event.error_code
+        # It says that nothing of the request was processed (RFC 9113, 8.7), so any method may be
+        # sent again.
         if code == h2.errors.ErrorCodes.REFUSED_STREAM:
             self._fail_stream(stream, NotProcessedError("the server refused the stream"))
         elif code == h2.errors.ErrorCodes.NO_ERROR and stream.ended:

@@ -74,6 +74,7 @@ class _Quic(QuicConnection):
         return 0 if stream is None else len(stream.sender._buffer)
 
     def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
+        # No larger window while the reader has not caught up: aioquic would open it as data arrive.
         if self.unread.get(stream.stream_id, 0) <= UNREAD_BYTES:
             super()._write_stream_limits(builder=builder, space=space, stream=stream)
 
@@ -155,6 +156,8 @@ class Http3Connection:
 
     def _receive(self) -> None:
         now = trio.current_time()
+        # A fast sender must not keep the loop in here; what is left makes the socket readable
+        # again.
         for _ in range(DATAGRAMS_PER_TURN):
             try:
                 datagram = self._sock.recv(65_536)
@@ -368,6 +371,8 @@ class Http3Connection:
         if stream.id not in self._streams:
             return
         silent_for = trio.current_time() - max(stream.opened, self._received_at)
+        # A path that lets no UDP through any more shows itself by silence alone. Later requests get
+        # another connection.
         if self._received_at < stream.opened and silent_for > SILENCE_SECONDS:
             self.is_draining = True
         self._close_stream(stream)

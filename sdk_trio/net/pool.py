@@ -143,6 +143,8 @@ class ConnectionPool:
             lane.waiters.pop(waiter, None)
             if waiter.connection is not None:
                 self._give_back(waiter.connection)
+            # The breaker is told what the request waited for: an attempt that hangs says something
+            # about the upstream, a full pool says nothing.
             if abandoned is not None:
                 abandoned(_held_up_by(lane, waiter), False)
             raise
@@ -192,6 +194,7 @@ class ConnectionPool:
                 for lane in server.lanes.values():
                     self._reap_lane(lane)
                 self._dial_where_needed(server)
+                # A client that calls many hosts in its life must not keep a record of each.
                 if not server.slots_taken and not any(
                     lane.waiters for lane in server.lanes.values()
                 ):
@@ -206,6 +209,8 @@ class ConnectionPool:
         lane = server.lanes.get(origin)
         if lane is None:
             lane = server.lanes[origin] = OriginConnections(origin, server)
+            # Without TLS there is no ALPN to agree on HTTP/2, so each waiting request needs a
+            # connection.
             if origin.scheme == "http" or not self._limits.enable_http2:
                 lane.http2 = False
         return lane
@@ -443,6 +448,8 @@ class ConnectionPool:
         else:
             return
         if not attempt.is_given_up:
+            # All requests that waited for this attempt fail by one incident, which the breaker
+            # counts once (ADR 28).
             failure.incident = attempt.incident
             self._dial_failed(lane, attempt, failure)
 
@@ -498,6 +505,7 @@ class ConnectionPool:
         self, lane: OriginConnections, attempt: ConnectionAttempt, host: str, port: int
     ) -> trio.SocketStream:
         """Connect to ``host``, if possible at an address that no other attempt of the lane uses."""
+        # A second attempt at the same address would mostly meet the same silence.
         taken = {rival.address for rival in lane.attempts if rival is not attempt} - {None}
         if taken:
             for *_, address in await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -515,6 +523,8 @@ class ConnectionPool:
         attempt: ConnectionAttempt,
         connection: Http1Connection | Http2Connection,
     ) -> None:
+        # The next race waits for twice this time: a server that is far away must not look like one
+        # that hangs.
         lane.connect_seconds = connection.created - attempt.began
         lane.dial_after = 0.0
         if isinstance(connection, Http2Connection):

@@ -116,6 +116,8 @@ class BufferedSocket:
         HTTP says itself where a message ends, so the farewell would only need another wait.
         """
         if self._sock.fileno() >= 0:
+            # Tasks that wait for the socket are woken with ClosedResourceError; the kernel would
+            # leave them waiting.
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
 
@@ -147,6 +149,7 @@ async def open_wire(
     try:
         with trio.fail_after(limit):
             stream = await dial(origin.host, origin.port)
+            # Trio connects, with its race of addresses; from here on the socket is used directly.
             sock = socket.socket(fileno=stream.socket.detach())
             try:
                 sock.setblocking(False)

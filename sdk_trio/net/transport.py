@@ -200,6 +200,8 @@ class Transport(httpx.AsyncBaseTransport):
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+        # A call after the end gets an error of its own, not the hint to open a transport that was
+        # open.
         self._was_closed = True
         if self._http3 is not None:
             self._http3.close()

@@ -129,6 +129,8 @@ class ClientPool:
                 f"the tenant {tenant.identifier!r} has no access token: name one for it, or set "
                 "Sdk:AccessToken"
             )
+        # Opening a client waits. Without the lock two blocks would open one each, and the first
+        # would be lost.
         async with self._alone(key):
             entry = self._entries.get(key)
             if entry is None or entry.token != token or entry.reloads != self._reloads:
@@ -187,6 +189,7 @@ class ClientPool:
                 task_status.started()
                 await entry.unused.wait()
         except Exception as error:
+            # Nobody holds the client yet: the failure belongs to the block that asked for it.
             if not started:
                 raise
             # A fault in one tenant's client must not end the program.
@@ -224,6 +227,8 @@ class ClientPool:
             try:
                 task_status.started()
                 while True:
+                    # A quarter of the time is exact enough: a client stays open for at most a
+                    # quarter longer.
                     await trio.sleep(self._idle_seconds / 4)
                     self._close_idle(trio.current_time() - self._idle_seconds)
             finally:

@@ -81,12 +81,15 @@ def copy_database(source: Path, partial: Path, pause: Pause, progress: CopyProgr
         with (
             _translated(source),
             _opened(source) as reading,
+            # A backup begins anew with every write of another connection, and would never end
+            # beside a busy writer.
             _writers_kept_out(source),
             _created(partial) as copy,
         ):
             pages = _back_up(reading, copy, partial, pause, progress)
             _check(source, copy, pause)
         _sync(partial)
+        # The directory, too: after a power cut a file that was synced may have no name.
         _sync(partial.parent)
     except BaseException:
         remove_database(partial)
@@ -177,6 +180,8 @@ def _opened(source: Path) -> Iterator[apsw.Connection]:
     connection = apsw.Connection(os.fspath(source), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_timeout(int(_BUSY_SECONDS * 1000))
+        # The old files stay as they are. A checkpoint at closing would change the database, and
+        # with it what the operator falls back to.
         if keeps_log:
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         yield connection

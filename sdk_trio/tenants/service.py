@@ -165,10 +165,12 @@ class TenantCache:
         A tenant is remembered by its id as well: a delivery asks for both, first whose it is, and
         then by its id how the tenant is now. All answers have one record of it.
         """
+        # The answer was asked for before a change, and may be the tenant of before.
         if generation != self.generation:
             return
         if isinstance(answer, Tenant):
             known = self._known.get(own := f"id {answer.id}")
+            # One record serves both keys, so two answers a tenant do not take twice the memory.
             answer = known if known == answer else answer
             self._known[own] = answer
         self._known[key] = answer
@@ -213,6 +215,8 @@ class TenantService:
     ) -> None:
         self._policy = StatusPolicy.of(settings)
         multi_tenant = settings.multi_tenant
+        # Written with each transition: the first daemon that sends messages learns from it where to
+        # begin (ADR 13).
         self._announced = multi_tenant.enabled and multi_tenant.notifications.enabled
         self._store = store
         self._clock = clock
@@ -560,6 +564,7 @@ class TenantService:
             self._attempts.remove(attempt)
 
     def _announce(self) -> None:
+        # The cache before the subscribers: whoever is woken must not be given the tenant of before.
         self._directory.forget_all()
         self._subscribers.wake()
 
@@ -690,6 +695,8 @@ class TenantService:
             except StoreUnavailableError as error:
                 _log.store_unavailable(error, retry_in=POLL_SECONDS)
             else:
+                # Everything is forgotten at once. What exactly another process has changed would
+                # have to be read, and the next deliveries ask for it anyway.
                 if revision != seen:
                     seen = revision
                     self._announce()

@@ -107,6 +107,8 @@ class Upgrader:
         self._host = host or HostUpgrade()
         self._report = report
         self._clock = clock
+        # The copy and the checks work on the same files, one after the other; a limiter of their
+        # own leaves the default one to the deliveries.
         self._one_thread = trio.CapacityLimiter(1)
         #: The step that is being done; None: none is. Any thread may ask.
         self.step: str | None = None
@@ -214,6 +216,8 @@ class Upgrader:
             _log.info("upgrade.resumed", step=left[0], position=marker.position)
         tenant = await self._finder.stored(marker.tenant_id or "")
         for name in left:
+            # The step is stored before it begins, so that after a kill the next run knows where to
+            # look.
             entered = upgrade.enter(marker, name)
             if entered != marker:
                 await self._store.upgrade.save(entered)
@@ -278,6 +282,8 @@ class Upgrader:
         if source is None:
             remove_database(self._partial)
         else:
+            # A tenant that exists may have a database; that is found out before the copy is made,
+            # which takes its time.
             if known is not None:
                 refuse_existing(database_path(self._directory, known.id))
             run.done[DATABASE] = await self._copy(source)
@@ -358,6 +364,8 @@ class Upgrader:
             if further is None:
                 break
             found, batches = further, batches + 1
+            # Reading changes nothing and can be repeated; a commit after each batch would cost more
+            # than the reading.
             if batches % _BATCHES_A_POSITION == 0:
                 marker = attrs.evolve(marker, position=found.position)
                 await self._store.upgrade.save(marker)
@@ -425,6 +433,7 @@ class Upgrader:
                     f"the upgrade step {step.name!r} returned {type(batch).__name__} for a batch, "
                     "and a StepBatch is needed; the position is kept"
                 )
+            # A host's step that does not move on would run for ever.
             if not batch.last and batch.position == marker.position:
                 raise UpgradeError(
                     f"the upgrade step {step.name!r} does not move on from {batch.position!r}: a "

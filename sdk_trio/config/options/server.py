@@ -10,6 +10,7 @@ from ..metadata import Form, about
 class ServerOptions:
     """The receiver's server."""
 
+    # Loopback by default: an address that others can reach is a decision, and needs TLS or a proxy.
     bind: tuple[str, ...] = attrs.field(
         default=("127.0.0.1:8080",),
         metadata=about(
@@ -55,6 +56,7 @@ class ServerOptions:
             "Serve HTTP/1.1 on the project's own connection class; false: on hypercorn."
         ),
     )
+    # One address with idle connections could take all places; 470 of them once did (ADR 26).
     max_connections_per_address: int = attrs.field(
         default=256,
         metadata=about(
@@ -64,6 +66,7 @@ class ServerOptions:
             maximum=1_000_000,
         ),
     )
+    # Bodies that nobody has signed yet: 400 unfinished ones once took 400 MiB (ADR 26).
     max_body_bytes_in_flight: int = attrs.field(
         default=67_108_864,
         metadata=about(
@@ -93,6 +96,8 @@ class ServerOptions:
             live=True,
         ),
     )
+    # A ``stat`` a file. Notification by the kernel sees neither network file systems nor a link
+    # that is swapped above the file (ADR 19).
     key_file_poll_seconds: float = attrs.field(
         default=5.0,
         metadata=about(

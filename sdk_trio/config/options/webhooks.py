@@ -136,6 +136,7 @@ class WebhooksOptions:
             unit="bytes",
         ),
     )
+    # Below the 10 s after which a sender gives up: the answer and the commit need the rest.
     inline_timeout_seconds: float = attrs.field(
         default=8.0,
         metadata=about(
