@@ -23,7 +23,7 @@ from support.serving import (
 )
 
 from sdk_trio.testing import running_app
-from sdk_trio.webhooks import HandlerRegistry, receiver
+from sdk_trio.webhooks import HandlerRegistry, body
 
 MIB = 1024 * 1024
 
@@ -95,7 +95,7 @@ async def test_bodies_that_nobody_ends_are_bounded_and_small_deliveries_go_on(fa
 
 async def test_a_piece_that_is_on_its_way_when_its_body_gives_way_takes_nothing_off_the_budget():
     """Else strangers would use the budget up, and one day no body in parts would be taken."""
-    bodies = receiver.Bodies(largest=100, together=100)
+    bodies = body.Bodies(largest=100, together=100)
 
     async def read(*sizes, arrives):
         """Read a body whose pieces after the first arrive at one moment with those of others."""
@@ -121,7 +121,7 @@ async def test_a_piece_that_is_on_its_way_when_its_body_gives_way_takes_nothing_
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "hypercorn"])
 async def test_a_body_that_is_too_slow_is_logged_with_what_has_come(fast, monkeypatch, caplog):
-    monkeypatch.setattr(receiver, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.3)
     async with serving(registry(works), Server__FastPath=fast) as app:
         with await RawWire.connect(app.url) as wire:
             await wire.send(request(length=1000))
