@@ -73,7 +73,7 @@ class WorkerPool:
 
     Args:
         settings: ``Webhooks:Queue`` gives the number of places and of workers.
-        dispatcher: runs the events.
+        runner: runs the events.
         inbox: the open store that keeps them.
         counters: counts accepted and refused events.
         clock: returns Unix seconds.
@@ -84,7 +84,7 @@ class WorkerPool:
     def __init__(
         self,
         settings: Settings,
-        dispatcher: DeliveryRunner,
+        runner: DeliveryRunner,
         inbox: Inbox,
         counters: Counters,
         *,
@@ -92,7 +92,7 @@ class WorkerPool:
         after_crash: bool = False,
     ) -> None:
         options = settings.webhooks.queue
-        self._dispatcher = dispatcher
+        self._runner = runner
         self._inbox = inbox
         self._counters = counters
         self._clock = clock
@@ -158,9 +158,9 @@ class WorkerPool:
         try:
             admitted = await self._inbox.accept(arrival.delivery, leased=direct)
             if admitted.admission is not Admission.NEW:
-                return self._dispatcher.answer_known(arrival.delivery, admitted)
+                return self._runner.answer_known(arrival.delivery, admitted)
             if not admitted.same_body:
-                self._dispatcher.note_other_body(arrival.delivery)
+                self._runner.note_other_body(arrival.delivery)
             self._counters.count("accepted")
             if direct and not self._closed:
                 if admitted.earlier:
@@ -204,7 +204,7 @@ class WorkerPool:
                 background.start_soon(self._watch_clock)
                 # Set before the start is reported, so that no inline delivery can run beside a
                 # suspect.
-                self._dispatcher.quarantined = self._after_crash
+                self._runner.quarantined = self._after_crash
                 task_status.started()
                 async with trio.open_nursery() as workers:
                     if self._after_crash:
@@ -246,7 +246,7 @@ class WorkerPool:
                 if self._closed or lasting is not None or trio.current_time() >= until:
                     break
                 if not await self._bury(record):
-                    if not self._dispatcher.isolates(record):
+                    if not self._runner.isolates(record):
                         continue  # one crash proves little: it takes its turn with all others
                     lasting = await self._isolate(record, workers)
                 waiting.remove(record.key)
@@ -254,7 +254,7 @@ class WorkerPool:
             _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
         finally:
-            self._dispatcher.quarantined = False
+            self._runner.quarantined = False
             if waiting and lasting is None:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._release(waiting)
@@ -276,7 +276,7 @@ class WorkerPool:
 
         It must not run if it ended the process too often, or if its body cannot be decoded.
         """
-        dead = self._dispatcher.condemn(record)
+        dead = self._runner.condemn(record)
         try:
             delivery = (await arrival_of(record)).delivery
         except DeliveryDecodingError as error:
@@ -288,7 +288,7 @@ class WorkerPool:
             await trio.lowlevel.checkpoint()
             return False
         await self._inbox.finish(record.key, dead, now=self._clock())
-        self._dispatcher.bury(delivery, record.attempts, dead)
+        self._runner.bury(delivery, record.attempts, dead)
         return True
 
     async def _isolate(self, record: DeliveryRecord, workers: trio.Nursery) -> trio.Event | None:
@@ -303,7 +303,7 @@ class WorkerPool:
             process_ends=record.process_ends,
             hint="it ran when the process ended; it runs alone now, to see whether it is the cause",
         )
-        self._dispatcher.quarantined = True
+        self._runner.quarantined = True
         ended = trio.Event()
         workers.start_soon(self._run_alone, record, ended)
         with trio.move_on_after(ALONE_SECONDS):
@@ -318,7 +318,7 @@ class WorkerPool:
         self._running += 1
         try:
             arrival = await arrival_of(record)
-            await self._dispatcher.run_queued(arrival, attempt=record.attempts + 1, alone=True)
+            await self._runner.run_queued(arrival, attempt=record.attempts + 1, alone=True)
         finally:
             self._running -= 1
             ended.set()
@@ -331,7 +331,7 @@ class WorkerPool:
             self._running += 1
             self._free_place()
             try:
-                outcome = await self._dispatcher.run_queued(arrival, attempt=attempt, fresh=fresh)
+                outcome = await self._runner.run_queued(arrival, attempt=attempt, fresh=fresh)
             finally:
                 self._running -= 1
             # The next event of an ordered lane may run now, a retry has a due time that the feeder

@@ -151,7 +151,7 @@ def inline_deadline(seconds: float, expiry: Expiry | None) -> AbstractContextMan
 class DeliveryRunner:
     """Runs the handlers of verified deliveries and records how each run ended.
 
-    One dispatcher serves one inbox, because its table of runs in progress is what protects a claim
+    One runner serves one inbox, because its table of runs in progress is what protects a claim
     under this process's own lease (docs/adr/0003-own-leftovers-can-be-claimed.md). Any number of
     tasks may call its methods.
     """
