@@ -15,8 +15,7 @@ import httpx
 import trio
 
 from ..base.retry_after import parse_retry_after
-from ..net.messages import Incident, NetworkError
-from ..net.transport import NotProcessed, TransportClosed
+from ..net.messages import Incident, NetworkError, NotProcessed, TransportClosed
 from .call import Call
 from .content_coding import TooLargeError
 from .errors import (

@@ -9,23 +9,29 @@ import re
 from collections.abc import AsyncIterable, Callable
 
 import httptools
+import httpx
 import trio
 
 from ..base.http_grammar import breaks_value, is_token_bytes
 from .messages import (
+    AnswerBody,
     Headers,
-    NetworkAnswer,
     NetworkError,
     OurProtocolError,
-    Outgoing,
     PeerProtocolError,
     ReadFailedError,
     ReadTimedOutError,
+    Received,
     StaleConnectionError,
     WriteFailedError,
     WriteTimedOutError,
+    body_of,
     chunks_of,
     content_length,
+    headers_of,
+    note_departure,
+    target_of,
+    timeouts_of,
 )
 from .socket import BufferedSocket
 
@@ -74,30 +80,28 @@ class Http1Connection:
         """Tell the pool that the exchange assigned here did not take place."""
         self._released(self)
 
-    async def exchange(self, request: Outgoing) -> NetworkAnswer:
-        """Send ``request`` and return the answer's head; see :class:`exchange.Connection`."""
+    async def exchange(self, request: httpx.Request) -> Received:
+        """Send ``request`` and return the answer; see :class:`ClientConnection`."""
+        timeouts = timeouts_of(request)
         try:
             # Both come before ``before_send``: a request that cannot be sent, or was cancelled
             # already, is known not to have reached the server.
             head = request_head(request)
             await trio.lowlevel.checkpoint_if_cancelled()
-            parse = AnswerParser(is_head=request.method == b"HEAD")
-            if request.before_send is not None:
-                request.before_send()
-            lost = await self._send(request, head)
+            parse = AnswerParser(is_head=request.method == "HEAD")
+            note_departure(request)
+            lost = await self._send(request, head, timeouts.write)
             if lost is not None:
                 parse.keeps_alive = False
             try:
                 while not parse.head_ended:
-                    await self._receive(parse, request.timeouts.read)
+                    await self._receive(parse, timeouts.read)
             except PeerProtocolError as error:
                 if not parse.head_ended:
                     raise
                 # The status was said; that it came in one segment with a broken body is chance.
                 self.abandon()
-                return NetworkAnswer(
-                    parse.status, parse.reason, parse.headers, parse.version, _BrokenBody(error)
-                )
+                return parse.answer(request, _BrokenBody(request, error))
             except ReadFailedError as error:
                 # With a byte of an answer, or after a wait, the server may have acted on the
                 # request.
@@ -114,27 +118,29 @@ class Http1Connection:
             self.close()
             self._released(self)
             raise
-        body = _Body(self, parse, request.timeouts.read)
+        body = _Body(request, self, parse, timeouts.read)
         if parse.ended:
             self.finish(parse)
-        return NetworkAnswer(parse.status, parse.reason, parse.headers, parse.version, body)
+        return parse.answer(request, body)
 
-    async def _send(self, request: Outgoing, head: bytes) -> NetworkError | None:
+    async def _send(
+        self, request: httpx.Request, head: bytes, limit: float | None
+    ) -> NetworkError | None:
         """Send head and body; return an error of writing instead of raising it.
 
         A server that refuses a large body answers and closes before it has read all of it: the
         write fails then, and the answer can still be received.
         """
-        limit = request.timeouts.write
+        body = body_of(request)
         try:
-            if request.stream is not None:
+            if not isinstance(body, bytes):
                 await self._write(head, limit)
-                await self._send_stream(request, request.stream, limit)
-            elif len(request.body) <= JOINED_BODY_BYTES:
-                await self._write(head + request.body, limit)
+                await self._send_stream(body, content_length(request.headers.raw), limit)
+            elif len(body) <= JOINED_BODY_BYTES:
+                await self._write(head + body, limit)
             else:
                 await self._write(head, limit)
-                await self._write(request.body, limit)
+                await self._write(body, limit)
         except WriteTimedOutError:
             raise
         except WriteFailedError as error:
@@ -142,9 +148,8 @@ class Http1Connection:
         return None
 
     async def _send_stream(
-        self, request: Outgoing, stream: AsyncIterable[bytes], limit: float | None
+        self, stream: AsyncIterable[bytes], length: int | None, limit: float | None
     ) -> None:
-        length = content_length(request.headers)
         async with chunks_of(stream, length=length) as chunks:
             async for chunk in chunks:
                 if length is None:
@@ -197,14 +202,17 @@ class Http1Connection:
         self._released(self)
 
 
-class _Body:
+class _Body(AnswerBody):
     """Reads one answer's body; the connection is given up or handed back exactly once."""
 
-    __slots__ = ("_connection", "_limit", "_parse")
-
     def __init__(
-        self, connection: Http1Connection, parse: "AnswerParser", limit: float | None
+        self,
+        request: httpx.Request,
+        connection: Http1Connection,
+        parse: "AnswerParser",
+        limit: float | None,
     ) -> None:
+        super().__init__(request)
         # None once the exchange is over, because the connection may serve another one by then and
         # must not be abandoned on behalf of this one.
         self._connection = None if parse.ended else connection
@@ -234,12 +242,11 @@ class _Body:
             self._connection = None
 
 
-class _BrokenBody:
+class _BrokenBody(AnswerBody):
     """The body of an answer whose head was good, and what came with it was not."""
 
-    __slots__ = ("_error",)
-
-    def __init__(self, error: PeerProtocolError) -> None:
+    def __init__(self, request: httpx.Request, error: PeerProtocolError) -> None:
+        super().__init__(request)
         self._error = error
 
     async def receive(self) -> bytes:
@@ -289,6 +296,17 @@ class AnswerParser:
         self.head_ended = False
         self.ended = False
         self.keeps_alive = True
+
+    def answer(self, request: httpx.Request, body: AnswerBody) -> Received:
+        """Return the answer to ``request``; its head has been parsed."""
+        extensions: dict[str, object] = {"http_version": self.version, "reason_phrase": self.reason}
+        return Received(
+            self.status,
+            headers=self.headers,
+            stream=body,
+            extensions=extensions,
+            request=request,
+        )
 
     def feed(self, data: bytes) -> None:
         """Take received bytes, ``b""`` for the end of the connection; not after ``ended``.
@@ -397,23 +415,25 @@ def are_sound(headers: Headers) -> bool:
     return True
 
 
-def check_request(request: Outgoing) -> None:
+def check_request(method: bytes, target: bytes, headers: Headers) -> None:
     """Refuse a request that the server would read as another one than was meant.
 
     Raises:
         OurProtocolError: a space in the target, a line break in a header, and the like.
     """
-    if not is_token_bytes(request.method) or _BAD_TARGET.search(request.target):
-        raise OurProtocolError(f"not a method and target: {request.method!r} {request.target!r}")
-    if not are_sound(request.headers):
-        names = [name for name, value in request.headers if not are_sound([(name, value)])]
+    if not is_token_bytes(method) or _BAD_TARGET.search(target):
+        raise OurProtocolError(f"not a method and target: {method!r} {target!r}")
+    if not are_sound(headers):
+        names = [name for name, value in headers if not are_sound([(name, value)])]
         raise OurProtocolError(f"bytes that a header must not have, in {names!r}")
 
 
-def request_head(request: Outgoing) -> bytes:
+def request_head(request: httpx.Request) -> bytes:
     """Write the request line and headers; raises :class:`OurProtocolError`."""
-    check_request(request)
-    lines = [b"%b %b HTTP/1.1" % (request.method, request.target)]
-    lines += [b"%b: %b" % header for header in request.headers]
+    method, target = request.method.encode("ascii"), target_of(request)
+    headers = headers_of(request)
+    check_request(method, target, headers)
+    lines = [b"%b %b HTTP/1.1" % (method, target)]
+    lines += [b"%b: %b" % header for header in headers]
     lines.append(b"\r\n")
     return b"\r\n".join(lines)

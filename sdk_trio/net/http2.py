@@ -13,25 +13,30 @@ import h2.errors
 import h2.events
 import h2.exceptions
 import h2.settings
+import httpx
 import trio
 
 from ..base.bell import Bell
 from .http2_protocol import CorrectedProtocol, Stream, answer_head, request_headers
 from .messages import (
+    ABANDONED,
+    AnswerBody,
     ConnectFailedError,
     Incident,
-    NetworkAnswer,
     NetworkError,
     NotProcessedError,
     OurProtocolError,
-    Outgoing,
     PeerProtocolError,
     ReadFailedError,
     ReadTimedOutError,
+    Received,
     RenewedError,
     WriteTimedOutError,
+    body_of,
     chunks_of,
     content_length,
+    note_departure,
+    timeouts_of,
 )
 from .socket import MAX_SEND_BYTES, BufferedSocket
 
@@ -283,17 +288,17 @@ class Http2Connection:
 
     # -- one exchange
 
-    async def exchange(self, request: Outgoing) -> NetworkAnswer:
-        """Send ``request`` and return the answer's head; see :class:`exchange.Connection`."""
+    async def exchange(self, request: httpx.Request) -> Received:
+        """Send ``request`` and return the answer; see :class:`ClientConnection`."""
         stream = None
+        timeouts, body = timeouts_of(request), body_of(request)
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
-            stream = self._open(request)
-            if request.stream is not None or request.body:
-                await self._upload(stream, request)
-            limit = request.timeouts.read
+            stream = self._open(request, has_body=body != b"")
+            if body:
+                await self._upload(stream, request, body, timeouts.write)
             while stream.headers is None:
-                await self._wait(stream, limit)
+                await self._wait(stream, timeouts.read)
         except BaseException:
             if stream is None:
                 self.in_use -= 1
@@ -301,20 +306,25 @@ class Http2Connection:
             else:
                 # Nothing at all has been heard since the request was sent: then the connection fell
                 # silent, which is one incident for all of its requests.
-                if request.abandoned is not None and self._received_at < stream.opened:
-                    request.abandoned(self._silence, True)
+                abandoned = request.extensions.get(ABANDONED)
+                if abandoned is not None and self._received_at < stream.opened:
+                    abandoned(self._silence, True)
                 self.abandon(stream)
             raise
         status, headers = stream.headers
-        return NetworkAnswer(status, b"", headers, b"HTTP/2", _Body(self, stream, limit))
+        return Received(
+            status,
+            headers=headers,
+            stream=_Body(request, self, stream, timeouts.read),
+            extensions={"http_version": b"HTTP/2"},
+            request=request,
+        )
 
-    def _open(self, request: Outgoing) -> Stream:
+    def _open(self, request: httpx.Request, *, has_body: bool) -> Stream:
         if self.is_closed or self.is_draining:
             raise self._sent_away("the connection ended before the request was sent")
         headers = request_headers(request)
-        has_body = request.stream is not None or bool(request.body)
-        if request.before_send is not None:
-            request.before_send()
+        note_departure(request)
         try:
             stream_id = self._h2.get_next_available_stream_id()
             self._h2.send_headers(stream_id, headers, end_stream=not has_body)
@@ -334,14 +344,19 @@ class Http2Connection:
             self._send_at_once()
         return stream
 
-    async def _upload(self, stream: Stream, request: Outgoing) -> None:
-        limit = request.timeouts.write
-        if request.stream is None:
-            if await self._send(stream, request.body, limit):
+    async def _upload(
+        self,
+        stream: Stream,
+        request: httpx.Request,
+        body: bytes | httpx.AsyncByteStream,
+        limit: float | None,
+    ) -> None:
+        if isinstance(body, bytes):
+            if await self._send(stream, body, limit):
                 self._end_upload(stream)
             return
-        length = content_length(request.headers)
-        async with chunks_of(request.stream, length=length) as chunks:
+        length = content_length(request.headers.raw)
+        async with chunks_of(body, length=length) as chunks:
             async for chunk in chunks:
                 if not await self._send(stream, chunk, limit):
                     return
@@ -556,12 +571,17 @@ _HANDLERS: dict[type, Callable[[Http2Connection, Any], None]] = {
 }
 
 
-class _Body:
+class _Body(AnswerBody):
     """Reads one stream's body."""
 
-    __slots__ = ("_connection", "_limit", "_stream")
-
-    def __init__(self, connection: Http2Connection, stream: Stream, limit: float | None) -> None:
+    def __init__(
+        self,
+        request: httpx.Request,
+        connection: Http2Connection,
+        stream: Stream,
+        limit: float | None,
+    ) -> None:
+        super().__init__(request)
         self._connection = connection
         self._stream = stream
         self._limit = limit

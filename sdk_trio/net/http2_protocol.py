@@ -5,13 +5,21 @@ from typing import Any
 
 import h2.config
 import h2.connection
+import httpx
 import trio
 from hpack import Encoder, NeverIndexedHeaderTuple
 from hpack.hpack import encode_integer
 
 from ..base.bell import Bell
 from .http1 import are_sound, check_request
-from .messages import Headers, NetworkError, Outgoing, PeerProtocolError
+from .messages import (
+    Headers,
+    NetworkError,
+    PeerProtocolError,
+    headers_of,
+    origin_of,
+    target_of,
+)
 
 #: The number of streams that h2 remembers above which ended ones are removed.
 SWEEP_STREAMS = 512
@@ -133,12 +141,14 @@ class CorrectedProtocol(h2.connection.H2Connection):
         return result
 
 
-def request_headers(request: Outgoing) -> Headers:
+def request_headers(request: httpx.Request) -> Headers:
     """Return the pseudo-headers and headers of ``request``; raises :class:`OurProtocolError`."""
-    check_request(request)
-    authority = str(request.origin).partition("://")[2].encode()
+    method, target = request.method.encode("ascii"), target_of(request)
+    given = headers_of(request)
+    check_request(method, target, given)
+    authority = b""
     headers: Headers = []
-    for name, value in request.headers:
+    for name, value in given:
         lower = name.lower()
         if lower == b"host":
             authority = value
@@ -150,10 +160,10 @@ def request_headers(request: Outgoing) -> Headers:
         elif lower not in _CONNECTION_HEADERS:
             headers.append((lower, value.strip()))
     return [
-        (b":method", request.method),
-        (b":authority", authority),
-        (b":scheme", request.origin.scheme.encode()),
-        (b":path", request.target),
+        (b":method", method),
+        (b":authority", authority or str(origin_of(request)).partition("://")[2].encode()),
+        (b":scheme", request.url.scheme.encode()),
+        (b":path", target),
         *headers,
     ]
 

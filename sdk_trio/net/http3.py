@@ -10,6 +10,7 @@ import ssl
 from collections.abc import AsyncIterable, Callable
 from typing import Any
 
+import httpx
 import trio
 from aioquic.h3.connection import H3_ALPN, ErrorCode, H3Connection
 from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
@@ -26,20 +27,24 @@ from aioquic.quic.events import (
 from ..base.bell import Bell
 from .http2_protocol import answer_head, request_headers
 from .messages import (
+    ABANDONED,
+    AnswerBody,
     ConnectFailedError,
     Headers,
     Incident,
-    NetworkAnswer,
     NetworkError,
     NotProcessedError,
     OurProtocolError,
-    Outgoing,
     PeerProtocolError,
     ReadFailedError,
     ReadTimedOutError,
+    Received,
     WriteTimedOutError,
+    body_of,
     chunks_of,
     content_length,
+    note_departure,
+    timeouts_of,
 )
 
 #: How many datagrams are received in one turn, so that a fast server does not starve other tasks.
@@ -261,33 +266,40 @@ class Http3Connection:
 
     # -- one exchange
 
-    async def exchange(self, request: Outgoing) -> NetworkAnswer:
-        """Send ``request`` and return the answer's head; see :class:`exchange.Connection`."""
+    async def exchange(self, request: httpx.Request) -> Received:
+        """Send ``request`` and return the answer; see :class:`ClientConnection`."""
         stream = None
+        timeouts, body = timeouts_of(request), body_of(request)
         try:
             headers = request_headers(request)
             await trio.lowlevel.checkpoint_if_cancelled()
             await self._wait_for_room()
-            if request.before_send is not None:
-                request.before_send()
-            stream = self._open(headers, has_body=bool(request.stream or request.body))
-            if request.stream is not None:
-                await self._upload(stream, request, request.stream)
-            elif request.body:
-                await self._send(stream, request.body, request.timeouts.write, end=True)
+            note_departure(request)
+            stream = self._open(headers, has_body=body != b"")
+            if not isinstance(body, bytes):
+                length = content_length(request.headers.raw)
+                await self._upload(stream, body, length, timeouts.write)
+            elif body:
+                await self._send(stream, body, timeouts.write, end=True)
             while stream.headers is None:
-                await self._wait(stream, request.timeouts.read)
+                await self._wait(stream, timeouts.read)
         except BaseException:
             if stream is None:
-                if request.abandoned is not None:
-                    request.abandoned(None, False)
+                abandoned = request.extensions.get(ABANDONED)
+                if abandoned is not None:
+                    abandoned(None, False)
                 self._after_exchange()
             else:
                 self.abandon(stream)
             raise
         status, answer_headers = stream.headers
-        body = _Body(self, stream, request.timeouts.read)
-        return NetworkAnswer(status, b"", answer_headers, b"HTTP/3", body)
+        return Received(
+            status,
+            headers=answer_headers,
+            stream=_Body(request, self, stream, timeouts.read),
+            extensions={"http_version": b"HTTP/3"},
+            request=request,
+        )
 
     async def _wait_for_room(self) -> None:
         while not self.is_closed and not self._quic.may_open_stream:
@@ -307,13 +319,16 @@ class Http3Connection:
         return stream
 
     async def _upload(
-        self, stream: "_Stream", request: Outgoing, body: AsyncIterable[bytes]
+        self,
+        stream: "_Stream",
+        body: AsyncIterable[bytes],
+        length: int | None,
+        limit: float | None,
     ) -> None:
-        length = content_length(request.headers)
         async with chunks_of(body, length=length) as chunks:
             async for chunk in chunks:
-                await self._send(stream, chunk, request.timeouts.write, end=False)
-        await self._send(stream, b"", request.timeouts.write, end=True)
+                await self._send(stream, chunk, limit, end=False)
+        await self._send(stream, b"", limit, end=True)
 
     async def _send(
         self, stream: "_Stream", data: bytes, limit: float | None, *, end: bool
@@ -421,10 +436,17 @@ class _Stream:
             raise self.error.again()
 
 
-class _Body:
+class _Body(AnswerBody):
     """Reads one stream's body."""
 
-    def __init__(self, connection: Http3Connection, stream: _Stream, limit: float | None) -> None:
+    def __init__(
+        self,
+        request: httpx.Request,
+        connection: Http3Connection,
+        stream: _Stream,
+        limit: float | None,
+    ) -> None:
+        super().__init__(request)
         self._connection = connection
         self._stream = stream
         self._limit = limit

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..base.logs import get_logger
+from ..config.options.client import ConnectionOptions
 from ..errors import OptionsValidationError, Problem
 from .messages import Origin
-from .origin import ConnectionLimits
 from .pool import REAP_SECONDS
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Http3Origins:
 
     def __init__(
         self,
-        limits: ConnectionLimits,
+        limits: ConnectionOptions,
         *,
         tls: Callable[[], ssl.SSLContext],
         nursery: trio.Nursery,

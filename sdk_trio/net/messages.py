@@ -1,6 +1,8 @@
-"""One HTTP exchange as the connections of this package see it: records, bodies and errors.
+"""One HTTP exchange: the parts of httpx's request, httpx's answer with a body of ours, and errors.
 
-The connection files know nothing of httpx; ``transport.py`` translates in both directions, once.
+A connection of any version takes an ``httpx.Request`` and returns :class:`Received`; the functions
+here read from a request what all versions send. Errors of connections are this package's own, since
+each says what may be sent again; :func:`translated` makes httpx's of them, once, where they leave.
 
 ::
 
@@ -21,12 +23,16 @@ The connection files know nothing of httpx; ``transport.py`` translates in both 
     └── OurProtocolError            the request cannot be sent as it is
 """
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple, Protocol, Self
 
 import attrs
+import httpx
 import trio
+
+from ..base.http_grammar import DEFAULT_PORTS
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -117,6 +123,36 @@ class OurProtocolError(NetworkError):
     """The request cannot be sent: a header holds a line break, the body has another length, ..."""
 
 
+class NotProcessed(httpx.ConnectError):
+    """The server said that it has not acted on the request; the request itself is valid."""
+
+
+class TransportClosed(httpx.ConnectError):
+    """The transport was closed while the request waited; nothing was sent."""
+
+
+_HTTPX_ERRORS: dict[type[NetworkError], type[httpx.TransportError]] = {
+    ConnectFailedError: httpx.ConnectError,
+    ConnectTimedOutError: httpx.ConnectTimeout,
+    PoolTimedOutError: httpx.PoolTimeout,
+    NotProcessedError: NotProcessed,
+    RenewedError: NotProcessed,
+    ClosedError: TransportClosed,
+    ReadFailedError: httpx.ReadError,
+    ReadTimedOutError: httpx.ReadTimeout,
+    StaleConnectionError: httpx.ReadError,
+    WriteFailedError: httpx.WriteError,
+    WriteTimedOutError: httpx.WriteTimeout,
+    PeerProtocolError: httpx.RemoteProtocolError,
+    OurProtocolError: httpx.LocalProtocolError,
+}
+
+
+def translated(error: NetworkError, request: httpx.Request) -> httpx.TransportError:
+    """Return httpx's error of the same meaning."""
+    return _HTTPX_ERRORS[type(error)](str(error), request=request)
+
+
 @attrs.frozen
 class Timeouts:
     """Limits in seconds, each None for no limit: of connecting, one read, one write, the queue."""
@@ -147,56 +183,195 @@ class Origin(NamedTuple):
 Abandoned = Callable[[Incident | None, bool], None]
 
 
-@attrs.frozen
-class Outgoing:
-    """A request. ``body`` holds it whole; a streamed one is in ``stream`` instead."""
+#: The extension of a request: a function that is called once per try, just before anything of it
+#: can reach the server.
+BEFORE_SEND = "sdk_trio.before_send"
+#: The extension of a request: an :data:`Abandoned`, which is called when the request is cancelled
+#: while it waits for a connection, or while its connection has been silent since it left.
+ABANDONED = "sdk_trio.abandoned"
 
-    method: bytes
-    origin: Origin
-    # Kept out of the repr, because reports of a failure show variables, and the headers hold the
-    # token.
-    target: bytes = attrs.field(repr=False)
-    headers: Headers = attrs.field(repr=False)
-    body: bytes = attrs.field(repr=False)
-    stream: AsyncIterable[bytes] | None
-    timeouts: Timeouts
-    #: Called once per try, just before anything of the request can reach the server.
-    before_send: Callable[[], None] | None = None
-    #: Called when the request is cancelled while it waits for a connection, or on a silent one.
-    abandoned: Abandoned | None = None
-
-    @property
-    def is_replayable(self) -> bool:
-        """Whether the body can be sent a second time."""
-        return self.stream is None
+#: The zone of an IPv6 address in a Host header, up to the bracket.
+_ZONE = re.compile(rb"%[^\]]*\]")
 
 
-class BodyReader(Protocol):
-    """The body of one answer."""
+def origin_of(request: httpx.Request) -> Origin:
+    """Return where ``request`` goes.
+
+    Raises:
+        httpx.UnsupportedProtocol: its address is neither http nor https.
+    """
+    url = request.url
+    scheme = url.scheme
+    if scheme not in DEFAULT_PORTS:
+        raise httpx.UnsupportedProtocol(
+            f"the address {str(url.copy_with(query=None))!r} is neither http nor https",
+            request=request,
+        )
+    host = url.raw_host.decode("ascii").replace("%25", "%", 1)
+    return Origin(scheme, host, DEFAULT_PORTS[scheme] if url.port is None else url.port)
+
+
+def timeouts_of(request: httpx.Request) -> Timeouts:
+    """Return the limits of ``request``, httpx's extension ``timeout``."""
+    limits = request.extensions.get("timeout")
+    if not limits:
+        return NO_TIMEOUTS
+    return Timeouts(
+        connect=limits.get("connect"),
+        read=limits.get("read"),
+        write=limits.get("write"),
+        pool=limits.get("pool"),
+    )
+
+
+def target_of(request: httpx.Request) -> bytes:
+    """Return the target of the request line: path and query, or httpx's extension ``target``."""
+    target: bytes = request.extensions.get("target") or request.url.raw_path
+    return target
+
+
+def headers_of(request: httpx.Request) -> Headers:
+    """Return the headers of ``request`` as they are sent."""
+    headers = request.headers.raw
+    if b"%" not in request.url.raw_host:
+        return headers
+    # The zone of an IPv6 address has a meaning on this machine only, so it is removed from Host
+    # (RFC 6874, 4; RFC 4007, 11).
+    return [(k, _ZONE.sub(b"]", v) if k.lower() == b"host" else v) for k, v in headers]
+
+
+def body_of(request: httpx.Request) -> bytes | httpx.AsyncByteStream:
+    """Return the body of ``request``, which is asynchronous: whole, or the stream of it."""
+    stream = request.stream
+    if isinstance(stream, httpx.ByteStream):
+        return request.read()
+    assert isinstance(stream, httpx.AsyncByteStream)
+    return stream
+
+
+def is_replayable(request: httpx.Request) -> bool:
+    """Return whether the body can be sent a second time."""
+    return isinstance(request.stream, httpx.ByteStream)
+
+
+def note_departure(request: httpx.Request) -> None:
+    """Call the request's ``BEFORE_SEND``, if it has one."""
+    before_send = request.extensions.get(BEFORE_SEND)
+    if before_send is not None:
+        before_send()
+
+
+class AnswerBody(httpx.AsyncByteStream):
+    """The body of the answer to ``request``.
+
+    It is its own iterator, and no generator, which would have to be closed.
+    """
+
+    def __init__(self, request: httpx.Request) -> None:
+        self._request = request
 
     async def receive(self) -> bytes:
         """Return the next bytes, ``b""`` at the end; cancelling abandons the exchange."""
+        raise NotImplementedError
 
     def abandon(self) -> None:
         """Give the rest up, at once and without waiting; no effect once the body has ended."""
+        raise NotImplementedError
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            data = await self.receive()
+        except NetworkError as error:
+            raise translated(error, self._request) from error
+        if not data:
+            raise StopAsyncIteration
+        return data
+
+    async def aclose(self) -> None:
+        """Give up what was not read."""
+        self.abandon()
 
 
-@attrs.frozen
-class NetworkAnswer:
-    """The head of an answer, and the reader of its body."""
+class Received(httpx.Response):
+    """An answer from one of our connections; it reads a body that is not coded by itself.
 
-    status: int
-    reason: bytes
-    headers: Headers
-    version: bytes
-    body: BodyReader
+    httpx passes each part through three generators, a decoder and two buffers, which was an eighth
+    of what a call costs. What is asked of the body otherwise, httpx does.
+    """
+
+    _received_bytes = 0
+
+    def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        """As httpx does it: the body, decoded, in parts of ``chunk_size`` or as they come."""
+        if chunk_size is not None or self.is_stream_consumed or self.is_closed or _is_coded(self):
+            return super().aiter_bytes(chunk_size)
+        self.is_stream_consumed = True
+        return _Parts(self)
+
+    async def aclose(self) -> None:
+        """End the exchange, at once and without waiting, unless its body was read to the end."""
+        if not self.is_closed:
+            self.is_closed = True
+            assert isinstance(self.stream, httpx.AsyncByteStream)
+            await self.stream.aclose()
+
+    @property
+    def num_bytes_downloaded(self) -> int:
+        """The length of the body that has come so far, in bytes and as it was sent."""
+        return self._received_bytes or super().num_bytes_downloaded
+
+    def note_part(self, part: bytes) -> None:
+        """Count a part of the body that was read."""
+        self._received_bytes += len(part)
+
+
+def _is_coded(response: httpx.Response) -> bool:
+    for name, _ in response.headers.raw:  # noqa: SIM110 - twice as fast as any(), on every answer
+        if name.lower() == b"content-encoding":
+            return True
+    return False
+
+
+class _Parts(AsyncIterator[bytes]):
+    """The parts of a body as they come; closes the response behind the last one."""
+
+    __slots__ = ("_parts", "_response")
+
+    def __init__(self, response: Received) -> None:
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        self._response = response
+        self._parts = aiter(response.stream)
+
+    def __aiter__(self) -> "AsyncIterator[bytes]":
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            part = await anext(self._parts)
+        except StopAsyncIteration:
+            await self._response.aclose()
+            raise
+        self._response.note_part(part)
+        return part
+
+    async def aclose(self) -> None:
+        """Give up the rest, as closing one of httpx's generators does."""
+        close = getattr(self._parts, "aclose", None)
+        if close is not None:  # httpx's own client puts a generator around the stream
+            await close()
+        await self._response.aclose()
 
 
 class ClientConnection(Protocol):
     """The part of a connection that pool and transport use, in any version of HTTP."""
 
-    async def exchange(self, request: Outgoing) -> NetworkAnswer:
+    async def exchange(self, request: httpx.Request) -> Received:
         """Send ``request`` on this connection, which was acquired for it; return the answer.
+
+        Its body is not read yet.
 
         In every case, cancellation included, the connection goes back to its pool or ends by
         itself: at the end of the body, or when the exchange fails or is abandoned.

@@ -1,7 +1,6 @@
 """The records of the pool: servers with their slots, lanes to their origins, waiting requests."""
 
 from collections import OrderedDict
-from typing import Protocol
 
 import attrs
 import trio
@@ -9,30 +8,6 @@ import trio
 from .http1 import Http1Connection
 from .http2 import Http2Connection
 from .messages import Incident, NetworkError, Origin, Timeouts
-
-
-class ConnectionLimits(Protocol):
-    """The settings of the pool, ``Sdk:Connection``."""
-
-    @property
-    def max_connections_per_server(self) -> int:
-        """Cap on simultaneous TCP connections per host."""
-
-    @property
-    def pooled_connection_lifetime_minutes(self) -> float:
-        """After this a connection takes no new request and closes after its last."""
-
-    @property
-    def pooled_connection_idle_timeout_minutes(self) -> float:
-        """After this long without a request a connection is closed."""
-
-    @property
-    def enable_http2(self) -> bool:
-        """Say whether HTTP/2 is offered."""
-
-    @property
-    def enable_multiple_http2_connections(self) -> bool:
-        """Say whether another connection may be opened beside a full HTTP/2 connection."""
 
 
 @attrs.frozen

@@ -19,6 +19,7 @@ from ssl import SSLCertVerificationError, SSLContext
 import trio
 
 from ..base.logs import get_logger
+from ..config.options.client import ConnectionOptions
 from .http1 import Http1Connection
 from .http2 import PING_SECONDS, Http2Connection
 from .messages import (
@@ -34,7 +35,6 @@ from .messages import (
 )
 from .origin import (
     ConnectionAttempt,
-    ConnectionLimits,
     OriginConnections,
     OriginServer,
     PoolStatistics,
@@ -78,7 +78,7 @@ class ConnectionPool:
 
     def __init__(
         self,
-        limits: ConnectionLimits,
+        limits: ConnectionOptions,
         *,
         tls: Callable[[], SSLContext],
         nursery: trio.Nursery,

@@ -21,8 +21,9 @@ from ..base.public_addresses import is_public
 from ..base.retry_after import parse_retry_after
 from ..config.options.client import ConnectionOptions
 from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
+from .messages import BEFORE_SEND
 from .socket import Dial
-from .transport import BEFORE_SEND, Transport
+from .transport import Transport
 
 #: Time for one address while others are left to try, in seconds.
 PATIENCE_SECONDS = 3.0

@@ -10,12 +10,12 @@ import base64
 import os
 import re
 from collections.abc import Mapping
-from typing import Protocol
 from urllib.parse import urlsplit
 
 import attrs
 import trio
 
+from ..config.options.client import ConnectionOptions
 from ..errors import OptionsValidationError, Problem
 
 URL_KEY = "Sdk:Connection:ProxyUrl"
@@ -30,18 +30,6 @@ MAX_HEAD_BYTES = 16 * 1024
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: ([^\r\n]*))?\r?\n")
 #: Statuses that ask for credentials: 407, and 401 from proxies that confuse both.
 _ASKS_FOR_CREDENTIALS = (401, 407)
-
-
-class ProxySettings(Protocol):
-    """The part of ``Sdk:Connection`` that names the proxy."""
-
-    @property
-    def proxy_url(self) -> str | None:
-        """Address of the proxy; None: connections are direct."""
-
-    @property
-    def proxy_credentials_env_var(self) -> str:
-        """Name of the variable with ``user:password`` for it."""
 
 
 class ProxyRefusedError(OSError):
@@ -104,7 +92,7 @@ class Proxy:
             raise ProxyRefusedError(f"the proxy {self} broke its answer off, or put more behind it")
 
 
-def proxy_of(settings: ProxySettings, environ: Mapping[str, str] = os.environ) -> Proxy | None:
+def proxy_of(settings: ConnectionOptions, environ: Mapping[str, str] = os.environ) -> Proxy | None:
     """Return the proxy that ``settings`` name, None when they name none.
 
     Raises:

@@ -1,9 +1,9 @@
-"""The client's connections as an httpx transport: the only place that knows both sides.
+"""The client's connections as an httpx transport.
 
-Requests and answers are httpx's, the connections underneath are this package's own; errors are
-translated here, once. httpcore's pool is not used, because a cancelled request loses its slot there
-(encode/httpcore#1093), and hedges and timeouts cancel all the time
-(docs/adr/0007-own-pool.md). The errors tell a retry layer what may be repeated:
+Requests and answers are httpx's, the connections underneath are this package's own. httpcore's pool
+is not used, because a cancelled request loses its slot there (encode/httpcore#1093), and hedges and
+timeouts cancel all the time (docs/adr/0007-own-pool.md). The errors tell a retry layer what may be
+repeated:
 
 - ``httpx.ConnectError``, ``ConnectTimeout`` and ``PoolTimeout`` mean that the server cannot have
   acted on the request, whatever its method;
@@ -12,81 +12,36 @@ translated here, once. httpcore's pool is not used, because a cancelled request 
   the method is idempotent and the body can be sent again.
 """
 
-import re
 import ssl
-from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Protocol
 
 import httpx
 import trio
 
-from ..base.http_grammar import DEFAULT_PORTS, IDEMPOTENT_METHODS
+from ..base.http_grammar import IDEMPOTENT_METHODS
+from ..config.options.client import ConnectionOptions
 from ..errors import NotRunningError, OptionsValidationError, Problem
 from .http3_origins import Http3Origins, require_http3
 from .messages import (
-    NO_TIMEOUTS,
-    BodyReader,
+    ABANDONED,
     ClientConnection,
-    ClosedError,
-    ConnectFailedError,
-    ConnectTimedOutError,
-    NetworkAnswer,
     NetworkError,
     NotProcessedError,
-    Origin,
-    OurProtocolError,
-    Outgoing,
-    PeerProtocolError,
-    PoolTimedOutError,
-    ReadFailedError,
-    ReadTimedOutError,
     RenewedError,
     StaleConnectionError,
-    Timeouts,
-    WriteFailedError,
-    WriteTimedOutError,
+    TransportClosed,
+    is_replayable,
+    origin_of,
+    timeouts_of,
+    translated,
 )
-from .origin import ConnectionLimits, PoolStatistics
+from .origin import PoolStatistics
 from .pool import ConnectionPool
-from .proxy import ProxySettings, proxy_of
+from .proxy import proxy_of
 from .socket import Dial
 
 #: How often one request may be sent away unprocessed by a connection that served nobody.
 NOT_PROCESSED_TRIES = 3
-
-#: The extension of a request: a function that is called before the request leaves.
-BEFORE_SEND = "sdk_trio.before_send"
-#: The extension of a request: a function that is called when the request is cancelled before it
-#: left, or while its connection has been silent since it left.
-ABANDONED = "sdk_trio.abandoned"
-
-
-class NotProcessed(httpx.ConnectError):
-    """The server said that it has not acted on the request; the request itself is valid."""
-
-
-class TransportClosed(httpx.ConnectError):
-    """The transport was closed while the request waited; nothing was sent."""
-
-
-#: The zone of an IPv6 address in a Host header, up to the bracket.
-_ZONE = re.compile(rb"%[^\]]*\]")
-_HTTPX_ERRORS: dict[type[NetworkError], type[httpx.TransportError]] = {
-    ConnectFailedError: httpx.ConnectError,
-    ConnectTimedOutError: httpx.ConnectTimeout,
-    PoolTimedOutError: httpx.PoolTimeout,
-    NotProcessedError: NotProcessed,
-    RenewedError: NotProcessed,
-    ClosedError: TransportClosed,
-    ReadFailedError: httpx.ReadError,
-    ReadTimedOutError: httpx.ReadTimeout,
-    StaleConnectionError: httpx.ReadError,
-    WriteFailedError: httpx.WriteError,
-    WriteTimedOutError: httpx.WriteTimeout,
-    PeerProtocolError: httpx.RemoteProtocolError,
-    OurProtocolError: httpx.LocalProtocolError,
-}
 
 
 def require_trio() -> None:
@@ -102,26 +57,6 @@ def require_trio() -> None:
         )
 
 
-class ConnectionSettings(ConnectionLimits, ProxySettings, Protocol):
-    """``Sdk:ClientConnection``."""
-
-    @property
-    def enable_http3(self) -> bool:
-        """Say whether HTTP/3 is tried first."""
-
-    @property
-    def ca_file(self) -> str | None:
-        """PEM file with the authorities to trust; None: httpx's."""
-
-    @property
-    def client_cert_file(self) -> str | None:
-        """PEM file with the client's certificate; None: it has none."""
-
-    @property
-    def client_key_file(self) -> str | None:
-        """PEM file with its key."""
-
-
 class Transport(httpx.AsyncBaseTransport):
     """Sends httpx requests over connections that it keeps, bounds and renews.
 
@@ -131,9 +66,7 @@ class Transport(httpx.AsyncBaseTransport):
     stream reset.
 
     Args:
-        connection: the settings of ``Sdk:ClientConnection``; they are read on each use, so an
-        object that
-            changes has effect without a new transport.
+        connection: the settings ``Sdk:Connection``.
         http3: overrides ``connection.enable_http3``.
         verify: the context of TLS connections, in place of the files that ``connection`` names;
             its ALPN protocols are set by the transport.
@@ -150,7 +83,7 @@ class Transport(httpx.AsyncBaseTransport):
 
     def __init__(
         self,
-        connection: ConnectionSettings,
+        connection: ConnectionOptions,
         *,
         http3: bool | None = None,
         verify: ssl.SSLContext | None = None,
@@ -248,52 +181,44 @@ class Transport(httpx.AsyncBaseTransport):
                 raise TransportClosed("the client was closed", request=request)
             raise RuntimeError("the transport is not open: use it as 'async with Transport(...)'")
         try:
-            outgoing = _outgoing(request)
-            answer = await self._exchange(pool, outgoing)
+            return await self._exchange(pool, request)
         except NetworkError as error:
-            raise _translate(error, request) from error
-        extensions: dict[str, object] = {"http_version": answer.version}
-        if answer.version.startswith(b"HTTP/1"):
-            extensions["reason_phrase"] = answer.reason
-        return Received(
-            answer.status,
-            headers=answer.headers,
-            stream=_ResponseStream(answer.body, request),
-            extensions=extensions,
-            request=request,
-        )
+            raise translated(error, request) from error
 
-    async def _exchange(self, pool: ConnectionPool, request: Outgoing) -> NetworkAnswer:
+    async def _exchange(self, pool: ConnectionPool, request: httpx.Request) -> httpx.Response:
+        origin, timeouts = origin_of(request), timeouts_of(request)
+        if not isinstance(request.stream, httpx.AsyncByteStream):
+            raise TypeError("the request's body is synchronous: give an asynchronous iterable")
         tries = 0
         was_stale = False
         while True:
             connection: ClientConnection | None = None
             if self._http3 is not None:
-                connection = await self._http3.acquire(request.origin)
+                connection = await self._http3.acquire(origin)
             if connection is None:
                 # After a first try that may have been executed, a second one that never left proves
                 # nothing, so the caller is not told that the request was not sent.
-                abandoned = None if was_stale else request.abandoned
-                connection = await pool.acquire(request.origin, request.timeouts, abandoned)
+                abandoned = None if was_stale else request.extensions.get(ABANDONED)
+                connection = await pool.acquire(origin, timeouts, abandoned)
             try:
                 return await connection.exchange(request)
             # Neither of these two was processed, so any method may be sent again, without the retry
             # layer, its waits and its budget.
             except RenewedError:
-                if not request.is_replayable:
+                if not is_replayable(request):
                     raise
             except NotProcessedError:
                 tries += 1
-                if not request.is_replayable or tries >= NOT_PROCESSED_TRIES:
+                if not is_replayable(request) or tries >= NOT_PROCESSED_TRIES:
                     raise
             except StaleConnectionError:
-                repeatable = request.method.decode() in IDEMPOTENT_METHODS
-                if was_stale or not repeatable or not request.is_replayable:
+                repeatable = request.method in IDEMPOTENT_METHODS
+                if was_stale or not repeatable or not is_replayable(request):
                     raise
                 was_stale = True
                 # The other idle connections are probably dead as well, so the second try gets a new
                 # one or one that was in use a moment ago.
-                pool.forget_idle(request.origin)
+                pool.forget_idle(origin)
 
     def _tls(self) -> ssl.SSLContext:
         if self._context is None:
@@ -301,7 +226,7 @@ class Transport(httpx.AsyncBaseTransport):
         return self._context
 
 
-def tls_context(connection: ConnectionSettings) -> ssl.SSLContext:
+def tls_context(connection: ConnectionOptions) -> ssl.SSLContext:
     """Return a TLS context with the authorities and the certificate that ``connection`` names.
 
     Raises:
@@ -335,147 +260,3 @@ def tls_context(connection: ConnectionSettings) -> ssl.SSLContext:
 def _unusable(key: str, what: str, error: OSError, advice: str) -> OptionsValidationError:
     said = f"{what}: {error.strerror or error}; {advice}"
     return OptionsValidationError([Problem(f"Sdk:Connection:{key}", said)])
-
-
-class Received(httpx.Response):
-    """A response from this transport. It reads a body that is not coded without httpx's help.
-
-    httpx passes each part through three generators, a decoder and two buffers, which was an eighth
-    of what a call costs. What is asked of the body otherwise, httpx does.
-    """
-
-    _received_bytes = 0
-
-    def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
-        """As httpx does it: the body, decoded, in parts of ``chunk_size`` or as they come."""
-        if chunk_size is not None or self.is_stream_consumed or self.is_closed or _is_coded(self):
-            return super().aiter_bytes(chunk_size)
-        self.is_stream_consumed = True
-        return _Parts(self)
-
-    async def aclose(self) -> None:
-        """End the exchange, at once and without waiting, unless its body was read to the end."""
-        if not self.is_closed:
-            self.is_closed = True
-            assert isinstance(self.stream, httpx.AsyncByteStream)
-            await self.stream.aclose()
-
-    @property
-    def num_bytes_downloaded(self) -> int:
-        """The length of the body that has come so far, in bytes and as it was sent."""
-        return self._received_bytes or super().num_bytes_downloaded
-
-    def note_part(self, part: bytes) -> None:
-        """Count a part of the body that was read."""
-        self._received_bytes += len(part)
-
-
-def _is_coded(response: httpx.Response) -> bool:
-    for name, _ in response.headers.raw:  # noqa: SIM110 - twice as fast as any(), on every answer
-        if name.lower() == b"content-encoding":
-            return True
-    return False
-
-
-class _Parts(AsyncIterator[bytes]):
-    """The parts of a body as they come; closes the response behind the last one."""
-
-    __slots__ = ("_parts", "_response")
-
-    def __init__(self, response: Received) -> None:
-        assert isinstance(response.stream, httpx.AsyncByteStream)
-        self._response = response
-        self._parts = aiter(response.stream)
-
-    def __aiter__(self) -> "AsyncIterator[bytes]":
-        return self
-
-    async def __anext__(self) -> bytes:
-        try:
-            part = await anext(self._parts)
-        except StopAsyncIteration:
-            await self._response.aclose()
-            raise
-        self._response.note_part(part)
-        return part
-
-    async def aclose(self) -> None:
-        """Give up the rest, as closing one of httpx's generators does."""
-        close = getattr(self._parts, "aclose", None)
-        if close is not None:  # httpx's own client puts a generator around the stream
-            await close()
-        await self._response.aclose()
-
-
-class _ResponseStream(httpx.AsyncByteStream):
-    """The body of one response."""
-
-    __slots__ = ("_body", "_request")
-
-    def __init__(self, body: BodyReader, request: httpx.Request) -> None:
-        self._body = body
-        self._request = request
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self  # an object and not a generator, which would have to be closed
-
-    async def __anext__(self) -> bytes:
-        try:
-            data = await self._body.receive()
-        except NetworkError as error:
-            raise _translate(error, self._request) from error
-        if not data:
-            raise StopAsyncIteration
-        return data
-
-    async def aclose(self) -> None:
-        self._body.abandon()
-
-
-def _outgoing(request: httpx.Request) -> Outgoing:
-    url = request.url
-    scheme, host = url.scheme, url.raw_host.decode("ascii")
-    if scheme not in DEFAULT_PORTS:
-        raise httpx.UnsupportedProtocol(
-            f"the address {str(url.copy_with(query=None))!r} is neither http nor https",
-            request=request,
-        )
-    headers = request.headers.raw
-    if "%" in host:
-        # The zone of an IPv6 address has a meaning on this machine only, so it is removed from Host
-        # (RFC 6874, 4; RFC 4007, 11).
-        headers = [(k, _ZONE.sub(b"]", v) if k.lower() == b"host" else v) for k, v in headers]
-        host = host.replace("%25", "%", 1)
-    limits = request.extensions.get("timeout")
-    stream = request.stream
-    if isinstance(stream, httpx.ByteStream):
-        body: bytes = request.read()
-        streamed: httpx.AsyncByteStream | None = None
-    elif isinstance(stream, httpx.AsyncByteStream):
-        body, streamed = b"", stream
-    else:
-        raise TypeError("the request's body is synchronous: give an asynchronous iterable")
-    return Outgoing(
-        method=request.method.encode("ascii"),
-        origin=Origin(scheme, host, DEFAULT_PORTS[scheme] if url.port is None else url.port),
-        target=request.extensions.get("target") or url.raw_path,
-        headers=headers,
-        body=body,
-        stream=streamed,
-        timeouts=_timeouts(limits) if limits else NO_TIMEOUTS,
-        before_send=request.extensions.get(BEFORE_SEND),
-        abandoned=request.extensions.get(ABANDONED),
-    )
-
-
-def _timeouts(limits: dict[str, float | None]) -> Timeouts:
-    return Timeouts(
-        connect=limits.get("connect"),
-        read=limits.get("read"),
-        write=limits.get("write"),
-        pool=limits.get("pool"),
-    )
-
-
-def _translate(error: NetworkError, request: httpx.Request) -> httpx.TransportError:
-    return _HTTPX_ERRORS[type(error)](str(error), request=request)

@@ -22,7 +22,8 @@ from support.waiting import PATIENCE_SECONDS, until
 
 from sdk_trio.errors import NotRunningError
 from sdk_trio.net import pool
-from sdk_trio.net.transport import Transport, TransportClosed
+from sdk_trio.net.messages import TransportClosed
+from sdk_trio.net.transport import Transport
 
 STORM_REQUESTS = 12_000
 

@@ -26,7 +26,6 @@ from support.waiting import until
 
 from sdk_trio.net import pool
 from sdk_trio.net.http2 import Http2Connection
-from sdk_trio.net.messages import NO_TIMEOUTS, Origin, Outgoing
 from sdk_trio.net.socket import BufferedSocket
 from sdk_trio.net.transport import Transport
 
@@ -445,8 +444,7 @@ async def test_a_request_that_the_socket_does_not_take_at_once_arrives_whole():
             if answer := server.data_to_send():
                 await theirs.send(answer)
 
-    origin = Origin("https", "localhost", 443)
-    request = Outgoing(b"GET", origin, b"/", headers, b"", None, NO_TIMEOUTS)
+    request = httpx.Request("GET", "https://localhost/", headers=headers)
     connection = Http2Connection(wire, released=lambda _: None, created=trio.current_time())
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
@@ -455,8 +453,8 @@ async def test_a_request_that_the_socket_does_not_take_at_once_arrives_whole():
             for number in (1, 2):
                 connection.in_use += 1
                 answer = await connection.exchange(request)
-                assert await answer.body.receive() == b""
-                assert answer.status == 204
+                assert await answer.aread() == b""
+                assert answer.status_code == 204
                 assert [tuple(each) for each in arrived[-1]][4:] == headers
                 assert len(arrived) == number
             connection.close()

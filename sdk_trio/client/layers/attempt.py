@@ -7,8 +7,7 @@ import httpx
 import trio
 
 from ...base.logs import get_logger
-from ...net.messages import Incident
-from ...net.transport import ABANDONED, BEFORE_SEND
+from ...net.messages import ABANDONED, BEFORE_SEND, Incident
 from ..answers import (
     CLOSING_SECONDS,
     broken_off,
