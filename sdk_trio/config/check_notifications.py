@@ -102,6 +102,7 @@ def _unknown_words(key: str, text: str) -> Iterator[Problem]:
 
 
 def _lengths(key: str, text: str) -> Iterator[Problem]:
+    # Measured without names and reasons: what is too long then is too long for every tenant.
     bare = substitute(text, _NOTHING)
     if key.endswith(":EmailSubject") and len(bare) > MAX_SUBJECT_CHARACTERS:
         yield Problem(key, f"is cut at {MAX_SUBJECT_CHARACTERS} characters: shorten it")

@@ -226,6 +226,7 @@ def _variables(settings: Settings, environ: Mapping[str, str]) -> Iterator[Probl
             if name is None:
                 continue
             value = environ.get(name)
+            # An empty variable is what a missing secret of an orchestrator looks like.
             if not (value and value.strip()):
                 yield Problem(setting.key, f"names the variable {name}, which is not set: set it")
             elif is_below(setting.key, REPLICATION) and not _QUOTABLE.fullmatch(value):

@@ -46,6 +46,8 @@ def is_below(key: str, prefix: str) -> bool:
 
 
 def _is_switched_off(key: str, unused: list[str]) -> bool:
+    # The switches themselves are checked always: a typing error in one must not switch its section
+    # off.
     if any(is_below(key, gate) for gate in (USE_REPLICATION, NOTIFICATIONS_ENABLED)):
         return False
     return any(is_below(key, prefix) for prefix in unused)

@@ -35,6 +35,8 @@ _BASIC = frozenset(
 )
 _EXTENSION = frozenset("\f^{}\\[~]|€")
 
+# 140 octets a message (GSM 03.40): 160 characters of 7 bits, or 70 units of 16. The header that
+# joins segments takes 6 octets of each.
 _GSM7_ALONE, _GSM7_JOINED = 160, 153
 _UCS2_ALONE, _UCS2_JOINED = 70, 67
 

@@ -101,6 +101,7 @@ class ReplicaErasure:
         """
         with trio.move_on_after(self._wait_seconds):
             while True:
+                # SQLite's own lock proves that nobody has the database open (ADR 34).
                 held = await trio.to_thread.run_sync(HeldDatabase.take, file)
                 if held is not None:
                     break
@@ -144,6 +145,7 @@ class ReplicaErasure:
 def _remove_local(replica: Path) -> str | None:
     """Remove a directory, a file or a link; return a note about the target of a link."""
     if replica.is_symlink():
+        # The target of a link was made by an operator for purposes that we do not know.
         target = replica.resolve()
         replica.unlink()
         if not target.exists():

@@ -78,6 +78,8 @@ class ReplicationHealth:
         """The largest lag: infinite when a database was never in step, None if nobody looked."""
         if self.state is HealthState.DISABLED:
             return None
+        # Infinity for "never in step": an alert on the lag must fire for it, and does not for a
+        # missing sample.
         lags = (each.lag_seconds for each in self.databases)
         return max((float("inf") if lag is None else lag for lag in lags), default=0.0)
 
@@ -172,6 +174,8 @@ def judge(
     databases = []
     for path in wanted:
         last, lag = _lag_of_history(path, history, rules, now)
+        # A replicator that does not answer may be dead, so nothing is healthy; the lag is told all
+        # the same, because it grows.
         if listed is None:
             reason = problem or "the replicator does not answer"
             databases.append(DatabaseHealth(path, HealthState.UNHEALTHY, lag, last, reason))

@@ -123,6 +123,8 @@ class HealthChecker:
         before: HealthState | None = None
         while True:
             health = await self.check()
+            # Changes alone are logged: a target that is away for a night would fill the log
+            # otherwise.
             if health.state is not before:
                 bad = health.state in (HealthState.DEGRADED, HealthState.UNHEALTHY)
                 log = _log.warning if bad else _log.info
@@ -161,6 +163,7 @@ class HealthChecker:
             now=self._clock(),
             problem=unserved or self._failure() or "",
         )
+        # Another program on the port means that nobody could ask for the lag when the socket fails.
         if unserved is not None:
             health = attrs.evolve(health, state=HealthState.UNHEALTHY)
         return health  # noqa: ASYNC910 - whoever raised has been waited for

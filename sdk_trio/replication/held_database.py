@@ -73,6 +73,7 @@ class HeldDatabase:
         try:
             connection = apsw.Connection(os.fspath(file), flags=apsw.SQLITE_OPEN_READWRITE)
             try:
+                # The caller tries again and says for whom it waits; SQLite would wait in silence.
                 connection.set_busy_timeout(0)
                 for statement in _TAKE:
                     connection.execute(statement).fetchall()
@@ -95,6 +96,8 @@ class HeldDatabase:
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
         try:
             if fcntl is not None:
+                # A file that SQLite cannot read can still be locked by the bytes that SQLite would
+                # lock.
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, _LOCK_BYTES, _LOCK_AT)
         except OSError:
             os.close(descriptor)
@@ -165,6 +168,7 @@ class HeldDatabase:
             )
         copy = apsw.Connection(os.fspath(target), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
+            # The copy is synced once, as a whole, when it is complete.
             copy.execute("PRAGMA synchronous = OFF")
             with copy.backup("main", self.connection, "main") as backup:
                 backup.step()

@@ -140,6 +140,8 @@ class InPlaceRestorer:
                 restored, kept = await self._replace(tenant, file, wish)
             except BaseException:
                 if was_active:
+                    # A tenant that was active must not stay suspended because somebody pressed
+                    # Ctrl-C.
                     with trio.move_on_after(_REACTIVATE_SECONDS, shield=True):
                         await self._try_to_reactivate(tenant, wish)
                 raise
@@ -161,6 +163,8 @@ class InPlaceRestorer:
                 if record.action in _TRANSITIONS:
                     last = record
             if len(page) < _PAGE:
+                # The reason is the only trace that survives the death of the process that suspended
+                # (ADR 34).
                 return last is not None and (last.reason or "").startswith(REASON)
 
     async def _bring_up_to_date(self, file: Path) -> None:

@@ -93,6 +93,8 @@ class LagSurveyor:
     async def _ask_all(self, due: list[str]) -> None:
         self.problem = ""
         answered = 0
+        # The tasks share one iterator, so each database is asked for once, the longest waiting
+        # first.
         waiting = iter(due)
 
         async def work(scope: trio.CancelScope) -> None:  # noqa: ASYNC910 - there is one at least
@@ -129,6 +131,7 @@ class LagSurveyor:
 
     async def _files(self, replica: TenantReplica, path: str) -> tuple[ReplicaFile, ...]:
         """Return the fresh files, or all when these do not show that it is in step."""
+        # Mostly enough: one request instead of one for each level.
         fresh = await replica.list_files(level=_FRESH)
         if self.book.covers(path, newest_position(fresh)):
             return fresh

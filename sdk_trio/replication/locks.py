@@ -42,6 +42,7 @@ def lock_databases(directory: str | os.PathLike[str]) -> Iterator[int]:
         raise ReplicatorError("a replicator cannot be supervised on this system: there is none")
     path = Path(directory) / LOCK_NAME
     try:
+        # Not truncated here: until the lock is ours, the file names its holder.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise ReplicatorError(

@@ -165,6 +165,7 @@ def render_manifest(
         ValueError: a value cannot be written down (it is no UTF-8), or the replicator would open
             another file than the database (see :data:`MISREAD_IN_PATHS`).
     """
+    # Sorted, so that the same databases give the same text: another text is a reload.
     entries = sorted(set(databases))
     lines = [*_HEADER, *_head(options, len(entries), socket_path)]
     if not entries:
@@ -174,6 +175,7 @@ def render_manifest(
         target = list(_target(options))
         for entry in entries:
             path = replica_path(options, entry.tenant_id, working_directory=working_directory)
+            # The replicator opens a path as a URI, and makes an empty database of the shorter name.
             if not MISREAD_IN_PATHS.isdisjoint(entry.path):
                 raise ValueError(
                     f"the path {entry.path!r} holds a character (# ? %) by which the replicator "
@@ -330,6 +332,7 @@ def _head(options: ReplicationOptions, count: int, socket_path: str | None) -> I
         yield "socket:"
         yield "  enabled: true"
         yield f"  path: {quoted(socket_path)}"
+        # Whoever can use the socket can have databases let go of.
         yield "  permissions: 0600"
     yield "logging: {type: json, stderr: true}"
     yield f"sync-interval: {options.sync_interval_seconds}s"
@@ -420,6 +423,7 @@ class ManifestWriter:
         """
         if self.is_current(text):
             return False
+        # An operator's link stays a link: a rename over it would replace it by a file.
         target = Path(os.path.realpath(self.path))
         partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
         try:
@@ -430,6 +434,8 @@ class ManifestWriter:
                 with suppress(OSError):
                     partial.unlink()
                 raise
+            # A rename is durable when its directory is synced: after a loss of power the old name
+            # could lead to the old text, of which the replicator was not told.
             _sync_directory(target.parent)
             _sweep(target)
         except OSError as error:

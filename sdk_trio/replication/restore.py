@@ -126,6 +126,8 @@ class Restorer:
         """Return what will be restored, or raise why that cannot be had."""
         self._report(RestoreProgress("looking at the replica"))
         files = await source.list_files()
+        # Asked before the restore: the binary's own errors do not tell a missing replica from a
+        # point in time that is too early.
         reason = replica.why_impossible(files, at)
         if reason is not None:
             raise RestoreError(f"nothing can be restored: {reason}; {_ADVICE}")
@@ -190,7 +192,10 @@ def _scratch_prefix(output: Path) -> str:
 
 
 def _settle(restored: Path, point: RestorePoint, install: Install) -> None:
+    # For nobody else to read, whatever mode the replicator has given it.
     restored.chmod(0o600)
+    # Before it gets its name: a name that leads to half a file after a loss of power is worse than
+    # none.
     sync_to_disk(restored)
     install(restored, point)
 

@@ -195,6 +195,8 @@ def send_hangup(pid_file: Path) -> Signalled | SignalRefusal:
 
 def _send_held(pid: int) -> Signalled | SignalRefusal:
     """Send through a descriptor: a process that takes over the number meanwhile gets nothing."""
+    # The descriptor stands for the process and not for its number, which the kernel gives to
+    # another one when this ends.
     descriptor = os.pidfd_open(pid)
     try:
         harm = _harm(pid)

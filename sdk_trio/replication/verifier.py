@@ -180,6 +180,8 @@ def _sum(connection: apsw.Connection, name: str, pause: Pause) -> TableContent:
     rows = total = 0
     for row in connection.execute(f"SELECT {values} FROM {quoted}"):
         digest = hashlib.blake2b(repr(row).encode(), digest_size=_SUM_BITS // 8)
+        # A sum, because the order of the rows is nobody's promise and sorting a large table would
+        # cost memory.
         total += int.from_bytes(digest.digest(), "big")
         rows += 1
         if rows % _ROWS_PER_TURN == 0:
@@ -341,6 +343,7 @@ class Verifier:
     ) -> None:
         """Raise if the difference cannot be what was written a moment ago."""
         behind = moment.written_at - (found.as_of or 0.0)
+        # A difference that is younger may be what was written a moment ago and not synced yet.
         if behind > self._sync_seconds:
             who = "and no replicator answers" if active else "which was left so at its suspension"
             raise _Unproven(
@@ -392,6 +395,8 @@ class Verifier:
             except BaseException:
                 moment.snapshot.close()
                 raise
+            # Nothing was written between the two syncs, so the snapshot between them is exactly
+            # this transaction.
             if before.txid == after.txid and moment.snapshot.settled:
                 return attrs.evolve(moment, txid=after.txid, exact=True)
             moment.snapshot.close()

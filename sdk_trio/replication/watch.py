@@ -124,6 +124,7 @@ class DirectoryScanner:
         self._read_at = time.monotonic()
         self._state = None
         self._found = database_files(self._directory)
+        # A change in the same step of the file system's clock would leave the time as it is.
         if state is not None and now_ns - max(state[1:]) > _SETTLED_SECONDS * 1_000_000_000:
             self._state = state
         return self._found
@@ -183,6 +184,8 @@ class Watcher:
         self._scan_seconds = scan_seconds
         self._retry_seconds = retry_seconds
         self._retell_seconds = retell_seconds
+        # The looks follow each other, and a directory on a disk that hangs takes one thread and not
+        # all of them.
         self._limiter = trio.CapacityLimiter(1)
         self._active: frozenset[str] | None = None
         self._seen: Mapping[str, str] | None = None

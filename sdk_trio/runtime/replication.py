@@ -120,6 +120,8 @@ async def run_replication(
         await trio.sleep_forever()
     watcher = build_watcher(settings, tenants, supervisor)
     async with trio.open_nursery() as nursery:
+        # The supervisor first: it takes the lock of the databases, and a second process fails here
+        # before it writes anything.
         if supervisor is not None:
             await nursery.start(supervisor.run)
         await nursery.start(watcher.run)
@@ -224,6 +226,8 @@ class ReplicationOverseer:
             wanted=self._wanted,
             failure=self._failure,
             reloading=self._reloading,
+            # A supervised replicator has a control socket, and its answers are better than the
+            # target's list.
             surveyor=None if options.supervise else LagSurveyor(settings),
         )
 

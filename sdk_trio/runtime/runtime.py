@@ -351,6 +351,8 @@ class Runtime:
                     self._begin_drain()
         except BaseExceptionGroup as group:
             error = only_member(group)
+            # A user sees the part's own exception, with the cause that it had, and not our
+            # nurseries.
             raise error from (None if error is group else error.__cause__)
         finally:
             self._log_end()
@@ -416,6 +418,8 @@ class Runtime:
                 # First, so that probes see a long start, and cancelled last, so that they see
                 # the drain.
                 admin = await start("the admin address", self._administrator.run)
+            # The store is open before anything listens: the first delivery must not wait for a
+            # migration.
             await start("the receiver", self.receiver.run)
             if self.settings.multi_tenant.file_db.replication.use_replication:
                 await start("replication", self._replicate)
@@ -428,8 +432,11 @@ class Runtime:
             if self._reconciles:
                 await start("reconciliation", self._reconcile)
             await self._drain_begun.wait()
+            # A pass asks the upstream for deliveries that this process will not accept any more.
             self._reconciling.cancel()
             server.stop()
+            # Requests in progress first: an inline run ends in its request, and may still put an
+            # event into the queue.
             await server.ended.wait()
             await self.receiver.drain()
             parts.cancel_scope.cancel()

@@ -86,6 +86,7 @@ def read_environment(environ: Mapping[str, str], *, pid: int) -> ServiceEnvironm
     if environ.get("LISTEN_PID") != str(pid) or count > _MOST_SOCKETS:
         count = 0
     names = environ.get("LISTEN_FDNAMES", "").split(":")
+    # The list of names may be shorter than that of the sockets.
     names += [_UNNAMED] * count
     return ServiceEnvironment(
         notify_socket=address if address[:1] in ("/", "@") and len(address) > 1 else None,
@@ -213,6 +214,7 @@ class SystemdNotifier:
         self._complained = False
         if self._address is not None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            # The manager's queue holds about ten messages; a full one must not block the loop.
             self._socket.setblocking(False)
 
     @property
@@ -267,6 +269,7 @@ class SystemdNotifier:
             return
         answered = True
         while True:
+            # Half the time, as sd_watchdog_enabled(3) recommends.
             next_sign = trio.current_time() + seconds / 2
             with trio.move_on_after(seconds / 2) as waiting:
                 try:

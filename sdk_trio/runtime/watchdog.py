@@ -57,6 +57,8 @@ class Watchdog:
             target=self._watch,
             args=(token, threading.get_ident()),
             name="sdk_trio-watchdog",
+            # A blocked loop may be the reason for the end; this thread must not hold the process
+            # then.
             daemon=True,
         )
         self._thread.start()

@@ -93,6 +93,7 @@ def _size(file: Path) -> int:
 def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | None]:
     """Return whether the check came to its end, and the damage that it found."""
     deadline = time.monotonic() + seconds
+    # The check of a large store may take long, and people wait for ``doctor``.
     connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
     try:
         answer = str(connection.execute("PRAGMA quick_check(1)").get)

@@ -107,6 +107,7 @@ async def put_back(
     await trio.lowlevel.checkpoint()
     replayed: set[str] = set()
     for start in range(0, len(keys), CHUNK):
+        # Short transactions: deliveries that arrive meanwhile wait for the same writer.
         chunk = keys[start : start + CHUNK]
         replayed.update(await inbox.replay(chunk))
         if advance is not None:

@@ -34,6 +34,7 @@ class CredentialReader:
 
     def __init__(self, environ: Callable[[], Mapping[str, str]] = lambda: os.environ) -> None:
         self._environ = environ
+        # A copy: a variable that some code changes in the running process is no rotation.
         self._variables = dict(environ())
         self._threads = trio.CapacityLimiter(MAX_THREADS)
 
@@ -89,6 +90,7 @@ class CredentialReader:
         self, tenant: Tenant, sources: Sequence[CredentialSource]
     ) -> list[str | TenantCredentialsError]:
         """Return the text of each source, or the reason why it cannot be read."""
+        # Only files need a thread: variables are read where we are.
         if any(isinstance(source, KeyFile) for source in sources):
             return await trio.to_thread.run_sync(
                 self._read_all, tenant, sources, abandon_on_cancel=True, limiter=self._threads

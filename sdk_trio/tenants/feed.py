@@ -57,6 +57,7 @@ class Subscribers:
     @contextmanager
     def subscribe(self, store: TenantStore, after: int) -> Iterator[TransitionFeed]:
         """Return a feed of the transitions after that sequence, for the length of the block."""
+        # One place: "look again" needs no counting, and a slow subscriber holds up no transition.
         send, receive = trio.open_memory_channel[None](1)
         with send, receive:
             self._channels.add(send)

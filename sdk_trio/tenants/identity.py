@@ -36,6 +36,7 @@ def check_identifier(identifier: str) -> str:
         InvalidTenantError: it is no slug, or has the form of an id and could be taken for one.
     """
     _check(identifier, "identifier", Form.SLUG)
+    # Commands take an identifier or an id; one text must never mean two tenants.
     if is_tenant_id(identifier):
         raise _invalid("identifier", "has the form of a tenant id: choose a name for people")
     return identifier

@@ -118,6 +118,7 @@ def decide(
         SuspensionRefusedError: the email is not verified, and nothing relaxes that rule.
     """
     target = TARGETS[transition]
+    # Asked twice, as by a person who presses a button again, a transition is no fault.
     if tenant.status is target:
         return Decision(new_status=target, no_op=True)
     if tenant.status not in SOURCES[transition]:

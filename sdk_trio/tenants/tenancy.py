@@ -100,6 +100,7 @@ class TenantRuntime:
 
         A restore or a purge waits for that, and the file that it then puts there is opened anew.
         """
+        # A tenant whose function goes on would be closed once for every wake-up otherwise.
         closing: set[str] = set()
 
         async def close(tenant_id: str) -> None:

@@ -88,6 +88,7 @@ def bundled_api_version(version_header: str) -> str:
 class Settings:
     """All settings, section by section; the root key is ``Sdk``."""
 
+    # The sandbox by default: a program that was started without a thought moves no money.
     mode: Mode = attrs.field(
         default=Mode.TEST,
         metadata=about("Test is the sandbox, Live is production, Custom uses CustomBaseUrl."),

@@ -34,6 +34,8 @@ class UpstreamOptions:
             required=True,
         ),
     )
+    # False until the upstream says so: repeating a write that it has executed charges a customer
+    # twice.
     honours_idempotency_keys: bool = attrs.field(
         default=False,
         metadata=about(
@@ -93,6 +95,7 @@ class ConnectionOptions:
         default=100,
         metadata=about("Cap on simultaneous TCP connections per host.", minimum=1),
     )
+    # A connection that is kept for ever never sees a change of the name's addresses.
     pooled_connection_lifetime_minutes: int = attrs.field(
         default=15,
         metadata=about("Forced reconnection interval.", minimum=1, unit="minutes"),
@@ -109,6 +112,7 @@ class ConnectionOptions:
         default=True,
         metadata=about("Allow several simultaneous HTTP/2 connections."),
     )
+    # Whoever may set a variable would else choose the way of the access token (ADR 28).
     proxy_url: str | None = attrs.field(
         default=None,
         metadata=about(
@@ -148,6 +152,7 @@ class ConnectionOptions:
             default_note="none",
         ),
     )
+    # 600 KiB of gzip once became 600 MiB in the process that receives the payments (ADR 29).
     max_answer_bytes: int = attrs.field(
         default=33_554_432,
         metadata=about(

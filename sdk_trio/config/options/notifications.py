@@ -134,6 +134,8 @@ class WebhookChannelOptions:
         default=10,
         metadata=about("Timeout of one POST.", minimum=1, maximum=300, unit="seconds"),
     )
+    # A customer may have chosen the URL, and must not reach the operator's network through us (ADR
+    # 14).
     allow_private_addresses: bool = attrs.field(
         default=False,
         metadata=about(

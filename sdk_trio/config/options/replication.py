@@ -173,6 +173,7 @@ class ReplicationOptions:
             "Pid file of the replicator. Required when AutoRegenerateOnTenantChange is true."
         ),
     )
+    # Tenants often come in bursts, and a change may restart the replicator for all of them.
     auto_regenerate_debounce_window: timedelta = attrs.field(
         default=timedelta(seconds=2),
         metadata=about("Collapses bursts of events into one regeneration."),
@@ -189,6 +190,7 @@ class ReplicationOptions:
             default_note="beside the interpreter, then PATH",
         ),
     )
+    # Off by default: all of every replica is downloaded, and object stores bill that.
     verify_interval_hours: int | None = attrs.field(
         default=None,
         metadata=about(

@@ -46,6 +46,7 @@ class SingleTenantUpgradeOptions:
             "the stored deliveries name, if it is one."
         ),
     )
+    # A host that goes on writing to the old database would write to what is no tenant's any more.
     require_graceful_quiescence: bool = attrs.field(
         default=True,
         metadata=about("Refuse to run unless the host has signalled quiescence."),
@@ -107,6 +108,7 @@ class MultiTenantOptions:
         default=False,
         metadata=about("Turns on tenants, their databases and the upgrade."),
     )
+    # False by default: hosts rely on their one secret proving every tenant's events (ADR 36).
     own_secrets_only: bool = attrs.field(
         default=False,
         metadata=about(

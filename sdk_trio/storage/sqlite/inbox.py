@@ -130,6 +130,8 @@ class SqliteInbox:
         terms = self._terms
         return await self._committer.submit(
             lambda c: writer.accept(c, terms, delivery, leased),
+            # A caller that is cancelled, or hears of no answer in time, will not run it: with the
+            # lease kept, nobody else would either.
             undo=partial(self._give_up, delivery) if leased else None,
             told=True,
         )
@@ -313,6 +315,7 @@ class SqliteInbox:
         """See :meth:`Inbox.purge`. Cancelled, it stops between two transactions."""
         terms = self._terms
         old_body = now - terms.payload_seconds
+        # A row goes when neither its body nor its id is needed any more.
         forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
         delete = writer.delete_deliveries
         purged = Purged(
@@ -320,6 +323,7 @@ class SqliteInbox:
             finished=await self._delete(DeliveryState.DONE, forgotten, delete),
             parked=await self._delete(DeliveryState.PARKED, old_body, delete),
         )
+        # What was deleted is still in the log until that is cleared.
         if purged != Purged(0, 0, 0):
             await self._clear_log(SHORT_SECONDS)
         return purged
@@ -337,6 +341,8 @@ class SqliteInbox:
         erased = after = 0
         while True:
             find = partial(reader.of_tenant, tenant_id=tenant_id, after=after, limit=PURGE_CHUNK)
+            # Found by the reading connection, so that the scan holds up no delivery; deleted in
+            # short transactions.
             found = await self._queries.run(find)
             if not found:
                 break

@@ -178,6 +178,8 @@ def enlist(
     """Give the next transitions their messages, and skip messages that wait on other channels."""
     skipped = _skip_others(connection, channels, now)
     reached = position(connection)
+    # The first look ever only draws the line: nobody wants messages about transitions of before
+    # (ADR 13).
     if reached is None:
         reached = connection.execute("SELECT max(sequence) FROM outbox").get or 0
         connection.execute(_MOVE, (POSITION, str(reached)))
@@ -239,6 +241,8 @@ _FOREIGN = f"""
 SELECT sequence, channel {OPEN} AND lease_owner > '' AND lease_owner <> :owner
 """
 
+# A message that was being sent may have arrived. It is sent again only where its receiver can tell
+# a repetition; else people decide.
 _FREE = """
 UPDATE notification SET lease_owner = NULL, lease_until = NULL, next_attempt_at = NULL,
     state = CASE WHEN state = 'sending' AND NOT repeatable THEN 'unknown' ELSE 'pending' END,
@@ -332,6 +336,7 @@ UPDATE notification SET state = :state, reason = :reason, provider_id = :provide
 WHERE sequence = :sequence AND channel = :channel AND lease_owner = :owner AND {NOTIFICATION_OPEN}
 """
 
+# The attempt was claimed and sent nothing, so it does not count.
 _UNDO = f"""
 UPDATE notification SET attempts = attempts - (state = 'sending'), state = 'pending',
     next_attempt_at = NULL, lease_owner = NULL, lease_until = NULL

@@ -83,6 +83,7 @@ class QueryRunner:
         self._closed = True
         connection = self._connection
         if connection is not None:
+            # A long listing would else hold up the close until it has read everything.
             connection.interrupt()
         with trio.move_on_after(CLOSE_SECONDS, shield=True):
             async with self._one_at_a_time:

@@ -56,6 +56,8 @@ SELECT received_at FROM inbox WHERE sequence = (
     WHERE state <> 'done' AND state IN ('received', 'running') AND queued = 1)
 """
 
+# A scan by key and not by time: an index on ``finished_at`` would hold every finished delivery, and
+# each delivery would pay for it.
 _OLD = """
 SELECT sequence FROM inbox WHERE sequence > ? AND state = 'done' AND finished_at < ?
 ORDER BY sequence LIMIT ?

@@ -40,6 +40,8 @@ SELECT sequence, type, raw FROM inbox JOIN body USING (sequence)
 WHERE sequence > ? AND tenant_id IS ? ORDER BY sequence LIMIT ?
 """
 
+# Batches are ranges of sequences: the position then moves on also where no row of the range needs a
+# tenant.
 _END_OF_BATCH = """
 SELECT max(sequence), count(*) FROM (
     SELECT sequence FROM inbox WHERE sequence > ? ORDER BY sequence LIMIT ?
