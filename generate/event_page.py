@@ -61,7 +61,7 @@ class InvoiceData(Payload, frozen=True):
 
 
 class InvoiceSentEvent(Event[InvoiceData]):
-    wire_type = "invoice.sent"
+    wire_type = "acme.invoice_sent"
 
 
 catalog = DEFAULT_CATALOG.with_event(InvoiceSentEvent)

@@ -168,7 +168,7 @@ def _checked(event_class: Any) -> EventType:
     ):
         raise HandlerRegistrationError(
             f"{name}.wire_type is {wire_type!r}: it must be a type as it is sent, such as "
-            f"'invoice.sent': letters, digits, '_' and '-', parts joined by '.', at most "
+            f"'acme.invoice_sent': letters, digits, '_' and '-', parts joined by '.', at most "
             f"{_MAX_WIRE_TYPE_LENGTH} characters"
         )
     row = _row(event_class, EventGroup.APPLICATION)

@@ -68,7 +68,7 @@ class Event(Generic[DataT_co]):
     An application's own event class names its type and its data::
 
         class InvoiceSentEvent(Event[InvoiceData]):
-            wire_type = "invoice.sent"
+            wire_type = "acme.invoice_sent"
     """
 
     wire_type: ClassVar[str] = ""

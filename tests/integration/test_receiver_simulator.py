@@ -69,7 +69,6 @@ async def test_every_known_and_additional_type_can_be_simulated():
                 nursery.start_soon(one, row.wire_type)
         assert app.runtime.receiver.counters.values["drift"] == 0
     assert sorted(handled) == sorted(sample_types())
-    assert len(handled) == 42
 
 
 async def test_a_body_is_merged_into_the_data_of_the_sample():

@@ -436,10 +436,10 @@ def test_an_event_cannot_be_changed() -> None:
 
 
 def test_a_type_without_a_class_keeps_everything() -> None:
-    raw = body({"id": "a", "total": 5, "lines": [{"x": 1}]}, "invoice.sent")
+    raw = body({"id": "a", "total": 5, "lines": [{"x": 1}]}, "acme.invoice_sent")
     event, drifts = decode(raw)
     assert type(event) is UnknownEvent
-    assert event.type == "invoice.sent"
+    assert event.type == "acme.invoice_sent"
     assert type(event.data) is Payload
     assert event.data.id == "a"
     assert event.data.extra == {"total": 5, "lines": [{"x": 1}]}
@@ -520,7 +520,7 @@ def test_what_fits_is_kept_down_to_the_nested_records() -> None:
         (b'{"id":"a"}', "", None, True),
     ],
 )
-@pytest.mark.parametrize("wire_type", ["order.paid", "invoice.sent"])
+@pytest.mark.parametrize("wire_type", ["order.paid", "acme.invoice_sent"])
 def test_the_id_is_text_whatever_was_sent(
     wire_type: str, sent: bytes, expected: str, subject: str | None, drifting: bool
 ) -> None:

@@ -193,7 +193,7 @@ def test_one_handler_per_type_and_the_error_names_both_ways_out():
 
 
 class Invoice(Event[dict]):
-    wire_type = "invoice.sent"
+    wire_type = "acme.invoice_sent"
 
 
 @pytest.mark.parametrize("event_class", [Invoice, Event, dict, "order.paid", None])
@@ -205,7 +205,7 @@ def test_only_classes_of_the_catalogue_can_be_registered(event_class):
 def test_an_application_adds_its_own_types():
     handlers = HandlerRegistry(catalog=DEFAULT_CATALOG.with_event(Invoice))
     handlers.register(Invoice, function)
-    assert handlers.bind(services_of()).find("invoice.sent") is not None
+    assert handlers.bind(services_of()).find("acme.invoice_sent") is not None
     assert len(handlers.missing()) == 28
 
 
