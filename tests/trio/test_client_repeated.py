@@ -10,6 +10,7 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from sdk_trio.client.retry import BudgetPolicy, FailureKind, RetryBudget, RetryPolicy
 from support.client_stories import Asked, call_of
 
 from sdk_trio.client.errors import CircuitOpenError, ConnectionFailedError, OutcomeUnknownError
@@ -23,7 +24,6 @@ from sdk_trio.client.layers.admission import (
 from sdk_trio.client.layers.deadline import CallsUnderWay
 from sdk_trio.client.layers.hedge import Hedger
 from sdk_trio.client.layers.retry import Retryer
-from sdk_trio.client.retry import BudgetPolicy, FailureKind, RetryBudget, RetryPolicy
 
 FIRST, RETRY, HEDGE = AttemptKind.FIRST, AttemptKind.RETRY, AttemptKind.HEDGE
 SAVED = 50
