@@ -219,7 +219,7 @@ def credential(read_variable: ReadVariable, name: str, *, for_header: bool = Tru
 
 
 class ProviderChannel(ABC):
-    """Sends the messages of one channel; a :class:`~Channel`.
+    """Sends the messages of one channel; a :class:`Channel`.
 
     Args:
         options: the settings of notifications.
@@ -245,7 +245,7 @@ class ProviderChannel(ABC):
         self._clock = clock
 
     async def send(self, record: OutboxRecord) -> Outcome:
-        """Try once to send the message; see :class:`~Channel`."""
+        """Try once to send the message; see :class:`Channel`."""
         return await attempt(self._poster, lambda: self._prepare(record))
 
     @abstractmethod

@@ -95,12 +95,6 @@ def _holder(descriptor: int) -> str:
         return "another process"
 
 
-try:
-    import fcntl
-except ImportError:  # Windows, for which there is no replicator
-    fcntl = None  # type: ignore[assignment]
-
-
 @contextmanager
 def hold_pid_file(path: str | os.PathLike[str]) -> Iterator[None]:
     """Keep this process's id in the file ``path`` for the length of a block.

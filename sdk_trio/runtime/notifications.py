@@ -103,7 +103,7 @@ class _Changeable:
 
 
 class Notifier:
-    """Site-manager notifications beside the receiver; a :class:`Companion`.
+    """Site-manager notifications beside the receiver; a :class:`BackgroundTask`.
 
     Args:
         settings: validated settings with notifications enabled.
