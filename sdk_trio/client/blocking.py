@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context, copy_context
 from types import TracebackType
@@ -373,6 +373,11 @@ class BlockingOperation(OperationMethod[P, Result]):
     __doc__: Any = OfInstance(__doc__, description_of)
     __signature__: Any = OfInstance(None, signature_of)
 
+    @property
+    def _portal(self) -> Portal:
+        assert isinstance(self._sender, Portal)
+        return self._sender
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
         """Call the operation, and return its answer.
 
@@ -385,15 +390,17 @@ class BlockingOperation(OperationMethod[P, Result]):
             call = self._prepare(args, kwargs)
         finally:
             del args, kwargs  # reports of a failure show variables: no body may be among them
-        return cast("Result", self._blocking(call))
+        answer: Result = self._blocking(call)
+        return answer
 
-    def unchecked(self, *args: Any, **kwargs: Any) -> Result:
+    def unchecked(self, *args: object, **kwargs: object) -> Result:
         """Call the operation with any arguments, also without those that it requires."""
         try:
             call = self._prepare(args, kwargs, is_checked=False)
         finally:
             del args, kwargs  # as above
-        return cast("Result", self._blocking(call))
+        answer: Result = self._blocking(call)
+        return answer
 
     def raw(self, *args: P.args, **kwargs: P.kwargs) -> httpx.Response:
         """Call the operation and return the answer itself, with its headers and exact bytes."""
@@ -401,8 +408,7 @@ class BlockingOperation(OperationMethod[P, Result]):
             call = self._prepare(args, kwargs)
         finally:
             del args, kwargs  # as above
-        portal = cast("Portal", self._sender)
-        return portal.run(portal.send, call)
+        return self._portal.run(self._portal.send, call)
 
     @overload
     def with_response(
@@ -416,13 +422,12 @@ class BlockingOperation(OperationMethod[P, Result]):
             call = self._prepare(args, kwargs)
         finally:
             del args, kwargs  # as above
-        portal = cast("Portal", self._sender)
-        return portal.run(self._send_with_response, portal, call)
+        return self._portal.run(self._send_with_response, self._portal, call)
 
     def _blocking(self, call: Call) -> Any:
-        portal = cast("Portal", self._sender)
+        portal = self._portal
         portal.opened()  # a coroutine that cannot be run is not even made
-        result = self._receive(portal, call)
+        result: Any = self._receive(portal, call)
         if isinstance(result, Listing):
             return SyncListing(portal, result)
         if isinstance(result, CsvExport):
@@ -462,7 +467,7 @@ class SyncListing(Generic[Item]):
         return repr(self._listing)
 
 
-async def _next_or_none(iterator: Any) -> Any:
+async def _next_or_none(iterator: AsyncIterator[T]) -> T | None:
     return await anext(iterator, None)
 
 
@@ -515,8 +520,7 @@ class SyncExport(_SyncContext[CsvRows]):
         self._export = export
 
     def __enter__(self) -> "SyncRows":
-        export = cast("AbstractAsyncContextManager[CsvRows]", self._export)
-        return SyncRows(self._portal, self._enter(export))
+        return SyncRows(self._portal, self._enter(self._export))
 
     def text(self) -> str:
         """Return the whole file as one text, which has to fit into memory."""

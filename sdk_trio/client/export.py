@@ -6,10 +6,9 @@ RFC 4180: comma, double quotes, CR LF or LF between rows; a quoted cell may hold
 import codecs
 import re
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
-from typing import cast
 
 import attrs
 import httpx
@@ -122,7 +121,7 @@ def _distinct(names: list[str]) -> list[str]:
     return distinct
 
 
-class CsvExport:
+class CsvExport(AbstractAsyncContextManager["CsvRows"]):
     """A CSV file of the upstream, of any length: ``async with client.orders.export() as rows:``.
 
     Inside, ``async for row in rows`` gives a dict per row, by the names of the columns; one that
@@ -148,16 +147,16 @@ class CsvExport:
             self._opened = opening.pop_all()
         return rows
 
-    def __aexit__(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> Awaitable[bool | None]:
+    ) -> bool | None:
         """Close the answer, read or not; how long that may take is the stream's own matter."""
         assert self._opened is not None
         opened, self._opened = self._opened, None
-        return opened.__aexit__(kind, error, traceback)
+        return await opened.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - it bounds it itself
 
     async def text(self) -> str:
         """Return the whole file as one text, of at most ``max_answer_bytes``."""
@@ -180,7 +179,8 @@ class CsvRows(AsyncIterator[dict[str, str]]):
         self._call = call
         # The raw stream is iterated, because httpx's own iterators are generators that nothing
         # closes when a loop ends early; Trio warns of these.
-        self._chunks = aiter(cast("AsyncIterable[bytes]", response.stream))
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        self._chunks = aiter(response.stream)
         self._parser = CsvParser()
         self._rows: deque[dict[str, str]] = deque()
         self._is_over = False

@@ -27,7 +27,7 @@ from .signatures import SIGNATURES
 _LISTS = (list, tuple, set, frozenset)
 
 
-def path_segment(value: Any, where: str) -> str:
+def path_segment(value: object, where: str) -> str:
     """Return ``value`` as one percent-encoded segment of a path; ``where`` is for messages.
 
     Raises:
@@ -48,7 +48,7 @@ def path_segment(value: Any, where: str) -> str:
     return quote(text, safe="")
 
 
-def query_pairs(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def query_pairs(fields: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yield the query's pairs in order.
 
     None is left out, also inside lists. A list is its key repeated, a mapping is ``key[inner]``
@@ -67,7 +67,7 @@ def query_pairs(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, _query_text(value, key)
 
 
-def json_value(value: Any, where: str = "body") -> Any:
+def json_value(value: object, where: str = "body") -> object:
     """Return ``value`` as plain JSON values; ``where`` names the value in messages.
 
     None stays (it clears a field of the upstream's record). Records, mappings, lists, sets,
@@ -99,7 +99,7 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _query_text(value: Any, where: str) -> str:
+def _query_text(value: object, where: str) -> str:
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, bool):
@@ -111,7 +111,7 @@ def _query_text(value: Any, where: str) -> str:
     return _scalar_text(value, where, "a query")
 
 
-def _scalar_text(value: Any, where: str, place: str) -> str:
+def _scalar_text(value: object, where: str, place: str) -> str:
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise ValueError(
@@ -126,7 +126,7 @@ def _scalar_text(value: Any, where: str, place: str) -> str:
     raise TypeError(f"{where} is {_kind(value)}, which has no form in {place}: convert it first")
 
 
-def _key(key: Any, where: str) -> str:
+def _key(key: object, where: str) -> str:
     if isinstance(key, enum.Enum):
         key = key.value
     if not isinstance(key, str):
@@ -134,7 +134,7 @@ def _key(key: Any, where: str) -> str:
     return key
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     name = type(value).__name__
     return f"a {name}" if name[:1].lower() not in "aeiou" else f"an {name}"
 
@@ -232,7 +232,7 @@ class Operation:
         """Return the way in which the further pages of a list are requested."""
         return _PAGINATION.get(self.answer, Pagination.NONE)
 
-    def filled_path(self, values: Mapping[str, Any]) -> str:
+    def filled_path(self, values: Mapping[str, object]) -> str:
         """Return the path with ``values`` in place of its parameters, each percent-encoded.
 
         Raises:
@@ -321,11 +321,11 @@ def operation(
 
 def prepare(
     operation: Operation,
-    positional: Sequence[Any] = (),
-    fields: Mapping[str, Any] | None = None,
+    positional: Sequence[object] = (),
+    fields: Mapping[str, object] | None = None,
     *,
-    body: Any | Unset = UNSET,
-    query: Any = None,
+    body: object = UNSET,
+    query: object = None,
     options: CallOptions = NO_OPTIONS,
     is_checked: bool = True,
 ) -> Call:
@@ -376,19 +376,21 @@ def prepare(
 
 
 def _body_parts(
-    operation: Operation, body: Any | Unset
-) -> tuple[Any | Unset, tuple[tuple[str, str], ...] | None]:
+    operation: Operation, body: object
+) -> tuple[object, tuple[tuple[str, str], ...] | None]:
     """Return the body as JSON and as form fields; at most one of both is set."""
     if isinstance(body, Unset):
         return UNSET, None
     if operation.body is not Body.FORM:
         return json_value(body), None
+    if not isinstance(body, Mapping):
+        raise TypeError(f"{operation.full_name}() sends a form: body= takes a mapping")
     return UNSET, tuple(query_pairs(body)) or None
 
 
 def _path_values(
-    operation: Operation, positional: Sequence[Any], fields: dict[str, Any]
-) -> dict[str, Any]:
+    operation: Operation, positional: Sequence[object], fields: dict[str, object]
+) -> dict[str, object]:
     """Take the path's parameters from ``positional`` and ``fields``, which keeps the rest."""
     names = operation.parameters
     if len(positional) > len(names):
@@ -408,7 +410,7 @@ def _path_values(
     return values
 
 
-def _raise_missing(operation: Operation, name: str, fields: Mapping[str, Any]) -> NoReturn:
+def _raise_missing(operation: Operation, name: str, fields: Mapping[str, object]) -> NoReturn:
     others = [field for field in fields if field not in operation.parameters]
     meant = next((f for f in others if f.endswith(f"_{name}") or did_you_mean(f, [name])), None)
     hint = f"; did you mean {name}= by {meant}=?" if meant else ""
@@ -417,7 +419,7 @@ def _raise_missing(operation: Operation, name: str, fields: Mapping[str, Any]) -
     )
 
 
-def _check_known(operation: Operation, known: KnownOperation, given: Mapping[str, Any]) -> None:
+def _check_known(operation: Operation, known: KnownOperation, given: Mapping[str, object]) -> None:
     """Refuse names that the upstream would ignore: a misspelt filter would return everything."""
     if known.is_open or given.keys() <= known.fields.keys():
         return
@@ -433,14 +435,14 @@ def _check_known(operation: Operation, known: KnownOperation, given: Mapping[str
 
 
 def _check_given_once(
-    operation: Operation, body: Mapping[str, Any], fields: Mapping[str, Any]
+    operation: Operation, body: Mapping[str, object], fields: Mapping[str, object]
 ) -> None:
     for name in fields:
         if name in body:
             raise TypeError(f"{operation.full_name}() got {name!r} twice: by name and in body=")
 
 
-def _raise_surplus(operation: Operation, rest: Mapping[str, Any]) -> NoReturn:
+def _raise_surplus(operation: Operation, rest: Mapping[str, object]) -> NoReturn:
     names = ", ".join(rest)
     if operation.body is Body.NONE:
         raise TypeError(
@@ -495,7 +497,7 @@ def _parameters(
             default=inspect.Parameter.empty if is_required else unset,
             annotation=_Text(kind),
         )
-    own: tuple[tuple[str, str, Any], ...] = (
+    own: tuple[tuple[str, str, object], ...] = (
         ("query", "Mapping[str, Any] | None", None),
         ("body", "Mapping[str, Any]", UNSET),
         ("options", "CallOptions", NO_OPTIONS),

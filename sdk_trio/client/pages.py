@@ -52,7 +52,7 @@ class Page(Generic[Item]):
         return self.max_page is None and bool(self.items) and self.items == before.items
 
 
-def read_page(document: Any, number: int, origin: Origin = None) -> Page[Record]:
+def read_page(document: object, number: int, origin: Origin = None) -> Page[Record]:
     """Read the answer to the request for page ``number``; ``origin`` says what its items are.
 
     Raises:
@@ -102,12 +102,12 @@ def start_page(query: Iterable[tuple[str, str]]) -> int:
     return int(text)
 
 
-def _count(pagination: Mapping[str, Any], name: str) -> int | None:
+def _count(pagination: Mapping[str, object], name: str) -> int | None:
     value = pagination.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _json_kind(value: Any) -> str:
+def _json_kind(value: object) -> str:
     kinds = {list: "an array", str: "a text", bool: "a Boolean", type(None): "null"}
     return kinds.get(type(value), "a number")
 

@@ -96,10 +96,12 @@ class Pipeline:
         self._transport = transport
         self._sources = sources or RequestSources()
         clock = self._sources.clock
-        self.counters = ClientCounters()
-        self.budget = RetryBudget(budget or BudgetPolicy(), clock=clock)
-        self.breakers = Breakers(plan.breaker, clock=clock, on_change=self._circuit_changed)
-        self.limiters = Limiters(plan.limit, clock=clock)
+        self.counters: ClientCounters = ClientCounters()
+        self.budget: RetryBudget = RetryBudget(budget or BudgetPolicy(), clock=clock)
+        self.breakers: Breakers = Breakers(
+            plan.breaker, clock=clock, on_change=self._circuit_changed
+        )
+        self.limiters: Limiters = Limiters(plan.limit, clock=clock)
         self._under_way = CallsUnderWay()
         self._outermost: CallLayer | None = None
         self._is_open = False

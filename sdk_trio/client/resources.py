@@ -139,11 +139,11 @@ class BoundEndpoint(Generic[Result]):
 class OfInstance:
     """A descriptor that only instances see, so that the class keeps its own attribute."""
 
-    def __init__(self, of_class: str | None, of_operation: Callable[[Operation], Any]) -> None:
+    def __init__(self, of_class: str | None, of_operation: Callable[[Operation], object]) -> None:
         self._of_class = of_class
         self._of_operation = of_operation
 
-    def __get__(self, instance: "OperationMethod[..., Any] | None", owner: type) -> Any:
+    def __get__(self, instance: "OperationMethod[..., Any] | None", owner: type) -> object:
         if instance is not None:
             return self._of_operation(instance.operation)
         if self._of_class is None:
@@ -159,7 +159,7 @@ class OperationMethod(Generic[P, Result]):
 
     def __init__(
         self,
-        endpoint: BoundEndpoint[Any],
+        endpoint: BoundEndpoint[Result],
         sender: OperationSender,
         options: CallOptions = NO_OPTIONS,
     ) -> None:
@@ -173,7 +173,7 @@ class OperationMethod(Generic[P, Result]):
         return self._prepare(args, kwargs)
 
     def _prepare(
-        self, path: Sequence[Any], named: dict[str, Any], *, is_checked: bool = True
+        self, path: Sequence[object], named: dict[str, Any], *, is_checked: bool = True
     ) -> Call:
         try:
             return prepare(
@@ -232,7 +232,7 @@ class BoundOperation(OperationMethod[P, Result]):
         result: Result = self._receive(self._sender, call)
         return result
 
-    def unchecked(self, *args: Any, **kwargs: Any) -> Result:
+    def unchecked(self, *args: object, **kwargs: object) -> Result:
         """Call the operation with any arguments, also without those that it requires.
 
         Names are sent as they are: neither the table nor a type checker checks them.
@@ -335,12 +335,12 @@ def empty_endpoint(specification: str, *, body: Body | None = None) -> BoundEndp
     )
 
 
-def pages(specification: str) -> BoundEndpoint[Listing[Any]]:
+def pages(specification: str) -> BoundEndpoint[Listing[Record]]:
     """Return a row that is a list in numbered pages."""
     return BoundEndpoint(operation(specification, OperationAnswer.PAGE), Listing)
 
 
-def cursor_pages(specification: str) -> BoundEndpoint[Listing[Any]]:
+def cursor_pages(specification: str) -> BoundEndpoint[Listing[Record]]:
     """Return a row that is a list whose pages say only whether there is a next one."""
     return BoundEndpoint(operation(specification, OperationAnswer.CURSOR_PAGE), Listing)
 

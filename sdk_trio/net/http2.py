@@ -477,7 +477,7 @@ class Http2Connection:
 
     # -- the server's frames
 
-    def _on_settings(self, _event: Any) -> None:
+    def _on_settings(self, _event: h2.events.RemoteSettingsChanged) -> None:
         if not self._settings_arrived.is_set():
             self._settings_arrived.set()
             return
@@ -485,7 +485,7 @@ class Http2Connection:
             stream.open_window()
         self._released(self)
 
-    def _on_headers(self, event: Any) -> None:
+    def _on_headers(self, event: h2.events.ResponseReceived) -> None:
         stream = self._streams.get(event.stream_id)
         if stream is not None and stream.headers is None:
             try:
@@ -495,7 +495,7 @@ class Http2Connection:
                 self._fail_stream(stream, error)
             stream.arrival.set()
 
-    def _on_data(self, event: Any) -> None:
+    def _on_data(self, event: h2.events.DataReceived) -> None:
         stream = self._streams.get(event.stream_id)
         if stream is None:
             # Nobody will read them, but the connection's window must open again, or all other
@@ -507,14 +507,14 @@ class Http2Connection:
             stream.chunks.append(event.data)
             stream.arrival.set()
 
-    def _on_end(self, event: Any) -> None:
+    def _on_end(self, event: h2.events.StreamEnded) -> None:
         stream = self._streams.get(event.stream_id)
         if stream is not None:
             stream.ended = True
             stream.arrival.set()
             stream.open_window()
 
-    def _on_reset(self, event: Any) -> None:
+    def _on_reset(self, event: h2.events.StreamReset) -> None:
         stream = self._streams.get(event.stream_id)
         if stream is None:
             return
@@ -530,7 +530,7 @@ class Http2Connection:
             name = getattr(code, "name", code)
             self._fail_stream(stream, ReadFailedError(f"the server reset the stream: {name}"))
 
-    def _on_window(self, event: Any) -> None:
+    def _on_window(self, event: h2.events.WindowUpdated) -> None:
         if event.stream_id:
             stream = self._streams.get(event.stream_id)
             if stream is not None:
@@ -539,7 +539,7 @@ class Http2Connection:
         for stream in self._streams.values():
             stream.open_window()
 
-    def _on_goaway(self, event: Any) -> None:
+    def _on_goaway(self, event: h2.events.ConnectionTerminated) -> None:
         # The server has not processed the streams above the one that it names (RFC 9113, 6.8), so
         # these may be sent again elsewhere. Those up to it are still answered here.
         self.is_draining = True
