@@ -97,7 +97,7 @@ DOORS = {
     "sdk_trio.webhooks.receiver": "tenants, the upgrade, tracing",
 }
 
-#: A channel has a file of its own, however short it is (CONTRIBUTING.md, "Add a notification channel").
+#: A channel has a file of its own, however short it is.
 ONE_EACH = "sdk_trio.notifications.channels."
 
 #: Files of fewer than 80 lines that one file imports, and why they are files.
