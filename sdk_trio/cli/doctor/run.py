@@ -4,39 +4,56 @@ Each check runs within a time of its own, and one that fails or hangs is a findi
 diagnosis is wanted exactly when parts of the installation do not answer.
 """
 
+from __future__ import annotations
+
 import os
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeAlias
 
 import attrs
-import trio
 
-from ...config import Loaded, Settings
 from ...errors import EXIT_CONFIGURATION, EXIT_FAILURE, SdkError
-from ...storage.examine import Examination
-from ..application import import_registry
-from ..running_receiver import NobodyThereError
-from ..settings_reader import read
-from ..terminal import is_terminal, print_json, print_text, say
+from ..parse import REFERENCE, add_format, describing
 from .findings import Finding, Level, Report, ranked
-from .machine import (
-    check_clock,
-    check_descriptors,
-    check_disk,
-    check_permissions,
-    check_replication,
-)
-from .notifications import check_notifications
-from .settings import check_handlers, check_https, check_secrets, check_settings, check_sources
-from .store import check_tenants, describe_store, examine_store
+
+if not describing():
+    import trio
+
+    from ...config import Loaded, Settings
+    from ...storage.examine import Examination
+    from ..application import import_registry
+    from ..receiver import NobodyThereError
+    from ..settings import read
+    from ..terminal import is_terminal, print_json, print_text, say
+    from .machine import (
+        check_clock,
+        check_descriptors,
+        check_disk,
+        check_permissions,
+        check_replication,
+    )
+    from .notifications import check_notifications
+    from .settings import check_handlers, check_https, check_secrets, check_settings, check_sources
+    from .store import check_tenants, describe_store, examine_store
 
 #: How long one check may take, and how long all of them together, in seconds.
 CHECK_SECONDS = 20.0
 TOTAL_SECONDS = 40.0
 
-Check = Callable[[Report], Awaitable[None]]
+Check: TypeAlias = Callable[[Report], Awaitable[None]]
+
+
+def doctor_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``doctor``."""
+    parser.add_argument("--app", metavar=REFERENCE, help="examine the handlers of it as well")
+    parser.add_argument(
+        "--standalone", action="store_true", help="examine the receiver alone: no AccessToken"
+    )
+    parser.add_argument("--offline", action="store_true", help="do not call the upstream")
+    add_format(parser)
 
 
 def doctor(arguments: Namespace) -> int:
