@@ -10,16 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import EXIT_FAILURE, SdkError
-from ..records.deliveries import (
-    REPLAYABLE,
-    UNFINISHED,
-    AttemptRecord,
-    DeliveryRecord,
-    DeliveryState,
-    EvidenceRecord,
-    listed,
-    shown,
-)
+from ..records.states import REPLAYABLE, UNFINISHED, DeliveryState
 from .parse import (
     MOMENT_HELP,
     UsageError,
@@ -35,6 +26,7 @@ if not describing():
 
     from ..config import Settings
     from ..config.sources import printable
+    from ..records.deliveries import AttemptRecord, DeliveryRecord, EvidenceRecord, listed, shown
     from ..storage.ports import Inbox
     from ..storage.replay import (
         ReplayCandidate,

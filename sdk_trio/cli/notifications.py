@@ -22,14 +22,7 @@ from ..errors import (
     UnknownTenantError,
 )
 from ..records.channels import CHANNELS, ContactKind
-from ..records.notifications import (
-    RETRIABLE,
-    NotificationId,
-    NotificationRecord,
-    NotificationState,
-    parse_notification_id,
-)
-from ..records.tenants import OutboxRecord, Tenant, TenantStatus, Transition
+from ..records.states import RETRIABLE, NotificationState, TenantStatus, Transition
 from .parse import UsageError, add_format, describing, moment_text, parse_count
 
 if not describing():
@@ -43,6 +36,8 @@ if not describing():
     from ..config.text_formats import check_form
     from ..notifications.send import Again, Ambiguous, Outcome, Refused, Sent, Skipped
     from ..notifications.templates import Message, render, template_of
+    from ..records.notifications import NotificationId, NotificationRecord, parse_notification_id
+    from ..records.tenants import OutboxRecord, Tenant
     from ..storage.open import open_store
     from ..storage.ports import NotificationStore, Store
     from ..tenants.service import TenantService

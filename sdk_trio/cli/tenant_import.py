@@ -18,19 +18,14 @@ from typing import Any
 import attrs
 
 from ..errors import EXIT_FAILURE, InvalidTenantError, SdkError, StorageError, TenantError
-from ..records.tenants import (
-    CredentialSource,
-    Tenant,
-    TenantCredentials,
-    TenantStatus,
-    source_from_text,
-)
+from ..records.states import TenantStatus
 from .parse import add_format, add_who_and_why, describing
 
 if not describing():
     import trio
 
     from ..config import StorageBackend
+    from ..records.tenants import CredentialSource, Tenant, TenantCredentials, source_from_text
     from ..tenants import identity
     from ..tenants.service import TenantService
     from .settings import load

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import attrs
 
 from ..errors import EXIT_FAILURE, UnknownTenantError
-from ..records.tenants import AuditRecord, Tenant, TenantCredentials, TenantStatus, source_to_text
+from ..records.states import TenantStatus
 from .parse import (
     UsageError,
     add_bypass,
@@ -25,6 +25,7 @@ from .parse import (
 from .tenant_credentials import add_identifier, add_secret_sources, add_token
 
 if not describing():
+    from ..records.tenants import AuditRecord, Tenant, TenantCredentials, source_to_text
     from ..tenants import TenantService, TransitionResult
     from ..tenants.service import PAGE, UNCHANGED
     from .settings import load
