@@ -1,4 +1,4 @@
-"""Records of the inbox as rows of a table, and their bodies for people. Pure."""
+"""``events list``, ``show``, ``replay`` and ``tail``: the inbox."""
 
 from __future__ import annotations
 

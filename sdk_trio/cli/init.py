@@ -1,4 +1,4 @@
-"""The files of a new application, as ``init`` writes them. Pure."""
+"""``init``: the files of a new application."""
 
 from __future__ import annotations
 

@@ -474,8 +474,6 @@ def _print_message(message: Message) -> None:
         print_text("")
 
 
-
-
 def _ending_of(outcome: Outcome) -> tuple[str, int, str]:
     """Return the word, the exit status and the advice for an outcome."""
     match outcome:

@@ -1,4 +1,4 @@
-"""Reading of a request's headers as people have copied them: lines or JSON. Pure."""
+"""``sign``, ``verify`` and ``secrets new``."""
 
 from __future__ import annotations
 

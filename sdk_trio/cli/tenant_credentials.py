@@ -1,4 +1,4 @@
-"""The sources of a tenant's own credentials: from options, and shared with other tenants."""
+"""``tenant credentials``: the sources of a tenant's own credentials, and who shares them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants as CSV and JSON files, and the plan of an import, row by row. Pure.
+"""``tenant import`` and ``tenant export``: tenants as CSV and JSON files, planned row by row.
 
 JSON is what ``tenant list --format json`` prints. CSV has a column for each of the same names, the
 sources of credentials as columns of their own.

@@ -1,4 +1,4 @@
-"""Tenants and audit rows as rows of a table and objects of JSON. Pure.
+"""``tenant``: tenants, their transitions and their audit trail.
 
 JSON has the names of the records' attributes; it is a stable contract.
 """
