@@ -32,7 +32,7 @@ def main() -> int:
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    from .cli import main as run
+    from .cli.main import main as run
 
     signal.signal(signal.SIGINT, interrupt)
     return run()

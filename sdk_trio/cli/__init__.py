@@ -1,8 +1,5 @@
 """The command line: ``sdk-trio`` and ``python -m sdk_trio``.
 
-Every command of ``cli.commands`` is imported when it is chosen, so that ``--help`` is fast.
+The file of a group holds the arguments, the functions and the rows of its commands; ``commands`` is
+the table of all of them. A group is imported when one of its commands is chosen.
 """
-
-from .runner import main
-
-__all__ = ["main"]

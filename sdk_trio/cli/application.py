@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ..errors import EXIT_CONFIGURATION, SdkError
 from ..webhooks import HandlerRegistry
-from .usage import UsageError
+from .parse import UsageError
 
 T = TypeVar("T")
 

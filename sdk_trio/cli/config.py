@@ -1,18 +1,31 @@
 """``config check``, ``config show``, ``config schema`` and ``openapi``."""
 
+from __future__ import annotations
+
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from importlib import resources
 from typing import Any
 
 import attrs
 
 from .._version import __version__
-from ..config import describe, json_schema, missing_parts, unmet_needs
-from ..config.show import DEFAULT_ORIGIN
 from ..errors import EXIT_CONFIGURATION
-from .settings_reader import load, read
-from .terminal import print_json, print_rows, print_text, say
+from .parse import add_format, describing
+
+if not describing():
+    from ..config import describe, json_schema, missing_parts, unmet_needs
+    from ..config.show import DEFAULT_ORIGIN
+    from .settings import load, read
+    from .terminal import print_json, print_rows, print_text, say
+
+
+def check_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``config check``."""
+    parser.add_argument(
+        "--standalone", action="store_true", help="check for the receiver alone: no AccessToken"
+    )
+    add_format(parser)
 
 
 def check(arguments: Namespace) -> int:
@@ -34,6 +47,12 @@ def check(arguments: Namespace) -> int:
                 print_text(f"{level}: {problem}")
         say(f"errors: {len(problems)}, warnings: {len(loaded.warnings)}")
     return EXIT_CONFIGURATION if problems else 0
+
+
+def show_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``config show``."""
+    parser.add_argument("--all", action="store_true", help="include what is at its default")
+    add_format(parser)
 
 
 def show(arguments: Namespace) -> int:
@@ -60,6 +79,13 @@ def schema(_: Namespace) -> int:
     """Print the JSON Schema of the settings file, for editors."""
     print_json(json_schema())
     return 0
+
+
+def openapi_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``openapi``."""
+    parser.add_argument(
+        "--admin", action="store_true", help="of the admin address instead of the receiver"
+    )
 
 
 def openapi(arguments: Namespace) -> int:

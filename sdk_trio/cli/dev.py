@@ -1,45 +1,59 @@
 """``dev``: a receiver to try, without any configuration file."""
 
+from __future__ import annotations
+
 import errno
 import shlex
 import socket
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
-import trio
 
-from ..admin.token import AdminToken
-from ..base import logs
-from ..config import Loaded, Settings, StorageBackend
-from ..config.options import DEVELOPMENT, environment_meant
-from ..config.sources import split_mapping_key
-from ..events import Event
-from ..runtime import Runtime, Started
-from ..storage.data_directory import keep_files_private
-from ..storage.sqlite.schema import DATABASE_NAME
-from ..webhooks import HandlerRegistry
-from ..webhooks.signed_request import own_url
-from ..webhooks.simulator import PREFIX
-from .application import import_registry
-from .run import announcement, begin_logs, serve
-from .running_receiver import DEV_SECRET
-from .secrets import DEV_SECRET_NAME, provide_dev_secret
-from .settings_reader import assignments, read
-from .terminal import print_text, program_name
-from .usage import UsageError
+from .parse import REFERENCE, UsageError, describing
 
-_log = logs.get_logger("dev")
+if not describing():
+    import trio
+
+    from ..admin.token import AdminToken
+    from ..base import logs
+    from ..config import Loaded, Settings, StorageBackend
+    from ..config.options import DEVELOPMENT, environment_meant
+    from ..config.sources import split_mapping_key
+    from ..events import Event
+    from ..runtime import Runtime, Started
+    from ..storage.data_directory import keep_files_private
+    from ..storage.sqlite.schema import DATABASE_NAME
+    from ..webhooks import HandlerRegistry
+    from ..webhooks.signed_request import own_url
+    from ..webhooks.simulator import PREFIX
+    from .application import import_registry
+    from .receiver import DEV_SECRET
+    from .run import announcement, begin_logs, serve
+    from .secrets import DEV_SECRET_NAME, provide_dev_secret
+    from .settings import assignments, read
+    from .terminal import print_text, program_name
+
+    _log = logs.get_logger("dev")
 
 _BIND = "Sdk:Server:Bind"
 _ADMIN_BIND = "Sdk:Admin:Bind"
 
 #: The settings of ``dev``; a ``--set`` of the user's wins over them.
 _DEFAULTS = {"Sdk:Environment": "Development", "Sdk:Webhooks:RequireHttps": "false"}
+
+
+def dev_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``dev``."""
+    parser.add_argument(
+        "--app",
+        metavar=REFERENCE,
+        help="the HandlerRegistry to run; without it every event is logged",
+    )
 
 
 def dev(arguments: Namespace) -> int:

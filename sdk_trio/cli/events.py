@@ -1,50 +1,54 @@
-"""Records of the inbox as rows of a table, and their bodies for people. Pure."""
+"""``events list``, ``show``, ``replay`` and ``tail``: the inbox."""
+
+from __future__ import annotations
 
 import json
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
 
-import trio
-
-from ..config import Settings
-from ..config.sources import printable
 from ..errors import EXIT_FAILURE, SdkError
-from ..records.deliveries import (
-    UNFINISHED,
-    AttemptRecord,
-    DeliveryRecord,
-    DeliveryState,
-    EvidenceRecord,
-    listed,
-    shown,
+from ..records.states import REPLAYABLE, UNFINISHED, DeliveryState
+from .parse import (
+    MOMENT_HELP,
+    UsageError,
+    add_format,
+    describing,
+    moment_text,
+    parse_count,
+    parse_since,
 )
-from ..storage.ports import Inbox
-from ..storage.replay import (
-    ReplayCandidate,
-    ambiguity,
-    find_chosen,
-    find_meant,
-    find_named,
-    put_back,
-    replay_rows,
-)
-from .settings_reader import load
-from .store_opener import open_store
-from .tenant_access import tenant_id_of
-from .terminal import (
-    Progress,
-    cell,
-    confirmed,
-    print_json,
-    print_json_line,
-    print_rows,
-    print_text,
-    say,
-)
-from .usage import UsageError, moment_text, parse_count, parse_since
+
+if not describing():
+    import trio
+
+    from ..config import Settings
+    from ..config.sources import printable
+    from ..records.deliveries import AttemptRecord, DeliveryRecord, EvidenceRecord, listed, shown
+    from ..storage.ports import Inbox
+    from ..storage.replay import (
+        ReplayCandidate,
+        ambiguity,
+        find_chosen,
+        find_meant,
+        find_named,
+        put_back,
+        replay_rows,
+    )
+    from .settings import load
+    from .store import open_inbox, tenant_id_of
+    from .terminal import (
+        Progress,
+        cell,
+        confirmed,
+        print_json,
+        print_json_line,
+        print_rows,
+        print_text,
+        say,
+    )
 
 #: The columns of ``events list``.
 LIST_COLUMNS = ("received", "webhook_id", "type", "state", "attempts", "subject", "last_error")
@@ -75,6 +79,20 @@ class UnknownEventError(SdkError):
     """There is no event of this id in the inbox."""
 
 
+def list_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``events list``."""
+    parser.add_argument("--type", metavar="T", help="only this event type")
+    parser.add_argument(
+        "--state", choices=[state.value for state in DeliveryState], help="only this state"
+    )
+    parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
+    parser.add_argument("--since", metavar="T", help=f"only arrivals since: {MOMENT_HELP}")
+    parser.add_argument(
+        "--limit", metavar="N", default="50", help="at most this many, newest first (default 50)"
+    )
+    add_format(parser)
+
+
 def list_events(arguments: Namespace) -> int:
     """Print the newest events, newest first."""
     limit = parse_count(arguments.limit, option="--limit")
@@ -84,7 +102,7 @@ def list_events(arguments: Namespace) -> int:
 
     async def find() -> list[DeliveryRecord]:
         tenant_id = await tenant_id_of(settings, arguments.tenant)
-        async with open_store(settings) as inbox:
+        async with open_inbox(settings) as inbox:
             return list(
                 await inbox.find(
                     type=arguments.type,
@@ -102,6 +120,12 @@ def list_events(arguments: Namespace) -> int:
     if not records:
         say("no events")
     return 0
+
+
+def show_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``events show``."""
+    parser.add_argument("id", metavar="ID", help="the webhook id")
+    add_format(parser)
 
 
 def show_event(arguments: Namespace) -> int:
@@ -123,7 +147,7 @@ def show_event(arguments: Namespace) -> int:
 async def _get(
     settings: Settings, text: str
 ) -> tuple[DeliveryRecord, Sequence[AttemptRecord], Sequence[EvidenceRecord]]:
-    async with open_store(settings) as inbox:
+    async with open_inbox(settings) as inbox:
         found = await find_meant(inbox, text)
         if not found:
             raise UnknownEventError(
@@ -196,6 +220,22 @@ def _print_other_bodies(evidence: Sequence[EvidenceRecord]) -> None:
 COLUMNS = ("webhook_id", "type", "state", "replayed", "reason")
 
 
+def replay_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``events replay``."""
+    parser.add_argument("ids", metavar="ID", nargs="*", help="dead, parked or retrying events")
+    parser.add_argument(
+        "--state",
+        choices=[state.value for state in REPLAYABLE],
+        help="every event in this state, instead of ids",
+    )
+    parser.add_argument("--type", metavar="T", help="with --state: only this event type")
+    parser.add_argument("--tenant", metavar="T", help="with --state: only this tenant's")
+    parser.add_argument("--since", metavar="T", help=f"with --state: only since: {MOMENT_HELP}")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be replayed")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    add_format(parser)
+
+
 def replay(arguments: Namespace) -> int:
     """Replay the named or chosen events; return 1 if a named one could not be replayed.
 
@@ -230,7 +270,7 @@ async def _candidates(
 ) -> list[ReplayCandidate]:
     """Return every requested event, also those that cannot be replayed."""
     tenant_id = await tenant_id_of(settings, arguments.tenant)
-    async with open_store(settings) as inbox:
+    async with open_inbox(settings) as inbox:
         if arguments.ids:
             return await find_named(inbox, arguments.ids)
         state = DeliveryState(arguments.state)
@@ -241,7 +281,7 @@ async def _candidates(
 
 async def _put_back(settings: Settings, ids: Sequence[str]) -> set[str]:
     progress = Progress("replayed", len(ids))
-    async with open_store(settings) as inbox:
+    async with open_inbox(settings) as inbox:
         return await put_back(inbox, ids, progress.advance)
 
 
@@ -273,6 +313,12 @@ WATCHED = 1000
 _OPEN = tuple(state for state in DeliveryState if state is not DeliveryState.DONE)
 
 
+def tail_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``events tail``."""
+    parser.add_argument("--type", metavar="T", help="only this event type")
+    add_format(parser)
+
+
 def tail(arguments: Namespace) -> int:
     """Print new events and changes of those that are not done, a line each, until interrupted."""
     trio.run(_tail, load(arguments), arguments.type, arguments.format == "json")
@@ -280,7 +326,7 @@ def tail(arguments: Namespace) -> int:
 
 
 async def _tail(settings: Settings, event_type: str | None, as_json: bool) -> None:
-    async with open_store(settings) as inbox:
+    async with open_inbox(settings) as inbox:
         tailer = Tailer(inbox, event_type)
         await tailer.begin()
         say("waiting for changes; Ctrl-C ends")

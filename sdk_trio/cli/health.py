@@ -3,18 +3,23 @@
 A container's health check has to be a program in the image that exits with a status.
 """
 
-import socket
-from argparse import Namespace
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
 from urllib.parse import urlsplit
 
-from ..config import Settings
-from ..config.text_formats import split_unix
 from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, SdkError
-from ..webhooks.signed_request import own_url
-from .settings_reader import read
-from .terminal import print_text
-from .usage import UsageError
+from .parse import UsageError, describing
+
+if not describing():
+    import socket
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection
+
+    from ..config import Settings
+    from ..config.text_formats import split_unix
+    from ..webhooks.signed_request import own_url
+    from .settings import read
+    from .terminal import print_text
 
 LIVE = "/livez"
 READY = "/readyz"
@@ -27,6 +32,16 @@ class SilentError(SdkError):
     """The admin address does not answer."""
 
     exit_code = EXIT_UNAVAILABLE
+
+
+def health_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``health``."""
+    parser.add_argument(
+        "--ready", action="store_true", help="ask whether it takes deliveries, not only if it lives"
+    )
+    parser.add_argument(
+        "--url", metavar="U", help="the admin address (default: that of the settings)"
+    )
 
 
 def check_health(arguments: Namespace) -> int:
@@ -57,6 +72,10 @@ def _admin_address(settings: Settings) -> str:
 def _ask(url: str, path: str) -> int:
     connection = _connection(url)
     try:
+        if url.startswith("unix:"):
+            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.sock.settimeout(ANSWER_SECONDS)
+            connection.sock.connect(url.removeprefix("unix:"))
         connection.request("GET", path)
         return connection.getresponse().status
     except (OSError, HTTPException) as error:
@@ -71,7 +90,7 @@ def _ask(url: str, path: str) -> int:
 
 def _connection(url: str) -> HTTPConnection:
     if url.startswith("unix:"):
-        return _UnixConnection(url.removeprefix("unix:"))
+        return HTTPConnection("localhost", timeout=ANSWER_SECONDS)
     try:
         parts = urlsplit(own_url(url, ""))
         host, port = parts.hostname, parts.port
@@ -81,16 +100,3 @@ def _connection(url: str) -> HTTPConnection:
         raise UsageError("--url takes http://HOST:PORT, https://HOST:PORT or unix:PATH")
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     return kind(host, port, timeout=ANSWER_SECONDS)
-
-
-class _UnixConnection(HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=ANSWER_SECONDS)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)

@@ -1,11 +1,16 @@
-"""The files of a new application, as ``init`` writes them. Pure."""
+"""``init``: the files of a new application."""
+
+from __future__ import annotations
 
 import shlex
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from ..errors import SdkError
-from .terminal import print_text, program_name, say
+from .parse import describing
+
+if not describing():
+    from .terminal import print_text, program_name, say
 
 APPSETTINGS = """\
 {
@@ -75,6 +80,14 @@ class FilesExistError(SdkError):
 
 class UnwritableFileError(SdkError):
     """A file cannot be written."""
+
+
+def init_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``init``."""
+    parser.add_argument(
+        "--directory", metavar="D", default=".", help="where to write (default: here)"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
 
 
 def init(arguments: Namespace) -> int:

@@ -1,35 +1,50 @@
-"""Messages to site managers as rows of a table and objects of JSON. Pure.
+"""``notify``: messages to site managers, what they say, what became of them.
 
 JSON has stable names; a message's id is the sequence of its transition and its channel, ``17-sms``.
 """
 
+from __future__ import annotations
+
+import time
 import uuid
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
-import trio
 
-from ..config import Settings
-from ..config.options.notifications import enabled_channels
-from ..errors import EXIT_FAILURE, SdkError, UnknownTenantError
-from ..records.channels import CHANNELS
-from ..records.notifications import (
-    RETRIABLE,
-    NotificationId,
-    NotificationRecord,
-    NotificationState,
-    parse_notification_id,
+from ..errors import (
+    EXIT_CONFIGURATION,
+    EXIT_FAILURE,
+    EXIT_UNAVAILABLE,
+    SdkError,
+    UnknownTenantError,
 )
-from ..storage.open import open_store
-from ..storage.ports import NotificationStore, Store
-from ..tenants.service import TenantService
-from .settings_reader import load
-from .terminal import Progress, cell, confirmed, print_json, print_rows, print_text, say
-from .upgrade import require_tenants
-from .usage import UsageError, moment_text, parse_count
+from ..records.channels import CHANNELS, ContactKind
+from ..records.states import RETRIABLE, NotificationState, TenantStatus, Transition
+from .parse import UsageError, add_format, describing, moment_text, parse_count
+
+if not describing():
+    import trio
+
+    from ..config import Settings
+    from ..config.metadata import Form
+    from ..config.options.notifications import enabled_channels
+    from ..config.section_switches import NOTIFICATIONS
+    from ..config.template_text import measure_sms
+    from ..config.text_formats import check_form
+    from ..notifications.send import Again, Ambiguous, Outcome, Refused, Sent, Skipped
+    from ..notifications.templates import Message, render, template_of
+    from ..records.notifications import NotificationId, NotificationRecord, parse_notification_id
+    from ..records.tenants import OutboxRecord, Tenant
+    from ..storage.open import open_store
+    from ..storage.ports import NotificationStore, Store
+    from ..tenants.service import TenantService
+    from .settings import load
+    from .tenants import find_tenant
+    from .terminal import Progress, cell, confirmed, print_json, print_rows, print_text, say
+    from .upgrade import require_tenants
 
 #: The columns of ``notify list``.
 LIST_COLUMNS = ("id", "tenant", "transition", "occurred", "state", "attempts", "reason")
@@ -106,6 +121,19 @@ def parse_id(text: str) -> NotificationId:
     return id
 
 
+def list_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``notify list``."""
+    parser.add_argument(
+        "--state", choices=[state.value for state in NotificationState], help="only this state"
+    )
+    parser.add_argument("--channel", choices=CHANNELS, help="only this channel")
+    parser.add_argument("--tenant", metavar="T", help="only this tenant, or its id")
+    parser.add_argument(
+        "--limit", metavar="N", default="50", help="at most this many, newest first (default 50)"
+    )
+    add_format(parser)
+
+
 def list_notifications(arguments: Namespace) -> int:
     """Print the newest messages, newest first.
 
@@ -142,6 +170,12 @@ async def _tenant_id(settings: Settings, store: Store, key: str) -> str:
     except UnknownTenantError:
         raise UnknownTenantError(f"there is no tenant {key!r}: 'tenant list' shows them") from None
     return tenant.id
+
+
+def show_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``notify show``."""
+    parser.add_argument("id", metavar="ID", help="the message, such as 17-email")
+    add_format(parser)
 
 
 def show_notification(arguments: Namespace) -> int:
@@ -212,6 +246,20 @@ class Candidate:
     transition: str | None = None
     state: str | None = None
     reason: str | None = None
+
+
+def retry_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``notify retry``."""
+    parser.add_argument("ids", metavar="ID", nargs="*", help="messages, such as 17-email")
+    parser.add_argument(
+        "--state",
+        choices=[state.value for state in NotificationState if state in RETRIABLE],
+        help="every message in this state, instead of ids",
+    )
+    parser.add_argument("--channel", choices=CHANNELS, help="with --state: only this channel")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be sent again")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    add_format(parser)
 
 
 def retry(arguments: Namespace) -> int:
@@ -324,3 +372,210 @@ def _print(
         say(f"{sum(candidate.reason is None for candidate in candidates)} would be sent again")
     else:
         say(f"{len(retried)} put back; a running daemon sends them by itself")
+
+
+# -- notify preview, notify test -----------------------------------------------------------------
+
+#: The status of a made-up tenant before each transition.
+_BEFORE = {Transition.REACTIVATED: TenantStatus.SUSPENDED}
+
+
+def preview_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``notify preview``."""
+    parser.add_argument(
+        "--transition",
+        choices=[transition.value for transition in Transition],
+        required=True,
+        help="which texts",
+    )
+    parser.add_argument(
+        "--tenant", metavar="T", help="a tenant, or its id, in place of made-up values"
+    )
+    parser.add_argument("--reason", metavar="R", help="the reason (default: a made-up one)")
+    add_format(parser)
+
+
+def preview(arguments: Namespace) -> int:
+    """Print subject, text, HTML and SMS; nothing is sent.
+
+    Raises:
+        UnknownTenantError: there is no such tenant.
+    """
+    settings = load(arguments)
+    transition = Transition(arguments.transition)
+    tenant = find_tenant(arguments, arguments.tenant) if arguments.tenant else None
+    record = sample_record(transition, tenant, reason=arguments.reason)
+    templates = settings.multi_tenant.notifications.templates
+    message = render(template_of(templates, transition), record)
+    if arguments.format == "json":
+        size = measure_sms(message.sms_text)
+        print_json(
+            {
+                "transition": str(transition),
+                "email_subject": message.email_subject,
+                "email_text": message.email_text,
+                "email_html": message.email_html,
+                "sms_text": message.sms_text,
+                "sms_encoding": size.encoding,
+                "sms_units": size.units,
+                "sms_segments": size.segments,
+            }
+        )
+    else:
+        _print_message(message)
+    return 0
+
+
+def sample_record(
+    transition: Transition, tenant: Tenant | None = None, *, reason: str | None = None
+) -> OutboxRecord:
+    """Return the record of a transition that has not taken place, of a tenant or a made-up one."""
+    now = time.time()
+    if tenant is None:
+        tenant = Tenant(
+            id=str(uuid.uuid4()),
+            identifier="example",
+            name="Example Ltd",
+            status=_BEFORE.get(transition, TenantStatus.ACTIVE),
+            created_at=now,
+        )
+        reason = reason or "invoice 2026-117 is unpaid"
+    new = TenantStatus.ACTIVE if transition is Transition.REACTIVATED else TenantStatus(transition)
+    return OutboxRecord(
+        delivery_id=str(uuid.uuid4()),
+        tenant_id=tenant.id,
+        tenant_identifier=tenant.identifier,
+        tenant_name=tenant.name,
+        transition=transition,
+        previous_status=tenant.status,
+        new_status=new,
+        reason=reason,
+        actor="cli",
+        occurred_at=now,
+        site_manager_email=tenant.site_manager_email,
+        site_manager_email_verified=tenant.site_manager_email_verified,
+        site_manager_phone=tenant.site_manager_phone,
+    )
+
+
+def _print_message(message: Message) -> None:
+    size = measure_sms(message.sms_text)
+    plural = "" if size.segments == 1 else "s"
+    sms = f"SMS: {size.segments} segment{plural}, {size.units} units of {size.encoding}"
+    for heading, text in (
+        ("Email subject", message.email_subject),
+        ("Email text", message.email_text),
+        ("Email HTML", message.email_html),
+        (sms, message.sms_text),
+    ):
+        print_text(f"--- {heading} ---")
+        for line in text.splitlines():
+            print_text(cell(line))
+        print_text("")
+
+
+def _ending_of(outcome: Outcome) -> tuple[str, int, str]:
+    """Return the word, the exit status and the advice for an outcome."""
+    match outcome:
+        case Sent():
+            return "sent", 0, ""
+        case Again():
+            advice = "test again later; a daemon tries again by itself"
+            return "again", EXIT_UNAVAILABLE, advice
+        case Refused():
+            return "refused", EXIT_FAILURE, "change that, then test again"
+        case Skipped():
+            return "skipped", EXIT_CONFIGURATION, "change that, then test again; nothing was sent"
+        case Ambiguous():
+            advice = "look whether it has arrived: it may have been sent"
+            return "unknown", EXIT_FAILURE, advice
+
+
+def test_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``notify test``."""
+    parser.add_argument("--channel", choices=CHANNELS, required=True, help="which channel")
+    parser.add_argument(
+        "--to",
+        metavar="ADDRESS",
+        help="an email address, a phone number as +15551234567, or a URL (of webhook; default: the "
+        "configured one)",
+    )
+    add_format(parser)
+
+
+def test(arguments: Namespace) -> int:
+    """Send a test message through the real sender and print its outcome.
+
+    The channel counts as enabled for this one message, and the others as not. Status 0 when it
+    was sent, 1 refused or unknown, 69 to be tried again later, 78 not sent for want of a setting.
+
+    Raises:
+        UsageError: ``--to`` is missing, or not an address of the channel.
+        OptionsValidationError: the channel's settings are wrong.
+    """
+    settings = _settings(arguments)
+    record = _record(arguments, settings)
+    outcome = trio.run(_send, settings, arguments.channel, record)
+    word, status, advice = _ending_of(outcome)
+    provider_id = outcome.provider_id if isinstance(outcome, Sent) else None
+    reason = None if isinstance(outcome, Sent) else outcome.reason
+    if arguments.format == "json":
+        print_json(
+            {
+                "channel": arguments.channel,
+                "outcome": word,
+                "provider_id": provider_id,
+                "reason": reason,
+                "after_seconds": outcome.after_seconds if isinstance(outcome, Again) else None,
+                "advice": advice or None,
+                "delivery_id": record.delivery_id,
+            }
+        )
+        return status
+    detail = f" as {provider_id}" if provider_id else ""
+    print_text(cell(f"{word}{detail}: {reason}" if reason else f"{word}{detail}"))
+    if isinstance(outcome, Again) and outcome.after_seconds is not None:
+        print_text(f"not before {outcome.after_seconds:.0f} s from now")
+    if advice:
+        print_text(f"what to do: {advice}")
+    return status
+
+
+def _settings(arguments: Namespace) -> Settings:
+    channel = CHANNELS[arguments.channel]
+    own = {f"{NOTIFICATIONS}:Enabled": "true"} | {
+        f"{NOTIFICATIONS}:EnabledChannels:{row.key}": str(row is channel).lower()
+        for row in CHANNELS.values()
+    }
+    if channel.target is not None and arguments.to:
+        own[f"{NOTIFICATIONS}:{channel.key}:{channel.target}"] = arguments.to
+    # Appended as --set arguments, so that the command's own options win over the given ones.
+    arguments.set = [*arguments.set, *(f"{key}={value}" for key, value in own.items())]
+    return load(arguments)
+
+
+def _record(arguments: Namespace, settings: Settings) -> OutboxRecord:
+    contact = CHANNELS[arguments.channel].contact
+    if contact is not None:
+        form = {ContactKind.EMAIL: Form.EMAIL, ContactKind.PHONE: Form.PHONE}[contact]
+        if not arguments.to:
+            raise UsageError(f"notify test --channel {arguments.channel} needs --to: {form.value}")
+        wrong = check_form(form, arguments.to, development=settings.is_development)
+        if wrong is not None:
+            raise UsageError(f"--to {wrong}")
+    return attrs.evolve(
+        sample_record(Transition.SUSPENDED),
+        tenant_name="A test tenant that does not exist",
+        tenant_identifier="test",
+        reason="this is a test of notifications, and nothing has changed",
+        site_manager_email=arguments.to,
+        site_manager_email_verified=True,
+        site_manager_phone=arguments.to,
+    )
+
+
+async def _send(settings: Settings, channel: str, record: OutboxRecord) -> Outcome:
+    from ..runtime.notifications import make_channels
+
+    channels = make_channels(settings.multi_tenant.notifications)
+    return await channels[channel].send(record)

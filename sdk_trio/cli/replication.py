@@ -1,19 +1,16 @@
-"""The common parts of the commands on replicas: settings, binary, tenant, and signals."""
+"""``replication``: its own process, its state, its configuration, the proof of its replicas."""
+
+from __future__ import annotations
 
 import os
 import signal
 import sys
 import uuid
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import trio
-
-from ..base import logs
-from ..config import Settings, unmet_needs
-from ..config.section_switches import USE_REPLICATION
 from ..errors import (
     EXIT_FAILURE,
     EXIT_UNAVAILABLE,
@@ -23,32 +20,41 @@ from ..errors import (
     StoreUnavailableError,
     UnknownTenantError,
 )
-from ..records.tenants import Tenant, TenantStatus
-from ..replication.binary import find_replicator
-from ..replication.control import control_socket_path
-from ..replication.databases import find_databases
-from ..replication.health import DatabaseHealth, HealthState, ReplicationHealth
-from ..replication.health_check import HealthChecker
-from ..replication.lag_survey import LagSurveyor
-from ..replication.locks import hold_pid_file
-from ..replication.manifest import ManifestWriter, TenantDatabaseFile, unset_variables
-from ..replication.replica import ReplicaReader
-from ..replication.supervisor import Supervisor
-from ..replication.verification import Verification
-from ..replication.verification_schedule import VerificationKeeper
-from ..replication.verifier import Verifier
-from ..runtime.replication import render_for
-from ..storage.data_directory import create_data_directory, keep_files_private
-from ..storage.open import open_store
-from ..tenants.databases import databases_directory
-from ..tenants.identity import is_tenant_id
-from ..tenants.service import TenantService
-from .run import begin_logs
-from .settings_reader import load, read
-from .store_opener import why_unreachable
-from .terminal import Progress, Row, print_rows, say
-from .upgrade import require_tenants
-from .usage import moment_text
+from .parse import add_format, describing, moment_text
+
+if not describing():
+    import trio
+
+    from ..base import logs
+    from ..config import Settings, unmet_needs
+    from ..config.section_switches import USE_REPLICATION
+    from ..records.tenants import Tenant, TenantStatus
+    from ..replication.binary import find_replicator
+    from ..replication.control import control_socket_path
+    from ..replication.databases import find_databases
+    from ..replication.health import DatabaseHealth, HealthState, ReplicationHealth
+    from ..replication.health_check import HealthChecker
+    from ..replication.lag_survey import LagSurveyor
+    from ..replication.locks import hold_pid_file
+    from ..replication.manifest import ManifestWriter, TenantDatabaseFile, unset_variables
+    from ..replication.replica import ReplicaReader
+    from ..replication.supervisor import Supervisor
+    from ..replication.verification import Verification
+    from ..replication.verification_schedule import VerificationKeeper
+    from ..replication.verifier import Verifier
+    from ..runtime.replication import render_for
+    from ..storage.data_directory import create_data_directory, keep_files_private
+    from ..storage.open import open_store
+    from ..tenants.databases import databases_directory
+    from ..tenants.identity import is_tenant_id
+    from ..tenants.service import TenantService
+    from .run import begin_logs
+    from .settings import load, read
+    from .store import why_unreachable
+    from .terminal import Progress, Row, print_rows, say
+    from .upgrade import require_tenants
+
+    _log = logs.get_logger("cli")
 
 T = TypeVar("T")
 
@@ -141,6 +147,18 @@ def run_until_signal(work: Callable[[], Awaitable[T]]) -> tuple[int, T | None]:
 _HANGUP = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 
 
+def render_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``replication render``."""
+    parser.add_argument(
+        "--output", metavar="F", help="write this file, whole, mode 0600 (default: print)"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; fail if the file (default: ConfigOutputPath) is not current",
+    )
+
+
 def render(arguments: Namespace) -> int:
     """Print the configuration, write it, or say whether the file is current.
 
@@ -193,7 +211,13 @@ async def _databases(settings: Settings) -> list[TenantDatabaseFile]:
         return await find_databases(tenants, databases_directory(settings))
 
 
-_log = logs.get_logger("cli")
+def run_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``replication run``."""
+    parser.add_argument(
+        "--pid-file",
+        metavar="P",
+        help="where our process id goes, for who sends SIGHUP (default: ReplicatorPidFilePath)",
+    )
 
 
 def run_replicator(arguments: Namespace) -> int:
@@ -284,6 +308,11 @@ _NOBODY = (
 )
 
 
+def status_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``replication status``."""
+    add_format(parser)
+
+
 def show_status(arguments: Namespace) -> int:
     """Print the state of each tenant's database; 0 if all are healthy, 69 without an answer.
 
@@ -371,6 +400,19 @@ VERIFICATION_COLUMNS = (
     "seconds",
     "reason",
 )
+
+
+def verify_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``replication verify``."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--tenant", metavar="T", help="only this tenant, of any status")
+    which.add_argument("--all", action="store_true", help="every active tenant (the default)")
+    parser.add_argument(
+        "--accept-loss",
+        action="store_true",
+        help="replicas that do not reach back any more as far as they did are good from now on",
+    )
+    add_format(parser)
 
 
 def verify(arguments: Namespace) -> int:

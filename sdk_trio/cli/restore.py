@@ -1,34 +1,83 @@
 """``replication restore``: a tenant's database from its replica, into a file or in its place."""
 
+from __future__ import annotations
+
 import os
 import time
 import uuid
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import trio
-
-from ..base import logs
-from ..config import Settings
 from ..errors import ReplicatorError, RestoreError, StoreUnavailableError
-from ..records.tenants import Tenant
-from ..replication.control import ControlClient, control_socket_path
-from ..replication.in_place import DEFAULT_WAIT_SECONDS, InPlaceRestorer, Wish
-from ..replication.replica import ReplicaReader
-from ..replication.restore import Report, Restored, RestoreProgress, Restorer
-from ..storage.data_directory import create_data_directory
-from ..storage.open import open_store
-from ..tenants.databases import database_path, databases_directory
-from ..tenants.service import TenantService
-from .replication import find_tenant, open_reader, run_until_signal
-from .settings_reader import load
-from .store_opener import why_unreachable
-from .tenant_access import actor_of
-from .terminal import ByteProgress, Row, print_json, print_text, say
-from .usage import UsageError, moment_text, parse_count, parse_since
+from .parse import (
+    MOMENT_HELP,
+    UsageError,
+    add_bypass,
+    add_format,
+    add_who_and_why,
+    describing,
+    moment_text,
+    parse_count,
+    parse_since,
+)
+
+if not describing():
+    import trio
+
+    from ..base import logs
+    from ..config import Settings
+    from ..records.tenants import Tenant
+    from ..replication.control import ControlClient, control_socket_path
+    from ..replication.in_place import DEFAULT_WAIT_SECONDS, InPlaceRestorer, Wish
+    from ..replication.replica import ReplicaReader
+    from ..replication.restore import Report, Restored, RestoreProgress, Restorer
+    from ..storage.data_directory import create_data_directory
+    from ..storage.open import open_store
+    from ..tenants.databases import database_path, databases_directory
+    from ..tenants.service import TenantService
+    from .replication import find_tenant, open_reader, run_until_signal
+    from .settings import load
+    from .store import actor_of, why_unreachable
+    from .terminal import ByteProgress, Row, print_json, print_text, say
+
+
+def restore_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``replication restore``."""
+    parser.add_argument(
+        "--in-place",
+        metavar="T",
+        help="restore this tenant's own database: suspend it, wait until nobody has the database "
+        "open, replace it, and reactivate the tenant if it was active",
+    )
+    parser.add_argument(
+        "--tenant", metavar="T", help="the tenant, or its id if it is not known here"
+    )
+    parser.add_argument(
+        "--at",
+        metavar="TIME",
+        help=f"the last state before it (default: the newest); {MOMENT_HELP}",
+    )
+    parser.add_argument("--output", metavar="F", help="the file to make, of --tenant")
+    parser.add_argument("--force", action="store_true", help="replace --output if it exists")
+    parser.add_argument(
+        "--keep", metavar="F", help="with --in-place: a new file for the database that is replaced"
+    )
+    parser.add_argument(
+        "--discard-newer",
+        action="store_true",
+        help="with --in-place: replace the database also when the replica lacks what it has",
+    )
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        help="with --in-place: how long others may have the database open (default: 60)",
+    )
+    add_who_and_why(parser)
+    add_bypass(parser)
+    add_format(parser)
 
 
 def restore(arguments: Namespace) -> int:

@@ -1,41 +1,44 @@
-"""The reload of a running daemon's settings: at HUP, and when a key file has changed."""
+"""``run``: the receiver as a daemon that reloads its settings when it is asked to."""
+
+from __future__ import annotations
 
 import os
 import signal
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-import trio
-
-from ..base import logs
-from ..base.logs import get_logger
-from ..config import Loaded, Settings
-from ..config.load import KeyFileReader, key_directories, key_files
-from ..config.table import ROOT
 from ..errors import EXIT_FAILURE, OptionsValidationError, Problem
-from ..runtime import Runtime, Started
-from ..runtime.systemd import (
-    ServiceEnvironment,
-    SystemdNotifier,
-    claim_environment,
-    with_inherited_sockets,
-)
-from ..storage.data_directory import keep_files_private
-from ..webhooks.signed_request import own_url
-from .application import import_part, import_registry
-from .ending import ExitReport
-from .running_receiver import SETTINGS_SECRET, Presence, announced
-from .settings_reader import read
-from .usage import UsageError
+from .parse import REFERENCE, UsageError, describing
+
+if not describing():
+    import trio
+
+    from ..base import logs
+    from ..config import Loaded, Settings
+    from ..config.load import KeyFileReader, key_directories, key_files
+    from ..config.table import ROOT
+    from ..runtime import Runtime, Started
+    from ..runtime.systemd import (
+        ServiceEnvironment,
+        SystemdNotifier,
+        claim_environment,
+        with_inherited_sockets,
+    )
+    from ..storage.data_directory import keep_files_private
+    from ..webhooks.signed_request import own_url
+    from .application import import_part, import_registry
+    from .receiver import SETTINGS_SECRET, Presence, announced
+    from .settings import read
+    from .shutdown import ExitReport
+
+    _log = logs.get_logger("cli")
+    _runtime_log = logs.get_logger("runtime")
 
 if TYPE_CHECKING:
     from ..tenants.upgrade import HostUpgrade
-
-
-_runtime_log = get_logger("runtime")
 
 _VANISHED = "the file has vanished: put it back, or restart without it"
 _EMPTIED = "the file holds no settings any more: put them back, or restart without them"
@@ -166,9 +169,7 @@ def _report_failure(problems: tuple[Problem, ...], *, cause: str, files: tuple[s
     )
 
 
-_log = logs.get_logger("cli")
-
-Announce = Callable[[Started], AbstractContextManager[None]]
+Announce: TypeAlias = "Callable[[Started], AbstractContextManager[None]]"
 
 #: The signals that end a daemon; Windows has no HUP.
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -177,6 +178,24 @@ _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 #: How long a start keeps extending the service manager's timeout, in seconds. After that the
 #: manager ends a start that hangs. An upgrade from a single tenant has MaxRunDuration in addition.
 START_SECONDS = 300.0
+
+
+def run_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``run``."""
+    parser.add_argument(
+        "--app",
+        metavar=REFERENCE,
+        help="the HandlerRegistry to run, imported from the current directory as uvicorn does; "
+        "without it every event is parked",
+    )
+    parser.add_argument(
+        "--standalone", action="store_true", help="the receiver alone: no AccessToken is needed"
+    )
+    parser.add_argument(
+        "--upgrade-host",
+        metavar=REFERENCE,
+        help="the application's HostUpgrade, for the upgrade from a single tenant at the start",
+    )
 
 
 def run(arguments: Namespace) -> int:
@@ -214,13 +233,13 @@ def run(arguments: Namespace) -> int:
     runtime.on_reload(_prepare_logs, ("Sdk:Logging",))
     return serve(
         runtime,
-        lambda started: announcement(settings, started),
+        lambda started: announcement(settings, started, secret=SETTINGS_SECRET),
         reloader=reloader,
         manager=manager,
     )
 
 
-def _host(arguments: Namespace, settings: Settings) -> "HostUpgrade | None":
+def _host(arguments: Namespace, settings: Settings) -> HostUpgrade | None:
     if not arguments.upgrade_host:
         return None
     if not settings.multi_tenant.enabled:
@@ -244,7 +263,7 @@ def begin_logs(loaded: Loaded) -> None:
 
 
 def announcement(
-    settings: Settings, started: Started, *, secret: str = SETTINGS_SECRET
+    settings: Settings, started: Started, *, secret: str
 ) -> AbstractContextManager[None]:
     """Return the block in which ``events trigger`` finds the receiver."""
     if not os.path.isdir(settings.storage.path):

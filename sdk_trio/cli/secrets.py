@@ -13,7 +13,7 @@ from ..config import KeyDerivation, Secret, Settings, parse_secret
 from ..config.secret import PUBLIC_KEY_PREFIX
 from ..errors import EXIT_CONFIGURATION, SdkError
 from ..webhooks.signature import NEW_SECRET_BYTES, new_secret
-from .usage import UsageError
+from .parse import UsageError
 
 DEV_SECRET_NAME = "dev-secret"
 

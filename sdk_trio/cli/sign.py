@@ -1,4 +1,6 @@
-"""Reading of a request's headers as people have copied them: lines or JSON. Pure."""
+"""``sign``, ``verify`` and ``secrets new``."""
+
+from __future__ import annotations
 
 import json
 import re
@@ -6,23 +8,25 @@ import secrets
 import shlex
 import time
 import uuid
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from msgspec.structs import replace
-
 from ..base.http_grammar import is_token
-from ..config import Settings
-from ..config.text_formats import split_unix
 from ..errors import EXIT_FAILURE, DeliveryDecodingError
-from ..events import decode_envelope
-from ..webhooks.signature import NEW_SECRET_BYTES, Keyring, new_secret, sign
-from ..webhooks.verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
-from .secrets import chosen_secrets, for_signing
-from .settings_reader import load
-from .terminal import print_json, print_rows, print_text, read_bytes
-from .usage import UsageError, moment_text, parse_count, parse_moment
+from .parse import UsageError, add_format, describing, moment_text, parse_count, parse_moment
+
+if not describing():
+    from msgspec.structs import replace
+
+    from ..config import Settings
+    from ..config.text_formats import split_unix
+    from ..events import decode_envelope
+    from ..webhooks.signature import NEW_SECRET_BYTES, Keyring, new_secret, sign
+    from ..webhooks.verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
+    from .secrets import chosen_secrets, for_signing
+    from .settings import load
+    from .terminal import print_json, print_rows, print_text, read_bytes
 
 _REQUEST_LINE = re.compile(r"[A-Z]+ \S+( HTTP/[0-9.]+)?")
 
@@ -85,6 +89,36 @@ def _from_json(text: str) -> list[tuple[str, str]]:
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
+def _add_secret(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--secret-env",
+        metavar="NAME",
+        help="the environment variable that holds the secret (default: the configured secrets)",
+    )
+
+
+def _add_body(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", default="-", help="the body (default: standard input)"
+    )
+
+
+def sign_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``sign``."""
+    _add_secret(parser)
+    parser.add_argument("--id", metavar="ID", help="the webhook id (default: a new one)")
+    parser.add_argument(
+        "--timestamp", metavar="TIME", help="Unix seconds or ISO 8601 (default: now)"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("headers", "curl", "json"),
+        default="headers",
+        help="header lines, a curl command, or a JSON object (default headers)",
+    )
+    _add_body(parser)
+
+
 def sign_file(arguments: Namespace) -> int:
     """Print the headers that make a body a signed delivery.
 
@@ -119,6 +153,12 @@ def sign_file(arguments: Namespace) -> int:
     return 0
 
 
+def new_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``secrets new``."""
+    parser.add_argument("--count", metavar="N", default="1", help="how many (default 1)")
+    add_format(parser)
+
+
 def new_secrets(arguments: Namespace) -> int:
     """Print new webhook secrets, a line each."""
     count = parse_count(arguments.count, option="--count", greatest=1000)
@@ -146,6 +186,24 @@ def _curl(settings: Settings, headers: dict[str, str], file: str) -> str:
     for name, value in headers.items():
         words += ["--header", f"{name}: {value}"]
     return shlex.join([*words, "--data-binary", f"@{file}"])
+
+
+def verify_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``verify``."""
+    _add_secret(parser)
+    parser.add_argument(
+        "--headers",
+        metavar="FILE",
+        required=True,
+        help="the request's headers: 'Name: value' lines, or a JSON object",
+    )
+    parser.add_argument(
+        "--at",
+        metavar="TIME",
+        help="take this for the present time, for a delivery of earlier: Unix seconds or ISO 8601",
+    )
+    add_format(parser)
+    _add_body(parser)
 
 
 def verify_file(arguments: Namespace) -> int:

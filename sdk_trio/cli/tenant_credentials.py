@@ -1,28 +1,71 @@
-"""The sources of a tenant's own credentials: from options, and shared with other tenants."""
+"""``tenant credentials``: the sources of a tenant's own credentials, and who shares them."""
+
+from __future__ import annotations
 
 import os
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
-import trio
 
 from ..errors import TenantCredentialsError
-from ..records.tenants import (
-    CredentialSource,
-    EnvironmentVariable,
-    KeyFile,
-    Tenant,
-    TenantCredentials,
-    source_from_text,
-    source_to_text,
-)
-from ..tenants.credentials import CredentialReader
-from ..tenants.service import TenantService
-from .tenant_access import actor_of, run_with_tenants
-from .terminal import print_rows, say
-from .usage import UsageError
+from .parse import UsageError, add_format, add_who_and_why, describing
+
+if not describing():
+    import trio
+
+    from ..records.tenants import (
+        CredentialSource,
+        EnvironmentVariable,
+        KeyFile,
+        Tenant,
+        TenantCredentials,
+        source_from_text,
+        source_to_text,
+    )
+    from ..tenants.credentials import CredentialReader
+    from ..tenants.service import TenantService
+    from .store import actor_of, run_with_tenants
+    from .terminal import print_rows, say
+
+
+def add_identifier(parser: ArgumentParser) -> None:
+    """Add the argument that names a tenant."""
+    parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
+
+
+def add_token(parser: ArgumentParser, *, removable: bool = False) -> None:
+    """Add the options for the source of an access token."""
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument(
+        "--access-token-env", metavar="NAME", help="the variable that holds its access token"
+    )
+    token.add_argument(
+        "--access-token-file", metavar="FILE", help="the file that holds its access token"
+    )
+    if removable:
+        token.add_argument(
+            "--no-access-token", action="store_true", help="it has none of its own any more"
+        )
+
+
+def add_secret_sources(parser: ArgumentParser) -> None:
+    """Add the options for sources of webhook secrets."""
+    parser.add_argument(
+        "--webhook-secret-env",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a variable that holds a webhook secret of its own; may be repeated",
+    )
+    parser.add_argument(
+        "--webhook-secret-file",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a file with webhook secrets of its own, one a line; may be repeated",
+    )
 
 
 def named_credentials(arguments: Namespace, before: TenantCredentials) -> TenantCredentials:
@@ -97,6 +140,12 @@ COLUMNS = ("use", "source", "found", "problem", "shared_with")
 _TOKEN, _SECRET = "access_token", "webhook_secret"
 
 
+def show_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant credentials show``."""
+    add_identifier(parser)
+    add_format(parser)
+
+
 def show_credentials(arguments: Namespace) -> int:
     """Print each source of a tenant, and the number of values that this process finds there.
 
@@ -109,6 +158,18 @@ def show_credentials(arguments: Namespace) -> int:
 
     _print(run_with_tenants(arguments, look), arguments)
     return 0
+
+
+def set_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant credentials set``."""
+    add_identifier(parser)
+    add_token(parser, removable=True)
+    add_secret_sources(parser)
+    parser.add_argument(
+        "--no-webhook-secrets", action="store_true", help="it has none of its own any more"
+    )
+    add_who_and_why(parser)
+    add_format(parser)
 
 
 def set_credentials(arguments: Namespace) -> int:
@@ -137,6 +198,21 @@ def set_credentials(arguments: Namespace) -> int:
             "--webhook-secret-env, --webhook-secret-file or --no-webhook-secrets"
         )
     return _change(arguments, after)
+
+
+def rotate_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant credentials rotate``."""
+    add_identifier(parser)
+    add_secret_sources(parser)
+    parser.add_argument(
+        "--remove",
+        metavar="SOURCE",
+        action="append",
+        default=[],
+        help="an old source, env:NAME or file:PATH as 'tenant credentials show' prints it",
+    )
+    add_who_and_why(parser)
+    add_format(parser)
 
 
 def rotate_credentials(arguments: Namespace) -> int:

@@ -1,38 +1,38 @@
-"""Tenants as CSV and JSON files, and the plan of an import, row by row. Pure.
+"""``tenant import`` and ``tenant export``: tenants as CSV and JSON files, planned row by row.
 
 JSON is what ``tenant list --format json`` prints. CSV has a column for each of the same names, the
 sources of credentials as columns of their own.
 """
 
+from __future__ import annotations
+
 import csv
 import io
 import json
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
-import trio
 
-from ..config import StorageBackend
 from ..errors import EXIT_FAILURE, InvalidTenantError, SdkError, StorageError, TenantError
-from ..records.tenants import (
-    CredentialSource,
-    Tenant,
-    TenantCredentials,
-    TenantStatus,
-    source_from_text,
-)
-from ..tenants import identity
-from ..tenants.service import TenantService
-from .settings_reader import load
-from .store_opener import why_unreachable
-from .tenant_access import actor_of, run_with_tenants
-from .tenant_credentials import holders_of, say_shared
-from .tenants import listed
-from .terminal import Progress, print_json, print_rows, read_bytes, say
+from ..records.states import TenantStatus
+from .parse import add_format, add_who_and_why, describing
+
+if not describing():
+    import trio
+
+    from ..config import StorageBackend
+    from ..records.tenants import CredentialSource, Tenant, TenantCredentials, source_from_text
+    from ..tenants import identity
+    from ..tenants.service import TenantService
+    from .settings import load
+    from .store import actor_of, run_with_tenants, why_unreachable
+    from .tenant_credentials import holders_of, say_shared
+    from .tenants import listed
+    from .terminal import Progress, print_json, print_rows, read_bytes, say
 
 #: The fields that an import can set; ``access_token`` and ``webhook_secrets`` are sources, never
 #: values.
@@ -345,6 +345,16 @@ def _source(text: str) -> CredentialSource:
 COLUMNS = ("row", "identifier", "verdict", "changes", "reason")
 
 
+def export_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant export``."""
+    parser.add_argument(
+        "--status", choices=[status.value for status in TenantStatus], help="only this status"
+    )
+    parser.add_argument(
+        "--format", choices=("csv", "json"), default="csv", help="of standard output (default csv)"
+    )
+
+
 def export_tenants(arguments: Namespace) -> int:
     """Print every tenant, or those of a status, as CSV or JSON that ``tenant import`` reads."""
     status = TenantStatus(arguments.status) if arguments.status else None
@@ -355,6 +365,18 @@ def export_tenants(arguments: Namespace) -> int:
         sys.stdout.flush()
         sys.stdout.buffer.write(csv_of(tenants).encode())
     return 0
+
+
+def import_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant import``."""
+    parser.add_argument(
+        "file", metavar="FILE", help="CSV or JSON as of 'tenant export'; - is standard input"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would become of each row, and change none"
+    )
+    add_who_and_why(parser)
+    add_format(parser)
 
 
 def import_tenants(arguments: Namespace) -> int:

@@ -1,24 +1,28 @@
 """``tenant purge``: removal of deleted tenants, after their retention or on demand."""
 
+from __future__ import annotations
+
 import time
 import uuid
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
 
-import trio
-
-from ..base import logs
-from ..config import Settings
 from ..errors import EXIT_FAILURE, ReplicationError, StoreUnavailableError, TenantError
-from ..replication.erasure import ReplicaErasure
-from ..storage.open import open_store
-from ..tenants.purge import PurgeCandidate, Purger, TenantRemoved
-from .settings_reader import load
-from .tenant_access import actor_of
-from .terminal import Progress, confirmed, print_rows, say
-from .upgrade import require_tenants
-from .usage import UsageError
+from .parse import UsageError, add_format, describing
+
+if not describing():
+    import trio
+
+    from ..base import logs
+    from ..config import Settings
+    from ..replication.erasure import ReplicaErasure
+    from ..storage.open import open_store
+    from ..tenants.purge import PurgeCandidate, Purger, TenantRemoved
+    from .settings import load
+    from .store import actor_of
+    from .terminal import Progress, confirmed, print_rows, say
+    from .upgrade import require_tenants
 
 COLUMNS = (
     "identifier",
@@ -35,6 +39,31 @@ COLUMNS = (
 )
 
 _DAY_SECONDS = 86_400
+
+
+def purge_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant purge``."""
+    parser.add_argument(
+        "identifier", metavar="IDENTIFIER", nargs="?", help="only this tenant, or its id"
+    )
+    parser.add_argument(
+        "--now",
+        action="store_true",
+        help="also within its retention, with all earlier audit rows; needs IDENTIFIER",
+    )
+    parser.add_argument(
+        "--orphans",
+        action="store_true",
+        help="replicas on a local disk, too, whose tenants this store does not know",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what would be removed")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--reason", metavar="R", help="why, for the audit trail")
+    parser.add_argument("--actor", metavar="A", help="who, for the audit trail (default: the user)")
+    parser.add_argument(
+        "--forget-audit", action="store_true", help="remove the tenants' earlier audit rows too"
+    )
+    add_format(parser)
 
 
 def purge_tenants(arguments: Namespace) -> int:

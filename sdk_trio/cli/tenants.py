@@ -1,23 +1,37 @@
-"""Tenants and audit rows as rows of a table and objects of JSON. Pure.
+"""``tenant``: tenants, their transitions and their audit trail.
 
 JSON has the names of the records' attributes; it is a stable contract.
 """
 
-from argparse import Namespace
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypedDict
 
 import attrs
 
 from ..errors import EXIT_FAILURE, UnknownTenantError
-from ..records.tenants import AuditRecord, Tenant, TenantCredentials, TenantStatus, source_to_text
-from ..tenants import TenantService, TransitionResult
-from ..tenants.service import PAGE, UNCHANGED
-from .settings_reader import load
-from .tenant_access import actor_of, run_with_tenants, tenant_path
-from .tenant_credentials import named_credentials, warn_of_shared_sources
-from .terminal import Row, cell, confirmed, print_json, print_rows, print_text, say
-from .usage import UsageError, moment_text, parse_count
+from ..records.states import TenantStatus
+from .parse import (
+    UsageError,
+    add_bypass,
+    add_format,
+    add_who_and_why,
+    describing,
+    moment_text,
+    parse_count,
+)
+from .tenant_credentials import add_identifier, add_secret_sources, add_token
+
+if not describing():
+    from ..records.tenants import AuditRecord, Tenant, TenantCredentials, source_to_text
+    from ..tenants import TenantService, TransitionResult
+    from ..tenants.service import PAGE, UNCHANGED
+    from .settings import load
+    from .store import actor_of, run_with_tenants, tenant_path
+    from .tenant_credentials import named_credentials, warn_of_shared_sources
+    from .terminal import Row, cell, confirmed, print_json, print_rows, print_text, say
 
 #: The columns of ``tenant list``.
 LIST_COLUMNS = (
@@ -159,6 +173,21 @@ def _after(before: str | None, named: str | None, *, gone: bool) -> str | None:
 RESULT_COLUMNS = ("identifier", "transition", "previous_status", "new_status", "no_op", "occurred")
 
 
+def list_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant list``."""
+    parser.add_argument(
+        "--status", choices=[status.value for status in TenantStatus], help="only this status"
+    )
+    parser.add_argument(
+        "--search", metavar="TEXT", help="only those with it in a name, an id or an address"
+    )
+    parser.add_argument("--limit", metavar="N", help="at most this many (default: all)")
+    parser.add_argument(
+        "--after", metavar="IDENTIFIER", default="", help="only those that come after this one"
+    )
+    add_format(parser)
+
+
 def list_tenants(arguments: Namespace) -> int:
     """Print the tenants by identifier: all of them, or those that match every option."""
     limit = None if arguments.limit is None else parse_count(arguments.limit, option="--limit")
@@ -193,6 +222,12 @@ def find_tenant(arguments: Namespace, identifier: str) -> Tenant:
         UnknownTenantError: there is none.
     """
     return run_with_tenants(arguments, lambda service: service.get(identifier))
+
+
+def show_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant show``."""
+    add_identifier(parser)
+    add_format(parser)
 
 
 def show_tenant(arguments: Namespace) -> int:
@@ -243,6 +278,24 @@ def _print_tenant(tenant: Tenant, *, path: str) -> None:
             print_text(f"{name.ljust(width)}  {cell(value)}")
 
 
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant add``."""
+    parser.add_argument(
+        "identifier", metavar="IDENTIFIER", help="lowercase letters, digits and hyphens, 1 to 64"
+    )
+    parser.add_argument("--name", metavar="N", required=True, help="the name for people")
+    parser.add_argument("--email", metavar="E", help="the site manager's email address")
+    parser.add_argument("--email-verified", action="store_true", help="the address is verified")
+    parser.add_argument("--phone", metavar="P", help="the site manager's phone, as +15551234567")
+    parser.add_argument(
+        "--organization-id", metavar="O", help="the upstream's organization whose events it gets"
+    )
+    add_token(parser)
+    add_secret_sources(parser)
+    add_who_and_why(parser)
+    add_format(parser)
+
+
 def add(arguments: Namespace) -> int:
     """Add a tenant; the store is created if there is none yet.
 
@@ -272,6 +325,21 @@ def add(arguments: Namespace) -> int:
     tenant = run_with_tenants(arguments, create, creates=True)
     _tell(arguments, tenant)
     return 0
+
+
+def change_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant change``."""
+    add_identifier(parser)
+    parser.add_argument("--name", metavar="N", help="the name for people")
+    organization = parser.add_mutually_exclusive_group()
+    organization.add_argument(
+        "--organization-id", metavar="O", help="the upstream's organization whose events it gets"
+    )
+    organization.add_argument(
+        "--no-organization", action="store_true", help="it gets no organization's events any more"
+    )
+    add_who_and_why(parser)
+    add_format(parser)
 
 
 def change(arguments: Namespace) -> int:
@@ -319,6 +387,32 @@ def change_tenant(
     return 0
 
 
+def contact_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant contact``."""
+    add_identifier(parser)
+    email = parser.add_mutually_exclusive_group()
+    email.add_argument(
+        "--email", metavar="E", help="the site manager's email address; another one is not verified"
+    )
+    email.add_argument("--no-email", action="store_true", help="there is no address any more")
+    verified = parser.add_mutually_exclusive_group()
+    verified.add_argument(
+        "--email-verified", action="store_true", default=None, help="the address is verified"
+    )
+    verified.add_argument(
+        "--email-not-verified",
+        dest="email_verified",
+        action="store_false",
+        default=None,
+        help="the address is not verified",
+    )
+    phone = parser.add_mutually_exclusive_group()
+    phone.add_argument("--phone", metavar="P", help="the site manager's phone, as +15551234567")
+    phone.add_argument("--no-phone", action="store_true", help="there is no phone any more")
+    add_who_and_why(parser)
+    add_format(parser)
+
+
 def change_contact(arguments: Namespace) -> int:
     """Change the contact data of a tenant's site manager; fields that are not named stay.
 
@@ -343,6 +437,14 @@ def change_contact(arguments: Namespace) -> int:
         )
 
     return change_tenant(arguments, apply)
+
+
+def transition_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of a transition: ``tenant suspend`` and its like."""
+    add_identifier(parser)
+    add_who_and_why(parser)
+    add_bypass(parser)
+    add_format(parser)
 
 
 def suspend(arguments: Namespace) -> int:
@@ -383,6 +485,12 @@ def deactivate(arguments: Namespace) -> int:
     )
 
 
+def delete_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant delete``."""
+    transition_arguments(parser)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
 def delete(arguments: Namespace) -> int:
     """Delete a tenant softly, after asking; raises TenantError as :func:`suspend` does."""
     name = cell(arguments.identifier)
@@ -421,6 +529,24 @@ def _change(
     elif result.relaxation:
         say(f"possible because of {result.relaxation}")
     return 0
+
+
+def audit_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant audit``."""
+    parser.add_argument(
+        "identifier", metavar="IDENTIFIER", nargs="?", help="only this tenant, or its id"
+    )
+    parser.add_argument(
+        "--status",
+        choices=[status.value for status in TenantStatus],
+        help="only what led to this status, or stayed there",
+    )
+    parser.add_argument(
+        "--search", metavar="TEXT", help="only rows with it in who, what, why or whom"
+    )
+    parser.add_argument("--limit", metavar="N", help="at most this many (default: all)")
+    parser.add_argument("--after", metavar="SEQUENCE", help="only rows after this one")
+    add_format(parser)
 
 
 def audit(arguments: Namespace) -> int:

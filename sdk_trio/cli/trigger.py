@@ -1,28 +1,33 @@
 """``events trigger``: sends signed samples over the network and prints their outcomes."""
 
+from __future__ import annotations
+
 import json
 import time
 import uuid
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import attrs
-import trio
 
-from ..config import Secret, Settings
 from ..errors import EXIT_FAILURE, StorageError, TenantCredentialsError
-from ..events.samples import sample_body
-from ..records.deliveries import DeliveryRecord, DeliveryState, key_of
-from ..storage.ports import Inbox
-from ..webhooks.signed_request import post, sign_body
-from .running_receiver import DEV_SECRET, Presence, find
-from .secrets import NoSecretError, for_signing, known_secrets, read_dev_secret
-from .settings_reader import load
-from .store_opener import open_store, why_unreachable
-from .terminal import Progress, print_rows, say
-from .usage import UsageError, parse_count
+from .parse import UsageError, add_format, describing, parse_count
+
+if not describing():
+    import trio
+
+    from ..config import Secret, Settings
+    from ..events.samples import sample_body
+    from ..records.deliveries import DeliveryRecord, DeliveryState, key_of
+    from ..storage.ports import Inbox
+    from ..webhooks.signed_request import post, sign_body
+    from .receiver import DEV_SECRET, Presence, find
+    from .secrets import NoSecretError, for_signing, known_secrets, read_dev_secret
+    from .settings import load
+    from .store import open_inbox, open_tenants, tenant_path, why_unreachable
+    from .terminal import Progress, print_rows, say
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
@@ -32,8 +37,6 @@ COLUMNS = ("webhook_id", "type", "status", "state", "attempts", "last_error")
 #: How long to wait for the ends of all events together, in seconds.
 SETTLE_SECONDS = 5.0
 POLL_SECONDS = 0.05
-
-_UNSETTLED = (DeliveryState.RECEIVED, DeliveryState.RUNNING)
 
 _HINTS = {
     400: "the receiver refused it: another secret than the receiver's, a clock that is off, or "
@@ -73,6 +76,22 @@ class Target:
     ca_file: str | None = None
     organization: str | None = None
     signer: str = ""
+
+
+def trigger_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``events trigger``."""
+    parser.add_argument("type", metavar="TYPE", help="an event type, such as order.created")
+    parser.add_argument(
+        "--data", metavar="JSON", help="a JSON object that is merged into the sample's data"
+    )
+    parser.add_argument(
+        "--url", metavar="U", help="where to post (default: the receiver of the data directory)"
+    )
+    parser.add_argument("--count", metavar="N", default="1", help="how many events (default 1)")
+    parser.add_argument(
+        "--tenant", metavar="T", help="to this tenant's address, with its secret; a name or id"
+    )
+    add_format(parser)
 
 
 def trigger(arguments: Namespace) -> int:
@@ -144,9 +163,6 @@ def _tenant_target(settings: Settings, key: str, url: str | None) -> Target:
     """
     if not settings.multi_tenant.enabled:
         raise UsageError("--tenant: Sdk:MultiTenant:Enabled is false, so there are no tenants")
-    # Imported here: what triggers for the host does without tenants.
-    from .tenant_access import tenant_path
-
     tenant, secret = trio.run(_tenant_and_secret, settings, key)
     if secret is not None:
         path = tenant_path(settings.webhooks.path, tenant.identifier)
@@ -166,10 +182,9 @@ def _tenant_target(settings: Settings, key: str, url: str | None) -> Target:
     return attrs.evolve(_target(settings, url), organization=tenant.organization_id)
 
 
-async def _tenant_and_secret(settings: Settings, key: str) -> "tuple[Tenant, Secret | None]":
+async def _tenant_and_secret(settings: Settings, key: str) -> tuple[Tenant, Secret | None]:
     """Return a tenant, and the first of its secrets that can sign; None: it has none of its own."""
     from ..tenants.credentials import CredentialReader
-    from .tenant_access import open_tenants
 
     async with open_tenants(settings) as service:
         tenant = await service.get(key)
@@ -250,7 +265,7 @@ async def _look_up(settings: Settings, sent: list[SentSample], signer: str) -> N
     """Complete ``sent`` with what the inbox says, if it can be reached and knows the events."""
     await trio.lowlevel.checkpoint()
     try:
-        async with open_store(settings) as inbox:
+        async with open_inbox(settings) as inbox:
             deadline = trio.current_time() + SETTLE_SECONDS
             for index, one in enumerate(sent):
                 sent[index] = await _settled(inbox, one, signer, deadline)
@@ -262,7 +277,10 @@ async def _settled(inbox: Inbox, sent: SentSample, signer: str, deadline: float)
     """Wait until the event has been handled, has failed, or the deadline has passed."""
     while True:
         record = await inbox.get(key_of(sent.webhook_id, signer))
-        waiting = record is not None and record.state in _UNSETTLED
+        waiting = record is not None and record.state in (
+            DeliveryState.RECEIVED,
+            DeliveryState.RUNNING,
+        )
         if not waiting or trio.current_time() >= deadline:
             return sent if record is None else _with(sent, record)
         await trio.sleep(POLL_SECONDS)

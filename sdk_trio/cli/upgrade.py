@@ -1,38 +1,54 @@
 """``upgrade``: the one-time upgrade from a single tenant, in a maintenance window."""
 
+from __future__ import annotations
+
 import os
 import sys
 import uuid
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import trio
-
-from ..base import logs
-from ..config import Settings, StorageBackend
 from ..errors import StoreUnavailableError, TenantsDisabledError
-from ..storage.data_directory import keep_files_private, lock_data_directory
-from ..storage.open import open_store
-from ..storage.sqlite.schema import DATABASE_NAME
-from ..tenants.service import TenantService
-from ..tenants.upgrade import (
-    DATABASE,
-    HostUpgrade,
-    Quiescence,
-    Report,
-    UpgradePlan,
-    UpgradeProgress,
-    UpgradeResult,
-)
-from ..tenants.upgrade_run import Upgrader
-from .application import import_part
-from .settings_reader import load
-from .terminal import print_json, print_rows, say
+from .parse import REFERENCE, add_format, describing
+
+if not describing():
+    import trio
+
+    from ..base import logs
+    from ..config import Settings, StorageBackend
+    from ..storage.data_directory import keep_files_private, lock_data_directory
+    from ..storage.open import open_store
+    from ..storage.sqlite.schema import DATABASE_NAME
+    from ..tenants.service import TenantService
+    from ..tenants.upgrade import (
+        DATABASE,
+        HostUpgrade,
+        Quiescence,
+        Report,
+        UpgradePlan,
+        UpgradeProgress,
+        UpgradeResult,
+    )
+    from ..tenants.upgrade_run import Upgrader
+    from .application import import_part
+    from .settings import load
+    from .terminal import print_json, print_rows, say
 
 COLUMNS = ("step", "rows", "remark")
+
+
+def upgrade_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``upgrade``."""
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done")
+    parser.add_argument(
+        "--host",
+        metavar=REFERENCE,
+        help="the application's HostUpgrade: its resolver of the default tenant, its own steps",
+    )
+    add_format(parser)
 
 
 def run_upgrade(arguments: Namespace) -> int:

@@ -16,6 +16,10 @@ from typing import Any
 import attrs
 import msgspec
 
+from .states import REPLAYABLE as REPLAYABLE
+from .states import UNFINISHED as UNFINISHED
+from .states import DeliveryState as DeliveryState
+
 #: The word that a person writes in place of a tenant to mean the host's delivery of an id.
 HOST = "host"
 
@@ -24,27 +28,6 @@ PROCESS_ENDED = "the process ended while it ran"
 
 #: The most other bodies that are kept of one key: the first ones. Further ones are still counted.
 MOST_EVIDENCE = 10
-
-
-class DeliveryState(enum.StrEnum):
-    """``received -> running -> done | retrying -> running ... | dead``, and ``parked``."""
-
-    RECEIVED = "received"
-    RUNNING = "running"
-    RETRYING = "retrying"
-    DONE = "done"
-    DEAD = "dead"
-    PARKED = "parked"
-
-    # The hash of the text, in C. Enum's own is a Python function, called at each look-up.
-    __hash__ = str.__hash__
-
-
-#: States from which the runtime itself will still do something.
-UNFINISHED = frozenset({DeliveryState.RECEIVED, DeliveryState.RUNNING, DeliveryState.RETRYING})
-
-#: States that a delivery can be replayed from.
-REPLAYABLE = (DeliveryState.DEAD, DeliveryState.PARKED, DeliveryState.RETRYING)
 
 
 def key_of(webhook_id: str, signer: str | None) -> str:

@@ -3,11 +3,13 @@
 A message tells of one transition on one channel. Times are Unix seconds as floats.
 """
 
-import enum
 from collections.abc import Sequence
 
 import attrs
 
+from .states import OPEN as OPEN
+from .states import RETRIABLE as RETRIABLE
+from .states import NotificationState as NotificationState
 from .tenants import OutboxRecord
 
 #: Name of the checkpoint that holds the sequence of the last transition whose messages were
@@ -15,30 +17,6 @@ from .tenants import OutboxRecord
 POSITION = "notifications"
 SILENT = "off"
 
-
-class NotificationState(enum.StrEnum):
-    """``pending -> sending -> sent | retrying -> sending ... | failed | skipped | unknown``.
-
-    ``sending`` is committed before the first byte leaves the machine. So if a process ends in this
-    state, the message may have been sent or not; in any other state that is known.
-    """
-
-    PENDING = "pending"
-    SENDING = "sending"
-    RETRYING = "retrying"
-    SENT = "sent"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-    UNKNOWN = "unknown"
-
-
-#: States from which a message will still be sent without an operator.
-OPEN = frozenset({NotificationState.PENDING, NotificationState.SENDING, NotificationState.RETRYING})
-
-#: States from which an operator can have it sent again (``notify retry``).
-RETRIABLE = frozenset(
-    {NotificationState.FAILED, NotificationState.SKIPPED, NotificationState.UNKNOWN}
-)
 
 #: Reason of a message that is ``unknown`` because its process ended while it was sending.
 CUT_OFF = "the process ended while it was being sent: whether it arrived is not known"

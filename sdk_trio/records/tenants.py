@@ -12,24 +12,8 @@ import json
 import attrs
 
 from ..errors import TenantConflictError, TenantExistsError, UnknownTenantError
-
-
-class TenantStatus(enum.StrEnum):
-    """The status of a tenant."""
-
-    ACTIVE = "Active"
-    SUSPENDED = "Suspended"
-    DEACTIVATED = "Deactivated"
-    DELETED = "Deleted"
-
-
-class Transition(enum.StrEnum):
-    """The four named changes of a status."""
-
-    SUSPENDED = "Suspended"
-    REACTIVATED = "Reactivated"
-    DEACTIVATED = "Deactivated"
-    DELETED = "Deleted"
+from .states import TenantStatus as TenantStatus
+from .states import Transition as Transition
 
 
 class AuditAction(enum.StrEnum):

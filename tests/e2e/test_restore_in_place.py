@@ -334,7 +334,7 @@ else:
         end()
 setattr(holder, name, replacement)
 
-from sdk_trio.cli import main
+from sdk_trio.cli.main import main
 sys.exit(main(sys.argv[4:]))
 """
 

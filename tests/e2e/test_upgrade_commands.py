@@ -19,7 +19,7 @@ from support.single_tenant import (
     write_database,
 )
 
-from sdk_trio.cli import main
+from sdk_trio.cli.main import main
 from sdk_trio.storage.data_directory import lock_data_directory
 from sdk_trio.tenants.databases import TenantDatabases
 

@@ -9,7 +9,7 @@ import trio
 from support.deliveries import settings
 from support.serving import registry, works
 
-from sdk_trio.cli import main
+from sdk_trio.cli.main import main
 from sdk_trio.runtime import Runtime
 
 

@@ -15,7 +15,7 @@ from support.doctor import Doctor
 
 from sdk_trio.cli.doctor import machine, store
 from sdk_trio.cli.doctor.findings import Report
-from sdk_trio.cli.running_receiver import SETTINGS_SECRET, Presence, announced
+from sdk_trio.cli.receiver import SETTINGS_SECRET, Presence, announced
 from sdk_trio.config import Settings
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.storage.examine import examine

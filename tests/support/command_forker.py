@@ -19,17 +19,10 @@ from pathlib import Path
 
 #: Modules that most of the commands load.
 _MODULES = (
-    "sdk_trio.cli.commands",
     "sdk_trio.cli.config",
     "sdk_trio.cli.doctor.run",
     "sdk_trio.cli.events",
-    "sdk_trio.cli.events",
-    "sdk_trio.cli.notification_test",
     "sdk_trio.cli.notifications",
-    "sdk_trio.cli.notification_test",
-    "sdk_trio.cli.notifications",
-    "sdk_trio.cli.replication",
-    "sdk_trio.cli.replication",
     "sdk_trio.cli.replication",
     "sdk_trio.cli.restore",
     "sdk_trio.cli.tenants",
@@ -143,7 +136,7 @@ def _become(request: dict) -> None:
     os.chdir(request["directory"])
     sys.path[0] = request["directory"]  # as "python -m" has it
     signal.alarm(int(request["seconds"]) + 1)
-    from sdk_trio.cli import main
+    from sdk_trio.cli.main import main
 
     # An ordinary end, so that what measures coverage writes what it has.
     sys.exit(main(request["words"]))

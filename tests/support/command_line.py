@@ -11,7 +11,7 @@ import attrs
 import pytest
 import trio
 
-from sdk_trio.cli import main
+from sdk_trio.cli.main import main
 from sdk_trio.config import Settings
 from sdk_trio.records.deliveries import Dead, DeliveryState, Done, NewDelivery
 from sdk_trio.storage.open import open_inbox

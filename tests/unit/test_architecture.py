@@ -80,10 +80,10 @@ IMPORTS = tuple(imports(FILES))
 DOORS = {
     "sdk_trio.__main__": "the command line, after the help has been printed",
     "sdk_trio.cli.doctor.run": "the checks of the network, which need the client",
-    "sdk_trio.cli.notification_test": "channels, where a message is sent",
+    "sdk_trio.cli.notifications": "channels, where a message is sent",
     "sdk_trio.cli.run": "the upgrade from a single tenant",
-    "sdk_trio.cli.runner": "the settings, where a command reads them",
-    "sdk_trio.cli.trigger": "the store, where a tenant is named",
+    "sdk_trio.cli.main": "the settings, where a command reads them",
+    "sdk_trio.cli.trigger": "credentials, where a tenant is named",
     "sdk_trio.config.load": "logs, where a source says something",
     "sdk_trio.cli.secrets": "the store, where a secret is looked for beside it",
     "sdk_trio.client.pipeline": "tracing, an extra",

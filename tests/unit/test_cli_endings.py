@@ -11,10 +11,11 @@ import pytest
 from support.deliveries import SECRET
 
 from sdk_trio.base.groups import only_member
-from sdk_trio.cli import main, runner
+from sdk_trio.cli import main as command_line_main
 from sdk_trio.cli.application import AppBrokenError, AppNotFoundError, import_registry
-from sdk_trio.cli.running_receiver import Presence, announced
-from sdk_trio.cli.usage import UsageError
+from sdk_trio.cli.main import main
+from sdk_trio.cli.parse import UsageError
+from sdk_trio.cli.receiver import Presence, announced
 from sdk_trio.errors import (
     NotSupportedError,
     OptionsValidationError,
@@ -54,7 +55,7 @@ def failing_with(monkeypatch, error):
     def fail(_arguments):
         raise error
 
-    monkeypatch.setattr(runner, "_command", fail)
+    monkeypatch.setattr(command_line_main, "_command", fail)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def failing_with(monkeypatch, error):
 )
 def test_every_end_has_its_status(command_line, monkeypatch, error, status):
     # Its real work on the file descriptor is seen in test_a_closed_pipe_is_quiet.
-    monkeypatch.setattr(runner, "_forget_output", lambda: None)
+    monkeypatch.setattr(command_line_main, "_forget_output", lambda: None)
     failing_with(monkeypatch, error)
     answer = command_line("secrets", "new")
     assert answer.status == status
@@ -113,7 +114,7 @@ def test_in_development_the_traceback_comes_first(command_line, monkeypatch, var
 
 @pytest.mark.parametrize("words", [["config", "schema"], ["secrets", "new"], ["--help"]])
 def test_a_closed_pipe_is_quiet(tmp_path, words):
-    command = f"import sys; from sdk_trio.cli import main; sys.exit(main({words}))"
+    command = f"import sys; from sdk_trio.cli.main import main; sys.exit(main({words}))"
     # Buffered as usual, a short output meets the closed pipe only when it is flushed.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     reading, writing = os.pipe()

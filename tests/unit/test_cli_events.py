@@ -7,8 +7,8 @@ import pytest
 import trio
 from support.command_line import ARRIVAL
 
-from sdk_trio.cli import main
 from sdk_trio.cli.events import Tailer
+from sdk_trio.cli.main import main
 from sdk_trio.config import Settings
 from sdk_trio.records.deliveries import Dead, DeliveryState, Done, NewDelivery
 from sdk_trio.storage import replay

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdk_trio.cli.parse import UsageError, moment_text, parse_count, parse_moment, parse_since
 from sdk_trio.cli.sign import parse_headers
-from sdk_trio.cli.usage import UsageError, moment_text, parse_count, parse_moment, parse_since
 
 NOW = 1_800_000_000.0
 

@@ -25,7 +25,7 @@ from ...server.limits import Limits
 from ...server.listen import RESERVED_DESCRIPTORS, descriptor_limit
 from ...server.tls import load_certificate
 from ...storage.data_directory import exposure, visibility
-from ..running_receiver import NobodyThereError, find
+from ..receiver import NobodyThereError, find
 from ..secrets import DEV_SECRET_NAME
 from .findings import Report
 

@@ -20,7 +20,7 @@ from ...net.transport import tls_context
 from ...reconcile.plan import has_path
 from ...webhooks.screen import TrustedProxies
 from ...webhooks.signed_request import DeliveryFailedError, post, sign_body
-from ..running_receiver import Presence, find
+from ..receiver import Presence, find
 from ..secrets import NoSecretError
 from ..trigger import secret_of
 from .findings import Report

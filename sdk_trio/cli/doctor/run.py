@@ -4,39 +4,56 @@ Each check runs within a time of its own, and one that fails or hangs is a findi
 diagnosis is wanted exactly when parts of the installation do not answer.
 """
 
+from __future__ import annotations
+
 import os
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeAlias
 
 import attrs
-import trio
 
-from ...config import Loaded, Settings
 from ...errors import EXIT_CONFIGURATION, EXIT_FAILURE, SdkError
-from ...storage.examine import Examination
-from ..application import import_registry
-from ..running_receiver import NobodyThereError
-from ..settings_reader import read
-from ..terminal import is_terminal, print_json, print_text, say
+from ..parse import REFERENCE, add_format, describing
 from .findings import Finding, Level, Report, ranked
-from .machine import (
-    check_clock,
-    check_descriptors,
-    check_disk,
-    check_permissions,
-    check_replication,
-)
-from .notifications import check_notifications
-from .settings import check_handlers, check_https, check_secrets, check_settings, check_sources
-from .store import check_tenants, describe_store, examine_store
+
+if not describing():
+    import trio
+
+    from ...config import Loaded, Settings
+    from ...storage.examine import Examination
+    from ..application import import_registry
+    from ..receiver import NobodyThereError
+    from ..settings import read
+    from ..terminal import is_terminal, print_json, print_text, say
+    from .machine import (
+        check_clock,
+        check_descriptors,
+        check_disk,
+        check_permissions,
+        check_replication,
+    )
+    from .notifications import check_notifications
+    from .settings import check_handlers, check_https, check_secrets, check_settings, check_sources
+    from .store import check_tenants, describe_store, examine_store
 
 #: How long one check may take, and how long all of them together, in seconds.
 CHECK_SECONDS = 20.0
 TOTAL_SECONDS = 40.0
 
-Check = Callable[[Report], Awaitable[None]]
+Check: TypeAlias = Callable[[Report], Awaitable[None]]
+
+
+def doctor_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``doctor``."""
+    parser.add_argument("--app", metavar=REFERENCE, help="examine the handlers of it as well")
+    parser.add_argument(
+        "--standalone", action="store_true", help="examine the receiver alone: no AccessToken"
+    )
+    parser.add_argument("--offline", action="store_true", help="do not call the upstream")
+    add_format(parser)
 
 
 def doctor(arguments: Namespace) -> int:
@@ -89,7 +106,6 @@ async def _examine(
     loaded: Loaded, settings: Settings, handled: _Handled, arguments: Namespace
 ) -> list[Finding]:
     """Run every check; a check that fails or takes too long is reported, and the others go on."""
-    reports: list[Report] = []
     found: list[Examination] = []
 
     async def look_at_store(report: Report) -> None:
@@ -107,69 +123,70 @@ async def _examine(
     async def look_at_notifications(report: Report) -> None:
         await check_notifications(settings, found[0] if found else None, os.environ, report)
 
-    # The application is the user's code, so it is imported here, before other checks run beside it.
-    await _run("handlers", _plain(partial(handled.check, settings)), reports)
-    one_by_one: list[tuple[str, Check]] = [
-        ("secrets", _plain(partial(check_secrets, settings))),
-        ("https", _plain(partial(check_https, settings))),
-        ("sources", _plain(partial(check_sources, settings))),
-        ("permissions", _threaded(partial(check_permissions, loaded, settings))),
-        ("descriptors", _threaded(partial(check_descriptors, settings))),
-        ("clock", _plain(check_clock)),
-        ("store", look_at_store),
-        ("disk", _threaded(look_at_disk)),
-        ("tenants", look_at_tenants),
-        ("notifications", look_at_notifications),
-        (
-            "replication",
-            _threaded(
-                partial(check_replication, settings, os.environ, may_run=bool(arguments.config))
-            ),
+    # Their findings are shown in this order.
+    checks: dict[str, Check] = {
+        "secrets": _plain(partial(check_secrets, settings)),
+        "https": _plain(partial(check_https, settings)),
+        "sources": _plain(partial(check_sources, settings)),
+        "permissions": _threaded(partial(check_permissions, loaded, settings)),
+        "disk": _threaded(look_at_disk),
+        "descriptors": _threaded(partial(check_descriptors, settings)),
+        "clock": _plain(check_clock),
+        "store": look_at_store,
+        "receiver": partial(_look_at_receiver, settings),
+        "upstream": partial(_look_at_upstream, settings, handled, arguments),
+        "handlers": _plain(partial(handled.check, settings)),
+        "tenants": look_at_tenants,
+        "notifications": look_at_notifications,
+        "replication": _threaded(
+            partial(check_replication, settings, os.environ, may_run=bool(arguments.config))
         ),
-    ]
+    }
+    reports = {name: Report(name) for name in checks}
+
+    async def run(*names: str) -> None:
+        await trio.lowlevel.checkpoint()
+        for name in names:
+            await _run(checks[name], reports[name])
+
+    # The application is the user's code, so it is imported here, before other checks run beside it.
+    await run("handlers")
+    over_network = ("receiver", "upstream")
+    here = [name for name in checks if name not in ("handlers", "disk", *over_network)]
+    # What the store has grown by says how long the disk will do.
+    here.insert(here.index("store") + 1, "disk")
     with trio.move_on_after(TOTAL_SECONDS) as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_run_all, one_by_one, reports)
-            nursery.start_soon(_run_all, _network(settings, handled, arguments), reports)
+            nursery.start_soon(run, *here)
+            nursery.start_soon(run, *over_network)
     if scope.cancelled_caught:
-        report = Report("doctor")
-        report.warning(
+        reports["doctor"] = Report("doctor")
+        reports["doctor"].warning(
             "doctor", f"not everything was looked at within {TOTAL_SECONDS:g} s", "try again"
         )
-        reports.append(report)
-    order = {name: rank for rank, name in enumerate(_ORDER)}
-    reports.sort(key=lambda report: order.get(report.check, len(order)))
-    return [finding for report in reports for finding in report.findings]
+    return [finding for report in reports.values() for finding in report.findings]
 
 
-_ORDER = (
-    *("secrets", "https", "sources", "permissions", "disk", "descriptors", "clock", "store"),
-    *("receiver", "upstream", "handlers", "tenants", "notifications", "replication"),
-)
+async def _look_at_receiver(settings: Settings, report: Report) -> None:
+    from .network import check_receiver  # brings httpx along
+
+    await trio.lowlevel.checkpoint()
+    try:
+        await check_receiver(settings, report)
+    except NobodyThereError as error:
+        report.note("receiver", f"nothing was delivered: {error}")
 
 
-def _network(
-    settings: Settings, handled: _Handled, arguments: Namespace
-) -> list[tuple[str, Check]]:
-    async def look_at_receiver(report: Report) -> None:
-        from .network import check_receiver  # brings httpx along
+async def _look_at_upstream(
+    settings: Settings, handled: _Handled, arguments: Namespace, report: Report
+) -> None:
+    from .network import check_upstream
 
+    if arguments.offline or arguments.standalone or settings.access_token is None:
+        report.note("upstream", "not reached: offline, standalone, or without an access token")
         await trio.lowlevel.checkpoint()
-        try:
-            await check_receiver(settings, report)
-        except NobodyThereError as error:
-            report.note("receiver", f"nothing was delivered: {error}")
-
-    async def look_at_upstream(report: Report) -> None:
-        from .network import check_upstream
-
-        if arguments.offline or arguments.standalone or settings.access_token is None:
-            report.note("upstream", "not reached: offline, standalone, or without an access token")
-            await trio.lowlevel.checkpoint()
-            return
-        await check_upstream(settings, handled.types, report)
-
-    return [("receiver", look_at_receiver), ("upstream", look_at_upstream)]
+        return
+    await check_upstream(settings, handled.types, report)
 
 
 def _plain(check: Callable[[Report], None]) -> Check:
@@ -189,29 +206,21 @@ def _threaded(check: Callable[[Report], None]) -> Check:
     return run
 
 
-async def _run_all(checks: list[tuple[str, Check]], reports: list[Report]) -> None:
-    await trio.lowlevel.checkpoint()
-    for name, check in checks:
-        await _run(name, check, reports)
-
-
-async def _run(name: str, check: Check, reports: list[Report]) -> None:
-    report = Report(name)
-    reports.append(report)
+async def _run(check: Check, report: Report) -> None:
     try:
         with trio.fail_after(CHECK_SECONDS):
             await check(report)
     except trio.TooSlowError:
         report.warning(
-            name,
+            report.check,
             f"this was not looked at to its end within {CHECK_SECONDS:g} s",
             "a disk or a server that hangs is the usual cause",
         )
     except SdkError as error:
-        report.problem(name, str(error), "see the message")
+        report.problem(report.check, str(error), "see the message")
     except Exception as error:
         report.warning(
-            name,
+            report.check,
             f"this could not be looked at: {type(error).__name__}",
             "report it, with the output of --format json",
         )

@@ -14,7 +14,7 @@ from ...storage.examine import Examination, examine
 from ...storage.open import open_store
 from ...storage.sqlite.schema import DATABASE_NAME, VERSION
 from ...tenants.credentials import CredentialReader
-from ..running_receiver import NobodyThereError, find
+from ..receiver import NobodyThereError, find
 from .findings import Report
 from .machine import STORAGE_PATH, size_text
 

@@ -1,4 +1,4 @@
-"""The tenants of a command, opened beside a daemon or without one, and the command's actor."""
+"""The store of a command, opened beside a daemon or without one, and the command's actor."""
 
 import getpass
 import os
@@ -6,20 +6,54 @@ import uuid
 from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import trio
 
 from ..config import Settings, StorageBackend
 from ..errors import StoreUnavailableError
-from ..storage.open import open_store
+from ..storage import open as storage
+from ..storage.ports import Inbox
+from ..storage.sqlite.schema import DATABASE_NAME
 from ..tenants.identity import is_tenant_id
 from ..tenants.service import TenantService
-from .settings_reader import load
-from .store_opener import why_unreachable
+from .settings import load
 from .terminal import say
 
 T = TypeVar("T")
+
+
+@asynccontextmanager
+async def open_inbox(settings: Settings) -> AsyncIterator[Inbox]:
+    """Open the existing inbox; a command that only reads creates nothing.
+
+    Raises:
+        StoreUnavailableError: there is none yet, it is in another process's memory, or it cannot
+            be opened.
+        StorageError: as of ``open_inbox``.
+    """
+    missing = why_unreachable(settings)
+    if missing is not None:
+        raise StoreUnavailableError(missing)
+    async with storage.open_inbox(settings, owner=f"command-{uuid.uuid4()}") as inbox:
+        yield inbox
+
+
+def why_unreachable(settings: Settings) -> str | None:
+    """Return the reason why a command cannot reach the inbox, or None."""
+    if settings.storage.backend is StorageBackend.MEMORY:
+        return (
+            "Sdk:Storage:Backend is Memory: the events are in the running process alone, where "
+            "no command can reach them; use Sqlite"
+        )
+    file = Path(settings.storage.path) / DATABASE_NAME
+    if settings.storage.backend is StorageBackend.SQLITE and not file.exists():
+        return (
+            f"there is no inbox at {file.absolute()}: start a receiver first (run, dev), or name "
+            "its data directory with --set Sdk:Storage:Path=..."
+        )
+    return None
 
 
 def actor_of(arguments: Namespace) -> str:
@@ -69,7 +103,7 @@ async def open_tenants(
     in_memory = settings.storage.backend is StorageBackend.MEMORY
     if missing is not None and (in_memory or not creates):
         raise StoreUnavailableError(missing)
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+    async with storage.open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
         yield TenantService(settings, store.tenants)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..base.groups import only_member
 from ..errors import EXIT_FAILURE, SdkError
-from .parser import PROGRAM, parse
+from .parse import PROGRAM, parse
 
 #: 128 + SIGINT and 128 + SIGPIPE, as a shell reports commands that these signals ended.
 INTERRUPTED = 130
@@ -106,7 +106,7 @@ def _place_of(error: BaseException) -> str:
 
 def _show_detail(error: BaseException, parsed: Namespace) -> bool:
     """Print the traceback in Development, for failed starts and for faults of this package."""
-    from .settings_reader import is_development
+    from .settings import is_development
 
     starting = getattr(parsed, "words", "") == "run"
     if isinstance(error, SdkError) and not starting and error.__cause__ is None:

@@ -1,31 +1,48 @@
-"""The reading of ``call``'s words and options as an operation and its arguments. Pure."""
+"""``call`` and ``events reconcile``: what is asked of the upstream."""
+
+from __future__ import annotations
 
 import json
 import re
 import sys
-from argparse import Namespace
+import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
-import trio
 
-from ..client.client import Client
-from ..client.export import CsvExport
-from ..client.operation import Body, Operation, OperationAnswer, UnknownArgumentError
-from ..client.operations import OPERATIONS, UnknownOperationError, bound, find_operation
-from ..client.pages import Listing
-from ..client.records import Record
-from .settings_reader import read
-from .terminal import print_json, print_rows, print_text, say
-from .usage import UsageError, parse_count
+from .parse import (
+    MOMENT_HELP,
+    UsageError,
+    add_format,
+    describing,
+    moment_text,
+    parse_count,
+    parse_since,
+)
+
+if not describing():
+    import trio
+
+    from ..client.client import Client
+    from ..client.deliveries import UpstreamDeliveries
+    from ..client.export import CsvExport
+    from ..client.operation import Body, Operation, OperationAnswer, UnknownArgumentError
+    from ..client.operations import OPERATIONS, UnknownOperationError, bound, find_operation
+    from ..client.pages import Listing
+    from ..client.records import Record
+    from ..config import Settings
+    from ..reconcile.plan import Sighting
+    from ..reconcile.reconciler import Reconciler
+    from .settings import read
+    from .store import open_inbox
+    from .terminal import Progress, print_json, print_rows, print_text, say
 
 #: Texts that are read as JSON. ``1e5`` and ``007`` stay texts, because they may be names.
 _PLAIN = re.compile(r"true|false|null|-?(0|[1-9][0-9]{0,15})(\.[0-9]+)?|[\[{\"].*", re.DOTALL)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\[\]-]*")
-
-LISTS = frozenset({OperationAnswer.PAGE, OperationAnswer.CURSOR_PAGE})
 
 
 @attrs.frozen
@@ -139,6 +156,27 @@ SHOWN = 20
 COLUMNS = ("operation", "arguments", "method", "path")
 
 
+def call_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``call``."""
+    parser.add_argument(
+        "operation",
+        metavar="WORD",
+        nargs="*",
+        help="resource, operation and the values of its path, such as: orders get ID; then "
+        "--name value for each field",
+    )
+    parser.add_argument("--list", action="store_true", help="list the operations with these words")
+    parser.add_argument("--limit", metavar="N", help="of a list: this many records (default 20)")
+    parser.add_argument("--all", action="store_true", help="of a list: every record")
+    parser.add_argument(
+        "--data", metavar="JSON", help="the body, or the query of a GET; - reads standard input"
+    )
+    parser.add_argument("--raw", action="store_true", help="print the answer's bytes as they came")
+    parser.add_argument(
+        "--format", choices=("table", "json"), default="table", help="of --list (default table)"
+    )
+
+
 def call(arguments: Namespace) -> int:
     """Call an operation and print its answer; with ``--list`` print the operations instead.
 
@@ -149,7 +187,7 @@ def call(arguments: Namespace) -> int:
     if arguments.list:
         return _list_operations(arguments.operation, as_json=arguments.format == "json")
     chosen = choose(arguments.operation)
-    limit = _limit(arguments, is_list=chosen.operation.answer in LISTS)
+    limit = _limit(arguments, is_list=_is_list(chosen.operation))
     fields = read_fields(arguments.fields, as_json=chosen.operation.body is Body.JSON)
     given = join(chosen.operation, _data(arguments.data), fields)
     settings = read(arguments, standalone=False).require()
@@ -165,7 +203,7 @@ def _list_operations(words: Sequence[str], *, as_json: bool) -> int:
             "arguments": " ".join(name.upper() for name in row.parameters) or None,
             "method": row.method,
             "path": row.path,
-            "is_list": row.answer in LISTS,
+            "is_list": _is_list(row),
         }
         for row in OPERATIONS.values()
         if all(word.casefold() in f"{row.full_name} {row.path}".casefold() for word in words)
@@ -174,6 +212,10 @@ def _list_operations(words: Sequence[str], *, as_json: bool) -> int:
         find_operation(words)  # raises an error that names similar operations
     print_rows(rows, COLUMNS, as_json=as_json)
     return 0
+
+
+def _is_list(operation: Operation) -> bool:
+    return operation.answer in (OperationAnswer.PAGE, OperationAnswer.CURSOR_PAGE)
 
 
 def _limit(arguments: Namespace, *, is_list: bool) -> int | None:
@@ -238,3 +280,84 @@ def _plain(answer: Any) -> Any:
     if isinstance(answer, Record):
         return answer.raw
     return [_plain(item) for item in answer] if isinstance(answer, list) else answer
+
+
+# -- events reconcile ----------------------------------------------------------------------------
+
+RECONCILED_COLUMNS = ("webhook_id", "type", "sent", "delivered", "action")
+
+
+def reconcile_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``events reconcile``."""
+    parser.add_argument(
+        "--since", metavar="T", required=True, help=f"what was sent since: {MOMENT_HELP}"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what would be asked for")
+    add_format(parser)
+
+
+def reconcile(arguments: Namespace) -> int:
+    """Ask for every event since ``--since`` that the inbox has no record of; print them.
+
+    They arrive at the receiver as deliveries, so it has to run. With ``--dry-run`` none is
+    requested. Returns 1 when the upstream cannot deliver one of them any more.
+
+    Raises:
+        UsageError: ``--since`` is no time, or further back than the inbox remembers.
+        StoreUnavailableError: there is no inbox.
+        CallError: the upstream could not be asked; events requested until then arrive.
+    """
+    now = time.time()
+    since = parse_since(arguments.since, now=now)
+    settings = read(arguments, standalone=False).require()
+    _check_reach(settings, since, now)
+    actions = trio.run(_reconcile, settings, since, arguments.dry_run)
+    rows = [
+        {
+            "webhook_id": sighting.webhook_id,
+            "type": sighting.type,
+            "sent": moment_text(sighting.at),
+            "delivered": sighting.delivered,
+            "action": action,
+        }
+        for sighting, action in actions
+    ]
+    print_rows(rows, RECONCILED_COLUMNS, as_json=arguments.format == "json")
+    lost = sum(action == "lost" for _, action in actions)
+    verb = "would be asked for" if arguments.dry_run else "asked for"
+    say(f"{len(actions) - lost} {verb}, {lost} cannot be had any more")
+    return 1 if lost else 0
+
+
+def _check_reach(settings: Settings, since: float, now: float) -> None:
+    """Refuse a time before the inbox's memory: forgotten events would be handled twice."""
+    options = settings.webhooks
+    hours = min(options.dedup_retention_hours, options.payload_retention_days * 24)
+    if since < now - hours * 3600:
+        raise UsageError(
+            f"--since reaches back further than the inbox remembers ({hours} hours: "
+            "Sdk:Webhooks:DedupRetentionHours and PayloadRetentionDays), so events that were "
+            "handled would be asked for again"
+        )
+    if since > now:
+        raise UsageError("--since lies in the future")
+
+
+async def _reconcile(
+    settings: Settings, since: float, dry_run: bool
+) -> Sequence[tuple[Sighting, str]]:
+    actions: list[tuple[Sighting, str]] = []
+    async with open_inbox(settings) as inbox, Client(settings) as client:
+        reconciler = Reconciler(UpstreamDeliveries(client), inbox, settings)
+        missing = await reconciler.survey(since)
+        progress = Progress("asked for", len(missing), quiet_below=5)
+        for sighting in missing:
+            if sighting.archived:
+                actions.append((sighting, "lost"))
+            elif dry_run:
+                actions.append((sighting, "would ask"))
+            else:
+                agreed = await reconciler.ask(sighting)
+                actions.append((sighting, "asked" if agreed else "lost"))
+            progress.advance()
+    return actions

@@ -8,7 +8,7 @@ from ..config import Loaded, Secret, Settings, read_settings
 from ..config.options import DEVELOPMENT, environment_meant
 from ..config.sources import below_root, split_mapping_key
 from ..config.table import Setting, by_folded_path, fold
-from .usage import UsageError
+from .parse import UsageError
 
 
 def read(

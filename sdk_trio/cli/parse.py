@@ -1,0 +1,346 @@
+"""The reading of a command line: which command, its arguments, and the values that they take.
+
+A parser is filled when the command line reaches it, so only the chosen command's arguments are
+declared. They stand in the file of its group, which imports what the command needs only where
+:func:`describing` is false: ``--help`` of a command loads neither Trio nor a store.
+"""
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import datetime
+from functools import partial
+from importlib import import_module
+from typing import Any, NoReturn
+
+from .._version import __version__
+from ..base.times import readable
+from ..errors import EXIT_USAGE, SdkError
+from .commands import COMMANDS, GROUPS, Command
+
+PROGRAM = "sdk-trio"
+
+_EXIT_CODES = """\
+exit status: 0 fine, 1 failure, 2 usage, 69 unavailable, 78 configuration, 128 + the signal's
+number when it was cut short. Every command is described in docs/reference/command-line.md.
+"""
+
+#: Commands that the documentation names and that this version does not contain.
+NOT_IN_THIS_VERSION = frozenset({"listen", "storage"})
+
+_HELP = frozenset({"-h", "--help"})
+
+
+class UsageError(SdkError):
+    """A command was called wrongly: the message says which argument and what it takes."""
+
+    exit_code = EXIT_USAGE
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are :class:`UsageError`; no option can be abbreviated.
+
+    ``fill`` declares the arguments. It is called once, when the parser is about to parse.
+    """
+
+    def __init__(self, *, fill: Callable[["Parser"], None], **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+        self._fill: Callable[[Parser], None] | None = fill
+
+    @property
+    def options(self) -> list[str]:
+        """Every option that it takes, such as ``--config``."""
+        return list(self._option_string_actions)
+
+    def fill(self) -> None:
+        """Declare the arguments, if that has not been done."""
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            fill(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, as argparse also lets the parser of a chosen command do."""
+        self.fill()
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of exiting, so that ``main`` words all errors in one place."""
+        raise UsageError(f"{message}\n{self.format_usage().rstrip()}")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed arguments; ``target`` names the chosen command's function.
+
+    Raises:
+        UsageError: there is no such command or argument.
+        SystemExit: ``--help`` or ``--version``, after printing.
+    """
+    check_words(arguments, [command.words for command in COMMANDS])
+    parser = build_parser(alone=not _HELP.isdisjoint(arguments))
+    parsed: argparse.Namespace
+    parsed, rest = parser.parse_known_args(arguments)
+    chosen: Parser = parsed.parser
+    if rest and not parsed.takes_fields:
+        advice = option_meant(rest, chosen.options)
+        chosen.error(f"unrecognized arguments: {' '.join(rest)}{advice}")
+    del parsed.parser
+    parsed.fields = rest
+    return parsed
+
+
+def build_parser(*, alone: bool = False) -> Parser:
+    """Return the parser of every command in :data:`COMMANDS`.
+
+    With ``alone``, groups are imported for the arguments of their commands alone.
+    """
+    parser = Parser(
+        prog=PROGRAM,
+        description="A runtime for signed webhooks.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        fill=partial(_fill_group, group="", alone=alone),
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    return parser
+
+
+def _fill_group(parser: Parser, *, group: str, alone: bool) -> None:
+    """Declare the commands of a group, which may hold groups; "" holds all."""
+    choices: Any = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=Parser
+    )
+    prefix = group and f"{group} "
+    for command in COMMANDS:
+        if not command.words.startswith(prefix):
+            continue
+        word, _, deeper = command.words.removeprefix(prefix).partition(" ")
+        if not deeper:
+            about, summary = command.summary, command.summary
+            about = f"{about[0].upper()}{about[1:]}."
+            fill = partial(_fill_command, command=command, alone=alone)
+        elif word not in choices.choices:
+            about = summary = GROUPS[f"{prefix}{word}"]
+            fill = partial(_fill_group, group=f"{prefix}{word}", alone=alone)
+        else:
+            continue
+        choices.add_parser(word, help=summary, description=about, fill=fill)
+
+
+def _fill_command(parser: Parser, *, command: Command, alone: bool) -> None:
+    """Declare the arguments of a command, and those of the settings."""
+    if command.arguments:
+        module = f"{__package__}.{command.target.partition(':')[0]}"
+        with _describing_alone() if alone else nullcontext():
+            getattr(import_module(module), command.arguments)(parser)
+    _add_settings(parser)
+    parser.set_defaults(
+        target=command.target,
+        words=command.words,
+        takes_fields=command.takes_fields,
+        parser=parser,
+    )
+
+
+_describing = False
+
+
+def describing() -> bool:
+    """Say whether a group is being imported for the arguments of its commands alone.
+
+    Its file then leaves out the imports that only the commands need: they would make ``--help``
+    several times as slow.
+    """
+    return _describing
+
+
+@contextmanager
+def _describing_alone() -> Iterator[None]:
+    """Import groups without what their commands need, and forget these halves of modules."""
+    global _describing
+    before = set(sys.modules)
+    _describing = True
+    try:
+        yield
+    finally:
+        _describing = False
+        # Inner modules first: a package is there as long as its modules are.
+        for name in sorted(set(sys.modules) - before, reverse=True):
+            package, _, module = name.rpartition(".")
+            if name.startswith(f"{__package__}."):
+                vars(sys.modules[package]).pop(module, None)
+                del sys.modules[name]
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("settings")
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a settings file, JSON or TOML; may be repeated, later ones win",
+    )
+    group.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="one setting, such as Sdk:Webhooks:Path=/hooks; may be repeated; not for secrets",
+    )
+
+
+class _Version(argparse.Action):
+    """Prints the version."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        sys.stdout.write(f"{PROGRAM} {__version__}\n")
+        parser.exit()
+
+
+# -- arguments that several groups take ------------------------------------------------------------
+
+#: The name of an object of the application, as an option takes it.
+REFERENCE = "MODULE:ATTR"
+
+#: The help on what :func:`parse_since` reads.
+MOMENT_HELP = "ISO 8601, or a time ago such as 15m, 2h, 3d"
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add ``--format table|json``."""
+    parser.add_argument(
+        "--format", choices=("table", "json"), default="table", help="of standard output"
+    )
+
+
+def add_who_and_why(parser: argparse.ArgumentParser) -> None:
+    """Add the reason and the actor of a change of a tenant."""
+    parser.add_argument("--reason", metavar="R", help="why, for the audit trail and messages")
+    parser.add_argument("--actor", metavar="A", help="who asks (default: the user of the machine)")
+
+
+def add_bypass(parser: argparse.ArgumentParser) -> None:
+    """Add the option that suspends in spite of an email address that is not verified."""
+    parser.add_argument(
+        "--bypass-email-verification",
+        action="store_true",
+        help="suspend although the site manager's email is not verified; counts only while "
+        "SuspendUnverifiedTenantsAnyway is true",
+    )
+
+
+# -- words -------------------------------------------------------------------------------------
+
+
+def check_words(arguments: Sequence[str], known: Collection[str]) -> None:
+    """Check the words before the first option against the known commands.
+
+    Args:
+        arguments: the command line after the program's name.
+        known: the commands in full, such as ``run`` and ``events list``.
+
+    Raises:
+        UsageError: the command is not in this version, or unknown; with the closest name.
+    """
+    chosen = ""
+    for depth, word in enumerate(arguments, start=1):
+        if chosen in known or word.startswith("-"):
+            return
+        within = [command for command in known if command.startswith(chosen and f"{chosen} ")]
+        chosen = f"{chosen} {word}".lstrip()
+        _check(chosen, [" ".join(command.split()[:depth]) for command in within])
+
+
+def _check(chosen: str, candidates: Sequence[str]) -> None:
+    if chosen in candidates:
+        return
+    if chosen in NOT_IN_THIS_VERSION:
+        raise UsageError(f"the command '{chosen}' is not in this version")
+    close = difflib.get_close_matches(chosen, candidates, n=1)
+    advice = (
+        f"did you mean '{close[0]}'?"
+        if close
+        else f"choose from {', '.join(dict.fromkeys(candidates))}"
+    )
+    raise UsageError(f"there is no command '{chosen}': {advice}")
+
+
+def option_meant(given: Sequence[str], known: Collection[str]) -> str:
+    """Return ``; did you mean --config?`` for the first option that is similar to a known one.
+
+    The text is empty if none is similar.
+    """
+    for word in given:
+        if word.startswith("--"):
+            close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
+            if close:
+                return f"; did you mean {close[0]}?"
+    return ""
+
+
+# -- values ------------------------------------------------------------------------------------
+
+_AGO = re.compile(r"([0-9]{1,9})([smhd])")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_UNIX_SECONDS = re.compile(r"[0-9]{1,12}")
+
+
+def parse_since(text: str, *, now: float, option: str = "--since") -> float:
+    """Return Unix seconds of a time in ISO 8601, or of an age: ``15m``, ``2h``, ``3d``.
+
+    A time without an offset from UTC is one of this machine's time zone; a date alone is its
+    first moment. ``option`` is for the message.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    ago = _AGO.fullmatch(text.strip())
+    if ago:
+        return now - int(ago[1]) * _UNIT_SECONDS[ago[2]]
+    moment = _iso(text)
+    if moment is None:
+        raise UsageError(
+            f"{option} takes a time such as 2026-01-31T12:00Z, or 15m, 2h, 3d ago; not {text!r}"
+        )
+    return moment
+
+
+def parse_moment(text: str, *, option: str) -> int:
+    """Return Unix seconds of a time in Unix seconds or ISO 8601; ``option`` is for the message.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    stripped = text.strip()
+    moment = float(stripped) if _UNIX_SECONDS.fullmatch(stripped) else _iso(text)
+    if moment is None or moment < 0:
+        raise UsageError(
+            f"{option} takes Unix seconds or a time such as 2026-01-31T12:00Z, not {text!r}"
+        )
+    return int(moment)
+
+
+def parse_count(text: str, *, option: str, greatest: int = 1_000_000) -> int:
+    """Return a whole number from 1 to ``greatest``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if text.isascii() and text.isdigit() and len(text) <= 12 and 1 <= int(text) <= greatest:
+        return int(text)
+    raise UsageError(f"{option} takes a whole number from 1 to {greatest}, not {text!r}")
+
+
+def moment_text(seconds: float | None) -> str | None:
+    """Return Unix seconds as people read them, in UTC to the second; None stays None."""
+    return None if seconds is None else readable(seconds)
+
+
+def _iso(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
