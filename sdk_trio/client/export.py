@@ -1,6 +1,7 @@
-"""CSV that arrives in pieces: bytes in, rows out. Pure.
+"""Exports: CSV files of any length, read while they arrive.
 
-RFC 4180: comma, double quotes, CR LF or LF between rows; a quoted cell may hold all of these.
+:class:`CsvParser` is pure: pieces of bytes in, rows out. RFC 4180: comma, double quotes, CR LF or
+LF between rows; a quoted cell may hold all of these.
 """
 
 import codecs

@@ -57,7 +57,7 @@ def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
         max_depth: how deep arrays and objects may be nested.
 
     Raises:
-        NotJsonError: it is no JSON, no UTF-8, or too deep.
+        UnreadableJsonError: it is no JSON, no UTF-8, or too deep.
     """
     value: Any = None
     try:

@@ -1,7 +1,9 @@
-"""The encoding of Python values as a path, a query and a JSON body. Pure.
+"""Operations: a row of the table, and how a call is made of its arguments. Pure.
 
-Values that the upstream would silently read as something else are refused: an empty path
-parameter (``GET /orders/{id}`` would become the list), a time without its zone, NaN.
+:func:`prepare` sorts the arguments into path, query and body, and encodes them. Values that the
+upstream would silently read as something else are refused: an empty path parameter
+(``GET /orders/{id}`` would become the list), a time without its zone, NaN, a name that is not in
+the upstream's table. :func:`signature_of` and :func:`description_of` are for ``help()``.
 """
 
 import difflib

@@ -62,10 +62,10 @@ class Http1Connection:
     ) -> None:
         self._wire = wire
         self._released = released
-        self.created = created
-        self.idle_since = created
-        self.is_closed = False
-        self.served = 0
+        self.created: float = created
+        self.idle_since: float = created
+        self.is_closed: bool = False
+        self.served: int = 0
 
     def is_quiet(self) -> bool:
         """Say whether the server has neither closed the idle connection nor sent anything."""
@@ -289,13 +289,13 @@ class AnswerParser:
         self._parser = httptools.HttpResponseParser(self)
         self.headers: Headers = []
         self.chunks: list[bytes] = []
-        self.reason = b""
-        self.status = 0
-        self.version = b"HTTP/1.1"
-        self.received = False
-        self.head_ended = False
-        self.ended = False
-        self.keeps_alive = True
+        self.reason: bytes = b""
+        self.status: int = 0
+        self.version: bytes = b"HTTP/1.1"
+        self.received: bool = False
+        self.head_ended: bool = False
+        self.ended: bool = False
+        self.keeps_alive: bool = True
 
     def answer(self, request: httpx.Request, body: AnswerBody) -> Received:
         """Return the answer to ``request``; its head has been parsed."""

@@ -189,8 +189,14 @@ def call_of(number, asked):
     )
 
 
-async def open_pipeline(server, policies, *, random=random.random, hooks=()):
-    """Open a pipeline over ``server``, which keeps nothing open that would have to be closed."""
+def addressed_call(number, asked):
+    """A call as the layers get it."""
+    call = call_of(number, asked)
+    pipeline_over(ScriptedServer(), CALM).address(call)
+    return call
+
+
+def pipeline_over(server, policies, *, random=random.random, hooks=()):
     plan = ClientConfig(
         mode="Custom",
         base_url="https://api.example/v1",
@@ -208,8 +214,12 @@ async def open_pipeline(server, policies, *, random=random.random, hooks=()):
     sources = RequestSources(random=random)
     server.pipeline = Pipeline(plan, server, budget=policies.budget, sources=sources)
     server.pipeline.hooks.extend(hooks)
-    await server.pipeline.__aenter__()
     return server.pipeline
+
+
+async def open_pipeline(server, policies, **options):
+    """Open a pipeline over ``server``, which keeps nothing open that would have to be closed."""
+    return await pipeline_over(server, policies, **options).__aenter__()
 
 
 async def make_story(replies, asked, policies, *, seed=0):

@@ -12,6 +12,7 @@ from support.client_stories import (
     Asked,
     Policies,
     Reply,
+    addressed_call,
     asked_calls,
     call_of,
     make_story,
@@ -89,9 +90,7 @@ def test_cancelling_at_any_step_leaves_everything_at_its_baseline(name, state):
 
 def limiter_of(pipeline):
     """The limiter of the token that every call of a story has."""
-    call = call_of(0, Asked())
-    pipeline.address(call)
-    return pipeline.limiters.of(call)
+    return pipeline.limiters.of(addressed_call(0, Asked()))
 
 
 async def _cancel_one(script, asked, policies, state, instrument):

@@ -58,7 +58,7 @@ class RateLimiter:
         self._clock = clock
         self._shut_until = -math.inf
         self._waited_for: set[Reservation] = set()
-        self.policy = policy
+        self.policy: LimitPolicy = policy
         self._bucket = _bucket_of(policy)
 
     @property
@@ -170,7 +170,7 @@ class Limiters:
         self._clock = clock
         self._by_token: dict[tuple[str, str], RateLimiter] = {}
         #: Rings at each :meth:`change`.
-        self.changed = Bell()
+        self.changed: Bell = Bell()
 
     def change(self, policy: LimitPolicy) -> None:
         """Go on at another rate; waiting calls keep their position and learn their new time."""

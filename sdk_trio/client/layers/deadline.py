@@ -30,7 +30,7 @@ class CallsUnderWay:
 
     def __init__(self) -> None:
         self._scopes: set[trio.CancelScope] = set()
-        self.is_closed = False
+        self.is_closed: bool = False
 
     def begin(self, deadline: float) -> trio.CancelScope:
         """Return the scope for a wait until ``deadline``; :meth:`end` it in any case."""
