@@ -10,20 +10,20 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
-from sdk_trio.client.retry import BudgetPolicy, FailureKind, RetryBudget, RetryPolicy
-from support.client_stories import Asked, call_of
+from support.client_stories import Asked
 
-from sdk_trio.client.errors import CircuitOpenError, ConnectionFailedError, OutcomeUnknownError
-from sdk_trio.client.layers.admission import (
-    AttemptKind,
-    ClientCounters,
-    Limiters,
-    LimitPolicy,
-    RateGate,
+from sdk_trio.client.call import Call
+from sdk_trio.client.errors import (
+    CircuitOpenError,
+    ConnectionFailedError,
+    FailureKind,
+    OutcomeUnknownError,
 )
+from sdk_trio.client.layers import AttemptKind, CallLayer, ClientCounters, chained
+from sdk_trio.client.layers.admission import Limiters, LimitPolicy, RateGate
 from sdk_trio.client.layers.deadline import CallsUnderWay
-from sdk_trio.client.layers.hedge import Hedger
-from sdk_trio.client.layers.retry import Retryer
+from sdk_trio.client.layers.hedge import HedgeLayer
+from sdk_trio.client.layers.retry import BudgetPolicy, RetryBudget, RetryLayer, RetryPolicy
 
 FIRST, RETRY, HEDGE = AttemptKind.FIRST, AttemptKind.RETRY, AttemptKind.HEDGE
 SAVED = 50
@@ -38,7 +38,7 @@ class Step:
     refused: bool = False
 
 
-class Attempts:
+class Attempts(CallLayer):
     """The layer below: what it makes of the attempts, in the order in which they come."""
 
     def __init__(self, *steps):
@@ -79,15 +79,20 @@ class Layers:
             self.budget.deposit()
         self.saved = saved
         self.limiters = Limiters(LimitPolicy(per_minute=1e-9, burst=burst), clock=clock)
-        gate = RateGate(self.limiters, under_way=CallsUnderWay(), clock=clock, longest_wait=120.0)
-        shared = {"budget": self.budget, "admitter": gate, "clock": clock}
-        self.hedger = Hedger(attempts, **shared, counters=self.counters)
-        self.retryer = Retryer(
-            self.hedger,
-            **shared,
-            policy=RetryPolicy(),
-            random=lambda: 0.5,
-            counters=self.counters,
+        gate = RateGate(
+            self.limiters,
+            under_way=CallsUnderWay(),
+            clock=clock,
+            wall_clock=clock,
+            longest_wait=120.0,
+        )
+        shared = {"clock": clock, "counters": self.counters}
+        self.outermost = chained(
+            [
+                RetryLayer(RetryPolicy(), self.budget, gate, random=lambda: 0.5, **shared),
+                HedgeLayer(self.budget, gate, **shared),
+                attempts,
+            ]
         )
 
     def spent(self):
@@ -97,15 +102,23 @@ class Layers:
         return self.limiters.of(call).backlog
 
 
+def call_of(asked):
+    call = Call(method=asked.method, path="/")
+    call.idempotent = asked.may_be_executed_twice
+    call.max_retries = asked.max_retries
+    call.hedge_after = asked.hedge_after
+    return call
+
+
 def play(asked, *steps, cancel_at=math.inf, **options):
     """Make one call; return the layers, the call, and how it ended."""
 
     async def main():
-        layers, call = Layers(Attempts(*steps), **options), call_of(0, asked)
+        layers, call = Layers(Attempts(*steps), **options), call_of(asked)
         ended = None
         with trio.move_on_after(cancel_at):
             try:
-                ended = await layers.retryer.send(call)
+                ended = await layers.outermost.send(call, FIRST)
             except Exception as error:
                 ended = error
         # Nothing of the call is left, and what was not sent is not paid.
