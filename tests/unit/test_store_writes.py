@@ -1,0 +1,156 @@
+"""The writes of the store in SQLite, one after the other on a connection: what always holds.
+
+What each of them means is tested of every store alike (``tests/integration/test_store_model.py``);
+here are the promises that the index of unfinished deliveries rests on.
+"""
+
+import apsw
+import attrs
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from sdk_trio.records.deliveries import (
+    Dead,
+    DeliveryState,
+    Done,
+    NewDelivery,
+    Parked,
+    Released,
+    Retry,
+)
+from sdk_trio.storage.admission import LeaseTerms
+from sdk_trio.storage.sqlite import writes
+from sdk_trio.storage.sqlite.schema import MIGRATIONS
+
+HERE, THERE = (
+    LeaseTerms(owner=owner, lease_seconds=10.0, dedup_seconds=30.0, payload_seconds=60.0)
+    for owner in ("here", "there")
+)
+KEYS = st.sampled_from(["a", "b", "c"])
+OWNERS = st.sampled_from([HERE, THERE])
+OUTCOMES = st.sampled_from(
+    [Done(), Retry(None, "E"), Retry(7.0, "E"), Dead("E"), Released(), Parked(None), Parked("held")]
+)
+
+
+def opened() -> apsw.Connection:
+    connection = apsw.Connection(":memory:")
+    for step in MIGRATIONS:
+        for statement in step:
+            connection.execute(statement)
+    return connection
+
+
+def delivery(key: str, now: float, raw: bytes = b"{}", tenant: str | None = None) -> NewDelivery:
+    return NewDelivery(key, "order.paid", raw, int(now), now, tenant_id=tenant)
+
+
+class Writes(RuleBasedStateMachine):
+    """Any writes of two owners in any order, while time goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connection = opened()
+        self.now = 1000.0
+
+    def teardown(self) -> None:
+        self.connection.close()
+
+    @rule(seconds=st.sampled_from([0.5, 9.0, 11.0, 40.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(key=KEYS, terms=OWNERS, how=st.sampled_from(["leased", "left", "claimed", "parked"]))
+    def arrives(self, key: str, terms: LeaseTerms, how: str) -> None:
+        new = delivery(key, self.now)
+        if how == "claimed":
+            writes.claim(self.connection, terms, new)
+        elif how == "parked":
+            writes.park(self.connection, terms, new, "no handler")
+        else:
+            writes.accept(self.connection, terms, new, how == "leased")
+
+    @rule(key=KEYS, terms=OWNERS)
+    def begins(self, key: str, terms: LeaseTerms) -> None:
+        before = self.row(key)
+        writes.start(self.connection, terms, key, self.now)
+        after = self.row(key)
+        if before is not None and after != before:
+            free = before["lease_owner"] in (None, terms.owner)
+            assert free or before["lease_until"] <= self.now
+            assert after["attempts"] == before["attempts"] + 1
+
+    @rule(key=KEYS, terms=OWNERS, outcome=OUTCOMES)
+    def ends(self, key: str, terms: LeaseTerms, outcome: object) -> None:
+        if isinstance(outcome, Retry) and outcome.at is not None:
+            outcome = attrs.evolve(outcome, at=self.now + outcome.at)
+        before = self.row(key)
+        writes.finish(self.connection, terms, key, outcome, self.now)  # type: ignore[arg-type] # one of them
+        if before is not None and before["lease_owner"] != terms.owner:
+            assert self.row(key) == before, "a run without a lease has written its outcome"
+
+    @rule(key=KEYS, terms=OWNERS)
+    def runs_whole(self, key: str, terms: LeaseTerms) -> None:
+        writes.run(self.connection, terms, key, self.now, self.now)
+
+    @rule(key=KEYS)
+    def is_replayed(self, key: str) -> None:
+        row = self.row(key)
+        replayable = (DeliveryState.DEAD, DeliveryState.PARKED, DeliveryState.RETRYING)
+        may = row is not None and row["state"] in replayable and row["lease_owner"] is None
+        assert list(writes.replay(self.connection, [key])) == ([key] if may else [])
+
+    def row(self, key: str):  # type: ignore[no-untyped-def] # a row of columns of every kind
+        cursor = self.connection.execute("SELECT * FROM inbox WHERE delivery_key = ?", (key,))
+        for values in cursor:
+            return dict(zip((name for name, _ in cursor.get_description()), values, strict=True))
+        return None
+
+    def none(self, condition: str) -> bool:
+        return self.connection.execute(f"SELECT 1 FROM inbox WHERE {condition}").fetchone() is None
+
+    @invariant()
+    def only_what_is_to_be_retried_has_a_time(self) -> None:
+        assert self.none("next_attempt_at IS NOT NULL AND state <> 'retrying'")
+
+    @invariant()
+    def only_what_is_leased_has_an_owner_and_what_is_over_is_not(self) -> None:
+        assert self.none("(lease_owner IS NULL) <> (lease_until IS NULL)")
+        assert self.none("lease_owner IS NOT NULL AND state IN ('done', 'dead', 'parked')")
+
+    @invariant()
+    def what_is_over_says_when(self) -> None:
+        assert self.none("(finished_at IS NOT NULL) <> (state IN ('done', 'dead'))")
+
+    @invariant()
+    def every_body_and_failure_belongs_to_a_delivery(self) -> None:
+        for table in ("body", "attempt", "evidence"):
+            strays = f"SELECT 1 FROM {table} WHERE sequence NOT IN (SELECT sequence FROM inbox)"
+            assert self.connection.execute(strays).fetchone() is None
+
+
+TestWrites = Writes.TestCase
+
+
+@pytest.mark.parametrize("again", [b"{}", b'{"other": 1}'])
+def test_another_body_under_a_known_key_is_kept_once_as_evidence(again: bytes) -> None:
+    connection = opened()
+    writes.accept(connection, HERE, delivery("a", 1.0), False)
+    for _ in range(2):
+        admitted = writes.accept(connection, HERE, delivery("a", 2.0, again), False)
+        assert admitted.same_body == (again == b"{}")
+    kept = connection.execute("SELECT raw FROM evidence").fetchall()
+    assert kept == ([] if again == b"{}" else [(again,)])
+    assert connection.execute("SELECT raw FROM body").fetchall() == [(b"{}",)]
+
+
+def test_only_the_deliveries_of_the_tenant_are_erased() -> None:
+    connection = opened()
+    for key, tenant in (("a", "acme"), ("b", "bolt")):
+        writes.accept(connection, HERE, delivery(key, 1.0, tenant=tenant), False)
+    sequences = [sequence for (sequence,) in connection.execute("SELECT sequence FROM inbox")]
+    assert writes.erase(connection, "acme", sequences) == 1
+    assert writes.erase(connection, "acme", sequences) == 0
+    assert connection.execute("SELECT tenant_id FROM inbox").fetchall() == [("bolt",)]
+    assert connection.execute("SELECT count(*) FROM body").fetchall() == [(1,)]
