@@ -5,8 +5,7 @@ What a channel does is in :mod:`sdk_trio.notifications.channels` (CONTRIBUTING.m
 """
 
 import enum
-
-import attrs
+from typing import NamedTuple
 
 #: The texts that each transition has a template of, by their keys in the settings.
 TEXTS = ("EmailSubject", "EmailBody", "SmsBody")
@@ -29,8 +28,7 @@ class ContactKind(enum.Enum):
         return self.value[1]
 
 
-@attrs.frozen(kw_only=True)
-class NotificationChannel:
+class NotificationChannel(NamedTuple):
     """One channel, as all but its own code know it.
 
     ``name`` is the word that people type, a message's id ends with, and the store keeps; the
