@@ -1,7 +1,7 @@
 """The channels on which site managers are told, each declared once: settings, commands, doctor,
 metrics and stores go by these rows.
 
-What a channel does is in :mod:`sdk_trio.notifications.channels` (CONTRIBUTING.md, "Add a channel").
+What a channel does is in :mod:`sdk_trio.notifications.channels` (CONTRIBUTING.md).
 """
 
 import enum
