@@ -2,10 +2,13 @@
 
 from collections.abc import Collection
 
+import attrs
+
 from ..records.channels import CHANNELS
 from .choices import DefaultTenantStrategy, ReplicaTargetType
+from .metadata import pascal_case
 from .options import Settings
-from .options.notifications import enabled_channels
+from .options.notifications import TemplatesOptions, enabled_channels
 from .table import Setting, full_key, table
 
 REPLICATION = full_key(("MultiTenant", "FileDb", "Replication"))
@@ -18,7 +21,7 @@ TARGET = f"{REPLICATION}:ReplicaTargetType"
 NOTIFICATIONS_ENABLED = f"{NOTIFICATIONS}:Enabled"
 
 #: The transitions that have templates, by their keys.
-TRANSITIONS = ("Suspended", "Reactivated", "Deactivated", "Deleted")
+TRANSITIONS = tuple(pascal_case(field.name) for field in attrs.fields(TemplatesOptions))
 
 STRATEGY = f"{UPGRADE}:DefaultTenantStrategy"
 

@@ -219,7 +219,7 @@ def credential(read_variable: ReadVariable, name: str, *, for_header: bool = Tru
 
 
 class ProviderChannel(ABC):
-    """Sends the messages of one channel; a :class:`Channel`.
+    """A channel that sends one HTTP request for each message; others are a :class:`Channel` alone.
 
     Args:
         options: the settings of notifications.

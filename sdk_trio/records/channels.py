@@ -1,12 +1,11 @@
 """The channels on which site managers are told, each declared once: settings, commands, doctor,
 metrics and stores go by these rows.
 
-What a channel does is in :mod:`sdk_trio.notifications.channels` (CONTRIBUTING.md, "Add a channel").
+What a channel does is in :mod:`sdk_trio.notifications.channels` (CONTRIBUTING.md).
 """
 
 import enum
-
-import attrs
+from typing import NamedTuple
 
 #: The texts that each transition has a template of, by their keys in the settings.
 TEXTS = ("EmailSubject", "EmailBody", "SmsBody")
@@ -29,8 +28,7 @@ class ContactKind(enum.Enum):
         return self.value[1]
 
 
-@attrs.frozen(kw_only=True)
-class NotificationChannel:
+class NotificationChannel(NamedTuple):
     """One channel, as all but its own code know it.
 
     ``name`` is the word that people type, a message's id ends with, and the store keeps; the

@@ -8,9 +8,11 @@ from sdk_trio.config.options.notifications import (
     TemplateOptions,
     enabled_channels,
 )
+from sdk_trio.config.section_switches import TRANSITIONS
 from sdk_trio.config.table import table
 from sdk_trio.records.channels import CHANNELS, TEXTS
 from sdk_trio.records.notifications import NotificationId, parse_notification_id
+from sdk_trio.records.tenants import Transition
 from sdk_trio.runtime.notifications import make_channels
 
 SECTION = "Sdk:MultiTenant:Notifications"
@@ -34,6 +36,7 @@ def test_what_a_channel_sends_is_in_every_template() -> None:
     assert len(attrs.fields(TemplateOptions)) == len(TEXTS)
     for channel in CHANNELS.values():
         assert {*channel.texts, *channel.quoted} <= set(TEXTS)
+    assert list(TRANSITIONS) == [str(transition) for transition in Transition]
 
 
 def test_the_ids_of_its_messages_can_be_typed() -> None:

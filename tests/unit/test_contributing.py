@@ -1,0 +1,38 @@
+"""CONTRIBUTING.md names files, rooms and functions that are there."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+PICTURE, WALK = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)[1:3]
+
+
+def test_the_files_that_it_names_are_there():
+    named = set(re.findall(r"`((?:sdk_trio|tests|docs|generate)/[\w/.-]*)`", PAGE))
+    links = set(re.findall(r"\]\(([\w/.-]+)", PAGE))
+    places = {path for path in named | links if not re.search("NAME|GROUP", path)}
+    assert len(places) > 20
+    assert [path for path in sorted(places) if not (ROOT / path).exists()] == []
+
+
+def test_the_picture_has_the_rooms_in_the_order_that_imports_may_take():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    layers = contracts["tool"]["importlinter"]["contracts"][0]["layers"]
+    first = re.findall(r"[a-z]+", " ".join(layers))
+    places = [re.search(rf"\b{room}\b(?![./])", PICTURE) for room in first]
+    assert [room for room, place in zip(first, places, strict=True) if place is None] == []
+    starts = [PICTURE.count("\n", 0, place.start()) for place in places]
+    assert starts == sorted(starts)
+
+
+def test_the_way_of_a_delivery_leads_through_functions_that_are_there():
+    steps = re.findall(r"^\d +(\S+\.py) +(.*)$", WALK, re.MULTILINE)
+    assert len(steps) == 9
+    for path, text in steps:
+        source = (ROOT / "sdk_trio" / path).read_text("utf-8")
+        first = text.split()[0].rstrip(":")
+        for name in first.split("."):
+            assert re.search(rf"\b(def|class) {name}\b", source), (path, name)
+    assert len({path for path, _ in steps}) <= 7
