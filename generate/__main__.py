@@ -10,9 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-#: Modules beside this one, in order: the data of events is written before the package is imported,
-#: which the pages describe.
-MAKERS = ("event_payloads", "client_types", "event_page", "settings_page")
+#: Modules beside this one, in order. The first two write what the package needs to be imported,
+#: which the pages do.
+MAKERS = ("event_payloads", "event_exports", "client_types", "event_page", "settings_page")
 
 
 def main() -> int:

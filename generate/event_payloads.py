@@ -31,9 +31,6 @@ from typing import Any
 import msgspec
 
 from .event import Metadata, Payload, Time
-
-__all__ = [
-{names}]
 '''
 
 
@@ -182,7 +179,7 @@ def render(models: Models) -> str:
         for member in _members(name, models)
     }
     written: dict[str, dict[str, str]] = {"Payload": {"id": "str"}}
-    parts = [_HEADER.format(names="".join(f'    "{shape.name}",\n' for shape in SHAPES))]
+    parts = [_HEADER]
     for shape in SHAPES:
         fields = _fields(shape, models, embedded)
         inherited = written.get(shape.base, {})

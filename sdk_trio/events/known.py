@@ -2,7 +2,7 @@
 
 A class is the whole declaration of a type: its name, the data, the type as it is sent and its
 meaning. The catalogue collects every class of this file, and the package's exports, the samples,
-the reference page and the command line follow from the catalogue. A class is named after its type,
+the reference page and the command line follow (``make generate``). A class is named after its type,
 ``order.paid`` is :class:`OrderPaidEvent`. Classes are written out, so that editors see them.
 """
 

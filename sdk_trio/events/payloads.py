@@ -15,40 +15,6 @@ import msgspec
 
 from .event import Metadata, Payload, Time
 
-__all__ = [
-    "Address",
-    "CustomerRef",
-    "MemberRef",
-    "Price",
-    "Media",
-    "BenefitRef",
-    "ProductRef",
-    "DiscountRef",
-    "SubscriptionRef",
-    "OrderItem",
-    "Meter",
-    "SubscriptionMeter",
-    "PendingUpdate",
-    "ActiveSubscription",
-    "GrantedBenefit",
-    "CustomerMeter",
-    "Dispute",
-    "GrantError",
-    "Order",
-    "Subscription",
-    "Checkout",
-    "Customer",
-    "CustomerState",
-    "Product",
-    "Benefit",
-    "BenefitGrant",
-    "Refund",
-    "CustomerSeat",
-    "Member",
-    "Discount",
-    "Organization",
-]
-
 
 class Address(msgspec.Struct, frozen=True, gc=False):
     """A postal address."""
