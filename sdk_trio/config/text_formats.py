@@ -33,7 +33,11 @@ _PHONE = re.compile(r"\+[1-9]\d{1,14}", re.ASCII)
 _EMAIL = re.compile(r"[^\s@<>,;\"]+@[^\s@<>,;\"]+")
 _API_VERSION = re.compile(r"([0-9]{4})-([0-9]{2})(?:-([0-9]{2}))?")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
-_URL_HOST = re.compile(r"[\w.-]+")
+# In ASCII underscores are common. The labels of a name beyond ASCII begin and end with a letter or
+# digit and have no hyphens in the third and fourth place (RFC 5891, 4.2.3): the client refuses
+# others.
+_LABEL = r"(?!..--)[^\W_](?:(?:[^\W_]|-)*[^\W_])?"
+_URL_HOST = re.compile(rf"[A-Za-z0-9_.-]+|{_LABEL}(?:\.{_LABEL})*\.?")
 _LOOPBACK = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
 _DESCRIPTOR = re.compile(r"[0-9]{1,6}|[A-Za-z_][A-Za-z0-9_.@-]{0,254}")
 _WINDOWS_ROOT = re.compile(r"[A-Za-z]:[\\/]")

@@ -106,6 +106,10 @@ hosts = st.text("abcA.-_:[]@/?#%0159ä\u2024 \\", max_size=20)
 
 @given(st.builds("{}://{}".format, st.sampled_from(["http", "https"]), hosts))
 @example("https://a\\@b")
+@example("http://_ä")
+@example("http://-ä")
+@example("http://ä-.a")
+@example("http://ab--ä")
 @example("https://a.:1/")
 def test_a_url_that_is_taken_leads_the_client_to_the_same_host(url):
     if check_form(Form.URL, url, development=False) is not None:
