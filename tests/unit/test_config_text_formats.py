@@ -100,8 +100,8 @@ def test_what_only_looks_like_this_machine_is_another(url):
 
 # -- what is taken means the same to whoever uses it --------------------------------------------
 
-# Without letters that are one host by the IDNA of 2003 and another one by that of 2008.
-hosts = st.text("abcA.-_:[]@/?#%0159ä\u2024 \\", max_size=20)
+# Names in ASCII alone: what else is a host differs between the IDNA of 2003 and that of 2008.
+hosts = st.text("abcA.-_:[]@/?#%\u2024 \\", max_size=20)
 
 
 @given(st.builds("{}://{}".format, st.sampled_from(["http", "https"]), hosts))
