@@ -39,6 +39,7 @@ from .messages import (
     ReadFailedError,
     ReadTimedOutError,
     Received,
+    StaleConnectionError,
     WriteTimedOutError,
     body_of,
     chunks_of,
@@ -59,6 +60,9 @@ MAX_UNREAD_BYTES = 64 * 1024 * 1024
 #: A request that is given up after at least this time in silence, in seconds, marks its connection
 #: as lost: no further request is sent on it.
 SILENCE_SECONDS = 0.5
+
+#: aioquic's reason when ``idle_seconds`` have passed; its code means other ends, too.
+_IDLE_TIMEOUT = "Idle timeout"
 
 
 class _Quic(QuicConnection):
@@ -220,9 +224,11 @@ class Http3Connection:
         if isinstance(event, HandshakeCompleted):
             self._handshake.set()
         elif isinstance(event, ConnectionTerminated):
-            self._fail(
-                ReadFailedError(f"the server ended it: {event.error_code:#x} {event.reason_phrase}")
-            )
+            said = f"the server ended it: {event.error_code:#x} {event.reason_phrase}"
+            # Both sides forget an idle connection without a word (RFC 9000, 10.1). A request that
+            # was sent in that moment meets what a kept connection of HTTP/1.1 does that has ended.
+            is_stale = event.reason_phrase == _IDLE_TIMEOUT
+            self._fail(StaleConnectionError(said) if is_stale else ReadFailedError(said))
         elif isinstance(event, StreamReset):
             stream = self._streams.get(event.stream_id)
             if stream is None:
