@@ -26,9 +26,11 @@ run: $(VENV)/.installed
 	$(BIN)/python -m sdk_trio dev
 
 # All that is static, and the tests that start no process and open no socket but a few: these answer
-# in seconds, and each with the name of the part that is broken. Without coverage, which doubles it.
+# in seconds, and each with the name of the part that is broken. Without coverage, and with few
+# examples where a test makes them up.
 check: $(VENV)/.installed-dev lint types imports
-	$(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal tests/unit tests/trio
+	$(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal \
+		--hypothesis-profile check tests/unit tests/trio
 
 test: $(VENV)/.installed-dev lint types imports tests
 

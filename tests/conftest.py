@@ -12,6 +12,8 @@ from support.command_line import CommandLine, clear_environment
 settings.register_profile(
     "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
+# While one works: `make check` looks at fewer examples, `make test` at all of them.
+settings.register_profile("check", settings.get_profile("default"), max_examples=20)
 settings.load_profile("default")
 
 REQUIRE_ALL = "SDK_TEST_REQUIRE_ALL"
