@@ -151,7 +151,7 @@ def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
     # servers must read a request alike.
     head = _decide(method.decode("ascii").upper(), target, minor != b"0", headers, decisive)
     if target[:1] != b"/":
-        target, headers = in_origin_form(target, headers)
+        target, headers = in_origin_form(target, head.headers)
         head = msgspec.structs.replace(head, target=target, headers=headers)
     return head
 

@@ -50,7 +50,9 @@ def h11_reading(data):
     if event is h11.NEED_DATA:
         return None
     assert isinstance(event, h11.Request)
-    return event.method, event.target, event.http_version, list(event.headers)
+    # This server speaks no other protocol, so no application sees an offer to change to one.
+    headers = [header for header in event.headers if header[0] != b"upgrade"]
+    return event.method, event.target, event.http_version, headers
 
 
 @given(head, st.lists(mutation, max_size=2))
@@ -70,6 +72,12 @@ def test_what_is_accepted_h11_reads_alike(data, mutations):
     method, *rest = theirs
     assert ours.method == method.decode().upper()
     assert [ours.target, ours.version.encode(), ours.headers] == rest
+
+
+@pytest.mark.parametrize("target", [b"/", b"*", b"p", b"http://test/p"])
+def test_no_application_is_offered_another_protocol(target):
+    data = b"POST %b HTTP/1.1\r\nHost: test\r\nUpgrade: h2c\r\n\r\n" % target
+    assert parse_head(data, LIMITS, {}).headers == [(b"host", b"test")]
 
 
 @given(head)
