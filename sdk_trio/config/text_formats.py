@@ -38,6 +38,7 @@ _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 # others.
 _LABEL = r"(?!..--)[^\W_](?:(?:[^\W_]|-)*[^\W_])?"
 _URL_HOST = re.compile(rf"[A-Za-z0-9_.-]+|{_LABEL}(?:\.{_LABEL})*\.?")
+_DOTTED = re.compile(r"[0-9]+(?:\.[0-9]+){3}")
 _LOOPBACK = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
 _DESCRIPTOR = re.compile(r"[0-9]{1,6}|[A-Za-z_][A-Za-z0-9_.@-]{0,254}")
 _WINDOWS_ROOT = re.compile(r"[A-Za-z]:[\\/]")
@@ -124,8 +125,11 @@ def _is_host(text: str) -> bool:
     if ":" in text:  # urlsplit has read it between brackets
         return True
     try:
+        if _DOTTED.fullmatch(text):
+            ipaddress.IPv4Address(text)
+            return True
         return bool(_URL_HOST.fullmatch(text)) and len(text.encode("idna")) <= HOST_BYTES
-    except UnicodeError:  # a label is empty or too long
+    except ValueError:  # a label is empty or too long, or a part of an address above 255
         return False
 
 
