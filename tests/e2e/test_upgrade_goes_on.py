@@ -10,9 +10,9 @@ from pathlib import Path
 import apsw
 import httpx
 import pytest
-from support.daemon import PATIENCE, Daemon, Place
+from support.daemon import Daemon, Place
 from support.deliveries import SECRET
-from support.replica_host import wait_for
+from support.waiting import PATIENCE_SECONDS, wait_until
 
 from sdk_trio.events.samples import sample_body
 from sdk_trio.testing import sign_delivery
@@ -206,9 +206,9 @@ def test_a_step_that_does_not_end_is_named_when_the_daemon_ends_without_it(place
             stderr=err,
         )
     try:
-        wait_for((place.directory / "in-step").exists)
+        wait_until((place.directory / "in-step").exists)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 1
+        assert process.wait(PATIENCE_SECONDS) == 1
     finally:
         process.kill()
         process.wait()
