@@ -1,10 +1,10 @@
 """The settings that count: a section that is switched off is not validated. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import attrs
 
-from ..records.channels import CHANNELS
+from ..records.channels import CHANNELS, NotificationChannel
 from .choices import DefaultTenantStrategy, ReplicaTargetType
 from .metadata import pascal_case
 from .options import Settings
@@ -71,18 +71,27 @@ def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
     ]
     if not notifications.enabled:
         prefixes.append(NOTIFICATIONS)
+    used, off = [], []
     for channel in CHANNELS.values():
-        is_on = channel.name in enabled
-        if not is_on or f"{NOTIFICATIONS}:EnabledChannels:{channel.key}" in invalid:
-            prefixes.append(f"{NOTIFICATIONS}:{channel.key}")
-            prefixes += [
-                f"{NOTIFICATIONS}:Templates:{transition}:{text}"
-                for transition in TRANSITIONS
-                for text in channel.texts
-            ]
+        is_known = f"{NOTIFICATIONS}:EnabledChannels:{channel.key}" not in invalid
+        (used if is_known and channel.name in enabled else off).append(channel)
+    prefixes += [f"{NOTIFICATIONS}:{channel.key}" for channel in off]
+    prefixes += [
+        f"{NOTIFICATIONS}:Templates:{transition}:{text}"
+        for transition in TRANSITIONS
+        for text in unused_texts(used, off)
+    ]
     if (
         upgrade.default_tenant_strategy is not DefaultTenantStrategy.LITERAL_DEFAULT
         or STRATEGY in invalid
     ):
         prefixes += [f"{UPGRADE}:LiteralDefaultTenantSlug", f"{UPGRADE}:LiteralDefaultTenantName"]
     return prefixes
+
+
+def unused_texts(
+    used: Iterable[NotificationChannel], off: Iterable[NotificationChannel]
+) -> list[str]:
+    """Return the texts that only channels send which are off; nobody needs them to be right."""
+    needed = {text for channel in used for text in channel.texts}
+    return sorted({text for channel in off for text in channel.texts} - needed)

@@ -179,9 +179,9 @@ class DeliveryRunner:
         self._tenancy = tenancy
         self._inline_max_attempts = options.inline_max_attempts
         self._retries = DeliveryRetries(
-            options.queue.max_attempts,
-            options.queue.retry_base_seconds,
-            options.queue.retry_cap_seconds,
+            max_attempts=options.queue.max_attempts,
+            base_seconds=options.queue.retry_base_seconds,
+            cap_seconds=options.queue.retry_cap_seconds,
         )
         self._inline = RunPolicy(options.inline_timeout_seconds, self._after_inline, insists=False)
         self._queued = RunPolicy(inf, self._after_queued, insists=True)

@@ -8,9 +8,9 @@ from sdk_trio.config.options.notifications import (
     TemplateOptions,
     enabled_channels,
 )
-from sdk_trio.config.section_switches import TRANSITIONS
+from sdk_trio.config.section_switches import TRANSITIONS, unused_texts
 from sdk_trio.config.table import table
-from sdk_trio.records.channels import CHANNELS, TEXTS
+from sdk_trio.records.channels import CHANNELS, TEXTS, NotificationChannel
 from sdk_trio.records.notifications import NotificationId, parse_notification_id
 from sdk_trio.records.tenants import Transition
 from sdk_trio.runtime.notifications import make_channels
@@ -49,3 +49,11 @@ def test_the_enabled_channels_are_those_that_are_switched_on() -> None:
     for name in CHANNELS:
         one = attrs.evolve(none, **{name: True})
         assert enabled_channels(NotificationsOptions(enabled_channels=one)) == (name,)
+
+
+def test_a_text_is_checked_while_one_channel_that_sends_it_is_on() -> None:
+    first = NotificationChannel(name="first", texts=("EmailSubject", "EmailBody"))
+    second = NotificationChannel(name="second", texts=("EmailSubject",))
+    assert unused_texts([first], [second]) == []
+    assert unused_texts([second], [first]) == ["EmailBody"]
+    assert unused_texts([], [first, second]) == ["EmailBody", "EmailSubject"]
