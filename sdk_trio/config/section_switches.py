@@ -71,7 +71,8 @@ def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
     ]
     if not notifications.enabled:
         prefixes.append(NOTIFICATIONS)
-    used, off = [], []
+    used: list[NotificationChannel] = []
+    off: list[NotificationChannel] = []
     for channel in CHANNELS.values():
         is_known = f"{NOTIFICATIONS}:EnabledChannels:{channel.key}" not in invalid
         (used if is_known and channel.name in enabled else off).append(channel)
