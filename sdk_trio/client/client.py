@@ -210,7 +210,7 @@ class Client(Resources, path=""):
         return view
 
     def on_attempt(self, hook: HookType) -> HookType:
-        """Call ``hook`` with the :class:`AttemptRecord` of every attempt when it has ended.
+        """Call ``hook`` with the :class:`CallAttempt` of every attempt when it has ended.
 
         It runs in the task of the call and must not block. Its exceptions are logged. It returns
         ``hook``, so that it can be used as a decorator.

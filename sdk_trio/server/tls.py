@@ -22,7 +22,7 @@ _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 class TlsSocket:
-    """The server's side of one connection; see :class:`Connection` for its use.
+    """The server's side of one connection; see :class:`Http1ServerConnection` for its use.
 
     Args:
         sock: an accepted, non-blocking socket, which belongs to this object from then on.

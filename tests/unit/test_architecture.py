@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -211,3 +212,29 @@ def test_remarks_to_the_linter_are_few_and_say_why():
         "write it so that the linter is content, or set the rule aside for the whole file in "
         f"pyproject.toml, if it does not serve there: {len(remarks)} remarks"
     )
+
+
+def _defined_names(tree):
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                yield name
+            case ast.AsyncFunctionDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+
+
+def test_references_in_docstrings_lead_to_names_that_exist():
+    files = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    known = {name for text in files.values() for name in _defined_names(ast.parse(text))}
+    role = re.compile(r":(?:class|func|meth|attr|data|exc):`~?([\w.]+)`")
+    stale = [
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path, text in files.items()
+        for name in role.findall(text)
+        # Names of the standard library are written with their module.
+        if name.rpartition(".")[2] not in known
+        and name.partition(".")[0] not in sys.stdlib_module_names
+    ]
+    assert not stale, f"name what these texts mean as it is called now: {stale}"
