@@ -16,7 +16,8 @@ from .options import (
     bundled_api_version,
 )
 from .secret import ParsedSecret, parse_secret
-from .show import SettingRow, describe, json_schema
+from .show import SettingRow as Row
+from .show import describe, json_schema
 
 __all__ = [
     "BUNDLED_API_VERSION",
@@ -32,7 +33,7 @@ __all__ = [
     "Loaded",
     # looking
     "describe",
-    "SettingRow",
+    "Row",
     "json_schema",
     "missing_parts",
     "unmet_needs",
