@@ -93,7 +93,7 @@ class Event(Generic[DataT_co]):
     api_version: str | None = None
     """The version of the sender's API that shaped ``data``; None when the document names none."""
     key: str = attrs.field(default=attrs.Factory(lambda self: self.webhook_id, takes_self=True))
-    """What the delivery is known by: who signed it and ``webhook_id``, in one text."""
+    """The key of the delivery: who signed it and ``webhook_id``, in one text."""
 
     @functools.cached_property
     def json(self) -> dict[str, Any]:
