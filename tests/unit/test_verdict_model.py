@@ -7,11 +7,12 @@ entries and several secrets in every order, headers are repeated, renamed and le
 
 import base64
 from collections.abc import Sequence
+from itertools import pairwise
 
 import attrs
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import event, example, given
+from hypothesis import assume, event, example, given
 from hypothesis import strategies as st
 from support.plain_hmac import EDGES, body_of, entry, key_of
 
@@ -151,6 +152,8 @@ def lists_of_entries(draw: st.DrawFn, webhook_id: bytes, timestamp: bytes, body:
             made.append(Entry(other.text))
         else:
             made.append(good if how is None else spoiled(good, how))
+    # "v1," and a bare signature behind it are one genuine entry with a space after its comma.
+    assume(not any(a.text.endswith(b",") and b"," not in b.text for a, b in pairwise(made)))
     return made if sum(one.text.startswith(b"v1a") for one in made) <= 4 else made[:4]
 
 
