@@ -1,5 +1,6 @@
 """Settings of the whole suite."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -42,6 +43,19 @@ def pytest_runtest_makereport(item, call):
         report.outcome = "failed"
         report.longrepr = f"{REQUIRE_ALL} is set, and this was skipped: {report.longrepr}"
     return report
+
+
+@pytest.fixture(autouse=True)
+def the_log_of_each_test():
+    """Give the log back as it was: a command that a test ran in this process configures it.
+
+    Otherwise the tests that happen to come later in the same process log every delivery.
+    """
+    root = logging.getLogger("sdk_trio")
+    before = root.handlers[:], root.level, root.propagate
+    yield
+    root.handlers[:], level, root.propagate = before
+    root.setLevel(level)
 
 
 @pytest.fixture

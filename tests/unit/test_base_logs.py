@@ -2,7 +2,6 @@
 
 import io
 import json
-import logging
 import re
 from datetime import datetime
 
@@ -73,16 +72,13 @@ class Terminal(io.StringIO):
 def written(monkeypatch):
     """Configures the logs for a stream, has a function log something, and returns what came."""
     monkeypatch.delenv("NO_COLOR", raising=False)
-    root = logging.getLogger(logs.ROOT)
-    before = root.handlers[:], root.level, root.propagate
 
     def write(log, stream, **options):
         logs.configure(stream=stream, **options)
         log(logs.get_logger("webhooks"))
         return stream.getvalue()
 
-    yield write
-    root.handlers[:], root.level, root.propagate = before
+    return write
 
 
 def test_a_terminal_shows_colors_and_the_fields_in_their_order(written):

@@ -1,8 +1,6 @@
 """How commands end: statuses, messages, and what is not shown."""
 
-import copy
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -36,10 +34,6 @@ MODULES = {
 
 @pytest.fixture
 def command_line(command_line, monkeypatch):
-    # A command that starts configures the logs of its process.
-    for name in ("handlers", "level", "propagate"):
-        value = getattr(logging.getLogger("sdk_trio"), name)
-        monkeypatch.setattr(logging.getLogger("sdk_trio"), name, copy.copy(value))
     # sys.path and sys.modules as they were: the modules of one test are not those of another.
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in MODULES:
