@@ -16,7 +16,7 @@ FLAKE8_ASYNC := --enable ASYNC,ASYNC900,ASYNC910,ASYNC911,ASYNC912,ASYNC913 --di
 # it, and the wait of the exchange around them is the checkpoint. So are stores in memory, whose
 # callers have a checkpoint of their own. (`--per-file-disable` is read by the linter, never used.)
 WITHOUT_CHECKPOINTS := sdk_trio/net/% sdk_trio/server/% sdk_trio/storage/memory/% \
-	sdk_trio/client/layers/% sdk_trio/client/answers.py sdk_trio/client/content_coding.py
+	sdk_trio/client/layers/% sdk_trio/client/answers.py
 FLAKE8_ASYNC_CONNECTIONS := --enable ASYNC,ASYNC900 \
 	--disable ASYNC114,ASYNC127,ASYNC910,ASYNC911,ASYNC912,ASYNC913
 

@@ -18,9 +18,18 @@ from ..base.logs import Throttle, get_logger
 from ..base.metrics import Check, CheckSource, Sample
 from ..errors import NotRunningError, StoreUnavailableError
 from .access import Access, Pacer, Refusal, header_map
-from .api import EVENTS, EventAnswerer, Reply, document, problem
+from .api import (
+    EVENTS,
+    BadQueryError,
+    EventAnswerer,
+    Reply,
+    document,
+    parse_list,
+    parse_replay,
+    parse_show,
+    problem,
+)
 from .metrics import CONTENT_TYPE, UnknownMetricError, expose, metric_of
-from .queries import BadQueryError, parse_list, parse_replay, parse_show
 from .status import RunningProgram, StatusProviders, StoreObserver
 
 _log = get_logger("admin")

@@ -19,7 +19,7 @@ from .parse import REFERENCE, UsageError, describing
 if not describing():
     import trio
 
-    from ..admin.token import AdminToken
+    from ..admin.access import AdminToken
     from ..base import logs
     from ..config import Loaded, Settings, StorageBackend
     from ..config.options import DEVELOPMENT, environment_meant

@@ -29,19 +29,17 @@ if not describing():
     from ..config import Settings, unmet_needs
     from ..config.section_switches import USE_REPLICATION
     from ..records.tenants import Tenant, TenantStatus
-    from ..replication.binary import find_replicator
+    from ..replication.child import find_replicator
     from ..replication.control import control_socket_path
-    from ..replication.databases import find_databases
     from ..replication.health import DatabaseHealth, HealthState, ReplicationHealth
-    from ..replication.health_check import HealthChecker
-    from ..replication.lag_survey import LagSurveyor
-    from ..replication.locks import hold_pid_file
+    from ..replication.health_check import HealthChecker, LagSurveyor
     from ..replication.manifest import ManifestWriter, TenantDatabaseFile, unset_variables
     from ..replication.replica import ReplicaReader
+    from ..replication.running_replicator import hold_pid_file
     from ..replication.supervisor import Supervisor
-    from ..replication.verification import Verification
+    from ..replication.verification import Verification, Verifier
     from ..replication.verification_schedule import VerificationKeeper
-    from ..replication.verifier import Verifier
+    from ..replication.watch import find_databases
     from ..runtime.replication import render_for
     from ..storage.data_directory import create_data_directory, keep_files_private
     from ..storage.open import open_store

@@ -31,9 +31,16 @@ if not describing():
     from ..config import Settings
     from ..records.tenants import Tenant
     from ..replication.control import ControlClient, control_socket_path
-    from ..replication.in_place import DEFAULT_WAIT_SECONDS, InPlaceRestorer, Wish
     from ..replication.replica import ReplicaReader
-    from ..replication.restore import Report, Restored, RestoreProgress, Restorer
+    from ..replication.restore import (
+        DEFAULT_WAIT_SECONDS,
+        InPlaceRestorer,
+        Report,
+        Restored,
+        RestoreProgress,
+        Restorer,
+        Wish,
+    )
     from ..storage.data_directory import create_data_directory
     from ..storage.open import open_store
     from ..tenants.databases import database_path, databases_directory

@@ -25,8 +25,7 @@ from .parse import (
 if not describing():
     import trio
 
-    from ..client.client import Client
-    from ..client.deliveries import UpstreamDeliveries
+    from ..client.client import Client, UpstreamDeliveries
     from ..client.export import CsvExport
     from ..client.operation import Body, Operation, OperationAnswer, UnknownArgumentError
     from ..client.operations import OPERATIONS, UnknownOperationError, bound, find_operation

@@ -32,8 +32,7 @@ from .layers.retry import BudgetPolicy
 from .operation import description_of, signature_of
 from .operations.synchronous import SyncResources
 from .pages import Item, Listing, Page
-from .pipeline import RequestSources
-from .plan import ClientConfig
+from .pipeline import ClientConfig, RequestSources
 from .resources import OfInstance, OperationMethod, WithResponse
 
 P = ParamSpec("P")

@@ -5,7 +5,7 @@ It holds no logic of calls itself: ``resources`` and ``operation`` make calls of
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -14,9 +14,8 @@ import httpx
 
 from ..base.logs import get_logger
 from ..config import Settings
-from ..net.proxy import URL_KEY as PROXY_URL_KEY
-from ..net.proxy import ignored_variable
-from ..net.transport import Transport, require_trio
+from ..net.transport import URL_KEY as PROXY_URL_KEY
+from ..net.transport import Transport, ignored_variable, require_trio
 from .answers import ResponseStream
 from .call import (
     NO_OPTIONS,
@@ -30,13 +29,12 @@ from .call import (
     checked_path,
     flat_query,
 )
-from .errors import without_frames
+from .errors import NotFoundError, UnprocessableEntityError, without_frames
 from .layers import AttemptHook, ClientCounters
 from .layers.breaker import CircuitBreaker
 from .layers.retry import BudgetPolicy
 from .operations import Resources
-from .pipeline import Pipeline, RequestSources
-from .plan import ClientConfig, plan_of, token_warning
+from .pipeline import ClientConfig, Pipeline, RequestSources, plan_of, token_warning
 
 logger = get_logger("client")
 
@@ -273,3 +271,44 @@ class Client(Resources, path=""):
             content=content,
             options=merged,
         )
+
+
+class UpstreamDeliveries:
+    """The upstream's list of deliveries, through ``client``, which is open.
+
+    Every method raises ``CallError`` when the upstream could not be asked.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._webhooks = client.webhooks
+
+    async def endpoints(self) -> list[Any]:
+        """Return every webhook endpoint, as its JSON object."""
+        return [item.raw async for item in self._webhooks.list_webhook_endpoints()]
+
+    async def read(
+        self,
+        endpoint_ids: Sequence[str],
+        query: Mapping[str, str],
+        visit: Callable[[list[Any]], Awaitable[None]],
+    ) -> None:
+        """Await ``visit`` with each page of the deliveries to these endpoints, as JSON objects.
+
+        ``query`` are further filters. Cancelled, no further page is asked for.
+        """
+        listing = self._webhooks.list_webhook_deliveries(
+            endpoint_id=list(endpoint_ids), query=dict(query)
+        )
+        async for page in listing.pages():
+            await visit([item.raw for item in page.items])
+
+    async def redeliver(self, webhook_id: str) -> bool:
+        """Ask for another delivery of an event; return whether the upstream agreed.
+
+        It is asked again after a failure: a second delivery does no harm, as the inbox knows it.
+        """
+        try:
+            await self._webhooks.with_options(idempotent=True).redeliver_webhook_event(webhook_id)
+        except (NotFoundError, UnprocessableEntityError):
+            return False  # noqa: ASYNC910 - the call waited
+        return True

@@ -63,7 +63,7 @@ class ReconcileReport:
 
 
 class Upstream(Protocol):
-    """Asks the upstream what it delivered; ``client.deliveries.Deliveries`` is one.
+    """Asks the upstream what it delivered; ``client.client.UpstreamDeliveries`` is one.
 
     Every method raises ``CallError`` when the upstream could not be asked.
     """

@@ -1,17 +1,14 @@
-"""The replicator's process: it never outlives us, its output is read, its work confirmed.
+"""The replicator's process: its binary is found, it never outlives us, its output is read.
 
 ``trio.lowlevel.open_process`` starts a child from a worker thread that ends when it has been idle
 for ten seconds, and Linux ties "end the child with its parent" to the *thread* that started it. So
 the thread here stays: it starts the child and waits for it.
-
-The child's log lines become structured events of ours. Its ``INFO`` is a line for every compaction
-of every database, so it becomes our ``Debug``. A target that is away makes a line a second for
-every database: of each message a few are let through, the rest are counted.
 """
 
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +26,53 @@ from ..errors import ReplicatorError
 from .control import ControlClient
 from .plan import difference
 
+#: The binary's name.
+PROGRAM: Final = "litestream"
+
+_KEY = "Sdk:MultiTenant:FileDb:Replication:ReplicatorPath"
+_REMEDY = f"install it with: pip install 'sdk-trio[replication]', or name another one in {_KEY}"
+
+
+def find_replicator(
+    options: ReplicationOptions,
+    *,
+    environ: Mapping[str, str] | None = None,
+    interpreter: str | None = None,
+) -> str:
+    """Return the absolute path of the replicator's binary.
+
+    ``ReplicatorPath`` if it is set, and nothing else then; otherwise beside the interpreter, where
+    pip puts it, then ``PATH``.
+
+    Args:
+        options: the replication's.
+        environ: the environment whose ``PATH`` is searched; None: this process's.
+        interpreter: the Python program beside which it is looked for; None: this one.
+
+    Raises:
+        ReplicatorError: there is none, or it cannot be executed; with the remedy.
+    """
+    if options.replicator_path is not None:
+        chosen = os.path.abspath(options.replicator_path)
+        if not (os.path.isfile(chosen) and os.access(chosen, os.X_OK)):
+            raise ReplicatorError(
+                f"the replicator {chosen} ({_KEY}) is no program that can be executed: correct "
+                "the path, or remove the key to use the one of sdk-trio[replication]"
+            )
+        return chosen
+    beside = Path(sys.executable if interpreter is None else interpreter).parent
+    path = (os.environ if environ is None else environ).get("PATH", "")
+    # shutil.which takes an empty PATH for the system's default one, and an empty or relative part
+    # for the working directory, where anybody may have put a program.
+    places = os.pathsep.join([str(beside), *filter(os.path.isabs, path.split(os.pathsep))])
+    found = shutil.which(PROGRAM, path=places)
+    if found is None:
+        raise ReplicatorError(
+            f"the replicator '{PROGRAM}' is neither beside {beside} nor on PATH: {_REMEDY}"
+        )
+    return os.path.abspath(found)
+
+
 #: Its levels and ours; an unknown level is a warning.
 LEVELS: Final = {
     "TRACE": "debug",
@@ -40,6 +84,10 @@ LEVELS: Final = {
 
 #: Messages that it logs as errors and that are normal here: a host without tenants yet.
 _HARMLESS: Final = frozenset({"no databases specified in configuration"})
+
+# The child's log lines become structured events of ours. Its ``INFO`` is a line for every
+# compaction of every database, so it becomes our ``Debug``. A target that is away makes a line a
+# second for every database: of each message a few are let through, the rest are counted.
 
 #: Lines of one message that are logged in :data:`WINDOW_SECONDS`.
 LINES_A_WINDOW: Final = 3

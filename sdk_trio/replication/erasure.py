@@ -22,10 +22,9 @@ from ..errors import ReplicationError, StoreUnavailableError
 from ..tenants.databases import databases_directory
 from ..tenants.identity import is_tenant_id
 from ..tenants.purge import ReplicaHoldings
-from .held_database import HeldDatabase, name_holders
+from .live_database import HeldDatabase, name_holders
 from .manifest import replica_path
-from .replica import ReplicaReader
-from .scratch import scratch_directory
+from .replica import ReplicaReader, scratch_directory
 
 #: Time for other processes to close the database, in seconds: a daemon closes that of a tenant that
 #: is not active within a second, a replicator after its debounce window and a last sync.

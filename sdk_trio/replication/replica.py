@@ -5,30 +5,74 @@ begins at transaction 1. Fresh files hold single transactions. Later they are me
 ones that carry the time of their *last* transaction: a point in time long ago is therefore
 restored to the last boundary before it, never to a later state.
 
-Each question starts the binary with a configuration of exactly one tenant, which exists as long
-as the block of :func:`ReplicaReader.open`. No database and no running replicator is touched.
+Each question starts the binary with a configuration of exactly one tenant, which is in a
+directory of its own for as long as that takes. No database and no running replicator is touched.
 """
 
 import json
 import os
 import re
+import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
+import filelock
 import trio
 
 from ..base.times import readable, rfc3339
 from ..config import Settings
 from ..errors import ReplicationError, ReplicatorError, RestoreError
 from ..tenants.databases import database_path, databases_directory
-from .binary import find_replicator
-from .child import secret_values
-from .lag import ReplicaPosition
+from .child import find_replicator, secret_values
+from .health import ReplicaPosition
 from .manifest import TenantDatabaseFile, child_environment, render_manifest, unset_variables
+
+#: Name of the lock file that is locked while the directory is in use.
+_LOCK_NAME = "in-use.lock"
+
+
+@contextmanager
+def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
+    """Make a directory in ``parent`` for this user alone, and remove it whole at the end.
+
+    Directories of the same prefix whose process was killed are removed first, so that the files of
+    crashes do not pile up.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    with suppress(OSError):
+        for left in parent.glob(f"{prefix}*"):
+            _remove_unused(left)
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    lock = filelock.FileLock(directory / _LOCK_NAME, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        lock.release()
+
+
+def _remove_unused(directory: Path) -> None:
+    marker = directory / _LOCK_NAME
+    # Without the lock file, another process has just made the directory and is about to lock it.
+    if not marker.exists():
+        return
+    lock = filelock.FileLock(marker, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except (filelock.Timeout, OSError):
+        return
+    shutil.rmtree(directory, ignore_errors=True)
+    lock.release()
+
 
 #: The level of snapshots; files of lower levels hold changes.
 SNAPSHOT_LEVEL = 9

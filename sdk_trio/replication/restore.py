@@ -1,25 +1,29 @@
-"""Restores one tenant's database from its replica into a file.
+"""The restore of a tenant's database from its replica: into a file, or in place of the database.
 
-It reads the replica alone, asks no running program and touches no database in use. The file is made
-and checked in a directory of its own beside the output and gets its name last, so that a reader of
-the output sees all of it. If it is cancelled or fails, nothing of it is left.
+A restore goes into a directory beside its goal, is checked there, and gets its name by one rename,
+so that what stands at the goal is whole at any moment.
 """
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import attrs
+import filelock
 import trio
 
-from ..errors import RestoreError
+from ..base.times import readable
+from ..errors import ReplicatorError, RestoreError, SdkError, StoreLockedError
+from ..records.tenants import AuditAction, AuditRecord, Tenant, TenantStatus, Transition
 from ..tenants.databases import SIDE_FILES
+from ..tenants.service import TenantService
 from . import replica
-from .held_database import HeldDatabase, name_holders
-from .replica import ReplicaReader, RestorePoint, TenantReplica
-from .scratch import scratch_directory, sync_to_disk
+from .control import ControlClient, control_socket_path
+from .live_database import HeldDatabase, name_holders, read_file, sync_to_disk
+from .replica import ReplicaReader, RestorePoint, TenantReplica, scratch_directory
 
 #: Time between two looks at the growing file, in seconds.
 _LOOK_SECONDS = 0.2
@@ -218,3 +222,286 @@ def _install(restored: Path, _: RestorePoint, *, output: Path, overwrite: bool) 
     except OSError:  # a file system without links
         restored.rename(output)
     sync_to_disk(output.parent)
+
+
+# In place, whatever daemon runs beside: suspend the tenant; lock its database when nobody has it
+# open any more; restore the replica beside it, check it, compare the two; rename; reactivate the
+# tenant. Other processes notice by the tenant's status in the store, which a daemon sees within
+# half a second, and by SQLite's lock.
+#
+# A process that is killed at any of these steps leaves the tenant suspended, with the old database
+# whole or the new one. The next attempt needs to know only whether the tenant was active before,
+# and reads that in the audit trail: the suspension has the reason of this command.
+
+#: The beginning of the reason of our suspensions in the audit trail.
+REASON: Final = "replication restore --in-place"
+
+#: Name of the lock file of a running restore, in the directory of the databases.
+LOCK_NAME: Final = "in-place.lock"
+
+#: Time for other processes to close the database after the suspension, in seconds: the daemon
+#: closes it within a second, a replicator after its debounce window and a last sync.
+DEFAULT_WAIT_SECONDS: Final = 60.0
+
+#: Between two attempts to take the database, in seconds.
+_TAKE_SECONDS = 0.2
+
+#: Time for a replicator to bring the database to the target, in seconds.
+_SYNC_SECONDS = 20.0
+
+#: Time for a failed or cancelled restore to reactivate the tenant, in seconds.
+_REACTIVATE_SECONDS = 10.0
+
+_PAGE = 500
+
+_TRANSITIONS = frozenset(AuditAction(each.value) for each in Transition)
+
+
+@attrs.frozen(kw_only=True)
+class Wish:
+    """An order to restore: its content, by whom, and why.
+
+    Attributes:
+        at: Unix seconds of a point in time; None: the newest state of the replica.
+        discard_newer: replace the database also when the newest state of the replica lacks
+            something that the database has.
+        keep: a new file for the database that is replaced; None: it is not kept.
+        reason: for the audit trail and messages.
+        actor: who asks.
+        bypass_email_verification: as of :meth:`~sdk_trio.tenants.TenantService.suspend`.
+        wait_seconds: how long others may have the database open after the suspension.
+    """
+
+    at: float | None = None
+    discard_newer: bool = False
+    keep: Path | None = None
+    reason: str | None = None
+    actor: str
+    bypass_email_verification: bool = False
+    wait_seconds: float = DEFAULT_WAIT_SECONDS
+
+    @property
+    def drops_nothing(self) -> bool:
+        """Whether a database that has more than the replica is to be left in its place."""
+        return self.at is None and not self.discard_newer
+
+    @property
+    def told_reason(self) -> str:
+        """The reason of both transitions."""
+        return REASON if self.reason is None else f"{REASON}: {self.reason}"
+
+
+@attrs.frozen
+class RestoredInPlace:
+    """The result: ``kept`` says whether the old database is in ``Wish.keep``."""
+
+    restored: Restored
+    reactivated: bool
+    kept: bool
+
+
+class InPlaceRestorer:
+    """Restores databases in their place.
+
+    Args:
+        restorer: of the replicas.
+        tenants: the tenants' service; it need not run.
+        notice: is told in one line what happens, and what is waited for.
+    """
+
+    def __init__(
+        self, restorer: Restorer, tenants: TenantService, *, notice: Callable[[str], None]
+    ) -> None:
+        self._restorer = restorer
+        self._tenants = tenants
+        self._notice = notice
+
+    async def restore(self, tenant: Tenant, file: Path, wish: Wish) -> RestoredInPlace:
+        """Restore the database ``file`` of a tenant; reactivate it if it was active before.
+
+        Raises:
+            TenantError: the tenant is active and cannot be suspended; nothing was changed.
+            StoreLockedError: another restore in place runs.
+            RestoreError: somebody has the database open all the time; the replica lacks what
+                the database has; as of :meth:`Restorer.restore`. The old database is in its
+                place.
+            ReplicatorError: as of :meth:`Restorer.restore`.
+
+        Cancelled or failed before the new database is in place, the old one is as it was, and the
+        tenant is active again if it was.
+        """
+        if wish.keep is not None and wish.keep.exists():
+            raise RestoreError(f"{wish.keep} exists and is not overwritten: choose another --keep")
+        with _locked(file.parent):
+            # Finds most failures before anything is changed.
+            await self._restorer.check(tenant.id, file, at=wish.at)
+            was_active = tenant.is_active or await self._is_suspended_by_us(tenant)
+            try:
+                if tenant.is_active:
+                    if wish.drops_nothing and await trio.Path(file).exists():
+                        await self._bring_up_to_date(file)
+                    await self._suspend(tenant, wish)
+                restored, kept = await self._replace(tenant, file, wish)
+            except BaseException:
+                if was_active:
+                    # A tenant that was active must not stay suspended because somebody pressed
+                    # Ctrl-C.
+                    with trio.move_on_after(_REACTIVATE_SECONDS, shield=True):
+                        await self._try_to_reactivate(tenant, wish)
+                raise
+            if was_active:
+                await self._reactivate(tenant, wish)
+        return RestoredInPlace(restored, was_active, kept)
+
+    async def _is_suspended_by_us(self, tenant: Tenant) -> bool:
+        """Return whether a restore that was killed has suspended the tenant."""
+        await trio.lowlevel.checkpoint()
+        if tenant.status is not TenantStatus.SUSPENDED:
+            return False
+        last: AuditRecord | None = None
+        position = 0
+        while True:
+            page = await self._tenants.audit(tenant.id, after_sequence=position, limit=_PAGE)
+            for record in page:
+                position = record.sequence
+                if record.action in _TRANSITIONS:
+                    last = record
+            if len(page) < _PAGE:
+                # The reason is the only trace that survives the death of the process that suspended
+                # (ADR 34).
+                return last is not None and (last.reason or "").startswith(REASON)
+
+    async def _bring_up_to_date(self, file: Path) -> None:
+        """Have a replicator that answers bring to the target what is written by now.
+
+        It may not have heard yet that the tenant is active. What is written until the suspension
+        takes effect is brought there when it lets go of the database.
+        """
+        control = ControlClient(control_socket_path(os.fspath(file.parent)))
+        if not await control.answers():
+            return
+        told = False
+        with trio.move_on_after(_SYNC_SECONDS):
+            while True:
+                try:
+                    await control.sync(os.fspath(file))
+                except ReplicatorError as error:
+                    if not told:
+                        told = True
+                        self._notice(
+                            f"waiting at most {_SYNC_SECONDS:g} s until the replica is up to date: "
+                            f"{error}"
+                        )
+                    await trio.sleep(_TAKE_SECONDS)
+                else:
+                    return
+
+    async def _suspend(self, tenant: Tenant, wish: Wish) -> None:
+        await self._tenants.suspend(
+            tenant,
+            reason=wish.told_reason,
+            actor=wish.actor,
+            bypass_email_verification=wish.bypass_email_verification,
+        )
+        self._notice(f"{tenant.identifier} is suspended")
+
+    async def _reactivate(self, tenant: Tenant, wish: Wish) -> None:
+        """Reactivate the tenant, if nobody has taken it elsewhere meanwhile."""
+        now = await self._tenants.get(tenant)
+        if now.status is TenantStatus.SUSPENDED:
+            await self._tenants.reactivate(now, reason=wish.told_reason, actor=wish.actor)
+            self._notice(f"{tenant.identifier} is active again")
+
+    async def _try_to_reactivate(self, tenant: Tenant, wish: Wish) -> None:
+        await trio.lowlevel.checkpoint()
+        try:
+            await self._reactivate(tenant, wish)
+        except SdkError as error:
+            self._notice(
+                f"{tenant.identifier} is still suspended ({error}): 'tenant reactivate' it"
+            )
+
+    async def _replace(self, tenant: Tenant, file: Path, wish: Wish) -> tuple[Restored, bool]:
+        held = await self._take(file, wish.wait_seconds)
+        kept = False
+
+        def install(restored: Path, point: RestorePoint) -> None:
+            nonlocal kept
+            if wish.drops_nothing:
+                unsure = _refuse_loss(held, restored, point)
+                if unsure is not None:
+                    trio.from_thread.run_sync(self._notice, unsure)
+            kept = wish.keep is not None and held.copy_to(wish.keep)
+            held.replace_by(restored)
+
+        try:
+            restored = await self._restorer.restore(
+                tenant.id, file, at=wish.at, overwrite=True, install=install
+            )
+        finally:
+            held.release()
+        return restored, kept
+
+    async def _take(self, file: Path, seconds: float) -> HeldDatabase:
+        """Take the database as soon as nobody else has it open."""
+        deadline = trio.current_time() + seconds
+        told = ""
+        while True:
+            held = await trio.to_thread.run_sync(HeldDatabase.take, file)
+            if held is not None:
+                return held
+            holders = await trio.to_thread.run_sync(name_holders, file)
+            if trio.current_time() >= deadline:
+                raise RestoreError(
+                    f"{holders} has {file} open, {seconds:g} s after the suspension, so it was not "
+                    "replaced; end what uses it, or wait longer (--wait)"
+                )
+            if holders != told:
+                told = holders
+                self._notice(f"waiting at most {seconds:g} s: {holders} has {file} open")
+            await trio.sleep(_TAKE_SECONDS)
+
+
+def _refuse_loss(held: HeldDatabase, restored: Path, point: RestorePoint) -> str | None:
+    """Refuse to drop what the replica lacks; return in words why that cannot be known, else None.
+
+    Any difference counts: a row that was deleted, and is there in the replica, is a loss as well.
+
+    Raises:
+        RestoreError: the database can be read, and holds something else.
+    """
+    when = readable(point.as_of)
+    present = held.read(trio.from_thread.check_cancelled)
+    if present is None or not present.tables:
+        return (
+            f"{held.file} is damaged, missing or empty, so nothing was compared: what was written "
+            f"after {when} may be missing"
+        )
+    difference = present.difference(read_file(restored, trio.from_thread.check_cancelled))
+    if difference is None:
+        return None
+    raise RestoreError(
+        f"{held.file} is not what the replica has ({when}), which differs in {difference}; it was "
+        "not replaced, so that nothing is lost: with the tenant active, wait until 'replication "
+        "status' says Healthy, and repeat; or name a moment with --at; or drop the difference with "
+        "--discard-newer (--keep F copies the database before)"
+    )
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    lock = filelock.FileLock(directory / LOCK_NAME, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise StoreLockedError(
+            f"another restore in place runs in {directory}: wait for its end"
+        ) from error
+    except OSError as error:
+        raise RestoreError(
+            f"{directory} cannot be written ({error.strerror}); make it writable for this user"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -28,7 +28,6 @@ from ..base.bell import Bell
 from ..base.logs import get_logger
 from ..config.options.replication import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError
-from .binary import find_replicator
 from .child import (
     KILL_SECONDS,
     Child,
@@ -37,11 +36,11 @@ from .child import (
     LineLimiter,
     confirm,
     end_child,
+    find_replicator,
     run_child,
     secret_values,
 )
 from .control import ControlClient, control_socket_path
-from .locks import lock_patiently
 from .manifest import TenantDatabaseFile, child_environment
 from .plan import (
     BASE_SECONDS,
@@ -54,6 +53,7 @@ from .plan import (
     SupervisorTimeouts,
     live_change,
 )
+from .running_replicator import lock_patiently
 
 _log = get_logger("replication")
 

@@ -1,16 +1,40 @@
-"""The result of a verification, and the memory of earlier ones. Pure.
+"""The verification of replicas: it restores them, and compares.
 
-The memory is a small JSON document in the store, so that a verification by a command counts for
-the daemon and the other way round.
+For each tenant: the replicator is told to sync and says up to which transaction the target has
+everything; the replica is restored into a directory of its own and all of it is checked; the
+content is compared with the live database. Writers wait for that only a moment, when it begins.
+Compared are the schema, the number of rows of each table, and a checksum over all of their values;
+the replicator's own tables are left out.
+
+The results are remembered as a small JSON document in the store, so that a verification by a
+command counts for the daemon and the other way round.
 """
 
 import enum
 import json
-from collections.abc import Iterable
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
+import apsw
 import attrs
+import filelock
+import trio
 
 from ..base.times import readable
+from ..config import Settings
+from ..errors import ReplicationError, ReplicatorError, StoreLockedError
+from ..records.tenants import Tenant
+from ..storage.data_directory import create_data_directory
+from ..tenants.databases import database_path, databases_directory
+from . import replica
+from .control import ControlClient, SyncResult, control_socket_path
+from .live_database import Content, Snapshot, read_file
+from .replica import ReplicaReader, TenantReplica, scratch_directory
 
 #: The name of the store's checkpoint.
 CHECKPOINT = "replication.verification"
@@ -163,3 +187,290 @@ def state_from_text(text: str | None) -> VerificationState:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
+
+
+#: Tries to find a moment without writes, and to sync.
+_ATTEMPTS = 3
+
+#: Bytes that stay free on the disk beside the restored database, because deliveries are kept there.
+_SPARE_BYTES = 64 * 1024 * 1024
+
+LOCK_NAME = "verification.lock"
+
+
+# A moment can only be compared when it is the same on both sides. A snapshot of the live database
+# between two syncs that report the same transaction is exactly that transaction: nothing was
+# written in between, and no commit was half done. When writes come all the while there is no such
+# moment; then the position and the integrity count, and the content is reported as not compared.
+
+
+@attrs.define
+class _Moment:
+    """The live database as it was when the target had everything up to ``txid``.
+
+    ``txid`` is None when no replicator could be asked. Only when ``exact`` is the snapshot that
+    transaction itself; otherwise it may be some writes ahead of or behind it.
+    """
+
+    snapshot: Snapshot
+    txid: int | None
+    exact: bool
+    written_at: float
+
+
+class Verifier:
+    """Verifies replicas, one at a time; one verifier works in a data directory at a time.
+
+    Args:
+        settings: validated settings.
+        reader: knows the target.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(
+        self, settings: Settings, reader: ReplicaReader, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._options = settings.multi_tenant.file_db.replication
+        self._directory = databases_directory(settings).absolute()
+        # A sync that takes longer than the allowed lag is a lag.
+        options = self._options
+        self._sync_seconds = options.sync_interval_seconds + options.health_check_max_lag_seconds
+        #: Retention of points in time, in seconds.
+        self.retention: float = options.retention_days * 86_400.0
+        self._data = Path(settings.storage.path).absolute()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other verifications of this data directory away for a block.
+
+        So the disk holds one restored database at most, and what is remembered has one writer.
+
+        Raises:
+            StoreLockedError: another one runs.
+            StoreUnavailableError: the data directory cannot be made.
+        """
+        directory = create_data_directory(self._data)
+        lock = filelock.FileLock(directory / LOCK_NAME, thread_local=False)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise StoreLockedError(
+                f"another verification runs in {directory}: wait for its end"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    async def verify(self, tenant: Tenant) -> Verification:
+        """Verify one tenant's replica; what is wrong with it is in the result, not raised.
+
+        A tenant that is not active is not replicated at present: it is compared with what its
+        replica was left with.
+
+        Cancelled, it ends the binary, and nothing of the restored database is left.
+        """
+        await trio.lowlevel.checkpoint()
+        began = trio.current_time()
+        live = database_path(self._directory, tenant.id)
+        found = Verification(
+            tenant_id=tenant.id, identifier=tenant.identifier, verified_at=self._clock()
+        )
+        try:
+            with scratch_directory(self._data, ".verifying-") as scratch:
+                source = self._reader.prepare(tenant.id, scratch)
+                if live.exists():
+                    found = await self._compare(found, source, live, scratch, tenant.is_active)
+                else:
+                    found = await self._restore_alone(found, source, scratch)
+        except _Unproven as reason:
+            found = attrs.evolve(found, problem=str(reason))
+        except ReplicationError as error:
+            found = attrs.evolve(found, problem=str(error))
+        except (OSError, apsw.Error) as error:
+            words = getattr(error, "strerror", None) or str(error)
+            found = attrs.evolve(found, problem=f"it could not be verified: {words}")
+        return attrs.evolve(
+            found, verified_at=self._clock(), seconds=round(trio.current_time() - began, 3)
+        )
+
+    # -- one tenant ------------------------------------------------------------------------------
+
+    async def _restore_alone(
+        self, found: Verification, source: TenantReplica, scratch: Path
+    ) -> Verification:
+        """Verify the replica of a tenant whose database is not on this machine."""
+        files = await source.list_files()
+        if not files:
+            return attrs.evolve(found, skipped="it has no database yet")
+        self._check_room(scratch, sum(file.bytes for file in files if file.is_snapshot))
+        restored, found = await self._restore(found, source, scratch, txid=None)
+        await _in_thread(partial(read_file, restored))
+        return attrs.evolve(found, content=Comparison.ALONE)
+
+    async def _compare(
+        self,
+        found: Verification,
+        source: TenantReplica,
+        live: Path,
+        scratch: Path,
+        active: bool,
+    ) -> Verification:
+        self._check_room(scratch, os.stat(live).st_size)
+        moment = await self._choose_moment(live, active)
+        try:
+            txid = moment.txid if moment.exact else None
+            restored, found = await self._restore(found, source, scratch, txid=txid)
+            _check_position(found, moment)
+            copy = await _in_thread(partial(read_file, restored))
+            original = await _in_thread(moment.snapshot.read)
+        finally:
+            moment.snapshot.close()
+        difference = original.difference(copy)
+        if difference is None:
+            return attrs.evolve(found, content=Comparison.IDENTICAL)
+        if moment.exact:
+            raise _Unproven(f"the restored database differs from the live one in {difference}")
+        if moment.txid is None:
+            self._check_age(found, moment, difference, active)
+        return attrs.evolve(found, content=Comparison.BUSY)
+
+    def _check_age(
+        self, found: Verification, moment: _Moment, difference: str, active: bool
+    ) -> None:
+        """Raise if the difference cannot be what was written a moment ago."""
+        behind = moment.written_at - (found.as_of or 0.0)
+        # A difference that is younger may be what was written a moment ago and not synced yet.
+        if behind > self._sync_seconds:
+            who = "and no replicator answers" if active else "which was left so at its suspension"
+            raise _Unproven(
+                f"the replica lags {behind:.0f} s behind the live database, {who}: it differs in "
+                f"{difference}"
+            )
+
+    async def _restore(
+        self, found: Verification, source: TenantReplica, scratch: Path, *, txid: int | None
+    ) -> tuple[Path, Verification]:
+        files = await source.list_files()
+        reason = replica.why_impossible(files, None)
+        if reason is not None:
+            raise _Unproven(f"nothing can be restored: {reason}")
+        if txid is None:
+            point = await source.plan()
+            txid_found, as_of = point.txid, point.as_of
+        else:
+            # Finds an emptied target with a clear message; a restore without files would not.
+            held = replica.newest_txid(files)
+            if held < txid:
+                raise _Unproven(_position_problem(held, txid))
+            as_of = replica.newest_time(file for file in files if file.last_txid <= txid) or 0.0
+            txid_found = txid
+        restored = scratch / "restored.db"
+        await source.restore(restored, txid=txid)
+        return restored, attrs.evolve(
+            found,
+            txid=txid_found,
+            as_of=as_of,
+            bytes=restored.stat().st_size,
+            begins_at=replica.earliest_snapshot(files),
+            mark=replica.earliest_snapshot(files, self._clock() - self.retention / 2),
+        )
+
+    # -- the live database -----------------------------------------------------------------------
+
+    async def _choose_moment(self, live: Path, active: bool) -> _Moment:
+        """Open the live database at a moment that the target has, as exactly as can be had."""
+        control = await self._control() if active else None
+        if control is None:
+            return await self._open(live, None, exact=False)
+        first = await _synced(control, live, self._sync_seconds)
+        before = first
+        for _ in range(_ATTEMPTS):
+            moment = await self._open(live, first.txid, exact=False)
+            try:
+                after = await _synced(control, live, self._sync_seconds)
+            except BaseException:
+                moment.snapshot.close()
+                raise
+            # Nothing was written between the two syncs, so the snapshot between them is exactly
+            # this transaction.
+            if before.txid == after.txid and moment.snapshot.settled:
+                return attrs.evolve(moment, txid=after.txid, exact=True)
+            moment.snapshot.close()
+            before = after
+        return await self._open(live, first.txid, exact=False)
+
+    async def _open(self, live: Path, txid: int | None, *, exact: bool) -> _Moment:
+        snapshot = await trio.to_thread.run_sync(Snapshot, live)
+        return _Moment(snapshot, txid, exact, _written_at(live))
+
+    async def _control(self) -> ControlClient | None:
+        """Return the control socket of a replicator that answers, None without one."""
+        try:
+            path = control_socket_path(os.fspath(self._directory))
+            control = ControlClient(path)
+            await control.info()
+        except ReplicatorError:
+            await trio.lowlevel.checkpoint()
+            return None
+        return control
+
+    @staticmethod
+    def _check_room(scratch: Path, size: int) -> None:
+        """Raise if the restore would fill the disk, on which deliveries are kept as well."""
+        free = shutil.disk_usage(scratch).free
+        if free < size * 1.2 + _SPARE_BYTES:
+            raise _Unproven(
+                f"there is no room to restore {size} bytes into {scratch.parent}, where {free} "
+                "are free: free some space"
+            )
+
+
+class _Unproven(Exception):
+    """The replica was not shown to be good, for this reason."""
+
+
+async def _synced(control: ControlClient, live: Path, seconds: int) -> SyncResult:
+    """Sync the database, so that everything written by now is at the target."""
+    wanted = 0
+    for _ in range(_ATTEMPTS):
+        try:
+            result = await control.sync(os.fspath(live), seconds=seconds)
+        except ReplicatorError as error:
+            raise _Unproven(
+                f"the replica lags: the replicator cannot bring it up to date: {error}"
+            ) from error
+        wanted = wanted or result.txid or 0
+        # While writes go on, its two numbers differ: the first may be newer than the sync.
+        if (result.replicated_txid or 0) >= wanted > 0:
+            return attrs.evolve(result, txid=result.replicated_txid)
+    raise _Unproven(
+        f"the replica lags: the target has transaction {result.replicated_txid or 0} of {wanted}"
+    )
+
+
+def _check_position(found: Verification, moment: _Moment) -> None:
+    if moment.txid is not None and (found.txid or 0) < moment.txid:
+        raise _Unproven(_position_problem(found.txid or 0, moment.txid))
+
+
+def _position_problem(held: int, wanted: int) -> str:
+    return (
+        f"the target has lost what it had: it holds transactions up to {held}, the replicator has "
+        f"brought {wanted} there"
+    )
+
+
+def _written_at(live: Path) -> float:
+    times = [live.stat().st_mtime]
+    log = live.with_name(f"{live.name}-wal")
+    if log.exists():
+        times.append(log.stat().st_mtime)
+    return max(times)
+
+
+async def _in_thread(read: Callable[[Callable[[], None]], Content]) -> Content:
+    """Read a database in a thread; cancelled, the thread stops at the next pause."""
+    return await trio.to_thread.run_sync(read, trio.from_thread.check_cancelled)

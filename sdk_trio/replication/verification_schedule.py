@@ -10,9 +10,8 @@ from ..config import Settings
 from ..errors import SdkError, StoreLockedError
 from ..records.tenants import Tenant, TenantStatus
 from ..storage.ports import Inbox
-from .databases import TenantList
-from .verification import CHECKPOINT, Verification, VerificationState, state_from_text
-from .verifier import Verifier
+from .verification import CHECKPOINT, Verification, VerificationState, Verifier, state_from_text
+from .watch import TenantList
 
 #: Tenants that are read at once.
 _PAGE = 200

@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from .._version import __version__
-from ..admin.access import Access, is_of_this_machine
+from ..admin.access import Access, AdminToken, is_of_this_machine, provide_token
 from ..admin.app import AdminApp
 from ..admin.status import StatusProviders, TenantCounts
-from ..admin.token import AdminToken, provide_token
 from ..base.logs import get_logger
 from ..base.metrics import Check, Sample
 from ..config import Settings, StorageBackend
 from ..config.exposure import ADMIN_TOKEN, token_fault
 from ..errors import OptionsValidationError, Problem, UnknownTenantError
 from ..replication.health import HealthState, ReplicationHealth
-from ..replication.verification import VerificationState
 from ..server.limits import Limits
 from ..server.listen import BindError
 from ..server.serve import Server
@@ -36,6 +34,7 @@ from ..webhooks.companion import keep
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..replication.verification import VerificationState
     from ..webhooks import WebhookReceiver
 
 
@@ -68,7 +67,7 @@ class Scheduled(Protocol):
     """The part of the verification that the check reads."""
 
     @property
-    def state(self) -> VerificationState:
+    def state(self) -> "VerificationState":
         """Return the results of the runs so far."""
         ...
 

@@ -16,10 +16,8 @@ from ..base.logs import get_logger
 from ..base.metrics import Sample
 from ..config import Settings
 from ..replication.control import control_socket_path
-from ..replication.databases import TenantList, find_databases
 from ..replication.health import HealthState, ReplicationHealth
-from ..replication.health_check import HealthChecker
-from ..replication.lag_survey import LagSurveyor
+from ..replication.health_check import HealthChecker, LagSurveyor
 from ..replication.manifest import (
     ManifestWriter,
     TenantDatabaseFile,
@@ -28,11 +26,11 @@ from ..replication.manifest import (
 )
 from ..replication.plan import SupervisorTimeouts
 from ..replication.replica import ReplicaReader
-from ..replication.signal import Signaler
+from ..replication.running_replicator import Signaler
 from ..replication.supervisor import Supervisor
+from ..replication.verification import Verifier
 from ..replication.verification_schedule import VerificationKeeper, VerificationScheduler
-from ..replication.verifier import Verifier
-from ..replication.watch import Reloader, WatchedTenants, Watcher
+from ..replication.watch import Reloader, TenantList, WatchedTenants, Watcher, find_databases
 from ..storage.data_directory import create_data_directory
 from ..storage.ports import Inbox
 from ..tenants.databases import databases_directory

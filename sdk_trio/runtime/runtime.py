@@ -44,7 +44,7 @@ from .wiring import (
 if TYPE_CHECKING:
     from ..client.client import Client
     from ..replication.verification_schedule import VerificationScheduler
-    from ..tenants.clients import ClientFactory
+    from ..tenants.tenancy import ClientFactory
     from ..tenants.upgrade import HostUpgrade
     from .admin import AdminServer
     from .notifications import ChannelFactory
@@ -447,10 +447,7 @@ class Runtime:
     async def _replicate(  # noqa: ASYNC128 - run_replication calls it
         self, *, task_status: trio.TaskStatus[None]
     ) -> None:
-        from .replication import (
-            ReplicationOverseer,  # loaded by those who replicate
-            make_scheduler,
-        )
+        from .replication import ReplicationOverseer, make_scheduler
 
         self.replication = ReplicationOverseer(self.settings, self.receiver.tenancy.service)
         self.verification = make_scheduler(
@@ -461,7 +458,7 @@ class Runtime:
             await self.replication.run(task_status=task_status)
 
     async def _reconcile(self, *, task_status: trio.TaskStatus[None]) -> None:
-        from ..client.deliveries import UpstreamDeliveries  # loads the client, which is optional
+        from ..client.client import UpstreamDeliveries  # loads the client, which is optional
         from ..reconcile.reconciler import Reconciler
 
         reconciler = Reconciler(

@@ -1,19 +1,268 @@
 """The tenants of a running program: service, credentials, databases and clients in one object."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
+import attrs
 import trio
 
-from ..config import Settings
-from ..errors import StoreUnavailableError, TenantNotActiveError, UnknownTenantError
+from ..base.logs import get_logger
+from ..config import Secret, Settings
+from ..errors import (
+    NotInThisVersionError,
+    NotRunningError,
+    Problem,
+    StoreUnavailableError,
+    TenantCredentialsError,
+    TenantNotActiveError,
+    UnknownTenantError,
+)
+from ..records.tenants import Tenant
 from ..storage.ports import TenantStore
-from .clients import ClientFactory, ClientPool
 from .credentials import CredentialReader
 from .databases import STALL_SECONDS, TenantDatabase, TenantDatabases, databases_directory
 from .service import POLL_SECONDS, TenantService
 from .status import TenantKey
+
+_log = get_logger("tenants")
+
+#: A function that makes a client of settings that hold the token to use.
+ClientFactory = Callable[[Settings], AbstractAsyncContextManager[Any]]
+
+#: How long an unused client stays open, in seconds: longer than a burst of events of one tenant, so
+#: that its connections are used again.
+IDLE_SECONDS = 120.0
+
+#: How many clients stay open, which bounds their connections. Clients in use are never closed, so
+#: there may be more at times.
+MAX_OPEN = 64
+
+# Tenants without a token of their own share one client with the host's.
+_SHARED = ""
+
+
+@attrs.define(eq=False)
+class _Entry:
+    """An open client, the task that holds it, the number of its users, and its reload's number."""
+
+    key: str
+    token: Secret
+    reloads: int
+    client: Any = None
+    users: int = 0
+    idle_since: float = 0.0
+    unused: trio.Event = attrs.Factory(trio.Event)
+
+
+class ClientPool:
+    """Lends clients to handlers; needs :meth:`run` in a task of its own.
+
+    Args:
+        settings: validated settings; a client gets them with its tenant's token in them.
+        credentials: reads tenants' tokens.
+        factory: makes a client; None: clients of tenants are not possible.
+        idle_seconds: how long an unused client stays open.
+        max_open: how many clients stay open; clients in use are kept even above this number.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        credentials: CredentialReader,
+        factory: ClientFactory | None,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+        max_open: int = MAX_OPEN,
+    ) -> None:
+        self._settings = settings
+        self._reloads = 0
+        self._credentials = credentials
+        self._factory = factory
+        self._idle_seconds = idle_seconds
+        self._max_open = max_open
+        self._entries: dict[str, _Entry] = {}
+        self._locks: dict[str, tuple[trio.Lock, int]] = {}
+        self._nursery: trio.Nursery | None = None
+
+    @property
+    def open_count(self) -> int:
+        """Return how many clients are open, except replaced ones that are still in use."""
+        return len(self._entries)
+
+    def prepare_reload(self, settings: Settings) -> Callable[[], None]:
+        """Check ``settings`` and return a function that applies them, each client keeps its token.
+
+        Open clients with a ``prepare_reload`` of their own are changed in place. The others are
+        replaced when the next block asks for one, if any setting of clients has changed.
+
+        Raises:
+            OptionsValidationError: a client cannot use them; nothing has changed.
+        """
+        changed = _of_clients(settings) != _of_clients(self._settings)
+        commits: list[tuple[_Entry, Callable[[], None]]] = []
+        for entry in self._entries.values() if changed else ():
+            prepare = getattr(entry.client, "prepare_reload", None)
+            if prepare is not None:
+                commits.append((entry, prepare(attrs.evolve(settings, access_token=entry.token))))
+
+        def commit() -> None:
+            self._settings = settings
+            self._reloads += changed
+            for entry, commit_client in commits:
+                commit_client()
+                entry.reloads = self._reloads
+
+        return commit
+
+    @asynccontextmanager
+    async def lease(self, tenant: Tenant) -> AsyncIterator[Any]:
+        """Lend the tenant's client for the length of the block.
+
+        Its token is read anew each time: after a rotation the next block gets a new client, and the
+        old one is closed when the last block that uses it has ended.
+
+        Raises:
+            TenantCredentialsError: there is no token.
+            NotRunningError: :meth:`run` does not run.
+        """
+        entry = await self._enter(tenant)
+        try:
+            yield entry.client
+        finally:
+            self._leave(entry)
+
+    async def _enter(self, tenant: Tenant) -> _Entry:
+        token = await self._credentials.access_token(tenant)
+        key = _SHARED if token is None else tenant.id
+        token = token or self._settings.access_token
+        if token is None or not token.reveal():
+            raise TenantCredentialsError(
+                f"the tenant {tenant.identifier!r} has no access token: name one for it, or set "
+                "Sdk:AccessToken"
+            )
+        # Opening a client waits. Without the lock two blocks would open one each, and the first
+        # would be lost.
+        async with self._alone(key):
+            entry = self._entries.get(key)
+            if entry is None or entry.token != token or entry.reloads != self._reloads:
+                entry = await self._open(key, token)
+            entry.users += 1
+            return entry
+
+    @asynccontextmanager
+    async def _alone(self, key: str) -> AsyncIterator[None]:
+        """Hold the lock of one key, so that two blocks do not open the same client twice.
+
+        A lock exists only while a task holds it or waits for it.
+        """
+        lock, wanted = self._locks.get(key, (trio.Lock(), 0))
+        self._locks[key] = (lock, wanted + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, wanted = self._locks[key]
+            if wanted == 1:
+                del self._locks[key]
+            else:
+                self._locks[key] = (lock, wanted - 1)
+
+    async def _open(self, key: str, token: Secret) -> _Entry:
+        if self._nursery is None:
+            raise NotRunningError("the runtime does not run, so there are no clients of tenants")
+        replaced = self._entries.get(key)
+        if replaced is not None:
+            self._retire(replaced)
+        self._make_room()
+        entry = _Entry(key, token, self._reloads)
+        await self._nursery.start(self._hold, entry)
+        self._entries[key] = entry
+        return entry
+
+    async def _hold(
+        self, entry: _Entry, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Keep a client open until it is retired; a client is left in the task that entered it.
+
+        It has a nursery, and Trio demands that a nursery is closed by the task that opened it. The
+        blocks that use it are other tasks.
+        """
+        if self._factory is None:
+            await trio.lowlevel.checkpoint()
+            raise NotInThisVersionError(
+                [Problem("Sdk:MultiTenant", "client_for needs the client, which is not there")]
+            )
+        started = False
+        try:
+            settings = attrs.evolve(self._settings, access_token=entry.token)
+            async with self._factory(settings) as entry.client:
+                started = True
+                task_status.started()
+                await entry.unused.wait()
+        except Exception as error:
+            # Nobody holds the client yet: the failure belongs to the block that asked for it.
+            if not started:
+                raise
+            # A fault in one tenant's client must not end the program.
+            _log.error("tenant.client_failed", tenant_id=entry.key or None, error=str(error))
+            await trio.lowlevel.checkpoint()
+        finally:
+            if self._entries.get(entry.key) is entry:
+                del self._entries[entry.key]
+
+    def _leave(self, entry: _Entry) -> None:
+        entry.users -= 1
+        entry.idle_since = trio.current_time()
+        if self._entries.get(entry.key) is not entry and not entry.users:
+            entry.unused.set()
+
+    def _retire(self, entry: _Entry) -> None:
+        """Lend the entry to no further block, and close it when no block uses it."""
+        del self._entries[entry.key]
+        if not entry.users:
+            entry.unused.set()
+
+    def _make_room(self) -> None:
+        idle = sorted(
+            (entry for entry in self._entries.values() if not entry.users),
+            key=lambda entry: entry.idle_since,
+        )
+        surplus = len(self._entries) + 1 - self._max_open
+        for entry in idle[: max(0, surplus)]:
+            self._retire(entry)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Hold the open clients and close unused ones, until cancelled; then close them all."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                task_status.started()
+                while True:
+                    # A quarter of the time is exact enough: a client stays open for at most a
+                    # quarter longer.
+                    await trio.sleep(self._idle_seconds / 4)
+                    self._close_idle(trio.current_time() - self._idle_seconds)
+            finally:
+                self._nursery = None
+
+    def _close_idle(self, before: float) -> None:
+        for entry in list(self._entries.values()):
+            if not entry.users and entry.idle_since <= before:
+                self._retire(entry)
+
+
+def _of_clients(settings: Settings) -> tuple[object, ...]:
+    """Return the settings that clients depend on, without the token."""
+    return (
+        settings.timeout_ms,
+        settings.total_timeout_ms,
+        settings.max_retries,
+        settings.upstream,
+        settings.resilience,
+        settings.connection,
+    )
+
 
 #: How long the databases may take to close, in seconds: longer than their own wait for a disk, so
 #: that their error is raised, which says what hangs.

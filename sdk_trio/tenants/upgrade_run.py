@@ -31,7 +31,6 @@ from ..storage.ports import Store
 from . import upgrade
 from .database_copy import copy_database, count_source, install, refuse_existing, remove_database
 from .databases import database_path, databases_directory
-from .default_tenant import DefaultTenantFinder
 from .identity import is_organization_id
 from .service import TenantService
 from .upgrade import (
@@ -41,6 +40,7 @@ from .upgrade import (
     KEY,
     MOST_ORGANIZATIONS,
     ORGANIZATION,
+    DefaultTenantFinder,
     HostTenant,
     HostUpgrade,
     KnownOrganizations,

@@ -36,8 +36,7 @@ from .run import CLEANUP_SECONDS, DeliveryRunner, Run
 from .services import Services
 
 if TYPE_CHECKING:
-    from ..tenants.clients import ClientFactory
-    from ..tenants.tenancy import TenantRuntime
+    from ..tenants.tenancy import ClientFactory, TenantRuntime
     from ..tenants.upgrade import HostUpgrade
     from ..tenants.upgrade_run import Upgrader
     from .tenant_keys import TenantKeys

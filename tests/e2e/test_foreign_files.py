@@ -286,7 +286,7 @@ def test_doctor_executes_nothing_that_the_working_directory_names(place):
 
 def hold_pid_file(file: Path) -> subprocess.CompletedProcess[str]:
     program = (
-        "import sys; from sdk_trio.replication.locks import hold_pid_file\n"
+        "import sys; from sdk_trio.replication.running_replicator import hold_pid_file\n"
         "with hold_pid_file(sys.argv[1]): print(open(sys.argv[1]).read())"
     )
     return subprocess.run(

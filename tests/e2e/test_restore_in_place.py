@@ -339,7 +339,7 @@ sys.exit(main(sys.argv[4:]))
 """
 
 _SERVICE = "sdk_trio.tenants.service:TenantService"
-_HELD = "sdk_trio.replication.held_database"
+_HELD = "sdk_trio.replication.live_database"
 _RESTORE = "sdk_trio.replication.restore:Restorer.restore"
 _FETCH = "sdk_trio.replication.replica:TenantReplica.restore"
 

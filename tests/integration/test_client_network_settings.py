@@ -16,7 +16,7 @@ from sdk_trio.client.errors import ConnectionFailedError
 from sdk_trio.config import Mode, Secret, Settings
 from sdk_trio.config.options import ConnectionOptions
 from sdk_trio.errors import OptionsValidationError
-from sdk_trio.net.proxy import VARIABLES, ignored_variable
+from sdk_trio.net.transport import VARIABLES, ignored_variable
 
 CREDENTIALS = "ada:pass:word"
 

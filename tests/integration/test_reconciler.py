@@ -8,7 +8,7 @@ import trio
 from support.scripted_upstream import full_stack, scripted_upstream
 
 import sdk_trio
-from sdk_trio.client.deliveries import UpstreamDeliveries
+from sdk_trio.client.client import UpstreamDeliveries
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.reconcile.plan import (
     CHECKPOINT_NAME,

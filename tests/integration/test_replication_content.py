@@ -6,8 +6,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdk_trio.replication import verifier
-from sdk_trio.replication.verifier import Snapshot, opened_snapshot
+from sdk_trio.replication import live_database
+from sdk_trio.replication.live_database import Snapshot, opened_snapshot
 
 SCHEMA = """
 CREATE TABLE grants (id INTEGER PRIMARY KEY, body, "odd "" name" REAL);
@@ -138,7 +138,7 @@ async def test_a_snapshot_has_the_commit_that_was_under_way_when_it_was_opened(t
 
 
 def test_a_snapshot_says_that_a_writer_did_not_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(verifier, "_BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(live_database, "_BUSY_SECONDS", 0.1)
     file = database(tmp_path / "live.db")
     writer = apsw.Connection(str(file))
     writer.execute("BEGIN IMMEDIATE; INSERT INTO keyed VALUES ('under way', 1)")

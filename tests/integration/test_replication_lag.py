@@ -20,11 +20,9 @@ from support.replica_targets import local_disk, object_store
 from support.waiting import PATIENCE_SECONDS, until
 
 from sdk_trio.errors import ReplicatorError
-from sdk_trio.replication import lag_survey
-from sdk_trio.replication.health import HealthState
-from sdk_trio.replication.health_check import HealthChecker
-from sdk_trio.replication.lag import DatabaseMetrics
-from sdk_trio.replication.lag_survey import LagSurveyor
+from sdk_trio.replication import health_check
+from sdk_trio.replication.health import DatabaseMetrics, HealthState
+from sdk_trio.replication.health_check import HealthChecker, LagSurveyor
 from sdk_trio.replication.manifest import TenantDatabaseFile, child_environment, render_manifest
 from sdk_trio.replication.replica import ReplicaReader, TenantReplica
 
@@ -123,7 +121,7 @@ async def test_an_object_store_that_does_not_answer_is_said_without_a_key(
         with trio.fail_after(3 * PATIENCE_SECONDS), replicating(host):
             checker = checker_of(host)
             await until(Seen(checker).is_healthy, PATIENCE_SECONDS)
-            monkeypatch.setattr(lag_survey, "SURVEY_SECONDS", 1.0)
+            monkeypatch.setattr(health_check, "SURVEY_SECONDS", 1.0)
             target.stop()
             host.ending_seconds = 1
             host.write("acme", 3)
@@ -204,7 +202,7 @@ async def test_a_survey_is_bounded_and_the_next_one_takes_what_was_left(
             await trio.to_thread.run_sync(host.add, name)
         with trio.fail_after(3 * PATIENCE_SECONDS), replicating(host):
             await until(Seen(checker_of(host)).is_healthy, PATIENCE_SECONDS)
-            monkeypatch.setattr(lag_survey, "SURVEYED", 1)
+            monkeypatch.setattr(health_check, "SURVEYED", 1)
             checker = checker_of(host)
             left = []
             for _ in range(3):

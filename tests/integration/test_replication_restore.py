@@ -17,7 +17,7 @@ from support.waiting import wait_until
 
 from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication import replica as replica_reader
-from sdk_trio.replication.binary import find_replicator
+from sdk_trio.replication.child import find_replicator
 from sdk_trio.replication.replica import ReplicaReader
 from sdk_trio.replication.restore import Restorer
 

@@ -16,7 +16,7 @@ from support.programs import program
 from support.waiting import wait_until
 
 from sdk_trio.replication.manifest import TenantDatabaseFile
-from sdk_trio.replication.signal import (
+from sdk_trio.replication.running_replicator import (
     Signaler,
     Signalled,
     SignalRefusal,

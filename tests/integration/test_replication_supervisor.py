@@ -24,8 +24,8 @@ from sdk_trio.errors import ReplicatorError, StoreLockedError
 from sdk_trio.replication.child import confirm, run_child
 from sdk_trio.replication.health import HealthState
 from sdk_trio.replication.health_check import HealthChecker
-from sdk_trio.replication.locks import lock_databases
 from sdk_trio.replication.plan import SupervisorTimeouts
+from sdk_trio.replication.running_replicator import lock_databases
 from sdk_trio.replication.supervisor import Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")

@@ -19,8 +19,7 @@ from support.waiting import until
 
 from sdk_trio import Runtime
 from sdk_trio.replication import health_check, verification_schedule
-from sdk_trio.replication.verification import CHECKPOINT, state_from_text
-from sdk_trio.replication.verifier import LOCK_NAME
+from sdk_trio.replication.verification import CHECKPOINT, LOCK_NAME, state_from_text
 from sdk_trio.runtime.replication import sample_verification
 from sdk_trio.storage.open import open_store
 from sdk_trio.tenants.databases import TenantDatabases

@@ -27,9 +27,14 @@ from sdk_trio.config.choices import ReplicaTargetType
 from sdk_trio.config.options.replication import LocalDiskOptions, ReplicationOptions
 from sdk_trio.errors import IllegalTransitionError
 from sdk_trio.replication import watch
-from sdk_trio.replication.databases import database_files, find_databases, read_identity
 from sdk_trio.replication.manifest import ManifestWriter, TenantDatabaseFile, render_manifest
-from sdk_trio.replication.watch import DirectoryScanner, Watcher
+from sdk_trio.replication.watch import (
+    DirectoryScanner,
+    Watcher,
+    database_files,
+    find_databases,
+    read_identity,
+)
 from sdk_trio.storage.open import open_store
 from sdk_trio.tenants import TenantService
 from sdk_trio.tenants import service as service_module

@@ -33,8 +33,7 @@ from sdk_trio.errors import (
 from sdk_trio.records.upgrades import UpgradeState
 from sdk_trio.tenants import upgrade_run as upgrader_module
 from sdk_trio.tenants.database_copy import copy_database
-from sdk_trio.tenants.default_tenant import DefaultTenantFinder
-from sdk_trio.tenants.upgrade import SqliteTenantIds
+from sdk_trio.tenants.upgrade import DefaultTenantFinder, SqliteTenantIds
 
 HOST_SUPPLIED = {"DefaultTenantStrategy": "HostSupplied"}
 

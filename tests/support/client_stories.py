@@ -19,8 +19,7 @@ from sdk_trio.client.errors import CallError
 from sdk_trio.client.layers.admission import LimitPolicy
 from sdk_trio.client.layers.breaker import BreakerPolicy, BreakerState
 from sdk_trio.client.layers.retry import BudgetPolicy, RetryPolicy
-from sdk_trio.client.pipeline import Pipeline, RequestSources
-from sdk_trio.client.plan import ClientConfig
+from sdk_trio.client.pipeline import ClientConfig, Pipeline, RequestSources
 
 ORIGIN = "https://api.example:443"
 

@@ -18,11 +18,15 @@ from sdk_trio.client.errors import (
     FailureKind,
     OutcomeUnknownError,
 )
-from sdk_trio.client.layers import AttemptKind, CallLayer, ClientCounters, chained
+from sdk_trio.client.layers import AttemptKind, CallLayer, CallsUnderWay, ClientCounters, chained
 from sdk_trio.client.layers.admission import Limiters, LimitPolicy, RateGate
-from sdk_trio.client.layers.deadline import CallsUnderWay
-from sdk_trio.client.layers.hedge import HedgeLayer
-from sdk_trio.client.layers.retry import BudgetPolicy, RetryBudget, RetryLayer, RetryPolicy
+from sdk_trio.client.layers.retry import (
+    BudgetPolicy,
+    HedgeLayer,
+    RetryBudget,
+    RetryLayer,
+    RetryPolicy,
+)
 
 FIRST, RETRY, HEDGE = AttemptKind.FIRST, AttemptKind.RETRY, AttemptKind.HEDGE
 SAVED = 50

@@ -21,8 +21,8 @@ from sdk_trio.records.tenants import (
     Tenant,
     TenantCredentials,
 )
-from sdk_trio.tenants.clients import ClientPool
 from sdk_trio.tenants.credentials import MAX_FILE_BYTES, CredentialReader
+from sdk_trio.tenants.tenancy import ClientPool
 
 SETTINGS = attrs.evolve(settings_of(), access_token=Secret("host-token"))
 

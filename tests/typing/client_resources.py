@@ -20,7 +20,7 @@ from sdk_trio.client.models import (
     Subscription,
     Unlisted,
 )
-from sdk_trio.client.operations.sales import Orders
+from sdk_trio.client.operations.table import Orders
 from sdk_trio.client.pages import Listing, Page
 
 

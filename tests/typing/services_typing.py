@@ -4,7 +4,7 @@ from typing import assert_type
 
 import sdk_trio
 from sdk_trio.client.models import Order
-from sdk_trio.client.operations.sales import Orders
+from sdk_trio.client.operations.table import Orders
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.webhooks import Services
 

@@ -106,8 +106,6 @@ ONE_EACH = "sdk_trio.notifications.channels."
 #: Files of fewer than 80 lines that one file imports, and why they are files.
 SMALL = {
     "sdk_trio.client.layers.tracing": "an extra's door",
-    "sdk_trio.client.operations.customers": "a table of operations beside the others",
-    "sdk_trio.client.operations.sales": "a table of operations beside the others",
     "sdk_trio.client.operations.synchronous": "its types are generated beside it",
     "sdk_trio.webhooks.janitor": "a task beside the queue",
     "sdk_trio.testing.notifications": "one subject of the kit, loaded when it is used",

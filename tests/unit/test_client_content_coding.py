@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.client.content_coding import BoundedBody, TooLargeError
+from sdk_trio.client.answers import BoundedBody, TooLargeError
 
 
 def raw_deflate(data):

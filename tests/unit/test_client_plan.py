@@ -3,7 +3,7 @@
 import pytest
 
 from sdk_trio.client.layers.breaker import BreakerPolicy
-from sdk_trio.client.plan import join_base, origin_of, plan_of, token_problem, token_warning
+from sdk_trio.client.pipeline import join_base, origin_of, plan_of, token_problem, token_warning
 from sdk_trio.config import BUNDLED_API_VERSION, Mode, Secret, Settings
 from sdk_trio.config.options import ResilienceOptions, UpstreamOptions
 from sdk_trio.errors import OptionsValidationError

@@ -17,11 +17,11 @@ from sdk_trio.config.options.replication import (
     SftpOptions,
 )
 from sdk_trio.errors import ReplicatorError
-from sdk_trio.replication.binary import find_replicator
 from sdk_trio.replication.child import (
     LINES_A_WINDOW,
     WINDOW_SECONDS,
     LineLimiter,
+    find_replicator,
     read_line,
     secret_values,
 )

@@ -7,14 +7,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sdk_trio.replication.control import ReplicatedDatabase
 from sdk_trio.replication.health import (
     NAMED,
+    DatabaseMetrics,
     HealthRules,
     HealthState,
+    LagBook,
+    ReplicaPosition,
     SyncHistory,
     disabled,
     judge,
     judge_by_replicas,
 )
-from sdk_trio.replication.lag import DatabaseMetrics, LagBook, ReplicaPosition
 from sdk_trio.runtime.replication import sample_replication
 
 RULES = HealthRules(sync_interval=1, max_lag=30)

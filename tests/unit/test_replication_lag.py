@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sdk_trio.replication.lag import DatabaseMetrics, LagBook, ReplicaPosition, read_metrics
+from sdk_trio.replication.health import DatabaseMetrics, LagBook, ReplicaPosition, read_metrics
 from sdk_trio.replication.replica import ReplicaFile, newest_position
 
 A, B, C = "/t/a.db", "/t/b.db", "/t/c.db"

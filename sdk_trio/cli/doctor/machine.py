@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ...admin.token import TOKEN_NAME
+from ...admin.access import TOKEN_NAME
 from ...base.ownership import user_name
 from ...config import Loaded, Secret, Settings, StorageBackend
 from ...config.choices import ReplicaTargetType

@@ -14,9 +14,8 @@ from ...client.errors import CallError
 from ...config import Settings
 from ...config.choices import ForwardedHeaders
 from ...errors import OptionsValidationError
-from ...net.proxy import URL_KEY as PROXY_URL
-from ...net.proxy import Proxy, ignored_variable, proxy_of
-from ...net.transport import tls_context
+from ...net.transport import URL_KEY as PROXY_URL
+from ...net.transport import Proxy, ignored_variable, proxy_of, tls_context
 from ...reconcile.plan import has_path
 from ...webhooks.screen import TrustedProxies
 from ...webhooks.signed_request import DeliveryFailedError, post, sign_body

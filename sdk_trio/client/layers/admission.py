@@ -16,8 +16,7 @@ from ...base.throttle import TokenBucket
 from ..answers import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, retry_after_of
 from ..call import Call
 from ..errors import RateLimitedError
-from . import AttemptKind, CallLayer
-from .deadline import CallCut, CallsUnderWay
+from . import AttemptKind, CallCut, CallLayer, CallsUnderWay
 
 SECONDS_PER_MINUTE = 60.0
 

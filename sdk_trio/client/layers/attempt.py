@@ -10,6 +10,8 @@ from ...base.logs import get_logger
 from ...net.messages import ABANDONED, BEFORE_SEND, Incident
 from ..answers import (
     CLOSING_SECONDS,
+    TooLargeError,
+    bound,
     broken_off,
     failed,
     is_acceptable,
@@ -17,11 +19,18 @@ from ..answers import (
     unread,
 )
 from ..call import Call, parsed_url
-from ..content_coding import TooLargeError, bound
 from ..errors import AttemptTimeoutError, ConnectionFailedError, FailureKind, without_frames
-from . import AttemptHook, AttemptKind, AttemptResult, CallAttempt, CallLayer, ClientCounters
+from . import (
+    AttemptHook,
+    AttemptKind,
+    AttemptResult,
+    CallAttempt,
+    CallCut,
+    CallLayer,
+    CallsUnderWay,
+    ClientCounters,
+)
 from .admission import RateGate
-from .deadline import CallCut, CallsUnderWay
 from .retry import RetryBudget
 
 logger = get_logger("client")

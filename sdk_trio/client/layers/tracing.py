@@ -12,8 +12,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 from ...base.http_grammar import DEFAULT_PORTS
 from ...base.tracing import attributes_of, fail, known_method, recorded
 from ..call import Call, without_path_secrets
-from . import AttemptKind, CallLayer
-from .deadline import CallCut
+from . import AttemptKind, CallCut, CallLayer
 
 _CLIENT_ERROR = 400
 

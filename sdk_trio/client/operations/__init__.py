@@ -22,22 +22,34 @@ from typing import Any
 from ...errors import EXIT_USAGE, SdkError
 from ..operation import Body, Operation, OperationAnswer, Pagination
 from ..resources import BoundEndpoint, BoundOperation, Nested, Resource
-from .catalog import (
+from .table import (
     BenefitGrants,
     Benefits,
     CheckoutLinks,
     Checkouts,
+    CustomerMeters,
+    CustomerPortal,
+    Customers,
+    CustomerSeats,
+    CustomerSessions,
     CustomFields,
     Discounts,
+    Disputes,
+    Events,
+    EventTypes,
     Files,
     LicenseKeys,
     Meters,
+    Metrics,
+    OAuth2,
+    Orders,
+    Organizations,
+    Payments,
     Products,
+    Refunds,
+    Subscriptions,
+    Webhooks,
 )
-from .customers import CustomerMeters, Customers, CustomerSeats, CustomerSessions
-from .platform import Events, EventTypes, Metrics, OAuth2, Organizations, Webhooks
-from .portal import CustomerPortal
-from .sales import Disputes, Orders, Payments, Refunds, Subscriptions
 
 __all__ = [
     "OperationAnswer",

@@ -1,17 +1,12 @@
-"""A database that is to be replaced, locked against everybody else.
+"""A tenant's live database beside its replica: read as of one moment, or held against everybody.
 
-With a write-ahead log every connection holds a shared lock as long as it is open, also an idle one
-of another process and the replicator's. So an exclusive lock proves that nobody has the database
-open, and keeps everybody out while it is replaced. To change the journal mode under that lock
-brings the log into the database: from then on one rename replaces all of it, and a process that is
-killed at any moment leaves the old database whole, or the new one. To remove the old files before
-the rename would lose the newest transactions, which are in the log, if it was killed in between.
-
-A process that opened the old file and waited for the lock gets SQLITE_READONLY_DBMOVED.
+A verification reads it in a :class:`Snapshot` while its writers go on. A restore and an erasure
+take it as a :class:`HeldDatabase`, which nobody else can open.
 """
 
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -21,13 +16,178 @@ import attrs
 
 from ..errors import RestoreError
 from ..tenants.databases import SIDE_FILES
-from .scratch import sync_to_disk
-from .verifier import Content, Pause, read_content
+
+#: Time to wait for a lock of another process, in seconds.
+_BUSY_SECONDS = 5.0
+
+#: Rows between two looks at cancellation: some milliseconds of work.
+_ROWS_PER_TURN = 2000
+
+#: Its tables are named so; it writes to them as it goes.
+_REPLICATORS_TABLES = "_litestream_"
+
+_SUM_BITS = 128
+
+Pause = Callable[[], None]
+
+
+@attrs.frozen
+class TableContent:
+    """The number of a table's rows and the sum of their checksums, whatever their order."""
+
+    rows: int
+    checksum: int
+
+
+@attrs.frozen
+class Content:
+    """All that a database holds: the statements of its schema, and its tables."""
+
+    schema: tuple[tuple[str, ...], ...]
+    tables: dict[str, TableContent]
+
+    def difference(self, other: "Content") -> str | None:
+        """Return what differs in ``other``, None if both hold the same."""
+        if self.schema != other.schema:
+            return "the schema"
+        for name, table in self.tables.items():
+            found = other.tables[name]
+            if table.rows != found.rows:
+                return f"table {name} ({found.rows} rows instead of {table.rows})"
+            if table.checksum != found.checksum:
+                return f"the content of table {name}"
+        return None
+
+
+class Snapshot:
+    """A database as it was at one moment, whatever is written to it meanwhile.
+
+    ``settled``: it holds everything that was in the write-ahead log's file before. A commit is
+    written into the file first, synced then, and visible to readers last, so for milliseconds the
+    replicator can have a transaction that no reader sees yet.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Open ``file`` and hold on to what it holds now.
+
+        Raises:
+            apsw.Error: it cannot be read.
+        """
+        # Not read-only: SQLite could then not make the index of a write-ahead log.
+        self._connection = apsw.Connection(os.fspath(file), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            self._connection.set_busy_timeout(int(_BUSY_SECONDS * 1000))
+            # Only the replicator may copy the log into the database. We might be the last
+            # connection to close, which would checkpoint.
+            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            self.settled = self._let_commits_end()
+            self._connection.execute("BEGIN")
+            # SQLite's transaction begins with its first read.
+            self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _let_commits_end(self) -> bool:
+        """Wait for a commit that is under way; False if the lock cannot be had for that."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except (apsw.BusyError, apsw.ReadOnlyError):
+            return False
+        self._connection.execute("ROLLBACK")
+        return True
+
+    def close(self) -> None:
+        """Close the snapshot; a second call does nothing."""
+        self._connection.close()
+
+    def read(self, pause: Pause) -> Content:
+        """Return all that it holds, as :func:`read_content` does."""
+        return read_content(self._connection, pause)
+
+
+def read_content(connection: apsw.Connection, pause: Pause) -> Content:
+    """Return all that a database holds, of which nothing is written meanwhile.
+
+    Raises:
+        apsw.Error: it cannot be read.
+    """
+    schema = tuple(
+        sorted(
+            tuple(str(part) for part in row)
+            for row in connection.execute(
+                "SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema"
+            )
+            if not str(row[2]).startswith(_REPLICATORS_TABLES)
+        )
+    )
+    names = [
+        name
+        for kind, name, _, sql in schema
+        # What a virtual table holds is in tables of its own.
+        if kind == "table" and not sql.upper().startswith("CREATE VIRTUAL")
+    ]
+    return Content(schema, {name: _sum(connection, name, pause) for name in names})
+
+
+def read_file(file: Path, pause: Pause) -> Content:
+    """Return all that the database ``file`` holds, as :func:`read_content` does."""
+    with opened_snapshot(file) as snapshot:
+        return snapshot.read(pause)
+
+
+def _sum(connection: apsw.Connection, name: str, pause: Pause) -> TableContent:
+    quoted = _quoted(name)
+    columns = [
+        _quoted(str(column))
+        for (column,) in connection.execute("SELECT name FROM pragma_table_info(?)", (name,))
+    ]
+    # Texts are compared as bytes: programs may have written other encodings than UTF-8.
+    values = ", ".join(
+        f"typeof({column}), iif(typeof({column}) = 'text', CAST({column} AS BLOB), {column})"
+        for column in columns
+    )
+    rows = total = 0
+    for row in connection.execute(f"SELECT {values} FROM {quoted}"):
+        digest = hashlib.blake2b(repr(row).encode(), digest_size=_SUM_BITS // 8)
+        # A sum, because the order of the rows is nobody's promise and sorting a large table would
+        # cost memory.
+        total += int.from_bytes(digest.digest(), "big")
+        rows += 1
+        if rows % _ROWS_PER_TURN == 0:
+            pause()
+    pause()
+    return TableContent(rows, total % (1 << _SUM_BITS))
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+@contextmanager
+def opened_snapshot(file: Path) -> Iterator[Snapshot]:
+    """Open a :class:`Snapshot` for a block."""
+    snapshot = Snapshot(file)
+    try:
+        yield snapshot
+    finally:
+        snapshot.close()
+
 
 try:
     import fcntl
 except ImportError:  # Windows, for which there is no replicator
     fcntl = None  # type: ignore[assignment]
+
+# With a write-ahead log every connection holds a shared lock as long as it is open, also an idle
+# one of another process and the replicator's. So an exclusive lock proves that nobody has the
+# database open, and keeps everybody out while it is replaced. To change the journal mode under that
+# lock brings the log into the database: from then on one rename replaces all of it, and a process
+# that is killed at any moment leaves the old database whole, or the new one. To remove the old
+# files before the rename would lose the newest transactions, which are in the log, if it was killed
+# in between. A process that opened the old file and waited for the lock gets
+# SQLITE_READONLY_DBMOVED.
 
 _TAKE: Final = (
     # Before the first read, so that SQLite uses the log without its shared index.
@@ -194,6 +354,19 @@ class HeldDatabase:
             self.connection.close()
         if self.descriptor is not None:
             os.close(self.descriptor)
+
+
+def sync_to_disk(path: Path) -> None:
+    """Make a file, or the names in a directory, survive a loss of power.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def name_holders(file: Path) -> str:
