@@ -8,9 +8,8 @@ from pathlib import Path
 import attrs
 
 from sdk_trio.config import BUNDLED_API_VERSION, Secret, Settings
-from sdk_trio.config.check import missing_parts
-from sdk_trio.config.choices import StorageBackend
-from sdk_trio.config.exposure import LEAST_TOKEN_CHARACTERS
+from sdk_trio.config.check import LEAST_TOKEN_CHARACTERS, missing_parts
+from sdk_trio.config.fields import StorageBackend
 from sdk_trio.config.secret import ISSUED_KEY_BYTES, MINIMUM_KEY_BYTES
 from sdk_trio.config.show import shown_value
 from sdk_trio.config.table import GREATEST_INT, Setting, full_key, table

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from ..base.asgi import Send
+from ..base.http import Send
 from ..base.logs import get_logger
 from ..errors import UnknownTenantError
 from ..records.deliveries import DeliveryState, listed, shown

@@ -27,7 +27,7 @@ if not describing():
 
     from ..base import logs
     from ..config import Settings, unmet_needs
-    from ..config.section_switches import USE_REPLICATION
+    from ..config.table import USE_REPLICATION
     from ..records.tenants import Tenant, TenantStatus
     from ..replication.binary import find_replicator
     from ..replication.control import control_socket_path

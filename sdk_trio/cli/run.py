@@ -18,7 +18,7 @@ if not describing():
 
     from ..base import logs
     from ..config import Loaded, Settings
-    from ..config.load import KeyFileReader, key_directories, key_files
+    from ..config.sources import KeyFileReader, key_directories, key_files
     from ..config.table import ROOT
     from ..runtime import Runtime, Started
     from ..runtime.systemd import (

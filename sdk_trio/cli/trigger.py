@@ -24,8 +24,8 @@ if not describing():
     from ..storage.ports import Inbox
     from ..webhooks.signed_request import post, sign_body
     from .receiver import DEV_SECRET, Presence, find
-    from .secrets import NoSecretError, for_signing, known_secrets, read_dev_secret
     from .settings import load
+    from .sign import NoSecretError, for_signing, known_secrets, read_dev_secret
     from .store import open_inbox, open_tenants, tenant_path, why_unreachable
     from .terminal import Progress, print_rows, say
 

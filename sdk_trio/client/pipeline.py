@@ -20,7 +20,7 @@ import trio
 
 from .._version import __version__
 from ..base.logs import get_logger
-from ..base.tracing import find_tracer
+from ..base.telemetry import find_tracer
 from ..errors import NotRunningError
 from .answers import ResponseStream, is_acceptable, refused, request_id_of
 from .call import (

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from ..base.http_grammar import DEFAULT_PORTS
+from ..base.http import DEFAULT_PORTS
 from ..config import Mode, Settings, bundled_api_version
 from ..errors import OptionsValidationError, Problem
 from .call import HeaderList

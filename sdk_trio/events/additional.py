@@ -5,13 +5,7 @@ upstream is added here, beside those of the same data.
 """
 
 from .event import Event
-from .payloads import (
-    CustomerSeat,
-    Discount,
-    Member,
-    Organization,
-    Subscription,
-)
+from .payloads import CustomerSeat, Discount, Member, Organization, Subscription
 
 
 class CustomerSeatAssignedEvent(Event[CustomerSeat]):

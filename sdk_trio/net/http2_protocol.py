@@ -12,14 +12,7 @@ from hpack.hpack import encode_integer
 
 from ..base.bell import Bell
 from .http1 import are_sound, check_request
-from .messages import (
-    Headers,
-    NetworkError,
-    PeerProtocolError,
-    headers_of,
-    origin_of,
-    target_of,
-)
+from .messages import Headers, NetworkError, PeerProtocolError, headers_of, origin_of, target_of
 
 #: The number of streams that h2 remembers above which ended ones are removed.
 SWEEP_STREAMS = 512

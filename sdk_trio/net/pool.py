@@ -33,13 +33,7 @@ from .messages import (
     PoolTimedOutError,
     Timeouts,
 )
-from .origin import (
-    ConnectionAttempt,
-    OriginConnections,
-    OriginServer,
-    PoolStatistics,
-    Waiter,
-)
+from .origin import ConnectionAttempt, OriginConnections, OriginServer, PoolStatistics, Waiter
 from .socket import Dial, open_wire
 
 #: The limit in seconds of connecting, TLS and the first settings, when the request sets none of its

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from ..config.options.replication import ReplicationOptions
+from ..config.options.tenants import ReplicationOptions
 from ..errors import ReplicatorError
 
 #: The binary's name.

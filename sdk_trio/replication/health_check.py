@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from ..base.logs import get_logger
-from ..config.options.replication import ReplicationOptions
+from ..config.options.tenants import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError, StorageError
 from .control import ControlClient, ReplicatedDatabase, ask_local
 from .health import (

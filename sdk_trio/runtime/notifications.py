@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 import attrs
 import trio
 
-from ..base.metrics import Sample
+from ..base.telemetry import Sample
 from ..config import Settings
-from ..config.choices import KeyDerivation
+from ..config.fields import KeyDerivation
 from ..config.options.notifications import NotificationsOptions, enabled_channels
 from ..net.poster import HttpPoster
 from ..notifications.channels.email import EmailSender

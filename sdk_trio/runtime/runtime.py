@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from ..base.groups import only_member
 from ..base.logs import get_logger
-from ..base.metrics import Sample
+from ..base.telemetry import Sample
 from ..config import Settings, missing_parts, unmet_needs
 from ..config.check import RECONCILIATION_NEEDS_CLIENT
-from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError
+from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError, only_member
 from ..server.limits import Limits
 from ..server.serve import Server
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
@@ -447,10 +446,7 @@ class Runtime:
     async def _replicate(  # noqa: ASYNC128 - run_replication calls it
         self, *, task_status: trio.TaskStatus[None]
     ) -> None:
-        from .replication import (
-            ReplicationOverseer,  # loaded by those who replicate
-            make_scheduler,
-        )
+        from .replication import ReplicationOverseer, make_scheduler
 
         self.replication = ReplicationOverseer(self.settings, self.receiver.tenancy.service)
         self.verification = make_scheduler(

@@ -17,7 +17,7 @@ from sdk_trio.admin.queries import (
     parse_replay,
     parse_show,
 )
-from sdk_trio.base.metrics import Check, Histogram, Sample
+from sdk_trio.base.telemetry import Check, Histogram, Sample
 from sdk_trio.records.deliveries import REPLAYABLE
 from sdk_trio.webhooks.counters import CAUSES, RESULTS, Counters
 

@@ -12,7 +12,7 @@ import trio
 from ...client.client import Client
 from ...client.errors import CallError
 from ...config import Settings
-from ...config.choices import ForwardedHeaders
+from ...config.fields import ForwardedHeaders
 from ...errors import OptionsValidationError
 from ...net.proxy import URL_KEY as PROXY_URL
 from ...net.proxy import Proxy, ignored_variable, proxy_of
@@ -21,9 +21,9 @@ from ...reconcile.plan import has_path
 from ...webhooks.screen import TrustedProxies
 from ...webhooks.signed_request import DeliveryFailedError, post, sign_body
 from ..receiver import Presence, find
-from ..secrets import NoSecretError
+from ..sign import NoSecretError
 from ..trigger import secret_of
-from .findings import Report
+from . import Report
 from .settings import ALLOWED_SOURCES, TRUSTED_PROXIES, check_endpoints
 from .store import PROBE_ID
 

@@ -17,7 +17,7 @@ import attrs
 
 from ...errors import EXIT_CONFIGURATION, EXIT_FAILURE, SdkError
 from ..parse import REFERENCE, add_format, describing
-from .findings import Finding, Level, Report, ranked
+from . import Finding, Level, Report, ranked
 
 if not describing():
     import trio

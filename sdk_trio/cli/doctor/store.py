@@ -15,7 +15,7 @@ from ...storage.open import open_store
 from ...storage.sqlite.schema import DATABASE_NAME, VERSION
 from ...tenants.credentials import CredentialReader
 from ..receiver import NobodyThereError, find
-from .findings import Report
+from . import Report
 from .machine import STORAGE_PATH, size_text
 
 #: The event that ``doctor`` delivers to the running receiver, always the same.

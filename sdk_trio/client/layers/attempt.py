@@ -8,14 +8,7 @@ import trio
 
 from ...base.logs import get_logger
 from ...net.messages import ABANDONED, BEFORE_SEND, Incident
-from ..answers import (
-    CLOSING_SECONDS,
-    broken_off,
-    failed,
-    is_acceptable,
-    request_id_of,
-    unread,
-)
+from ..answers import CLOSING_SECONDS, broken_off, failed, is_acceptable, request_id_of, unread
 from ..call import Call, parsed_url
 from ..content_coding import TooLargeError, bound
 from ..errors import AttemptTimeoutError, ConnectionFailedError, FailureKind, without_frames
