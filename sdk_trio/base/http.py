@@ -17,7 +17,7 @@ TOKEN_BYTES: Final = TOKEN.encode()
 is_token = re.compile(TOKEN).fullmatch
 is_token_bytes = re.compile(TOKEN_BYTES).fullmatch
 
-#: What a receiver accepts as the value of a header (RFC 9110, 5.5): no control character but the
+#: The values of headers that a receiver accepts (RFC 9110, 5.5): no control character but the
 #: tab. Bytes beyond ASCII are let through, as the grammar does (``obs-text``).
 FIELD_VALUE_BYTES: Final = rb"[^\x00-\x08\x0a-\x1f\x7f]*+"
 

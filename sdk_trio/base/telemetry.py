@@ -50,8 +50,8 @@ class Check:
     degraded: bool = False
 
 
-#: What a part registers. Both are called on the event loop for every request: they look at what
-#: is known already, and wait for nothing.
+#: The functions that a part registers. Both are called on the event loop for every request: they
+#: look at what is known already, and wait for nothing.
 SampleSource = Callable[[], Iterable[Sample]]
 CheckSource = Callable[[], Check]
 
@@ -94,7 +94,7 @@ _PROVIDER_VARIABLE = "OTEL_PYTHON_TRACER_PROVIDER"
 #: that were not used for longest.
 REMEMBERED_SPANS = 10_000
 
-#: What the conventions call a method that is none of HTTP's, so that a sender invents no names.
+#: The conventions' word for a method that is none of HTTP's, so that a sender invents no names.
 OTHER_METHOD = "_OTHER"
 _METHODS = frozenset(
     {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}

@@ -229,7 +229,8 @@ def _print_notification(record: NotificationRecord) -> None:
             print_text(f"{name.ljust(width)}  {cell(value)}")
 
 
-#: How many messages are put back in one transaction.
+#: The number of messages that are put back in one transaction; longer ones keep a running
+#: receiver's commits waiting.
 CHUNK = 200
 
 COLUMNS = ("id", "tenant", "transition", "state", "retried", "reason")

@@ -36,7 +36,7 @@ if not describing():
 
 FILE_NAME = "runtime.json"
 
-#: Who signs what ``events trigger`` sends: the file of the ``dev`` command, or the settings.
+#: The place of the secret that ``events trigger`` signs with: the file of ``dev``, or the settings.
 DEV_SECRET = "dev-secret"
 SETTINGS_SECRET = "settings"
 
@@ -124,7 +124,7 @@ def _is_alive(pid: int) -> bool:
 LIVE = "/livez"
 READY = "/readyz"
 
-#: How long the daemon may take to answer, in seconds: less than probes usually wait.
+#: The longest wait for the daemon's answer, in seconds: less than probes usually wait.
 ANSWER_SECONDS = 3.0
 
 

@@ -296,8 +296,8 @@ COLUMNS = ("identifier", "state", "lag", "last_sync", "reason")
 
 _PAGE = 500
 
-#: How long to watch a replicator without a socket for reads of the databases, in seconds; it reads
-#: each of them once a second.
+#: The seconds for which a replicator without a socket is watched for reads of the databases; it
+#: reads each of them once a second.
 _READING_SECONDS = 10.0
 
 _LOOK_AGAIN_SECONDS = 0.5

@@ -175,7 +175,7 @@ Announce: TypeAlias = "Callable[[Started], AbstractContextManager[None]]"
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
-#: How long a start keeps extending the service manager's timeout, in seconds. After that the
+#: The seconds for which a start keeps extending the service manager's timeout. After that the
 #: manager ends a start that hangs. An upgrade from a single tenant has MaxRunDuration in addition.
 START_SECONDS = 300.0
 

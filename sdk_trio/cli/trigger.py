@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("webhook_id", "type", "status", "state", "attempts", "last_error")
 
-#: How long to wait for the ends of all events together, in seconds.
+#: The longest wait for the ends of all events together, in seconds.
 SETTLE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 

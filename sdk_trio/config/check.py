@@ -138,8 +138,8 @@ def check(
         problems += replication_problems(settings)
         warnings += replication_warnings(settings)
     problems += _version(settings, ApiVersionStrictness.STRICT)
-    # What could not be bound is a default by now, and a rule that joins it with others would speak
-    # of a value that nobody wrote.
+    # A setting that could not be bound is a default by now, and a rule that joins it with others
+    # would speak of a value that nobody wrote.
     told = [p for p in problems if not any(is_below(key, p.key) for key in invalid)]
     odd = [p for p in warnings if not any(is_below(key, p.key) for key in invalid)]
     return Findings(tuple(told), tuple(odd))

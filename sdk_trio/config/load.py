@@ -202,7 +202,7 @@ def _validated(
     problems = [p for p in bound.problems if not is_unused(p.key, settings, invalid)]
     findings = check(settings, standalone=standalone, receiver=receiver, invalid=invalid)
     warnings = [*bound.warnings, *findings.warnings]
-    # What a source that could not be read would have set, nobody can call missing.
+    # If a source could not be read, its keys may stand in it: they are not reported as missing.
     unread = ROOT in invalid
     problems += [p for p in findings.problems if not unread or p.key in bound.origins]
     if environ is not None:
@@ -386,7 +386,7 @@ def _replication(settings: Settings) -> Iterator[Problem]:
                 "give this user the right to write, or choose another path",
             )
     key, databases = databases_setting(settings)
-    # What a relative path starts with is known here alone; the rest has been checked.
+    # Only here is the beginning of a relative path known; the rest has been checked.
     fault = database_path_fault(os.getcwd()) if not os.path.isabs(databases) else None
     if fault is not None:
         yield Problem(key, f"is relative to the current directory and {fault}")

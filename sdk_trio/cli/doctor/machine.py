@@ -86,7 +86,8 @@ LEAST_FREE_BYTES = 100 * 1024 * 1024
 COMFORTABLE_FREE_BYTES = 1024 * 1024 * 1024
 LEAST_FREE_NODES = 1000
 
-#: How many days before its end a certificate is mentioned, and should have been renewed.
+#: The days before its end from which a certificate is mentioned, and is a problem. Certificates of
+#: 90 days are usually renewed 30 days before.
 NOTABLE_EXPIRY_DAYS = 30
 URGENT_EXPIRY_DAYS = 7
 _DAY_SECONDS = 86_400

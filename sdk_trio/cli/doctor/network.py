@@ -31,7 +31,7 @@ from .store import PROBE_ID
 #: that the inbox holds one such event at most.
 PROBE_BODY = b'{"type":"sdk_trio.doctor","data":{"id":"doctor"}}'
 
-#: How long each attempt to reach the upstream may take, in seconds.
+#: The longest time of each attempt to reach the upstream, in seconds.
 STEP_SECONDS = 5.0
 
 #: The smallest difference to the upstream's clock, in seconds, that is reported.
