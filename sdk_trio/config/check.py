@@ -9,6 +9,7 @@ shown, and only the runtime refuses to start with parts that this version does n
 (:class:`~sdk_trio.errors.NotInThisVersionError`).
 """
 
+import functools
 from collections.abc import Collection, Iterator
 from datetime import timedelta
 from ipaddress import ip_network
@@ -24,7 +25,15 @@ from .check_tenants import (
     replication_problems,
     replication_warnings,
 )
-from .fields import ApiVersionStrictness, Form, Mode, StorageBackend, check_form, split_unix
+from .fields import (
+    ApiVersionStrictness,
+    Form,
+    Mode,
+    StorageBackend,
+    check_form,
+    pascal_case,
+    split_unix,
+)
 from .options import Settings, bundled_api_version, environment_meant
 from .options.client import ConnectionOptions
 from .options.webhooks import MOST_TOLERANCE
@@ -125,7 +134,7 @@ def check(
     problems += _core(settings, standalone=standalone)
     secret_findings = _webhook_secrets(settings, receiver=receiver, invalid=invalid)
     problems += secret_findings.problems
-    problems += _queue_and_servers(settings)
+    problems += _addresses(settings)
     problems += _connection(settings.connection)
     problems += _reconciliation(settings, standalone=standalone)
     problems += _replay_window(settings)
@@ -146,7 +155,7 @@ def check(
 
 
 def _check_value(setting: Setting, settings: Settings) -> Iterator[Problem]:
-    """Check one setting by its metadata: required, range, form."""
+    """Check one setting by its metadata: required, range, order, form."""
     value = setting.of(settings)
     if setting.about.required and _is_blank(value):
         yield Problem(
@@ -158,7 +167,11 @@ def _check_value(setting: Setting, settings: Settings) -> Iterator[Problem]:
         return
     values = enumerate(value) if setting.many else [(None, value)]
     for index, item in values:
-        wrong = _range_fault(setting, item) or _form_fault(setting, item, settings)
+        wrong = (
+            _range_fault(setting, item)
+            or _order_fault(setting, item, settings)
+            or _form_fault(setting, item, settings)
+        )
         if wrong:
             key = setting.key if index is None else f"{setting.key}:{index}"
             yield Problem(key, wrong)
@@ -182,6 +195,15 @@ def _range_fault(setting: Setting, value: Any) -> str | None:
     if greatest is None:
         return f"must be at least {least:.15g}{unit}{shown}"
     return f"must be {least:.15g} to {greatest:.15g}{unit}{shown}"
+
+
+def _order_fault(setting: Setting, value: Any, settings: Settings) -> str | None:
+    other = setting.about.at_least
+    if other is None:
+        return None
+    section = functools.reduce(getattr, setting.attributes[:-1], settings)
+    least = getattr(section, other)
+    return None if value >= least else f"must be at least {pascal_case(other)} ({least:g})"
 
 
 def _form_fault(setting: Setting, value: Any, settings: Settings) -> str | None:
@@ -299,13 +321,8 @@ def _keyed_secrets(settings: Settings) -> Iterator[tuple[str, Secret]]:
         yield SIMULATOR_SECRET if secret.made_for_tests else f"{WEBHOOK_SECRET}s:{index}", secret
 
 
-def _queue_and_servers(settings: Settings) -> Iterator[Problem]:
-    queue, server = settings.webhooks.queue, settings.server
-    if queue.retry_cap_seconds < queue.retry_base_seconds:
-        yield Problem(
-            full_key(("Webhooks", "Queue", "RetryCapSeconds")),
-            f"must be at least RetryBaseSeconds ({queue.retry_base_seconds:g})",
-        )
+def _addresses(settings: Settings) -> Iterator[Problem]:
+    server = settings.server
     yield from _both_or_neither(
         "Server", {"CertFile": server.cert_file, "KeyFile": server.key_file}
     )

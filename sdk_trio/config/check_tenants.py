@@ -42,14 +42,9 @@ _NOTHING = dict.fromkeys(PLACEHOLDERS, "")
 
 
 def notification_problems(options: NotificationsOptions) -> Iterator[Problem]:
-    """Refuse placeholders that nothing stands for, and waits that contradict each other."""
+    """Refuse placeholders that nothing stands for."""
     if not options.enabled:
         return
-    if options.retry_cap_seconds < options.retry_base_seconds:
-        yield Problem(
-            f"{NOTIFICATIONS}:RetryCapSeconds",
-            f"must be at least RetryBaseSeconds ({options.retry_base_seconds:g})",
-        )
     for key, text in _texts_in_use(options).items():
         yield from _unknown_words(key, text)
 

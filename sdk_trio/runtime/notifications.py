@@ -28,8 +28,8 @@ from ..tenants.feed import TransitionFeed
 from ..tenants.tenancy import TenantRuntime
 from ..webhooks.signed_request import sign_body
 
-#: Returns channels under their names: ``email``, ``sms``, ``webhook``. Channels that the settings
-#: do not enable are not used.
+#: Returns channels under the names of their rows, such as ``email``. Channels that the settings do
+#: not enable are not used.
 ChannelFactory = Callable[[Settings], Mapping[str, Channel]]
 
 

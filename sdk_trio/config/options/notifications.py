@@ -369,6 +369,7 @@ class NotificationsOptions:
             minimum=0,
             maximum=86_400,
             unit="seconds",
+            at_least="retry_base_seconds",
         ),
     )
     email: EmailOptions = attrs.field(factory=EmailOptions)

@@ -39,6 +39,7 @@ class QueueOptions:
             minimum=0,
             maximum=604_800,
             unit="seconds",
+            at_least="retry_base_seconds",
         ),
     )
 
