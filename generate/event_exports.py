@@ -21,11 +21,19 @@ Made by ``make generate`` (generate/event_exports.py) of the files beside it. Sa
 from .additional import (
 {additional})
 from .catalog import DEFAULT_CATALOG, Catalog, EventGroup, EventType
-from .decoding import Drift, Envelope, decode_envelope, decode_event, plain_envelope, subject_of
+from .decoding import (
+    Drift,
+    Envelope,
+    claimed_organization,
+    decode_envelope,
+    decode_event,
+    organization_of,
+    plain_envelope,
+    subject_of,
+)
 from .event import Event, Payload, UnknownEvent
 from .known import (
 {known})
-from .organization import claimed_organization, organization_of
 from .payloads import (
 {payloads})
 

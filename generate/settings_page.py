@@ -8,9 +8,8 @@ from pathlib import Path
 import attrs
 
 from sdk_trio.config import BUNDLED_API_VERSION, Secret, Settings
-from sdk_trio.config.check import missing_parts
-from sdk_trio.config.choices import StorageBackend
-from sdk_trio.config.exposure import LEAST_TOKEN_CHARACTERS
+from sdk_trio.config.check import LEAST_TOKEN_CHARACTERS, missing_parts
+from sdk_trio.config.fields import StorageBackend, pascal_case
 from sdk_trio.config.secret import ISSUED_KEY_BYTES, MINIMUM_KEY_BYTES
 from sdk_trio.config.show import shown_value
 from sdk_trio.config.table import GREATEST_INT, Setting, full_key, table
@@ -157,6 +156,8 @@ def _range(setting: Setting) -> str:
         words.append(f"{least:.15g}-{greatest:.15g}" if bounded else f"at least {least:.15g}")
     if setting.about.unit:
         words.append(setting.about.unit)
+    if setting.about.at_least:
+        words.append(f"at least `{pascal_case(setting.about.at_least)}`")
     if setting.about.form:
         words.append(_cell(setting.about.form.value))
     if setting.about.required and setting.default in ("", None):

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__ as __version__
-from .base.lazily import importing
+from .base import importing
 
 if TYPE_CHECKING:
-    from .base.metrics import Check
+    from .base.telemetry import Check
     from .client.blocking import SyncClient
     from .client.call import CallOptions
     from .client.client import Client
@@ -227,7 +227,7 @@ _HOMES = {
     **dict.fromkeys(("DrainReport", "WebhookReceiver"), "webhooks.receiver"),
     **dict.fromkeys(("Runtime", "Started"), "runtime.runtime"),
     "BindError": "server.serve",
-    "Check": "base.metrics",
+    "Check": "base.telemetry",
     "Services": "webhooks.services",
 }
 

@@ -315,3 +315,10 @@ class RetryLater(SdkError):
         self.seconds = seconds
         self.reason = reason
         super().__init__(reason or f"asked to be retried in {seconds:g} s")
+
+
+def only_member(error: BaseException) -> BaseException:
+    """Return the only exception of nested groups of one; any other exception as it is."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

@@ -1,5 +1,5 @@
 """The public home of :class:`Check`, for applications that add checks to ``/readyz``."""
 
-from .base.metrics import Check
+from .base.telemetry import Check
 
 __all__ = ["Check"]

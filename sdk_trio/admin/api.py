@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlencode
 import attrs
 import msgspec
 
-from ..base.asgi import Send
+from ..base.http import Send
 from ..base.logs import get_logger
 from ..errors import UnknownTenantError
 from ..records.deliveries import DeliveryRecord, DeliveryState, listed, shown

@@ -13,9 +13,9 @@ from typing import Any
 import attrs
 import trio
 
-from ..base.asgi import Receive, Scope, Send
+from ..base.http import Receive, Scope, Send
 from ..base.logs import Throttle, get_logger
-from ..base.metrics import Check, CheckSource, Sample
+from ..base.telemetry import Check, CheckSource, Sample
 from ..errors import NotRunningError, StoreUnavailableError
 from .access import Access, Pacer, Refusal, header_map
 from .api import (

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import attrs
 
-from ..base.metrics import Sample
+from ..base.telemetry import Sample
 
 Kind = Literal["counter", "gauge", "histogram"]
 

@@ -16,7 +16,7 @@ import trio
 
 from ..base.bell import Bell
 from ..base.logs import get_logger
-from ..base.metrics import Check, CheckSource, Sample, SampleSource
+from ..base.telemetry import Check, CheckSource, Sample, SampleSource
 from ..errors import NotRunningError, StoreUnavailableError
 from ..records.deliveries import DeliveryState
 from ..storage.ports import Inbox

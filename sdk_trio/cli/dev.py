@@ -34,8 +34,8 @@ if not describing():
     from .application import import_registry
     from .receiver import DEV_SECRET
     from .run import announcement, begin_logs, serve
-    from .secrets import DEV_SECRET_NAME, provide_dev_secret
     from .settings import assignments, read
+    from .sign import DEV_SECRET_NAME, provide_dev_secret
     from .terminal import print_text, program_name
 
     _log = logs.get_logger("dev")

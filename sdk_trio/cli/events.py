@@ -300,11 +300,11 @@ def _print_replayed(
         say(f"{len(replayed)} replayed; a running receiver takes them up by itself")
 
 
-#: How often the store is asked whether it has changed, in seconds. The question costs no disk
+#: The seconds between two questions to the store whether it has changed. The question costs no disk
 #: access, and people do not notice a quarter of a second.
 POLL_SECONDS = 0.25
 
-#: How many new events are read at once.
+#: The number of new events that are read at once.
 PAGE = 200
 
 #: The most events of one state that are watched: the newest ones.

@@ -10,8 +10,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
-from ..base.groups import only_member
-from ..errors import EXIT_FAILURE, SdkError
+from ..errors import EXIT_FAILURE, SdkError, only_member
 from .parse import PROGRAM, parse
 
 #: 128 + SIGINT and 128 + SIGPIPE, as a shell reports commands that these signals ended.

@@ -29,11 +29,9 @@ if not describing():
     import trio
 
     from ..config import Settings
-    from ..config.metadata import Form
-    from ..config.options.notifications import enabled_channels
-    from ..config.section_switches import NOTIFICATIONS
-    from ..config.template_text import measure_sms
-    from ..config.text_formats import check_form
+    from ..config.fields import Form, check_form
+    from ..config.options.notifications import enabled_channels, measure_sms
+    from ..config.table import NOTIFICATIONS
     from ..notifications.send import Again, Ambiguous, Outcome, Refused, Sent, Skipped
     from ..notifications.templates import Message, render, template_of
     from ..records.notifications import NotificationId, NotificationRecord, parse_notification_id
@@ -231,7 +229,8 @@ def _print_notification(record: NotificationRecord) -> None:
             print_text(f"{name.ljust(width)}  {cell(value)}")
 
 
-#: How many messages are put back in one transaction.
+#: The number of messages that are put back in one transaction; longer ones keep a running
+#: receiver's commits waiting.
 CHUNK = 200
 
 COLUMNS = ("id", "tenant", "transition", "state", "retried", "reason")

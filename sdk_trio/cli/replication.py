@@ -27,7 +27,7 @@ if not describing():
 
     from ..base import logs
     from ..config import Settings, unmet_needs
-    from ..config.section_switches import USE_REPLICATION
+    from ..config.table import USE_REPLICATION
     from ..records.tenants import Tenant, TenantStatus
     from ..replication.child import find_replicator
     from ..replication.control import control_socket_path
@@ -294,8 +294,8 @@ COLUMNS = ("identifier", "state", "lag", "last_sync", "reason")
 
 _PAGE = 500
 
-#: How long to watch a replicator without a socket for reads of the databases, in seconds; it reads
-#: each of them once a second.
+#: The seconds for which a replicator without a socket is watched for reads of the databases; it
+#: reads each of them once a second.
 _READING_SECONDS = 10.0
 
 _LOOK_AGAIN_SECONDS = 0.5

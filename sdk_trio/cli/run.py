@@ -18,7 +18,7 @@ if not describing():
 
     from ..base import logs
     from ..config import Loaded, Settings
-    from ..config.load import KeyFileReader, key_directories, key_files
+    from ..config.sources import KeyFileReader, key_directories, key_files
     from ..config.table import ROOT
     from ..runtime import Runtime, Started
     from ..runtime.systemd import (
@@ -175,7 +175,7 @@ Announce: TypeAlias = "Callable[[Started], AbstractContextManager[None]]"
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
-#: How long a start keeps extending the service manager's timeout, in seconds. After that the
+#: The seconds for which a start keeps extending the service manager's timeout. After that the
 #: manager ends a start that hangs. An upgrade from a single tenant has MaxRunDuration in addition.
 START_SECONDS = 300.0
 

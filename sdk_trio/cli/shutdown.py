@@ -32,24 +32,24 @@ _log = get_logger("runtime")
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
-#: How long after the drain's time, or after a second signal, cancelled handlers may take to clean
-#: up before the loop gives them up, in seconds.
+#: The seconds after the drain's time, or after a second signal, in which cancelled handlers may
+#: clean up before the loop gives them up.
 GRACE_SECONDS = 2.5
 FORCED_GRACE_SECONDS = 0.4
 
-#: How long the loop then has to release their events and to report, in seconds.
+#: The seconds that the loop then has to release their events and to report.
 LEAVE_SECONDS = 1.5
 FORCED_LEAVE_SECONDS = 0.4
 
-#: How long after that the process is ended without running any Python, in seconds: for a handler
-#: that holds the interpreter's lock, as a long match of a regular expression does.
+#: The seconds after which the process is ended without running any Python: for a handler that holds
+#: the interpreter's lock, as a long match of a regular expression does.
 STUCK_SECONDS = 0.5
 
-#: How long the main thread lets others run when a signal comes, at most, in seconds: until the
-#: thread has taken note of it, which it does at once where anything runs at all.
+#: The longest time for which the main thread lets others run when a signal comes, in seconds: until
+#: the thread has taken note of it, which it does at once where anything runs at all.
 GIVE_WAY_SECONDS = 1.0
 
-#: How long the application's non-daemon threads may go on after the end, in seconds. Python would
+#: The seconds for which the application's non-daemon threads may go on after the end. Python would
 #: wait for them without a bound.
 THREADS_SECONDS = 1.0
 
@@ -74,7 +74,7 @@ class ExitReport:
         self._give_up = trio.Event()
         self._watching = trio.CancelScope(shield=True)
         self._status = EXIT_FAILURE
-        # How many have been handled in the main thread, and have been taken note of in ours.
+        # The numbers of signals that the main thread has handled, and that ours has taken note of.
         self._handled = 0
         self._signals = 0
         # The times at which the loop and the thread give up, by time.monotonic.

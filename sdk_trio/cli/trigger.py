@@ -24,8 +24,8 @@ if not describing():
     from ..storage.ports import Inbox
     from ..webhooks.signed_request import post, sign_body
     from .receiver import DEV_SECRET, Presence, find
-    from .secrets import NoSecretError, for_signing, known_secrets, read_dev_secret
     from .settings import load
+    from .sign import NoSecretError, for_signing, known_secrets, read_dev_secret
     from .store import open_inbox, open_tenants, tenant_path, why_unreachable
     from .terminal import Progress, print_rows, say
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("webhook_id", "type", "status", "state", "attempts", "last_error")
 
-#: How long to wait for the ends of all events together, in seconds.
+#: The longest wait for the ends of all events together, in seconds.
 SETTLE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 

@@ -149,7 +149,7 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-#: How many records of a list are printed by default.
+#: The number of records of a list that are printed by default: a screenful.
 SHOWN = 20
 
 COLUMNS = ("operation", "arguments", "method", "path")

@@ -18,7 +18,7 @@ import attrs
 import httpx
 import msgspec
 
-from ..base.http_grammar import IDEMPOTENT_METHODS, is_token
+from ..base.http import IDEMPOTENT_METHODS, is_token
 from ..config.secret import MASK
 from .errors import CallError, ConnectionFailedError
 

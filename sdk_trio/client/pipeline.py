@@ -21,9 +21,9 @@ import httpx
 import trio
 
 from .._version import __version__
-from ..base.http_grammar import DEFAULT_PORTS
+from ..base.http import DEFAULT_PORTS
 from ..base.logs import get_logger
-from ..base.tracing import find_tracer
+from ..base.telemetry import find_tracer
 from ..config import Mode, Settings, bundled_api_version
 from ..errors import NotRunningError, OptionsValidationError, Problem
 from .answers import ResponseStream, is_acceptable, refused, request_id_of

@@ -17,7 +17,7 @@ from typing import Any, cast
 import attrs
 
 from ..errors import Problem
-from .metadata import Form
+from .fields import Form
 from .options import Settings
 from .secret import HMAC_PREFIX, PUBLIC_KEY_PREFIX, Secret
 from .sources import Entry, Layer, Pairs, printable

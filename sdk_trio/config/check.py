@@ -1,33 +1,44 @@
 """Checks of settings: values, ranges, what needs what, and what this version lacks. Pure.
 
 Ranges, required values and forms come from the metadata beside each setting; the rules that join
-several settings are written out here and in the ``check_*`` files. Every fault is found in one
-pass, because a start that names one fault at a time costs a restart for each.
+several settings are written out here, and those of tenants in ``check_tenants.py``. Every fault is
+found in one pass, because a start that names one fault at a time costs a restart for each.
 
 :func:`missing_parts` stands apart from :func:`check`: a file that is valid can always be loaded and
 shown, and only the runtime refuses to start with parts that this version does not contain
 (:class:`~sdk_trio.errors.NotInThisVersionError`).
 """
 
+import functools
 from collections.abc import Collection, Iterator
 from datetime import timedelta
+from ipaddress import ip_network
 from typing import Any
 
 import attrs
 
+from ..base.public_addresses import is_local_bind
 from ..errors import Problem
-from .check_notifications import notification_problems, notification_warnings
-from .check_replication import replication_problems, replication_warnings
-from .choices import ApiVersionStrictness, Mode, StorageBackend
-from .exposure import exposure_warnings
-from .metadata import Form
+from .check_tenants import (
+    notification_problems,
+    notification_warnings,
+    replication_problems,
+    replication_warnings,
+)
+from .fields import (
+    ApiVersionStrictness,
+    Form,
+    Mode,
+    StorageBackend,
+    check_form,
+    pascal_case,
+    split_unix,
+)
 from .options import Settings, bundled_api_version, environment_meant
 from .options.client import ConnectionOptions
 from .options.webhooks import MOST_TOLERANCE
 from .secret import QUOTED, Secret, is_quoted, parse_secret
-from .section_switches import SIMULATOR, is_below, used_settings
-from .table import Setting, full_key
-from .text_formats import check_form
+from .table import SIMULATOR, Setting, full_key, is_below, used_settings
 
 ACCESS_TOKEN = full_key(("AccessToken",))
 WEBHOOK_SECRET = full_key(("Webhooks", "Secret"))
@@ -123,7 +134,7 @@ def check(
     problems += _core(settings, standalone=standalone)
     secret_findings = _webhook_secrets(settings, receiver=receiver, invalid=invalid)
     problems += secret_findings.problems
-    problems += _queue_and_servers(settings)
+    problems += _addresses(settings)
     problems += _connection(settings.connection)
     problems += _reconciliation(settings, standalone=standalone)
     problems += _replay_window(settings)
@@ -136,15 +147,15 @@ def check(
         problems += replication_problems(settings)
         warnings += replication_warnings(settings)
     problems += _version(settings, ApiVersionStrictness.STRICT)
-    # What could not be bound is a default by now, and a rule that joins it with others would speak
-    # of a value that nobody wrote.
+    # A setting that could not be bound is a default by now, and a rule that joins it with others
+    # would speak of a value that nobody wrote.
     told = [p for p in problems if not any(is_below(key, p.key) for key in invalid)]
     odd = [p for p in warnings if not any(is_below(key, p.key) for key in invalid)]
     return Findings(tuple(told), tuple(odd))
 
 
 def _check_value(setting: Setting, settings: Settings) -> Iterator[Problem]:
-    """Check one setting by its metadata: required, range, form."""
+    """Check one setting by its metadata: required, range, order, form."""
     value = setting.of(settings)
     if setting.about.required and _is_blank(value):
         yield Problem(
@@ -156,7 +167,11 @@ def _check_value(setting: Setting, settings: Settings) -> Iterator[Problem]:
         return
     values = enumerate(value) if setting.many else [(None, value)]
     for index, item in values:
-        wrong = _range_fault(setting, item) or _form_fault(setting, item, settings)
+        wrong = (
+            _range_fault(setting, item)
+            or _order_fault(setting, item, settings)
+            or _form_fault(setting, item, settings)
+        )
         if wrong:
             key = setting.key if index is None else f"{setting.key}:{index}"
             yield Problem(key, wrong)
@@ -180,6 +195,15 @@ def _range_fault(setting: Setting, value: Any) -> str | None:
     if greatest is None:
         return f"must be at least {least:.15g}{unit}{shown}"
     return f"must be {least:.15g} to {greatest:.15g}{unit}{shown}"
+
+
+def _order_fault(setting: Setting, value: Any, settings: Settings) -> str | None:
+    other = setting.about.at_least
+    if other is None:
+        return None
+    section = functools.reduce(getattr, setting.attributes[:-1], settings)
+    least = getattr(section, other)
+    return None if value >= least else f"must be at least {pascal_case(other)} ({least:g})"
 
 
 def _form_fault(setting: Setting, value: Any, settings: Settings) -> str | None:
@@ -297,13 +321,8 @@ def _keyed_secrets(settings: Settings) -> Iterator[tuple[str, Secret]]:
         yield SIMULATOR_SECRET if secret.made_for_tests else f"{WEBHOOK_SECRET}s:{index}", secret
 
 
-def _queue_and_servers(settings: Settings) -> Iterator[Problem]:
-    queue, server = settings.webhooks.queue, settings.server
-    if queue.retry_cap_seconds < queue.retry_base_seconds:
-        yield Problem(
-            full_key(("Webhooks", "Queue", "RetryCapSeconds")),
-            f"must be at least RetryBaseSeconds ({queue.retry_base_seconds:g})",
-        )
+def _addresses(settings: Settings) -> Iterator[Problem]:
+    server = settings.server
     yield from _both_or_neither(
         "Server", {"CertFile": server.cert_file, "KeyFile": server.key_file}
     )
@@ -399,3 +418,123 @@ def _reconciliation(settings: Settings, *, standalone: bool) -> Iterator[Problem
             "must be at most PayloadRetentionDays, after which parked events are forgotten "
             f"({settings.webhooks.payload_retention_days * 24} hours)",
         )
+
+
+# -- what is open to strangers: valid, and told at every start -----------------------------------
+
+ADMIN_BIND = full_key(("Admin", "Bind"))
+ADMIN_TOKEN = full_key(("Admin", "TokenEnvVar"))
+BIND = full_key(("Server", "Bind"))
+ENVIRONMENT = full_key(("Environment",))
+REQUIRE_HTTPS = full_key(("Webhooks", "RequireHttps"))
+TRUSTED_PROXIES = full_key(("Server", "TrustedProxies"))
+
+#: 32 characters of hexadecimal digits are 128 bits; the token that is generated has 43.
+LEAST_TOKEN_CHARACTERS = 32
+
+#: Blocks larger than this hold strangers: /8 of IPv4, /32 of IPv6.
+_WIDEST = {4: 8, 6: 32}
+
+#: The bits of a socket's mode that let every user of the machine connect.
+_EVERYBODY = 0o006
+
+
+def exposure_warnings(settings: Settings) -> Iterator[Problem]:
+    """Say what these settings open to more people than is usual."""
+    server, admin = settings.server, settings.admin
+    public = [address for address in server.bind if not is_local_bind(address)]
+    if public and not settings.webhooks.require_https:
+        yield Problem(
+            REQUIRE_HTTPS,
+            f"is false, and {', '.join(public)} can be reached from elsewhere: bodies can be read "
+            "on the way; set it to true, or bind to a loopback address",
+        )
+    if admin.enabled and not is_local_bind(admin.bind):
+        yield Problem(
+            ADMIN_BIND,
+            "can be reached from elsewhere, and speaks plain HTTP: the token can be read on the "
+            "way; bind it to a loopback address or a unix socket, or keep it in a network of its "
+            "own",
+        )
+    if settings.is_development:
+        yield from _development(settings, public)
+    for index, entry in enumerate(server.trusted_proxies):
+        if is_wide(entry):
+            yield Problem(
+                f"{TRUSTED_PROXIES}:{index}",
+                f"holds strangers ({entry}), whose forwarding headers are believed: they choose "
+                "the address and the scheme that they are taken for; name the proxies' own "
+                "addresses",
+            )
+    for key, address in [
+        *((f"{BIND}:{index}", address) for index, address in enumerate(server.bind)),
+        (ADMIN_BIND, admin.bind),
+    ]:
+        if address.startswith("unix:") and _is_for_everybody(address):
+            yield Problem(
+                key,
+                "lets every user of this machine connect, and a peer of a unix socket has no "
+                "address to be told apart by; use mode=0660 and a group of its own",
+            )
+
+
+def _is_for_everybody(address: str) -> bool:
+    _, mode = split_unix(address)
+    return mode.isdigit() and bool(int(mode, 8) & _EVERYBODY)
+
+
+def _development(settings: Settings, public: list[str]) -> Iterator[Problem]:
+    if public:
+        yield Problem(
+            ENVIRONMENT,
+            f"is Development, and {', '.join(public)} can be reached from elsewhere; bind to a "
+            "loopback address, or set it to Production",
+        )
+    # A real secret has no business where exceptions are shown whole and the simulator is mapped.
+    if any(not secret.made_for_tests for secret in settings.webhooks.all_secrets):
+        yield Problem(
+            ENVIRONMENT,
+            "is Development, and a webhook secret is configured that another installation may "
+            "verify with; set it to Production, or leave the secret out and run 'dev', which "
+            "makes one (Sdk:Simulator:SecretEnvVar names another)",
+        )
+
+
+def is_wide(entry: str) -> bool:
+    """Say whether a block of TrustedProxies is so large that strangers are in it."""
+    try:
+        network = ip_network(entry, strict=False)
+    except ValueError:
+        return False  # unix, or what the rules of forms refuse
+    return network.prefixlen < _WIDEST[network.version]
+
+
+def token_fault(token: str) -> str | None:
+    """Say what is wrong with an admin token that was given, as the end of a sentence, or None."""
+    if is_quoted(token):
+        return QUOTED
+    if len(token) < LEAST_TOKEN_CHARACTERS:
+        return (
+            f"has {len(token)} characters, and can be guessed: at least {LEAST_TOKEN_CHARACTERS} "
+            "are needed ('openssl rand -hex 32' prints 64); or unset the variable, and a token is "
+            "generated"
+        )
+    return None
+
+
+def admin_token_findings(settings: Settings, token: str) -> tuple[Problem | None, Problem | None]:
+    """Judge the admin token of the environment: a problem, else a warning, else neither.
+
+    Args:
+        settings: where it is used.
+        token: the value of the variable; empty where one is generated.
+    """
+    fault = token_fault(token) if settings.admin.enabled and token else None
+    if fault is None:
+        return None, None
+    found = Problem(
+        ADMIN_TOKEN, f"names the variable {settings.admin.token_env_var}, whose value {fault}"
+    )
+    # On loopback and unix sockets only this machine can guess; elsewhere nothing makes a token that
+    # can be guessed right.
+    return (None, found) if is_local_bind(settings.admin.bind) else (found, None)

@@ -1,36 +1,36 @@
-"""The loading of settings: from all sources to validated settings, and again after a change.
+"""The loading of settings: from all sources to validated settings.
 
 Does I/O. Later sources win: defaults, ``$STATE_DIRECTORY``, files with their ``.{Environment}``
 siblings, ``.env`` in Development, key-per-file directories, variables, arguments
 (docs/reference/configuration.md).
 
-:class:`KeyFileReader` notices that a file with a secret or a certificate has another content.
-Orchestrators replace such files without telling anybody: Kubernetes swaps a symbolic link, others
-rename a new file over the old one. A look costs one ``stat`` a file; only a file that is another
-one, or was written, is read, and only other content counts.
+:func:`probe` makes the checks that need the machine: files exist, directories are writable,
+variables are set. :func:`key_form` tells an encrypted SSH private key from a plain one by its
+content, because the replicator has nobody who could type a passphrase.
 """
 
-import hashlib
+import base64
+import binascii
+import enum
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
 from ..errors import OptionsValidationError, Problem
 from .bind import bind
-from .check import USUAL_ENVIRONMENTS, check
-from .exposure import admin_token_findings
-from .metadata import Form
+from .check import USUAL_ENVIRONMENTS, Findings, admin_token_findings, check
+from .check_tenants import database_path_fault, databases_setting, signing_secret_problem
+from .fields import Form, ReplicaTargetType, StorageBackend, check_form
 from .options import DEVELOPMENT, Settings, environment_meant, validate_mappings_with
-from .probe import probe
 from .secret import Secret
-from .section_switches import is_unused
 from .sources import (
     CREDENTIALS_DIRECTORY_VARIABLE,
+    SECRETS_DIRECTORY,
     Layer,
-    is_key_file,
     read_directory,
     read_dotenv,
     read_environ,
@@ -40,16 +40,10 @@ from .sources import (
     read_section,
     read_state_directory,
 )
-from .table import ROOT, fold
-from .text_formats import check_form
+from .table import REPLICATION, ROOT, fold, full_key, is_below, is_unused, used_settings
 
 #: Read from the working directory when no file is named.
 DEFAULT_FILES = ("appsettings.json", "sdk.toml")
-
-SECRETS_DIRECTORY = "/run/secrets"
-
-#: A file with secrets or certificates is smaller; of a larger one its beginning is compared.
-MAX_FILE_BYTES = 1024 * 1024
 
 
 @attrs.frozen
@@ -208,7 +202,7 @@ def _validated(
     problems = [p for p in bound.problems if not is_unused(p.key, settings, invalid)]
     findings = check(settings, standalone=standalone, receiver=receiver, invalid=invalid)
     warnings = [*bound.warnings, *findings.warnings]
-    # What a source that could not be read would have set, nobody can call missing.
+    # If a source could not be read, its keys may stand in it: they are not reported as missing.
     unread = ROOT in invalid
     problems += [p for p in findings.problems if not unread or p.key in bound.origins]
     if environ is not None:
@@ -264,84 +258,228 @@ def _log(warnings: Iterable[Problem]) -> None:
         )
 
 
-def key_directories(
-    environ: Mapping[str, str], secrets_directory: str = SECRETS_DIRECTORY
-) -> tuple[Path, ...]:
-    """Return the directories with one file per key that settings are read from."""
-    credentials = environ.get(CREDENTIALS_DIRECTORY_VARIABLE)
-    return (Path(secrets_directory), *([Path(credentials)] if credentials else []))
+# -- checks that need the machine ----------------------------------------------------------------
+
+_OPENSSH_MAGIC: Final = b"openssh-key-v1\0"
+
+#: No private key is longer.
+_KEY_BYTES = 65_536
+
+#: Values that the replicator reads unchanged between single quotes: no quote and no line break.
+_QUOTABLE = re.compile(r"[ -&(-~]+")
 
 
-def key_files(settings: Settings) -> tuple[Path, ...]:
-    """Return the files that the settings name and a running receiver can take anew."""
-    named = (settings.server.cert_file, settings.server.key_file)
-    return tuple(Path(path) for path in named if path is not None)
+class KeyForm(enum.Enum):
+    """Whether a program that cannot ask for a passphrase can use a private key."""
+
+    PLAIN = "plain"
+    ENCRYPTED = "encrypted"
+    UNKNOWN = "unknown"
 
 
-@attrs.frozen
-class _Seen:
-    """A file as the last look found it: ``identity`` tells cheaply whether it may have changed."""
-
-    identity: tuple[int, ...]
-    digest: bytes = attrs.field(repr=False)
-
-
-class KeyFileReader:
-    """Compares files with what they were at the last look. Not for several threads at once."""
-
-    def __init__(self) -> None:
-        self._seen: dict[Path, _Seen | None] = {}
-        self._places: frozenset[Path] = frozenset()
-
-    def look(self, places: Iterable[Path]) -> tuple[str, ...]:
-        """Return the files whose content is another than at the last look, with new and lost ones.
-
-        Args:
-            places: files, and directories of key files. What lies in a place that was not looked
-                at before has not changed.
-        """
-        places = frozenset(places)
-        known = {place for place in places if place in self._places}
-        found = {path: self._see(path) for place in places for path in _files_of(place)}
-        changed = [
-            path
-            for path in found.keys() | self._seen.keys()
-            if (path in known or path.parent in known)
-            and _digest(found.get(path)) != _digest(self._seen.get(path))
-        ]
-        self._seen = found
-        self._places = places
-        return tuple(sorted(map(str, changed)))
-
-    def _see(self, path: Path) -> _Seen | None:
-        """Return what the file is now; None if it cannot be read."""
-        try:
-            status = path.stat()
-            # The inode shows a file that was renamed over the old one, size and time one that was
-            # written in place.
-            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-            before = self._seen.get(path)
-            if before is not None and before.identity == identity:
-                return before
-            with path.open("rb") as file:
-                return _Seen(identity, hashlib.sha256(file.read(MAX_FILE_BYTES)).digest())
-        except (OSError, ValueError):
-            return None
+def key_form(content: bytes) -> KeyForm:
+    """Return the form of a private key in OpenSSH's or a PEM format; anything else is unknown."""
+    lines = [line.strip() for line in content.splitlines()]
+    begins = [i for i, line in enumerate(lines) if _label(line) is not None]
+    if not begins:
+        return KeyForm.UNKNOWN
+    label = _label(lines[begins[0]])
+    body = lines[begins[0] + 1 :]
+    if label == b"OPENSSH PRIVATE KEY":
+        return _openssh_form(body)
+    if label == b"ENCRYPTED PRIVATE KEY":
+        return KeyForm.ENCRYPTED
+    if label is None or not label.endswith(b"PRIVATE KEY"):
+        return KeyForm.UNKNOWN
+    # The traditional PEM format says so in a header above the key.
+    encrypted = any(line.startswith(b"Proc-Type:") and line.endswith(b"ENCRYPTED") for line in body)
+    return KeyForm.ENCRYPTED if encrypted else KeyForm.PLAIN
 
 
-def _digest(seen: _Seen | None) -> bytes | None:
-    return None if seen is None else seen.digest
+def _label(line: bytes) -> bytes | None:
+    if line.startswith(b"-----BEGIN ") and line.endswith(b"-----"):
+        return line[len(b"-----BEGIN ") : -len(b"-----")]
+    return None
 
 
-def _files_of(place: Path) -> Iterator[Path]:
+def _openssh_form(body: list[bytes]) -> KeyForm:
+    """Read the name of the cipher, which is the first field after the magic."""
+    end = next((i for i, line in enumerate(body) if line.startswith(b"-----END")), len(body))
     try:
-        names = os.listdir(place)
-    except NotADirectoryError:
-        yield place
-    except (OSError, ValueError):
+        blob = base64.b64decode(b"".join(body[:end]), validate=True)
+    except binascii.Error:
+        return KeyForm.UNKNOWN
+    if not blob.startswith(_OPENSSH_MAGIC):
+        return KeyForm.UNKNOWN
+    rest = blob[len(_OPENSSH_MAGIC) :]
+    length = int.from_bytes(rest[:4], "big")
+    cipher = rest[4 : 4 + length]
+    if len(rest) < 4 or len(cipher) < length or not cipher:
+        return KeyForm.UNKNOWN
+    return KeyForm.PLAIN if cipher == b"none" else KeyForm.ENCRYPTED
+
+
+def probe(settings: Settings, environ: Mapping[str, str]) -> Findings:
+    """Look at the files, directories and variables that valid settings refer to.
+
+    Creates the replica directory of target LocalDisk, and nothing else. A variable that is not set
+    is a warning, never a failure: a channel without its credentials skips its messages, and must
+    not keep deliveries from being received.
+    """
+    return Findings(
+        problems=(
+            *_files(settings),
+            *_replication(settings),
+            *_encrypted_key(settings),
+            *_signing_secret(settings, environ),
+        ),
+        warnings=(*_variables(settings, environ), *_unknown_key(settings)),
+    )
+
+
+def _files(settings: Settings) -> Iterator[Problem]:
+    replication = settings.multi_tenant.file_db.replication
+    paths = [
+        (full_key(("Server", "CertFile")), settings.server.cert_file),
+        (full_key(("Server", "KeyFile")), settings.server.key_file),
+        (full_key(("Connection", "CaFile")), settings.connection.ca_file),
+        (full_key(("Connection", "ClientCertFile")), settings.connection.client_cert_file),
+        (full_key(("Connection", "ClientKeyFile")), settings.connection.client_key_file),
+    ]
+    if replication.use_replication:
+        if replication.replica_target_type is ReplicaTargetType.CLOUD_STORAGE:
+            credentials = replication.cloud_storage.credentials_json_path
+            paths.append((f"{REPLICATION}:CloudStorage:CredentialsJsonPath", credentials))
+        if replication.replica_target_type is ReplicaTargetType.SFTP:
+            private_key = replication.sftp.private_key_path
+            paths.append((f"{REPLICATION}:Sftp:PrivateKeyPath", private_key))
+    for key, path in paths:
+        if path:
+            yield from _file(key, path)
+
+
+def _file(key: str, path: str) -> Iterator[Problem]:
+    try:
+        with open(path, "rb"):
+            pass
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a path"
+        yield Problem(key, f"cannot read {path!r}: {reason}; put the file there or change the key")
+
+
+def _replication(settings: Settings) -> Iterator[Problem]:
+    options = settings.multi_tenant.file_db.replication
+    if not options.use_replication:
         return
-    else:
-        for name in names:
-            path = place / name
-            if is_key_file(name) and not path.is_dir():
-                yield path
+    if options.auto_regenerate_on_tenant_change or options.supervise:
+        file = Path(options.config_output_path)
+        directory = file.parent
+        if _is_directory(file):
+            yield Problem(
+                f"{REPLICATION}:ConfigOutputPath",
+                "is a directory: add the name of a file",
+            )
+        elif not _is_writable(directory):
+            yield Problem(
+                f"{REPLICATION}:ConfigOutputPath",
+                f"cannot be written: {str(directory)!r} is not a writable directory; create it, "
+                "give this user the right to write, or choose another path",
+            )
+    key, databases = databases_setting(settings)
+    # Only here is the beginning of a relative path known; the rest has been checked.
+    fault = database_path_fault(os.getcwd()) if not os.path.isabs(databases) else None
+    if fault is not None:
+        yield Problem(key, f"is relative to the current directory and {fault}")
+    if options.replica_target_type is ReplicaTargetType.LOCAL_DISK:
+        yield from _replica_directory(options.local_disk.path)
+
+
+def _key_form(settings: Settings) -> KeyForm | None:
+    """Return the form of the private key in use; None: there is none, or it cannot be read."""
+    options = settings.multi_tenant.file_db.replication
+    if not options.use_replication or options.replica_target_type is not ReplicaTargetType.SFTP:
+        return None
+    try:
+        with open(options.sftp.private_key_path, "rb") as file:
+            return key_form(file.read(_KEY_BYTES))
+    except (OSError, ValueError):
+        return None  # told by _files
+
+
+def _encrypted_key(settings: Settings) -> Iterator[Problem]:
+    if _key_form(settings) is KeyForm.ENCRYPTED:
+        yield Problem(
+            f"{REPLICATION}:Sftp:PrivateKeyPath",
+            "is encrypted with a passphrase, which the replicator cannot ask for: use a key of its "
+            "own without one, as of ssh-keygen -N ''",
+        )
+
+
+def _unknown_key(settings: Settings) -> Iterator[Problem]:
+    if _key_form(settings) is KeyForm.UNKNOWN:
+        yield Problem(
+            f"{REPLICATION}:Sftp:PrivateKeyPath",
+            "does not look like a private key in OpenSSH's or a PEM format: the replicator reads "
+            "no other",
+        )
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_writable(directory: Path) -> bool:
+    try:
+        return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
+    except ValueError:
+        return False  # a NUL in the path
+
+
+def _replica_directory(path: str) -> Iterator[Problem]:
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a path"
+        yield Problem(
+            f"{REPLICATION}:LocalDisk:Path",
+            f"cannot create the directory {path!r}: {reason}; choose another path",
+        )
+
+
+def _variables(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Warn of each variable that something in use refers to and that is unset or empty."""
+    optional = {
+        full_key(("Admin", "TokenEnvVar")),  # a token is generated when it is unset
+        full_key(("Connection", "ProxyCredentialsEnvVar")),  # most proxies want none
+    }
+    if settings.storage.backend is not StorageBackend.POSTGRES:
+        optional.add(full_key(("Storage", "PostgresDsnEnvVar")))
+    for setting in used_settings(settings):
+        if setting.about.form is Form.ENV_VAR and setting.key not in optional:
+            name = setting.of(settings)
+            if name is None:
+                continue
+            value = environ.get(name)
+            # An empty variable is what a missing secret of an orchestrator looks like.
+            if not (value and value.strip()):
+                yield Problem(setting.key, f"names the variable {name}, which is not set: set it")
+            elif is_below(setting.key, REPLICATION) and not _QUOTABLE.fullmatch(value):
+                yield Problem(
+                    setting.key,
+                    f"names the variable {name}, whose value holds a quote, a line break or "
+                    "another character that the replicator's configuration cannot take in: set it "
+                    "to the key alone",
+                )
+
+
+def _signing_secret(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Refuse a secret that is set and that nothing could be signed with."""
+    notifications = settings.multi_tenant.notifications
+    secret = environ.get(notifications.webhook.signing_secret_env_var, "").strip()
+    if notifications.enabled and notifications.enabled_channels.webhook and secret:
+        unusable = signing_secret_problem(notifications, secret)
+        if unusable is not None:
+            yield unusable

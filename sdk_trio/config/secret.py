@@ -15,7 +15,7 @@ from typing import Final, final
 
 import attrs
 
-from .choices import KeyDerivation
+from .fields import KeyDerivation
 
 MASK: Final = "********"
 

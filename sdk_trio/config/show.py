@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from .bind import format_timespan
-from .metadata import Form
+from .fields import Form
 from .options import Settings
 from .secret import MASK, Secret
 from .table import ROOT, Setting, table

@@ -21,7 +21,16 @@ from .additional import (
     SubscriptionResumedEvent,
 )
 from .catalog import DEFAULT_CATALOG, Catalog, EventGroup, EventType
-from .decoding import Drift, Envelope, decode_envelope, decode_event, plain_envelope, subject_of
+from .decoding import (
+    Drift,
+    Envelope,
+    claimed_organization,
+    decode_envelope,
+    decode_event,
+    organization_of,
+    plain_envelope,
+    subject_of,
+)
 from .event import Event, Payload, UnknownEvent
 from .known import (
     BenefitCreatedEvent,
@@ -53,7 +62,6 @@ from .known import (
     SubscriptionUncanceledEvent,
     SubscriptionUpdatedEvent,
 )
-from .organization import claimed_organization, organization_of
 from .payloads import (
     ActiveSubscription,
     Address,

@@ -375,7 +375,7 @@ def _checkout(story: _Story) -> Data:
 
 
 def _checkout_product(story: _Story) -> Data:
-    # What is shown to strangers: no metadata.
+    # A checkout is shown to strangers, so its product has no metadata.
     product = {name: value for name, value in _bare_product(story).items() if name != "metadata"}
     return {
         **product,

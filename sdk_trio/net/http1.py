@@ -12,7 +12,7 @@ import httptools
 import httpx
 import trio
 
-from ..base.http_grammar import breaks_value, is_token_bytes
+from ..base.http import breaks_value, is_token_bytes
 from .messages import (
     AnswerBody,
     Headers,

@@ -32,7 +32,7 @@ import attrs
 import httpx
 import trio
 
-from ..base.http_grammar import DEFAULT_PORTS
+from ..base.http import DEFAULT_PORTS
 
 Headers = list[tuple[bytes, bytes]]
 

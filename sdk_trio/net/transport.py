@@ -24,7 +24,7 @@ import attrs
 import httpx
 import trio
 
-from ..base.http_grammar import IDEMPOTENT_METHODS
+from ..base.http import IDEMPOTENT_METHODS
 from ..config.options.client import ConnectionOptions
 from ..errors import NotRunningError, OptionsValidationError, Problem
 from .http3_origins import Http3Origins, require_http3

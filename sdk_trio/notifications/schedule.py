@@ -2,7 +2,7 @@
 
 import attrs
 
-from ..base.backoff import jittered_wait
+from ..base.throttle import jittered_wait
 from ..records.notifications import NotificationState, SendResult
 from .send import Again, Ambiguous, Outcome, Refused, Sent, Skipped
 

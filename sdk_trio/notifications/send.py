@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from ..base.logs import get_logger
-from ..config.check_notifications import ALLOW_PRIVATE_ADDRESSES
+from ..config.check_tenants import ALLOW_PRIVATE_ADDRESSES
 from ..config.options.notifications import NotificationsOptions
 from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
 from ..net.poster import PostAnswer

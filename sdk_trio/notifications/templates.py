@@ -19,9 +19,8 @@ import unicodedata
 import attrs
 
 from ..base.times import rfc3339
-from ..config.check_notifications import MAX_SUBJECT_CHARACTERS
-from ..config.options.notifications import TemplateOptions, TemplatesOptions
-from ..config.template_text import cut_sms, substitute
+from ..config.check_tenants import MAX_SUBJECT_CHARACTERS
+from ..config.options.notifications import TemplateOptions, TemplatesOptions, cut_sms, substitute
 from ..records.tenants import OutboxRecord, Transition
 
 MAX_EMAIL_CHARACTERS = 20_000

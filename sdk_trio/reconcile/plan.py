@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from ..base.backoff import longest_wait
+from ..base.throttle import longest_wait
 from ..base.times import rfc3339
 from ..errors import EXIT_CONFIGURATION, SdkError
 

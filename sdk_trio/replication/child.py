@@ -21,7 +21,7 @@ import attrs
 import trio
 
 from ..base.logs import get_logger
-from ..config.options.replication import ReplicationOptions
+from ..config.options.tenants import ReplicationOptions
 from ..errors import ReplicatorError
 from .control import ControlClient
 from .plan import difference

@@ -16,8 +16,8 @@ from typing import Final
 import trio
 
 from ..config import Settings
-from ..config.choices import ReplicaTargetType
-from ..config.options.replication import ReplicationOptions
+from ..config.fields import ReplicaTargetType
+from ..config.options.tenants import ReplicationOptions
 from ..errors import ReplicationError, StoreUnavailableError
 from ..tenants.databases import databases_directory
 from ..tenants.identity import is_tenant_id

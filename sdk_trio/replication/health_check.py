@@ -19,7 +19,7 @@ import trio
 
 from ..base.logs import get_logger
 from ..config import Settings
-from ..config.options.replication import ReplicationOptions
+from ..config.options.tenants import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError, StorageError
 from ..storage.data_directory import create_data_directory
 from .control import ControlClient, ReplicatedDatabase, ask_local

@@ -23,10 +23,10 @@ from urllib.parse import urlencode
 
 import attrs
 
-from ..config.check_replication import MISREAD_IN_PATHS
-from ..config.choices import ReplicaTargetType
-from ..config.options.replication import ReplicationOptions
-from ..config.section_switches import REPLICATION
+from ..config.check_tenants import MISREAD_IN_PATHS
+from ..config.fields import ReplicaTargetType
+from ..config.options.tenants import ReplicationOptions
+from ..config.table import REPLICATION
 from ..errors import ReplicationError
 
 # Characters that need no escape between double quotes. A dollar would be expanded.

@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from ..base.logs import get_logger
-from ..config.options.replication import ReplicationOptions
+from ..config.options.tenants import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError
 from .manifest import ManifestWriter, TenantDatabaseFile, quoted, render_manifest, replica_url
 

@@ -23,10 +23,10 @@ from typing import Final
 
 import trio
 
-from ..base.backoff import jittered_wait
 from ..base.bell import Bell
 from ..base.logs import get_logger
-from ..config.options.replication import ReplicationOptions
+from ..base.throttle import jittered_wait
+from ..config.options.tenants import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError
 from .child import (
     KILL_SECONDS,

@@ -19,9 +19,9 @@ from ..admin.access import Access, AdminToken, is_of_this_machine, provide_token
 from ..admin.app import AdminApp
 from ..admin.status import StatusProviders, TenantCounts
 from ..base.logs import get_logger
-from ..base.metrics import Check, Sample
+from ..base.telemetry import Check, Sample
 from ..config import Settings, StorageBackend
-from ..config.exposure import ADMIN_TOKEN, token_fault
+from ..config.check import ADMIN_TOKEN, token_fault
 from ..errors import OptionsValidationError, Problem, UnknownTenantError
 from ..replication.health import HealthState, ReplicationHealth
 from ..server.limits import Limits

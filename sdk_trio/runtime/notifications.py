@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 import attrs
 import trio
 
-from ..base.metrics import Sample
+from ..base.telemetry import Sample
 from ..config import Settings
-from ..config.choices import KeyDerivation
+from ..config.fields import KeyDerivation
 from ..config.options.notifications import NotificationsOptions, enabled_channels
 from ..net.poster import HttpPoster
 from ..notifications.channels.email import EmailSender
@@ -28,8 +28,8 @@ from ..tenants.feed import TransitionFeed
 from ..tenants.tenancy import TenantRuntime
 from ..webhooks.signed_request import sign_body
 
-#: Returns channels under their names: ``email``, ``sms``, ``webhook``. Channels that the settings
-#: do not enable are not used.
+#: Returns channels under the names of their rows, such as ``email``. Channels that the settings do
+#: not enable are not used.
 ChannelFactory = Callable[[Settings], Mapping[str, Channel]]
 
 

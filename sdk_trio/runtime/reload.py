@@ -17,8 +17,7 @@ import attrs
 
 from ..config import Settings
 from ..config.check import check
-from ..config.section_switches import is_below
-from ..config.table import Setting, table
+from ..config.table import Setting, is_below, table
 from ..errors import OptionsValidationError, Problem
 
 #: These paths can change in a running program, but TLS cannot be switched on or off: the addresses

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from ..base.logs import get_logger
-from ..base.metrics import Sample
+from ..base.telemetry import Sample
 from ..config import Settings
 from ..replication.control import control_socket_path
 from ..replication.health import HealthState, ReplicationHealth

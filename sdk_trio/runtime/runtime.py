@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from ..base.groups import only_member
 from ..base.logs import get_logger
-from ..base.metrics import Sample
+from ..base.telemetry import Sample
 from ..config import Settings, missing_parts, unmet_needs
 from ..config.check import RECONCILIATION_NEEDS_CLIENT
-from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError
+from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError, only_member
 from ..server.limits import Limits
 from ..server.serve import Server
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import trio
 
 from ..base.logs import get_logger
-from ..base.metrics import Sample
+from ..base.telemetry import Sample
 from ..webhooks.outcomes import place_in
 from ..webhooks.run import Run, run_in
 

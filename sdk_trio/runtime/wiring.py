@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from ..base.asgi import App, Receive, Scope, Send
-from ..base.metrics import Sample
+from ..base.http import App, Receive, Scope, Send
+from ..base.telemetry import Sample
 from ..config import Settings
 from ..webhooks import WebhookReceiver
 

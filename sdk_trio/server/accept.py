@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..base.asgi import App
 from ..base.bell import Bell
+from ..base.http import App
 from ..base.logs import Throttle, get_logger
 from .connection import Address, Http1ServerConnection
 from .head import refusal

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import trio
 
-from ..base.asgi import SHORTCUT, App, Whole
+from ..base.http import SHORTCUT, App, Whole
 from ..base.logs import get_logger
 from .deadline import RequestDeadline
 from .head import (

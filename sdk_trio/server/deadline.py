@@ -10,7 +10,7 @@ from types import TracebackType
 
 import trio
 
-from ..base.asgi import Whole
+from ..base.http import Whole
 
 
 class RequestDeadline:

@@ -21,8 +21,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ..base.asgi import Header
-from ..base.http_grammar import FIELD_VALUE_BYTES, TOKEN_BYTES, breaks_value, is_token_bytes
+from ..base.http import FIELD_VALUE_BYTES, TOKEN_BYTES, Header, breaks_value, is_token_bytes
 from .limits import Limits
 
 #: Lines of earlier requests of a connection, as they were read, and whether they decide about the

@@ -21,7 +21,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
-from ..base.asgi import App
+from ..base.http import App
 from ..base.logs import get_logger
 from .accept import BUSY, Places
 from .head import RequestError, in_origin_form

@@ -16,7 +16,7 @@ try:
 except ImportError:  # Windows has no such limit
     resource = None  # type: ignore[assignment]
 
-from ..config.text_formats import split_unix
+from ..config.fields import split_unix
 from ..errors import EXIT_UNAVAILABLE, SdkError
 
 #: Connections that the kernel queues while the loop is busy.

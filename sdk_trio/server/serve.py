@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from ..base.asgi import App
+from ..base.http import App
 from ..base.logs import Throttle, get_logger
 from .accept import Acceptor, Places, SourceOf
 from .limits import Limits, NoteRefusal

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..base.lazily import importing
+from ..base import importing
 
 if TYPE_CHECKING:
     from .open import LEASE_SECONDS, open_inbox, open_store

@@ -3,8 +3,7 @@
 import uuid
 from typing import Any
 
-from ..config.metadata import Form
-from ..config.text_formats import check_form
+from ..config.fields import Form, check_form
 from ..errors import InvalidTenantError
 from ..records.tenants import EnvironmentVariable, TenantCredentials
 

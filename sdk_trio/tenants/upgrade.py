@@ -32,7 +32,7 @@ import apsw
 import attrs
 import trio
 
-from ..config.choices import DefaultTenantStrategy
+from ..config.fields import DefaultTenantStrategy
 from ..config.options.tenants import SingleTenantUpgradeOptions
 from ..errors import DefaultTenantError, InvalidTenantError, NotSupportedError, UpgradeError
 from ..records.tenants import Tenant

@@ -12,7 +12,7 @@ import trio
 
 from ..base.logs import get_logger
 from ..config import Settings
-from ..config.choices import DefaultTenantStrategy
+from ..config.fields import DefaultTenantStrategy
 from ..errors import (
     DefaultTenantError,
     NotQuiescentError,

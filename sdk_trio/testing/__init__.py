@@ -18,7 +18,7 @@ of your code to the upstream.
 
 from typing import TYPE_CHECKING
 
-from ..base.lazily import importing
+from ..base import importing
 
 if TYPE_CHECKING:
     from .application import AppUnderTest, Delivered, running_app, settings_for_tests

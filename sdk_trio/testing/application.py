@@ -19,8 +19,8 @@ from ..webhooks.signature import new_secret
 from ..webhooks.signed_request import SignedDelivery, own_url, post
 from .signing import sign_delivery
 
-#: How long :meth:`AppUnderTest.settle` waits, in seconds, before it raises an error that names the
-#: unfinished events.
+#: The seconds after which :meth:`AppUnderTest.settle` raises an error that names the unfinished
+#: events.
 SETTLE_SECONDS = 10.0
 
 _UNSETTLED = (DeliveryState.RECEIVED, DeliveryState.RUNNING)

@@ -8,7 +8,7 @@ lives around them: it opens the store, starts and drains.
 
 from typing import TYPE_CHECKING
 
-from ..base.lazily import importing
+from ..base import importing
 
 if TYPE_CHECKING:
     from .receiver import DrainReport, WebhookReceiver

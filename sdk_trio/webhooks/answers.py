@@ -3,7 +3,7 @@
 from math import ceil
 from typing import NamedTuple
 
-from ..base.asgi import Headers, Send
+from ..base.http import Headers, Send
 
 
 class Answer(NamedTuple):

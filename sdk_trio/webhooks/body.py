@@ -6,7 +6,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from ..base.asgi import Receive, Send
+from ..base.http import Receive, Send
 from . import answers
 from .answers import Answer
 

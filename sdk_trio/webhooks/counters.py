@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from ..base.metrics import Histogram, Sample
+from ..base.telemetry import Histogram, Sample
 from .verdict import Cause
 
 #: Every result that is counted. The set is closed, because each label value is a time series for

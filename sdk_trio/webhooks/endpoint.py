@@ -12,7 +12,7 @@ import attrs
 import trio
 from msgspec.structs import replace
 
-from ..base.asgi import SHORTCUT, DirectRequest, Expiry, Receive, Scope, Send
+from ..base.http import SHORTCUT, DirectRequest, Expiry, Receive, Scope, Send
 from ..base.logs import Throttle, get_logger
 from ..config import Secret, Settings
 from ..errors import StoreUnavailableError

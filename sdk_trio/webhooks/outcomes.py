@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ..base.backoff import jittered_wait
+from ..base.throttle import jittered_wait
 from ..config.secret import MASK
 from ..errors import RetryLater
 from ..records.deliveries import Dead, Retry

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..base.asgi import Receive, Scope, Send
+from ..base.http import Receive, Scope, Send
 from ..base.logs import get_logger
-from ..base.metrics import Sample
-from ..base.tracing import Links, find_tracer
+from ..base.telemetry import Links, Sample, find_tracer
 from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
 from ..records.deliveries import UNFINISHED

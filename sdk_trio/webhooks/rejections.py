@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 import trio
 
-from ..base.asgi import Headers
+from ..base.http import Headers
 from ..base.logs import Throttle, get_logger
 from .counters import Counters
 from .signature import is_valid_id

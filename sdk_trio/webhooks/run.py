@@ -14,7 +14,7 @@ import msgspec
 import trio
 from msgspec.structs import replace
 
-from ..base.asgi import Deadline, Expiry
+from ..base.http import Deadline, Expiry
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
 from ..errors import HandlerAbortedError, StoreLostError, StoreUnavailableError

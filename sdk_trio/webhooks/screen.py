@@ -16,10 +16,9 @@ from typing import Final
 
 import attrs
 
-from ..base.asgi import Headers
-from ..base.http_grammar import TOKEN
+from ..base.http import TOKEN, Headers
 from ..base.throttle import TokenBucket
-from ..config.choices import ForwardedHeaders
+from ..config.fields import ForwardedHeaders
 from ..errors import OptionsValidationError, Problem
 
 #: The most sources that are remembered: about 2.5 MB.

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import msgspec
 import trio
 
-from ..base.asgi import Receive, Scope, Send
+from ..base.http import Receive, Scope, Send
 from ..base.logs import get_logger
 from ..base.public_addresses import host_name, is_loopback
 from ..config import Secret, Settings

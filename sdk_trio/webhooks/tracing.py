@@ -1,6 +1,6 @@
 """Endpoint and runner with a span for each delivery and each run of a handler.
 
-They take the place of the plain ones when :func:`~sdk_trio.base.tracing.find_tracer` finds a
+They take the place of the plain ones when :func:`~sdk_trio.base.telemetry.find_tracer` finds a
 tracer, so that nothing is paid where it does not. Attributes follow the stable conventions of HTTP
 servers.
 """
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Tracer, get_current_span
 
-from ..base.asgi import Expiry, Receive, Scope, Send
-from ..base.tracing import Links, attributes_of, fail, known_method, link_to, recorded
+from ..base.http import Expiry, Receive, Scope, Send
+from ..base.telemetry import Links, attributes_of, fail, known_method, link_to, recorded
 from ..config import Settings
 from ..events import Event
 from ..records.deliveries import Dead, Done, NewDelivery, Outcome, Parked

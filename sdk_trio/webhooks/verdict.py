@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from ..base.asgi import Headers
+from ..base.http import Headers
 from ..config.options import KeyDerivation
 from ..errors import VerificationError
 from .signature import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import msgspec
 
-from ..base.asgi import Headers
+from ..base.http import Headers
 from ..base.logs import get_logger
 from ..config import Secret, Settings
 from ..errors import DeliveryDecodingError, StoreUnavailableError

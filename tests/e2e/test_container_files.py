@@ -19,9 +19,9 @@ from support.deliveries import SECRET
 from support.programs import program
 from support.waiting import PATIENCE_SECONDS, wait_until
 
-from sdk_trio.cli.health import LIVE, READY
+from sdk_trio.cli.receiver import LIVE, READY
 from sdk_trio.config import Settings
-from sdk_trio.config.load import SECRETS_DIRECTORY
+from sdk_trio.config.sources import SECRETS_DIRECTORY
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DOCKERFILE = EXAMPLES / "container" / "Dockerfile"

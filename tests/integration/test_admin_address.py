@@ -15,7 +15,7 @@ from support.deliveries import settings
 from support.serving import RawWire, delivery_request, registry, running, signed, works
 
 from sdk_trio.admin.app import MOST_REPORTED
-from sdk_trio.base.metrics import Check, Sample
+from sdk_trio.base.telemetry import Check, Sample
 from sdk_trio.errors import StoreLockedError, StoreUnavailableError
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.runtime import BindError, Runtime

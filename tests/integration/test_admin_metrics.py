@@ -14,7 +14,7 @@ from support.serving import registry, signed, works
 from support.wire import Wire
 
 from sdk_trio.admin.metrics import HISTOGRAM_ENDINGS, METRICS, metric_of
-from sdk_trio.base.metrics import Sample
+from sdk_trio.base.telemetry import Sample
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.webhooks import HandlerRegistry

@@ -51,7 +51,7 @@ async def test_it_says_whether_the_daemon_lives_and_takes_deliveries(tmp_path, b
 
 
 async def test_an_address_that_is_silent_is_given_up(monkeypatch):
-    monkeypatch.setattr("sdk_trio.cli.health.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("sdk_trio.cli.receiver.ANSWER_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         status, printed = await health("--url", f"http://127.0.0.1:{silent.getsockname()[1]}")
     assert status == 69

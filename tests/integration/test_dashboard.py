@@ -15,7 +15,7 @@ from support.prometheus import prometheus
 from support.serving import signed
 from support.wire import Wire
 
-from sdk_trio.base.metrics import Sample
+from sdk_trio.base.telemetry import Sample
 from sdk_trio.config import Settings
 from sdk_trio.events import OrderPaidEvent, OrderRefundedEvent
 from sdk_trio.runtime import Runtime

@@ -13,8 +13,7 @@ import trustme
 from support.deliveries import SECRET
 from support.doctor import Doctor
 
-from sdk_trio.cli.doctor import machine, store
-from sdk_trio.cli.doctor.findings import Report
+from sdk_trio.cli.doctor import Report, machine, store
 from sdk_trio.cli.receiver import SETTINGS_SECRET, Presence, announced
 from sdk_trio.config import Settings
 from sdk_trio.records.deliveries import DeliveryState

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from sdk_trio.config.load import KeyFileReader, key_directories
+from sdk_trio.config.sources import KeyFileReader, key_directories
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from support.serving import running
 
 from sdk_trio.client.client import Client
 from sdk_trio.config import Secret, Settings
-from sdk_trio.config.section_switches import is_below
-from sdk_trio.config.table import table
+from sdk_trio.config.table import is_below, table
 from sdk_trio.runtime import Runtime
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"

@@ -18,8 +18,8 @@ import trio
 import trustme
 from support.programs import program
 
-from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.options.replication import BlobStoreOptions, ReplicationOptions
+from sdk_trio.config.fields import ReplicaTargetType
+from sdk_trio.config.options.tenants import BlobStoreOptions, ReplicationOptions
 from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication.control import ControlClient
 from sdk_trio.replication.manifest import child_environment, replica_url

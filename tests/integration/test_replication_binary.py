@@ -18,8 +18,8 @@ from support.ports import free_port
 from support.programs import program
 from support.waiting import PATIENCE_SECONDS, wait_until
 
-from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.options.replication import (
+from sdk_trio.config.fields import ReplicaTargetType
+from sdk_trio.config.options.tenants import (
     BlobStoreOptions,
     CloudStorageOptions,
     LocalDiskOptions,

@@ -18,8 +18,8 @@ from support.programs import program
 from support.replicating import is_running, local_fleet, replicators_of, rows, said, write
 from support.waiting import PATIENCE_SECONDS, until
 
-from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.options.replication import ObjectStoreOptions
+from sdk_trio.config.fields import ReplicaTargetType
+from sdk_trio.config.options.tenants import ObjectStoreOptions
 from sdk_trio.errors import ReplicatorError, StoreLockedError
 from sdk_trio.replication.child import confirm, run_child
 from sdk_trio.replication.health import HealthState

@@ -23,8 +23,8 @@ from support.deliveries import settings as settings_of
 from support.replicating import said
 from support.waiting import until
 
-from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.options.replication import LocalDiskOptions, ReplicationOptions
+from sdk_trio.config.fields import ReplicaTargetType
+from sdk_trio.config.options.tenants import LocalDiskOptions, ReplicationOptions
 from sdk_trio.errors import IllegalTransitionError
 from sdk_trio.replication import watch
 from sdk_trio.replication.manifest import ManifestWriter, TenantDatabaseFile, render_manifest

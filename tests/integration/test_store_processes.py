@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from sdk_trio.config import Settings
-from sdk_trio.config.choices import StorageBackend
+from sdk_trio.config.fields import StorageBackend
 from sdk_trio.config.options import StorageOptions
 from sdk_trio.errors import NotInThisVersionError, StoreLockedError, StoreUnavailableError
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, NewDelivery

@@ -12,7 +12,7 @@ from support.deliveries import settings
 from support.scripted_upstream import TOKEN, full_stack, scripted_upstream
 from support.serving import asgi_headers, ask, delivery_request, exchange, registry, serving, signed
 
-from sdk_trio.base.tracing import REMEMBERED_SPANS, Links, find_tracer
+from sdk_trio.base.telemetry import REMEMBERED_SPANS, Links, find_tracer
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import DeadlineExceededError
 from sdk_trio.events import OrderCreatedEvent

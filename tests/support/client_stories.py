@@ -13,7 +13,7 @@ import trio
 import trio.testing
 from hypothesis import strategies as st
 
-from sdk_trio.base.http_grammar import IDEMPOTENT_METHODS
+from sdk_trio.base.http import IDEMPOTENT_METHODS
 from sdk_trio.client.call import Call, CallOptions
 from sdk_trio.client.errors import CallError
 from sdk_trio.client.layers.admission import LimitPolicy

@@ -19,7 +19,7 @@ from pathlib import Path
 
 #: Modules that most of the commands load.
 _MODULES = (
-    "sdk_trio.cli.config",
+    "sdk_trio.cli.settings",
     "sdk_trio.cli.doctor.run",
     "sdk_trio.cli.events",
     "sdk_trio.cli.notifications",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import attrs
 
-from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.options.replication import LocalDiskOptions, ReplicationOptions
+from sdk_trio.config.fields import ReplicaTargetType
+from sdk_trio.config.options.tenants import LocalDiskOptions, ReplicationOptions
 from sdk_trio.replication.control import control_socket_path
 from sdk_trio.replication.manifest import TenantDatabaseFile, render_manifest
 

@@ -11,7 +11,7 @@ from sdk_trio.admin.access import Access, header_map, host_name, is_address, is_
 from sdk_trio.admin.api import LARGEST_LIMIT, BadQueryError, parse_list, parse_replay, parse_show
 from sdk_trio.admin.app import checks_document, is_ready, status_of
 from sdk_trio.admin.metrics import METRICS, UnknownMetricError, expose, metric_of
-from sdk_trio.base.metrics import Check, Histogram, Sample
+from sdk_trio.base.telemetry import Check, Histogram, Sample
 from sdk_trio.records.deliveries import REPLAYABLE
 from sdk_trio.webhooks.counters import CAUSES, RESULTS, Counters
 

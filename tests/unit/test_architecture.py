@@ -88,7 +88,7 @@ DOORS = {
     "sdk_trio.cli.main": "the settings, where a command reads them",
     "sdk_trio.cli.trigger": "credentials, where a tenant is named",
     "sdk_trio.config.load": "logs, where a source says something",
-    "sdk_trio.cli.secrets": "the store, where a secret is looked for beside it",
+    "sdk_trio.cli.sign": "the store, where a secret is looked for beside it",
     "sdk_trio.client.pipeline": "tracing, an extra",
     "sdk_trio.net.http3_origins": "HTTP/3, an extra",
     "sdk_trio.runtime.runtime": "client, admin address, replication, reconciliation",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sdk_trio.base.backoff import jittered_wait, longest_wait
+from sdk_trio.base.throttle import jittered_wait, longest_wait
 
 FRACTIONS = st.floats(0, 1)
 BASES = st.floats(0, 86_400)

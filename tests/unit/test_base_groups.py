@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdk_trio.base.groups import only_member
+from sdk_trio.errors import only_member
 
 ONE = ValueError("one")
 TWO = ExceptionGroup("two", [ONE, KeyError("other")])

@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.base.http_grammar import (
-    FIELD_VALUE_BYTES,
-    TOKEN,
-    breaks_value,
-    is_token,
-    is_token_bytes,
-)
+from sdk_trio.base.http import FIELD_VALUE_BYTES, TOKEN, breaks_value, is_token, is_token_bytes
 
 # RFC 9110, 5.6.2: tchar.
 TOKEN_CHARACTERS = set(

@@ -8,8 +8,7 @@ from sdk_trio.config.options.notifications import (
     TemplateOptions,
     enabled_channels,
 )
-from sdk_trio.config.section_switches import TRANSITIONS, unused_texts
-from sdk_trio.config.table import table
+from sdk_trio.config.table import TRANSITIONS, table, unused_texts
 from sdk_trio.records.channels import CHANNELS, TEXTS, NotificationChannel
 from sdk_trio.records.notifications import NotificationId, parse_notification_id
 from sdk_trio.records.tenants import Transition

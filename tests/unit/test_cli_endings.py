@@ -8,7 +8,6 @@ import sys
 import pytest
 from support.deliveries import SECRET
 
-from sdk_trio.base.groups import only_member
 from sdk_trio.cli import main as command_line_main
 from sdk_trio.cli.application import AppBrokenError, AppNotFoundError, import_registry
 from sdk_trio.cli.main import main
@@ -20,6 +19,7 @@ from sdk_trio.errors import (
     Problem,
     SdkError,
     StoreUnavailableError,
+    only_member,
 )
 
 MODULES = {

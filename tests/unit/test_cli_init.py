@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from support.deliveries import SECRET
 
-from sdk_trio.cli.application import import_registry
-from sdk_trio.cli.init import APPSETTINGS, FILES
+from sdk_trio.cli.application import APPSETTINGS, FILES, import_registry
 from sdk_trio.config import read_settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "config" / "appsettings.json"

@@ -111,6 +111,15 @@ def test_allowed(changes: dict[str, Any]) -> None:
     assert findings(changes) == Findings()
 
 
+def test_a_setting_that_may_not_be_below_another_names_a_number_of_its_section() -> None:
+    kinds = {setting.attributes: setting.kind for setting in table()}
+    pairs = [(s.attributes, s.about.at_least) for s in table() if s.about.at_least is not None]
+    assert pairs
+    for (*section, name), other in pairs:
+        assert kinds[(*section, name)] in (int, float)
+        assert kinds[(*section, other)] in (int, float), (name, other)
+
+
 BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"AccessToken": None}, ["AccessToken"]),
     ({"AccessToken": " \t"}, ["AccessToken"]),

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sdk_trio.config.metadata import Form
-from sdk_trio.config.text_formats import (
+from sdk_trio.config.fields import (
     SOCKET_MODES,
     UNIX_PATH_BYTES,
+    Form,
     check_form,
     is_plain_loopback,
     split_unix,

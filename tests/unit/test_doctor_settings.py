@@ -3,7 +3,7 @@
 import pytest
 from support.deliveries import SECRET
 
-from sdk_trio.cli.doctor.findings import Finding, Level, Report, ranked
+from sdk_trio.cli.doctor import Finding, Level, Report, ranked
 from sdk_trio.cli.doctor.settings import (
     check_endpoints,
     check_handlers,

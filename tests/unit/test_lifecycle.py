@@ -10,7 +10,7 @@ import trio
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sdk_trio.base.backoff import longest_wait
+from sdk_trio.base.throttle import longest_wait
 from sdk_trio.records.deliveries import Dead, Retry
 from sdk_trio.webhooks.outcomes import (
     MAX_ERROR_LENGTH,

@@ -9,8 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.notifications import record
 
-from sdk_trio.config.options.notifications import TemplateOptions, TemplatesOptions
-from sdk_trio.config.template_text import PLACEHOLDERS, measure_sms, unknown_placeholders
+from sdk_trio.config.options.notifications import (
+    PLACEHOLDERS,
+    TemplateOptions,
+    TemplatesOptions,
+    measure_sms,
+    unknown_placeholders,
+)
 from sdk_trio.notifications.channels.webhook import payload
 from sdk_trio.notifications.templates import (
     MAX_EMAIL_CHARACTERS,

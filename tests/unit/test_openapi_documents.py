@@ -23,7 +23,7 @@ from sdk_trio.admin.api import (
     ListQuery,
     ReplayOrder,
 )
-from sdk_trio.base.metrics import Check
+from sdk_trio.base.telemetry import Check
 from sdk_trio.records.deliveries import REPLAYABLE, AttemptRecord, DeliveryRecord, DeliveryState
 from sdk_trio.storage.replay import ReplayCandidate, replay_rows
 

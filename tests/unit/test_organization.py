@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.events import DEFAULT_CATALOG, claimed_organization, decode_envelope, organization_of
-from sdk_trio.events.organization import (
+from sdk_trio.events.decoding import (
     ORGANIZATION_PATHS,
     ORGANIZATION_TYPE,
     SCANNED_BYTES,

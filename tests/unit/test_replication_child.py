@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.options.replication import (
+from sdk_trio.config.fields import ReplicaTargetType
+from sdk_trio.config.options.tenants import (
     BlobStoreOptions,
     CloudStorageOptions,
     LocalDiskOptions,

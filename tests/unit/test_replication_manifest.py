@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.config.choices import ReplicaTargetType
-from sdk_trio.config.options.replication import (
+from sdk_trio.config.fields import ReplicaTargetType
+from sdk_trio.config.options.tenants import (
     BlobStoreOptions,
     CloudStorageOptions,
     LocalDiskOptions,

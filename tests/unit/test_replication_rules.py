@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sdk_trio.config import Settings, unmet_needs
 from sdk_trio.config.bind import bind
 from sdk_trio.config.check import Findings, check
-from sdk_trio.config.probe import KeyForm, key_form
+from sdk_trio.config.load import KeyForm, key_form
 from sdk_trio.config.sources import read_section
 
 REPLICATION = "MultiTenant:FileDb:Replication"

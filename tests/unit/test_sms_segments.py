@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.programs import node_package, program
 
-from sdk_trio.config.template_text import cut_sms, measure_sms
+from sdk_trio.config.options.notifications import cut_sms, measure_sms
 
 BASIC = (
     "@£$¥èéùìòÇ\nØøÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?¡"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.config.choices import DefaultTenantStrategy
+from sdk_trio.config.fields import DefaultTenantStrategy
 from sdk_trio.config.options.tenants import SingleTenantUpgradeOptions
 from sdk_trio.errors import DefaultTenantError, NotSupportedError, UpgradeError
 from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState

@@ -18,7 +18,7 @@ from pathlib import Path
 from ...admin.access import TOKEN_NAME
 from ...base.ownership import user_name
 from ...config import Loaded, Secret, Settings, StorageBackend
-from ...config.choices import ReplicaTargetType
+from ...config.fields import ReplicaTargetType
 from ...config.table import table
 from ...errors import OptionsValidationError
 from ...server.limits import Limits
@@ -26,8 +26,8 @@ from ...server.listen import RESERVED_DESCRIPTORS, descriptor_limit
 from ...server.tls import load_certificate
 from ...storage.data_directory import exposure, visibility
 from ..receiver import NobodyThereError, find
-from ..secrets import DEV_SECRET_NAME
-from .findings import Report
+from ..sign import DEV_SECRET_NAME
+from . import Report
 
 #: OpenSSL's error codes for a certificate outside of its time (X509_V_ERR_...).
 _NOT_YET_VALID = 9
@@ -86,7 +86,8 @@ LEAST_FREE_BYTES = 100 * 1024 * 1024
 COMFORTABLE_FREE_BYTES = 1024 * 1024 * 1024
 LEAST_FREE_NODES = 1000
 
-#: How many days before its end a certificate is mentioned, and should have been renewed.
+#: The days before its end from which a certificate is mentioned, and is a problem. Certificates of
+#: 90 days are usually renewed 30 days before.
 NOTABLE_EXPIRY_DAYS = 30
 URGENT_EXPIRY_DAYS = 7
 _DAY_SECONDS = 86_400

@@ -12,7 +12,7 @@ import trio
 from ...client.client import Client
 from ...client.errors import CallError
 from ...config import Settings
-from ...config.choices import ForwardedHeaders
+from ...config.fields import ForwardedHeaders
 from ...errors import OptionsValidationError
 from ...net.transport import URL_KEY as PROXY_URL
 from ...net.transport import Proxy, ignored_variable, proxy_of, tls_context
@@ -20,9 +20,9 @@ from ...reconcile.plan import has_path
 from ...webhooks.screen import TrustedProxies
 from ...webhooks.signed_request import DeliveryFailedError, post, sign_body
 from ..receiver import Presence, find
-from ..secrets import NoSecretError
+from ..sign import NoSecretError
 from ..trigger import secret_of
-from .findings import Report
+from . import Report
 from .settings import ALLOWED_SOURCES, TRUSTED_PROXIES, check_endpoints
 from .store import PROBE_ID
 
@@ -30,7 +30,7 @@ from .store import PROBE_ID
 #: that the inbox holds one such event at most.
 PROBE_BODY = b'{"type":"sdk_trio.doctor","data":{"id":"doctor"}}'
 
-#: How long each attempt to reach the upstream may take, in seconds.
+#: The longest time of each attempt to reach the upstream, in seconds.
 STEP_SECONDS = 5.0
 
 #: The smallest difference to the upstream's clock, in seconds, that is reported.

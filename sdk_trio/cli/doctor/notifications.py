@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 import trio
 
 from ...config import Settings, StorageBackend
-from ...config.metadata import Form
+from ...config.fields import Form
 from ...config.options.notifications import NotificationsOptions, enabled_channels
-from ...config.section_switches import NOTIFICATIONS, is_below
-from ...config.table import table
+from ...config.table import NOTIFICATIONS, is_below, table
 from ...notifications.send import Skipped, credential
 from ...records.channels import CHANNELS, ContactKind, NotificationChannel
 from ...records.notifications import NotificationState
@@ -17,7 +16,7 @@ from ...records.tenants import Tenant, TenantStatus
 from ...storage.examine import Examination
 from ...storage.open import open_store
 from ...storage.ports import NotificationStore
-from .findings import Report
+from . import Report
 
 CHANNELS_KEY = f"{NOTIFICATIONS}:EnabledChannels"
 

@@ -17,7 +17,7 @@ import attrs
 
 from ...errors import EXIT_CONFIGURATION, EXIT_FAILURE, SdkError
 from ..parse import REFERENCE, add_format, describing
-from .findings import Finding, Level, Report, ranked
+from . import Finding, Level, Report, ranked
 
 if not describing():
     import trio
@@ -39,7 +39,8 @@ if not describing():
     from .settings import check_handlers, check_https, check_secrets, check_settings, check_sources
     from .store import check_tenants, describe_store, examine_store
 
-#: How long one check may take, and how long all of them together, in seconds.
+#: The longest time of one check, and of all together, in seconds: a doctor that hangs on what it
+#: examines finds nothing.
 CHECK_SECONDS = 20.0
 TOTAL_SECONDS = 40.0
 
@@ -153,7 +154,7 @@ async def _examine(
     await run("handlers")
     over_network = ("receiver", "upstream")
     here = [name for name in checks if name not in ("handlers", "disk", *over_network)]
-    # What the store has grown by says how long the disk will do.
+    # The growth of the store says how long the disk will do, so the disk comes after it.
     here.insert(here.index("store") + 1, "disk")
     with trio.move_on_after(TOTAL_SECONDS) as scope:
         async with trio.open_nursery() as nursery:

@@ -13,12 +13,12 @@ from ...config import (
     parse_secret,
     unmet_needs,
 )
-from ...config.choices import Mode
-from ...config.exposure import is_wide
+from ...config.check import is_wide
+from ...config.fields import Mode
 from ...config.secret import HMAC_PREFIX, PRIVATE_KEY_PREFIX, PUBLIC_KEY_PREFIX
 from ...errors import Problem
 from ...webhooks.screen import UNIX
-from .findings import Report
+from . import Report
 
 TRUSTED_PROXIES = "Sdk:Server:TrustedProxies"
 REQUIRE_HTTPS = "Sdk:Webhooks:RequireHttps"

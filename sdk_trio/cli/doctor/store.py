@@ -15,13 +15,13 @@ from ...storage.open import open_store
 from ...storage.sqlite.schema import DATABASE_NAME, VERSION
 from ...tenants.credentials import CredentialReader
 from ..receiver import NobodyThereError, find
-from .findings import Report
+from . import Report
 from .machine import STORAGE_PATH, size_text
 
 #: The event that ``doctor`` delivers to the running receiver, always the same.
 PROBE_ID = "msg_sdk_trio_doctor"
 
-#: How long SQLite may look for damage, in seconds.
+#: The longest time that SQLite looks for damage, in seconds: it reads the whole file.
 CHECK_SECONDS = 5.0
 
 #: The size in bytes from which the write-ahead log is reported: ten times the size at which it is

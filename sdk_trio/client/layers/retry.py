@@ -10,8 +10,8 @@ import attrs
 import httpx
 import trio
 
-from ...base.backoff import jittered_wait
 from ...base.logs import get_logger
+from ...base.throttle import jittered_wait
 from ..answers import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, outcome_unknown
 from ..call import Call
 from ..errors import CircuitOpenError, ConnectionFailedError, FailureKind

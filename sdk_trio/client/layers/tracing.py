@@ -1,6 +1,6 @@
 """A span for each attempt of a call, by the stable conventions of HTTP clients.
 
-In the pipeline only when :func:`~sdk_trio.base.tracing.find_tracer` finds one. No ``traceparent``
+In the pipeline only when :func:`~sdk_trio.base.telemetry.find_tracer` finds one. No ``traceparent``
 is sent: the upstream is another company's.
 """
 
@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import httpx
 from opentelemetry.trace import Span, SpanKind, Tracer
 
-from ...base.http_grammar import DEFAULT_PORTS
-from ...base.tracing import attributes_of, fail, known_method, recorded
+from ...base.http import DEFAULT_PORTS
+from ...base.telemetry import attributes_of, fail, known_method, recorded
 from ..call import Call, without_path_secrets
 from . import AttemptKind, CallCut, CallLayer
 

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 
 import attrs
 
-from ..choices import (
+from ..fields import (
     ApiVersionStrictness,
     DefaultTenantStrategy,
     EmailProvider,
+    Form,
     ForwardedHeaders,
     KeyDerivation,
     LogFormat,
@@ -23,8 +24,8 @@ from ..choices import (
     ReplicaTargetType,
     SmsProvider,
     StorageBackend,
+    about,
 )
-from ..metadata import Form, about
 from ..secret import Secret
 from .client import ConnectionOptions, ResilienceOptions, UpstreamOptions
 from .notifications import (
@@ -38,18 +39,16 @@ from .notifications import (
     TemplatesOptions,
     WebhookChannelOptions,
 )
-from .replication import (
+from .server import AdminOptions, LoggingOptions, RelayOptions, ServerOptions, StorageOptions
+from .tenants import (
     BlobStoreOptions,
     CloudStorageOptions,
+    FileDbOptions,
     LocalDiskOptions,
+    MultiTenantOptions,
     ObjectStoreOptions,
     ReplicationOptions,
     SftpOptions,
-)
-from .server import AdminOptions, LoggingOptions, RelayOptions, ServerOptions, StorageOptions
-from .tenants import (
-    FileDbOptions,
-    MultiTenantOptions,
     SingleTenantUpgradeOptions,
     TenantStatusOptions,
 )

@@ -2,7 +2,7 @@
 
 import attrs
 
-from ..metadata import Form, about
+from ..fields import Form, about
 
 
 @attrs.frozen(kw_only=True)

@@ -2,8 +2,7 @@
 
 import attrs
 
-from ..choices import ForwardedHeaders, LogFormat, LogLevel, StorageBackend
-from ..metadata import Form, about
+from ..fields import Form, ForwardedHeaders, LogFormat, LogLevel, StorageBackend, about
 
 
 @attrs.frozen(kw_only=True)

@@ -4,10 +4,209 @@ from datetime import timedelta
 
 import attrs
 
-from ..choices import DefaultTenantStrategy
-from ..metadata import Form, about
+from ..fields import DefaultTenantStrategy, Form, ReplicaTargetType, about
 from .notifications import NotificationsOptions
-from .replication import ReplicationOptions
+
+
+@attrs.frozen(kw_only=True)
+class ObjectStoreOptions:
+    """Replication to an object store."""
+
+    bucket: str = attrs.field(default="", metadata=about("Bucket name.", required=True))
+    region: str = attrs.field(default="us-east-1", metadata=about("Region.", required=True))
+    path_prefix: str = attrs.field(
+        default="sdk/tenants/",
+        metadata=about("Prefix of every replicated database file."),
+    )
+    access_key_id_env_var: str = attrs.field(
+        default="OBJECT_STORE_ACCESS_KEY_ID",
+        metadata=about("Variable with the access key id.", form=Form.ENV_VAR, required=True),
+    )
+    secret_access_key_env_var: str = attrs.field(
+        default="OBJECT_STORE_SECRET_ACCESS_KEY",
+        metadata=about("Variable with the secret access key.", form=Form.ENV_VAR, required=True),
+    )
+    endpoint_url: str | None = attrs.field(
+        default=None,
+        metadata=about("Address of a compatible store.", form=Form.URL),
+    )
+    force_path_style: bool = attrs.field(
+        default=False, metadata=about("Needed by some compatible stores.")
+    )
+
+
+@attrs.frozen(kw_only=True)
+class BlobStoreOptions:
+    """Replication to a blob store."""
+
+    account_name: str = attrs.field(
+        default="", metadata=about("Storage account name.", required=True)
+    )
+    container: str = attrs.field(
+        default="sdk-tenants", metadata=about("Container name.", required=True)
+    )
+    path_prefix: str = attrs.field(default="", metadata=about("Prefix of every replicated file."))
+    access_key_env_var: str = attrs.field(
+        default="BLOB_STORE_KEY",
+        metadata=about("Variable with the account key.", form=Form.ENV_VAR, required=True),
+    )
+    endpoint_url: str | None = attrs.field(
+        default=None,
+        metadata=about("Address of a compatible store.", form=Form.URL),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class CloudStorageOptions:
+    """Replication to cloud storage."""
+
+    bucket: str = attrs.field(default="", metadata=about("Bucket name.", required=True))
+    path_prefix: str = attrs.field(
+        default="sdk/tenants/", metadata=about("Prefix of every replicated file.")
+    )
+    credentials_json_path: str = attrs.field(
+        default="",
+        metadata=about(
+            "Path of a service-account JSON file, which must exist.",
+            form=Form.ABSOLUTE_PATH,
+            required=True,
+        ),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class SftpOptions:
+    """Replication over SFTP."""
+
+    host: str = attrs.field(default="", metadata=about("SFTP host.", required=True))
+    port: int = attrs.field(default=22, metadata=about("SFTP port.", minimum=1, maximum=65_535))
+    user: str = attrs.field(default="", metadata=about("Login user.", required=True))
+    path: str = attrs.field(
+        default="/srv/sdk/tenants/", metadata=about("Remote path.", required=True)
+    )
+    private_key_path: str = attrs.field(
+        default="",
+        metadata=about(
+            "Path of the SSH private key, which must exist.",
+            form=Form.ABSOLUTE_PATH,
+            required=True,
+        ),
+    )
+    host_key: str | None = attrs.field(
+        default=None,
+        metadata=about("Public key that the host must have.", default_note="any"),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class LocalDiskOptions:
+    """Replication to a directory, for tests and development."""
+
+    path: str = attrs.field(
+        default="/var/lib/sdk/replication-replica/",
+        metadata=about("Replica directory; created if absent.", required=True),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ReplicationOptions:
+    """File-database replication, gated by UseReplication."""
+
+    use_replication: bool = attrs.field(
+        default=False,
+        metadata=about("Master toggle; when false the section is ignored."),
+    )
+    replica_target_type: ReplicaTargetType = attrs.field(
+        default=ReplicaTargetType.OBJECT_STORE,
+        metadata=about("Where to; the matching sub-options must be set."),
+    )
+    sync_interval_seconds: int = attrs.field(
+        default=1,
+        metadata=about(
+            "How often write-ahead-log changes are flushed.",
+            minimum=1,
+            maximum=3600,
+            unit="seconds",
+        ),
+    )
+    snapshot_interval_minutes: int = attrs.field(
+        default=60,
+        metadata=about("Time between snapshots.", minimum=1, maximum=1440, unit="minutes"),
+    )
+    retention_days: int = attrs.field(
+        default=30,
+        metadata=about("Point-in-time restore window.", minimum=1, maximum=365, unit="days"),
+    )
+    metrics_port: int = attrs.field(
+        default=9090,
+        metadata=about("Port of the replicator's metrics endpoint.", minimum=1024, maximum=65_535),
+    )
+    health_check_enabled: bool = attrs.field(
+        default=True,
+        metadata=about("Query the metrics endpoint and report the lag."),
+    )
+    health_check_max_lag_seconds: int = attrs.field(
+        default=30,
+        metadata=about(
+            "Threshold between Degraded and Healthy.",
+            minimum=1,
+            maximum=3600,
+            unit="seconds",
+        ),
+    )
+    auto_regenerate_on_tenant_change: bool = attrs.field(
+        default=False,
+        metadata=about(
+            "Watch databases and lifecycle, and signal the replicator with SIGHUP (POSIX)."
+        ),
+    )
+    config_output_path: str = attrs.field(
+        default="/etc/replicator.yml",
+        metadata=about(
+            "Replicator configuration; its directory must be writable. Required when "
+            "AutoRegenerateOnTenantChange is true."
+        ),
+    )
+    replicator_pid_file_path: str = attrs.field(
+        default="/var/run/replicator.pid",
+        metadata=about(
+            "Pid file of the replicator. Required when AutoRegenerateOnTenantChange is true."
+        ),
+    )
+    # Tenants often come in bursts, and a change may restart the replicator for all of them.
+    auto_regenerate_debounce_window: timedelta = attrs.field(
+        default=timedelta(seconds=2),
+        metadata=about("Collapses bursts of events into one regeneration."),
+    )
+    supervise: bool = attrs.field(
+        default=False,
+        metadata=about("Run the replicator as our own child instead of signalling another's."),
+    )
+    replicator_path: str | None = attrs.field(
+        default=None,
+        metadata=about(
+            "The replicator's binary.",
+            form=Form.ABSOLUTE_PATH,
+            default_note="beside the interpreter, then PATH",
+        ),
+    )
+    # Off by default: all of every replica is downloaded, and object stores bill that.
+    verify_interval_hours: int | None = attrs.field(
+        default=None,
+        metadata=about(
+            "How often the runtime restores every active tenant's replica and compares it: all of "
+            "it is downloaded each time.",
+            minimum=1,
+            maximum=8760,
+            unit="hours",
+            default_note="never; 'replication verify' does it once",
+        ),
+    )
+    object_store: ObjectStoreOptions = attrs.field(factory=ObjectStoreOptions)
+    blob_store: BlobStoreOptions = attrs.field(factory=BlobStoreOptions)
+    cloud_storage: CloudStorageOptions = attrs.field(factory=CloudStorageOptions)
+    sftp: SftpOptions = attrs.field(factory=SftpOptions)
+    local_disk: LocalDiskOptions = attrs.field(factory=LocalDiskOptions)
 
 
 @attrs.frozen(kw_only=True)

@@ -2,8 +2,7 @@
 
 import attrs
 
-from ..choices import KeyDerivation
-from ..metadata import Form, about
+from ..fields import Form, KeyDerivation, about
 from ..secret import Secret
 
 #: For so long a captured delivery can be sent again, in seconds. Senders sign each attempt anew, so
@@ -40,6 +39,7 @@ class QueueOptions:
             minimum=0,
             maximum=604_800,
             unit="seconds",
+            at_least="retry_base_seconds",
         ),
     )
 

@@ -4,7 +4,7 @@ import json
 
 from ...base.logs import get_logger
 from ...config.options.notifications import NotificationsOptions
-from ...config.section_switches import NOTIFICATIONS
+from ...config.table import NOTIFICATIONS
 from ...net.poster import PostAnswer
 from ...records.tenants import OutboxRecord
 from ..send import (

@@ -3,7 +3,7 @@
 import base64
 from urllib.parse import quote, urlencode
 
-from ...config.section_switches import NOTIFICATIONS
+from ...config.table import NOTIFICATIONS
 from ...net.poster import PostAnswer
 from ...records.tenants import OutboxRecord
 from ..send import (

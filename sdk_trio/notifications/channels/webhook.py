@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ...base.times import rfc3339
-from ...config.check_notifications import must_be_public, signing_secret_problem
+from ...config.check_tenants import must_be_public, signing_secret_problem
 from ...config.options.notifications import NotificationsOptions
-from ...config.section_switches import NOTIFICATIONS
+from ...config.table import NOTIFICATIONS
 from ...net.poster import PostAnswer
 from ...records.tenants import OutboxRecord
 from ..send import (

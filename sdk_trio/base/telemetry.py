@@ -1,15 +1,21 @@
-"""Tracing: the spans of OpenTelemetry, if traces are wanted (docs/how-to/tracing.md).
+"""Telemetry: samples of metrics, checks of health, and the spans of OpenTelemetry.
 
-Everything asks :func:`find_tracer` once, when it starts. Without the extra ``otel``, or without an
-SDK that somebody has configured, the answer is None: nothing is imported, and no delivery or call
-does anything for it.
+Every part of the program may report samples and a check of itself; the runtime hands them to the
+admin address, which shows them.
+
+Spans are made if traces are wanted (docs/how-to/tracing.md). Everything asks :func:`find_tracer`
+once, when it starts. Without the extra ``otel``, or without an SDK that somebody has configured,
+the answer is None: nothing is imported, and no delivery or call does anything for it.
 """
 
 import os
 import sys
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+import attrs
 
 from .._version import __version__
 from .lru import Lru
@@ -18,6 +24,69 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, SpanContext, Tracer
     from opentelemetry.util.types import AttributeValue
 
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@attrs.frozen
+class Sample:
+    """One value of a metric: its name, its labels in order, and the value now."""
+
+    name: str
+    labels: Labels
+    value: float
+
+
+@attrs.frozen
+class Check:
+    """The health of one part: ``ok`` False makes the process unready, ``degraded`` does not.
+
+    ``detail`` is one line for people: the reason, or the figures. It holds no secret.
+    """
+
+    name: str
+    ok: bool
+    detail: str = ""
+    degraded: bool = False
+
+
+#: The functions that a part registers. Both are called on the event loop for every request: they
+#: look at what is known already, and wait for nothing.
+SampleSource = Callable[[], Iterable[Sample]]
+CheckSource = Callable[[], Check]
+
+
+class Histogram:
+    """A count for each bucket of a fixed list, and the sum of all values.
+
+    ``bounds`` are the upper ends of the buckets, ascending; what is above the last one is counted
+    as well.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def samples(self, name: str, labels: Labels = ()) -> Iterator[Sample]:
+        """Return the samples of the metric ``name``: ``_bucket{le}``, ``_sum`` and ``_count``."""
+        total = 0
+        for bound, count in zip((*map(repr, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            yield Sample(f"{name}_bucket", (*labels, ("le", bound)), total)
+        yield Sample(f"{name}_sum", labels, self._sum)
+        yield Sample(f"{name}_count", labels, total)
+
+
+# -- traces --------------------------------------------------------------------------------------
+
 #: Makes the API load a provider by name, without any code of the application.
 _PROVIDER_VARIABLE = "OTEL_PYTHON_TRACER_PROVIDER"
 
@@ -25,7 +94,7 @@ _PROVIDER_VARIABLE = "OTEL_PYTHON_TRACER_PROVIDER"
 #: that were not used for longest.
 REMEMBERED_SPANS = 10_000
 
-#: What the conventions call a method that is none of HTTP's, so that a sender invents no names.
+#: The conventions' word for a method that is none of HTTP's, so that a sender invents no names.
 OTHER_METHOD = "_OTHER"
 _METHODS = frozenset(
     {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}

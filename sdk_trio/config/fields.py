@@ -1,19 +1,193 @@
-"""The forms of texts in settings. Pure.
+"""Fields of the option classes: metadata, enumerations, and the forms of texts. Pure.
 
-Each check returns what is wrong, as the end of a sentence that begins with the setting's key, or
-None. Values are not quoted: a credential may have been put where its name belongs.
+A setting is described in one place, its field: range, form, unit, and whether a reload applies it.
+Binding, checks, JSON Schema and the reference page read it from there.
+
+Each check of a form returns what is wrong, as the end of a sentence that begins with the setting's
+key, or None. Values are not quoted: a credential may have been put where its name belongs.
 """
 
+import enum
 import ipaddress
 import re
 import unicodedata
 from collections.abc import Callable
 from datetime import date
 from itertools import pairwise
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from ..base.http_grammar import is_token
-from .metadata import Form
+import attrs
+
+from ..base.http import is_token
+
+_METADATA_KEY = "sdk_trio.about"
+
+
+class Form(enum.Enum):
+    """The form of a text; ``check.py`` checks it, the schema and the reference page name it."""
+
+    HTTPS_URL = "absolute HTTPS URL (HTTP to this machine is allowed in Development)"
+    HOOK_URL = "absolute HTTPS URL, also with a query (HTTP to this machine in Development)"
+    URL = "absolute HTTP or HTTPS URL"
+    API_VERSION = "ISO date, YYYY-MM-DD or YYYY-MM"
+    ROUTE = "path that starts with /"
+    HEADER = "name of an HTTP header"
+    ENVIRONMENT_NAME = "letters, digits, _ and -"
+    ENV_VAR = "name of an environment variable, never its value"
+    SLUG = "1-64 lowercase letters, digits and hyphens, no hyphen at either end"
+    PHONE = "phone number in E.164 format, such as +15551234567"
+    EMAIL = "email address"
+    HEADER_TEXT = "one line without control characters"
+    HOST = "host name without a port"
+    BIND = "HOST:PORT, [IPv6]:PORT, unix:PATH, unix:PATH?mode=0660, fd:N or fd:NAME"
+    CIDR = "CIDR block or address"
+    PROXY = "CIDR block, address, or unix"
+    ABSOLUTE_PATH = "absolute path"
+    SIGNING = "whsec_..., whpk_..., or the text that the upstream signs with"
+
+
+@attrs.frozen
+class SettingMetadata:
+    """Metadata of one setting.
+
+    ``doc`` is one plain sentence; ``minimum`` and ``maximum`` are inclusive, in ``unit``;
+    ``required`` means that it may not be blank while its section is in use. ``key`` replaces the
+    name that is derived from the attribute. ``default_note`` says what a null default stands for.
+    ``at_least`` is the attribute of the same section whose value it may not be below.
+    ``live`` means that a reload puts a change into force; others wait for the next start.
+    ``masked`` means a URL whose path lets whoever knows it send: no more than its host is shown.
+    """
+
+    doc: str
+    minimum: float | None = None
+    maximum: float | None = None
+    unit: str | None = None
+    form: Form | None = None
+    required: bool = False
+    key: str | None = None
+    default_note: str | None = None
+    at_least: str | None = None
+    live: bool = False
+    masked: bool = False
+
+
+def about(doc: str, **details: Any) -> dict[str, SettingMetadata]:
+    """Return field metadata that holds a :class:`SettingMetadata`.
+
+    Args:
+        doc: the meaning of the setting, one sentence.
+        details: further fields of the record.
+    """
+    return {_METADATA_KEY: SettingMetadata(doc, **details)}
+
+
+def about_field(field: "attrs.Attribute[Any]") -> SettingMetadata | None:
+    """Return the :class:`SettingMetadata` of an attrs field, or None for a nested section."""
+    found = field.metadata.get(_METADATA_KEY)
+    return found if isinstance(found, SettingMetadata) else None
+
+
+def pascal_case(name: str) -> str:
+    """Return the key of an attribute: ``retry_base_seconds`` becomes ``RetryBaseSeconds``."""
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+
+
+# -- enumerations: spelled as in a file, bound without regard to case ----------------------------
+
+
+class Mode(enum.StrEnum):
+    """The upstream that the client calls."""
+
+    TEST = "Test"
+    LIVE = "Live"
+    CUSTOM = "Custom"
+
+
+class ApiVersionStrictness(enum.StrEnum):
+    """The consequence of an ApiVersion other than the bundled one."""
+
+    WARN = "Warn"
+    STRICT = "Strict"
+    OFF = "Off"
+
+
+class KeyDerivation(enum.StrEnum):
+    """The way from a webhook secret to an HMAC key."""
+
+    AUTO = "Auto"
+    """Either of the two below; a signature made with either key is accepted."""
+    STANDARD = "Standard"
+    """The bytes that the base64 after ``whsec_`` decodes to."""
+    UTF8 = "Utf8"
+    """The UTF-8 bytes of the whole text, its prefix included."""
+
+
+class ForwardedHeaders(enum.StrEnum):
+    """The family of forwarding headers that a trusted proxy sets."""
+
+    AUTO = "Auto"
+    """Either of the two below; where both came, they must agree."""
+    FORWARDED = "Forwarded"
+    """``Forwarded`` alone (RFC 7239)."""
+    X_FORWARDED = "XForwarded"
+    """``X-Forwarded-For`` and ``X-Forwarded-Proto`` alone."""
+
+
+class StorageBackend(enum.StrEnum):
+    """The kind of store that keeps the inbox."""
+
+    SQLITE = "Sqlite"
+    POSTGRES = "Postgres"
+    MEMORY = "Memory"
+
+
+class LogLevel(enum.StrEnum):
+    """The least severe log events that are written."""
+
+    DEBUG = "Debug"
+    INFO = "Info"
+    WARNING = "Warning"
+    ERROR = "Error"
+
+
+class LogFormat(enum.StrEnum):
+    """The form of log events; ``Auto`` is readable on a terminal and JSON elsewhere."""
+
+    AUTO = "Auto"
+    JSON = "Json"
+    CONSOLE = "Console"
+
+
+class DefaultTenantStrategy(enum.StrEnum):
+    """The way in which the single-tenant upgrade finds the default tenant."""
+
+    LITERAL_DEFAULT = "LiteralDefault"
+    FIRST_USER_ORGANIZATION = "FirstUserOrganization"
+    HOST_SUPPLIED = "HostSupplied"
+
+
+class ReplicaTargetType(enum.StrEnum):
+    """The kind of place that tenant databases are replicated to."""
+
+    OBJECT_STORE = "ObjectStore"
+    BLOB_STORE = "BlobStore"
+    CLOUD_STORAGE = "CloudStorage"
+    SFTP = "Sftp"
+    LOCAL_DISK = "LocalDisk"
+
+
+class EmailProvider(enum.StrEnum):
+    """The email provider; one in v1.0."""
+
+    EMAIL_PROVIDER_A = "EmailProviderA"
+
+
+class SmsProvider(enum.StrEnum):
+    """The SMS provider; one in v1.0."""
+
+    SMS_PROVIDER_A = "SmsProviderA"
+
 
 #: The kernel's limit of a Unix socket's address, without the closing NUL.
 UNIX_PATH_BYTES = 107
