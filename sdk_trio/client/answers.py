@@ -261,7 +261,7 @@ class _Zlib:
         return self._inflater.decompress(data, _STEP)
 
 
-#: How long a connection that is given up may take to close, in seconds.
+#: Longest time that a connection which is given up may take to close, in seconds.
 CLOSING_SECONDS = 1.0
 
 #: Server errors that a second attempt would get again: not implemented, HTTP version not supported,

@@ -39,10 +39,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
 
-#: How long an interrupted call may take to end, in seconds; it closes its connection meanwhile.
+#: Time for an interrupted call to end, in seconds; it closes its connection meanwhile.
 INTERRUPT_SECONDS = 5.0
 
-#: How long calls under way may go on once the client is being closed, in seconds.
+#: Time for calls under way to end once the client is being closed, in seconds.
 CLOSING_SECONDS = 5.0
 
 _CLOSED = "the client is closed: make a new one"

@@ -36,7 +36,7 @@ _STATUS = re.compile(rb"[1-9][0-9][0-9]")
 _SECRET_HEADERS = frozenset([b"authorization", b"cookie", b"proxy-authorization"])
 
 
-#: How a field begins that is to stay out of our table, and of every other (RFC 7541, 6.2).
+#: First bits of a field that is to stay out of our table, and of every other (RFC 7541, 6.2).
 _NOT_INDEXED, _NEVER_INDEXED = 0x00, 0x10
 _NAME_BITS, _LENGTH_BITS = 4, 7
 

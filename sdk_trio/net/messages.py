@@ -36,7 +36,7 @@ from ..base.http import DEFAULT_PORTS
 
 Headers = list[tuple[bytes, bytes]]
 
-#: How long a generator of chunks may take to clean up, in seconds, once it is not needed any more.
+#: Time for a generator of chunks to clean up, in seconds, once it is not needed any more.
 CLEANUP_SECONDS = 1.0
 
 

@@ -167,7 +167,7 @@ async def _head(stream: trio.SocketStream) -> bytes:
             return head
 
 
-#: How often one request may be sent away unprocessed by a connection that served nobody.
+#: Tries of a request that a connection which served nobody sends away unprocessed.
 NOT_PROCESSED_TRIES = 3
 
 

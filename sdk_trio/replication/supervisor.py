@@ -381,8 +381,8 @@ class Supervisor:
         failure: ReplicationError | None = None
         with self._until_stopped():
             async with trio.open_nursery() as nursery:
-                # What is being waited for (an answer, a request) would wait for a child that has
-                # ended.
+                # An answer or a request that is being waited for cannot come any more once the
+                # child has ended.
                 nursery.start_soon(_cancel_after, child.ended, self._interruptible)
                 try:
                     await self._confirm(child)

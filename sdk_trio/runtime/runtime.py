@@ -421,7 +421,8 @@ class Runtime:
             # migration.
             await start("the receiver", self.receiver.run)
             if self.settings.multi_tenant.file_db.replication.use_replication:
-                await start("replication", self._replicate)
+                for name, part in self._make_replication():
+                    await start(name, part)
             started = Started(receiver=await start("the server", server.run), admin=admin)
             routes.started(started.receiver[0])
             _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
@@ -443,18 +444,17 @@ class Runtime:
     async def _start(self, parts: trio.Nursery, name: str, part: Part) -> Any:
         return await parts.start(partial(keep, name, part, may_end=self._drain_begun.is_set))
 
-    async def _replicate(  # noqa: ASYNC128 - run_replication calls it
-        self, *, task_status: trio.TaskStatus[None]
-    ) -> None:
+    def _make_replication(self) -> list[tuple[str, Part]]:
         from .replication import ReplicationOverseer, make_scheduler
 
         self.replication = ReplicationOverseer(self.settings, self.receiver.tenancy.service)
         self.verification = make_scheduler(
             self.settings, self.receiver.tenancy.service, self.receiver.store, clock=self._clock
         )
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.verification.run)
-            await self.replication.run(task_status=task_status)
+        return [
+            *self.replication.parts(),
+            ("the verification of replicas", self.verification.run),
+        ]
 
     async def _reconcile(self, *, task_status: trio.TaskStatus[None]) -> None:
         from ..client.client import UpstreamDeliveries  # loads the client, which is optional

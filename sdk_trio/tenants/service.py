@@ -52,16 +52,17 @@ from .status import (
     decide,
 )
 
-#: How many answers of the store are remembered, "there is none" included: two for each of 8000
+#: Answers of the store that are remembered, "there is none" included: two for each of 8000
 #: tenants, which are some ten megabytes.
 CAPACITY: Final = 16_384
 
-#: What a question was answered with: a tenant, the id of one that was purged, or None.
+#: The answer to a question: a tenant, the id of one that was purged, or None.
 Answer = Tenant | str | None
 
 _log = get_logger("tenants")
 
-#: How often to look for changes of other processes (``tenant suspend`` in a shell), in seconds.
+#: Pause between two looks for changes of other processes (``tenant suspend`` in a shell), in
+#: seconds.
 POLL_SECONDS = 0.5
 
 #: For how long the same refusal is one row of the audit trail, in seconds.

@@ -63,7 +63,7 @@ MOST_ORGANIZATIONS = 10
 
 _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-#: How many rows one transaction looks at: some milliseconds, so that the host's own processes never
+#: Rows that one transaction looks at: some milliseconds, so that the host's own processes never
 #: wait for long.
 BATCH_ROWS = 5000
 

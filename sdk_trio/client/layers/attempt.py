@@ -43,7 +43,7 @@ _WAITED_FOR = {
     FailureKind.NO_CONNECTION_FREE: "none of our connections was free",
 }
 
-#: How many bytes of the body of an unsuccessful answer are kept: it holds an explanation, no data.
+#: Bytes of the body of an unsuccessful answer that are kept: it holds an explanation, no data.
 MAX_ERROR_BYTES = 1_048_576
 
 

@@ -148,7 +148,7 @@ def bound(resources: Resource, operation: Operation) -> BoundOperation[..., Any]
     return method
 
 
-#: How many operations a message names when it cannot know which one was meant.
+#: The most operations that a message names when it cannot know which one was meant.
 _SHOWN = 12
 
 
