@@ -118,7 +118,7 @@ class Notifier:
             return ()
         return sample_notifications(self._pump.counts, self._names)
 
-    async def run(
+    async def run(  # noqa: ASYNC128 - the pump calls it
         self,
         store: Store,
         tenancy: TenantRuntime,
