@@ -279,6 +279,8 @@ class Pipeline:
         self._under_way = CallsUnderWay()
         self._outermost: CallLayer | None = None
         self._is_open = False
+        # So that the upstream's people can tell in their logs which client made trouble, and under
+        # which Python.
         agent = f"sdk-trio/{__version__} python/{platform.python_version()}"
         self._headers = plan.headers(user_agent=agent)
         self._authorized = self._with_token(plan.access_token)
@@ -422,6 +424,8 @@ class Pipeline:
             outcome = error.outcome
             raise
         except Exception:
+            # A bug of ours or of a transport's. It is counted, so that metrics show it without a
+            # log.
             outcome = "unexpected"
             raise
         finally:
@@ -459,11 +463,15 @@ class Pipeline:
         token, headers, secrets = plan.access_token, self._authorized, self._secrets
         if not isinstance(options.access_token, Unset):
             token = options.access_token
+            # A tenant's token or a portal session's: both are masked in whatever the upstream
+            # repeats, the client's own as well.
             headers = self._with_token(token)
             secrets = (token, *secrets)
         added: dict[str, str | None] = {}
         key = idempotency_key(call.method, options, new_key=self._sources.new_key)
         if key is not None:
+            # One key for all attempts of a call: it is what lets the upstream recognise the second
+            # one.
             added[plan.idempotency_header] = key
         if not isinstance(options.organization_id, Unset):
             added[plan.organization_header] = options.organization_id

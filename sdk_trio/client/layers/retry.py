@@ -204,6 +204,7 @@ class RetryLayer(CallLayer):
                 raise
             call.last = last
             failures += 1
+            # Asked in this order, as the budget is charged by asking it.
             if failures > call.max_retries or not _may_repeat(call, last):
                 break
             paid = self._budget.withdraw(_incident_of(last))
