@@ -173,6 +173,8 @@ class Notifier:
             made: Mapping[str, Channel] = make_channels(options, clock=self._clock)
         else:
             made = self._channels(settings)
+        # In the order of the settings' list. A factory of the host's may know fewer channels than
+        # are enabled.
         return {name: made[name] for name in enabled_channels(options) if name in made}
 
     def close(self) -> None:

@@ -47,6 +47,7 @@ def sample_replication(health: ReplicationHealth | None) -> tuple[Sample, ...]:
     ``sdk_replication_lag_seconds`` is the largest lag of all databases, infinite while one was
     never in step; ``sdk_replication_databases{state}`` is how many are in which state.
     """
+    # No sample instead of a 0, which an alert on the lag would take for good news.
     if health is None or health.state is HealthState.DISABLED or health.lag_seconds is None:
         return ()
     return (
@@ -140,6 +141,8 @@ def render_for(settings: Settings, databases: Sequence[TenantDatabaseFile]) -> s
     return render_manifest(
         options,
         databases,
+        # The replicator may be started in another directory, where a relative path of the settings
+        # would be another place.
         working_directory=os.getcwd(),
         socket_path=control_socket_path(directory),
     )
