@@ -275,6 +275,7 @@ class TenantService:
             created_at=now,
         )
         audit = audit_of(tenant, AuditAction.CREATED, reason, actor, now)
+        # A tenant that is added has no earlier status, and announces nothing: nobody was suspended.
         audit = attrs.evolve(audit, new_status=tenant.status)
         try:
             await self._store.add(tenant, audit)
@@ -450,6 +451,8 @@ class TenantService:
             if refusal is not None:
                 await self._note(refused(audit, transition, tenant, str(refusal)))
                 raise refusal
+            # Asked again, a transition writes nothing and tells nobody, so a script may be run
+            # twice.
             if not decision.no_op:
                 changed = in_status(tenant, decision.new_status, now)
                 audit = attrs.evolve(
@@ -487,6 +490,8 @@ class TenantService:
             actor=audit.actor,
             error=audit.details,
         )
+        # A caller that asks in a loop would fill the store
+        # (docs/adr/0040-what-many-tenants-cost.md).
         left_out = self._refusals.admit((audit.tenant_id, audit.actor, audit.details))
         if left_out is None:
             await trio.lowlevel.checkpoint()
@@ -578,6 +583,8 @@ class TenantService:
             UnknownTenantError: there is none.
         """
         key = tenant.id if isinstance(tenant, Tenant) else tenant
+        # A new identifier that has the form of an id is refused, so one text never means two
+        # tenants.
         by_id = identity.is_tenant_id(key)
         found = await (self._store.get(key) if by_id else self._store.find(key))
         if found is None:
@@ -689,6 +696,8 @@ class TenantService:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look for changes of other processes until cancelled; one is seen in half a second."""
         task_status.started()
+        # The first look announces as well: a change between the opening of the store and this task
+        # must not be missed.
         seen: int | None = None
         while True:
             try:
