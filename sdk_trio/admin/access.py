@@ -224,6 +224,7 @@ def _kept(file: Path) -> str | None:
         return None
     with os.fdopen(descriptor, encoding="ascii", errors="replace") as opened:
         token = opened.read(1024).strip()
+        # Of the open file and not of the name, which may lead to another one by now.
         exposed = os.name == "posix" and os.fstat(opened.fileno()).st_mode & 0o077
     # A token that others could read may be known to them, whatever the mode is now.
     if token and not exposed:
@@ -236,6 +237,7 @@ def _kept(file: Path) -> str | None:
 def _generate(file: Path) -> str:
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     temporary = file.with_name(f"{TOKEN_NAME}.{secrets.token_hex(8)}")
+    # Whole before it has its name, and readable by nobody else from its first byte on.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as opened:

@@ -193,6 +193,7 @@ def _check_seconds(name: str, value: object) -> None:
 def _check_count(name: str, value: object, *, least: int) -> None:
     if value is UNSET:
         return
+    # As above: True would be one retry.
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is {value!r}: it takes a whole number from {least}")
     if value < least:

@@ -98,6 +98,8 @@ class ClientConfig:
 
     def headers(self, *, user_agent: str) -> HeaderList:
         """Return the headers of every request except the token's, ``Host`` first."""
+        # The port belongs to Host where it is not the usual one, and user and password never do
+        # (RFC 9110, 7.2).
         host = urlsplit(self.base_url).netloc.rpartition("@")[2]
         return HeaderList(
             [
@@ -190,6 +192,7 @@ def origin_of(url: str) -> str:
     """Return scheme, host and port of ``url``, the port always spelled out."""
     parts = urlsplit(url)
     host = parts.hostname or ""
+    # Spelled out, so that https://host and https://host:443 share a breaker and a limiter.
     port = DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -198,6 +201,8 @@ def token_problem(token: str) -> str | None:
     """Return the reason why ``token`` cannot be sent, None when it can; it is not quoted."""
     if not token:
         return "is missing: the client needs an organization access token"
+    # A line break at the end comes from the file that the token was copied from, and would end the
+    # header.
     if not (token.isascii() and token.isprintable()) or " " in token:
         return "holds a space, line break or other character that no token has: copy it again"
     return None
@@ -208,6 +213,7 @@ def token_warning(token: str, mode: Mode) -> str | None:
 
     The words in its prefix decide, so it is a guess; the warning quotes no part of the token.
     """
+    # The last part is random and may spell anything.
     words = set(re.split(r"[_\-.]", token.lower())[:-1])
     if mode is Mode.LIVE and words & _SANDBOX_WORDS:
         return "Sdk:AccessToken looks like a sandbox token, and Sdk:Mode is Live"

@@ -291,6 +291,8 @@ async def receive_record(sender: OperationSender, call: Call) -> Record:
     """Send ``call`` and return its answer's JSON object."""
     response = await sender.send(call)
     document = await decode_json(response, call)
+    # A success of another form is said at once and by name; an attribute error would come later,
+    # somewhere in the program.
     if not isinstance(document, dict):
         del document  # reports of a failure show variables
         raise unexpected(call, "the answer is no JSON object", response)

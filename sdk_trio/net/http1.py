@@ -310,6 +310,8 @@ class AnswerParser:
                 self.keeps_alive = False  # garbage behind a complete answer does not spoil it
                 return
             raise PeerProtocolError(f"the server's answer is no HTTP/1.1: {error}") from error
+        # Refused and not passed on: without decoding it, the end of the body cannot be told (RFC
+        # 9112, 6.3).
         if self._coding is not None:
             raise PeerProtocolError(f"the answer has the transfer coding {self._coding!r}")
         if self.ended:
@@ -343,6 +345,8 @@ class AnswerParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header, not a trailer."""
         if not self.head_ended:
+            # Trailers are dropped: a header that comes after the body must not change what the head
+            # has said (RFC 9110, 6.5.1).
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -405,6 +409,7 @@ def check_request(method: bytes, target: bytes, headers: Headers) -> None:
     if not is_token_bytes(method) or _BAD_TARGET.search(target):
         raise OurProtocolError(f"not a method and target: {method!r} {target!r}")
     if not are_sound(headers):
+        # Names alone: one of the values is the token.
         names = [name for name, value in headers if not are_sound([(name, value)])]
         raise OurProtocolError(f"bytes that a header must not have, in {names!r}")
 

@@ -302,6 +302,7 @@ class Reconciler:
         """
         asked = progress.checkpoint.asked
         unseen = asked.keys() - progress.waiting - progress.asked
+        # Without this the checkpoint would grow with every event that this receiver refuses.
         old = {name for name in unseen if asked[name].last < now - self._lookback}
         for webhook_id in old:
             _log.error(

@@ -415,6 +415,8 @@ class Runtime:
                     # Opened first and closed last, because handlers use it until the drain ends.
                     await stack.enter_async_context(self._client)
                 await self._run_parts(server, routes, task_status=task_status)
+        # Everything ended well, and yet nobody was ever served: a caller who waits for the start
+        # has to hear of it.
         if not self._served:
             raise NotRunningError("the runtime was stopped by force before it had started")
 
@@ -440,6 +442,8 @@ class Runtime:
             # From here on, only the drain's deadline or force() ends the parts.
             self._scope.shield = self._served = True
             task_status.started(started)
+            # After the start was reported: its first pass asks for redeliveries, which this server
+            # has to take.
             if self._reconciles:
                 await start("reconciliation", self._reconcile)
             await self._drain_begun.wait()

@@ -64,6 +64,7 @@ def sample_client(counters: Counted, circuit: str) -> tuple[Sample, ...]:
         calls += count
         total += attempts * count
         samples.append(Sample("sdk_client_attempts_bucket", (("le", str(attempts)),), calls))
+    # The format asks for this bucket, equal to the count.
     samples.append(Sample("sdk_client_attempts_bucket", (("le", "+Inf"),), calls))
     samples.append(Sample("sdk_client_attempts_sum", (), total))
     samples.append(Sample("sdk_client_attempts_count", (), calls))
