@@ -35,9 +35,8 @@ if not describing():
         check_permissions,
         check_replication,
     )
-    from .notifications import check_notifications
     from .settings import check_handlers, check_https, check_secrets, check_settings, check_sources
-    from .store import check_tenants, describe_store, examine_store
+    from .store import check_notifications, check_tenants, describe_store, examine_store
 
 #: The longest time of one check, and of all together, in seconds: a doctor that hangs on what it
 #: examines finds nothing.
