@@ -30,6 +30,7 @@ from . import Report
 from .machine import STORAGE_PATH, size_text
 
 #: The event that ``doctor`` delivers to the running receiver, always the same.
+# A known id is answered 200 without a handler, so that probing again does nothing.
 PROBE_ID = "msg_sdk_trio_doctor"
 
 #: The longest time that SQLite looks for damage, in seconds: it reads the whole file.
@@ -42,7 +43,7 @@ LARGE_LOG_BYTES = 160 * 1024 * 1024
 #: The age in seconds from which an unfinished event is reported: older than usual retries last.
 OLD_EVENT_SECONDS = 86_400.0
 
-#: The most tenants whose credentials are read.
+#: The most tenants whose credentials and recipients are looked at.
 MOST_TENANTS = 1000
 
 
@@ -83,6 +84,7 @@ def describe_store(settings: Settings, found: Examination | None, report: Report
 def _compare_with_receiver(settings: Settings, report: Report) -> None:
     """Report a running receiver that writes to another file than a restart would open."""
     try:
+        # Without a receiver nobody writes elsewhere.
         receiver = find(settings.storage.path)
     except NobodyThereError:
         return
@@ -129,6 +131,7 @@ def _describe_file(found: Examination, report: Report) -> None:
             f"its schema has version {found.version}, and this program knows up to {VERSION}",
             "install the version that wrote it",
         )
+    # Not brought up to date here: doctor changes nothing.
     elif found.version < VERSION:
         report.note(
             where, f"its schema has version {found.version}: the next start brings it to {VERSION}"
@@ -137,6 +140,7 @@ def _describe_file(found: Examination, report: Report) -> None:
         report.problem(
             where, f"it is damaged: {found.damage}", "stop the receiver, and restore a backup"
         )
+    # A note, because it is the size alone that kept it from being checked.
     elif not found.checked:
         report.note(where, f"it is too large to be checked for damage in {CHECK_SECONDS:g} s")
     else:
@@ -196,6 +200,8 @@ async def check_tenants(settings: Settings, found: Examination | None, report: R
         await _check_tenant(settings, tenant, reader, report)
     if len(report.findings) == before:
         report.ok(key, f"{len(tenants)} active tenants, and every credential can be read")
+    # With tenants, no secret of the host is asked for at the start: somebody else has to notice
+    # that there is none at all.
     unowned = not settings.webhooks.all_secrets and not any(
         tenant.credentials.webhook_secrets for tenant in tenants
     )
@@ -223,6 +229,7 @@ async def _check_tenant(
         except TenantCredentialsError as error:
             report.problem(where, str(error), remedy)
             continue
+        # Parsed as the receiver does, whose log is the only other place that says it.
         for secret in secrets:
             if (fault := _fault_of(secret, settings)) is not None:
                 report.problem(where, f"a webhook secret of its own {fault}", "replace it")
@@ -244,8 +251,6 @@ _CONTACTS: Mapping[ContactKind, Callable[[Tenant], str | None]] = {
     ContactKind.EMAIL: lambda tenant: tenant.site_manager_email,
     ContactKind.PHONE: lambda tenant: tenant.site_manager_phone,
 }
-
-#: The most active tenants whose recipients are checked.
 
 #: Domains of documentation and of local machines, from which no mail can come (RFC 2606, 6761,
 #: 6762).
@@ -386,6 +391,7 @@ async def _check_messages(store: NotificationStore, report: Report) -> None:
             f"{counts[NotificationState.SKIPPED]} messages were skipped: nothing was sent",
             "'notify list --state skipped' says why",
         )
+    # Only a first attempt: a message that is tried again waits for its turn.
     oldest = await _oldest_pending(store)
     if oldest is not None and time.time() - oldest > OLD_MESSAGE_SECONDS:
         report.warning(
