@@ -238,10 +238,11 @@ def load_of(process: Process, **load: float) -> Load:
     )
 
 
-def copied(store: Path, directory: Path) -> Path:
-    """Make a data directory in ``directory`` with a copy of a store's file, and return it."""
-    data = Path(tempfile.mkdtemp(dir=directory, prefix="data"))
-    shutil.copyfile(store, data / store.name)
-    # The disk is not to be busy with the copy while something is measured.
-    os.sync()
-    return data
+@contextmanager
+def copied(store: Path, directory: Path) -> Iterator[Path]:
+    """Make a data directory with a copy of a store's file, until the end of the block."""
+    with tempfile.TemporaryDirectory(dir=directory, prefix="data") as place:
+        shutil.copyfile(store, Path(place) / store.name)
+        # The disk is not to be busy with the copy while something is measured.
+        os.sync()
+        yield Path(place)

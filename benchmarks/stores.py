@@ -33,7 +33,7 @@ from sdk_trio.storage.sqlite.tenants import add
 
 _CHUNK = 2_000
 #: More than a stored event takes on the disk, in bytes, with its log and a copy of the file.
-_BYTES_OF_AN_EVENT = 8_000
+_BYTES_OF_AN_EVENT = 10_000
 _DAY = 86_400.0
 #: A store of finished events is made anew before they reach any retention.
 _OLDEST_SECONDS = 3 * _DAY
