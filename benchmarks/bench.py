@@ -127,8 +127,9 @@ def _read(file: Path) -> dict:
 def _write(file: Path, kept: dict) -> None:
     """Write down what there is, so that a run which is interrupted has not been for nothing."""
     file.parent.mkdir(exist_ok=True)
-    text = json.dumps(kept, default=float, sort_keys=False)
-    file.write_text(text.replace('{"count"', '\n{"count"').replace('{"runs"', '\n{"runs"') + "\n")
+    rounded = json.loads(json.dumps(kept), parse_float=lambda text: round(float(text), 3))
+    # A line for each round of a server.
+    file.write_text(json.dumps(rounded).replace('{"count"', '\n{"count"') + "\n")
 
 
 def _say(text: str) -> None:

@@ -217,6 +217,7 @@ def _load_closed(bench: Bench, process: Process) -> Figures:
         count=int(process.server.most * (scale.warm_up + scale.seconds)),
     )
     figures = latencies(found)
+    del figures["slowest_ms"]
     figures |= {
         "rate": len(found.latencies_us) / found.seconds,
         "used": found.cpu_seconds / found.seconds,

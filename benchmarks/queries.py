@@ -37,6 +37,7 @@ def questions(now: float) -> Mapping[str, Question]:
         **{f"--state {state.value}": {"state": state} for state in DeliveryState},
         "--since, all match": {"since": now - 86_400},
         "--since, no match": {"since": now - 1},
+        "until, no match": {"until": now - 40 * 86_400},
         "--tenant, no match": {"tenant_id": NOBODY},
         "--type and --state, no match": {"type": "refund.created", "state": DeliveryState.DONE},
         "--type and --since, no match": {"type": "refund.created", "since": now - 86_400},
