@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -38,6 +39,8 @@ def main() -> int:
     stores.mkdir(mode=0o700, exist_ok=True, parents=True)
     # This program sleeps nearly always, and must not do the rest of it on the server's core.
     os.sched_setaffinity(0, {GENERATOR_CORE})
+    # A server that was started is ended, however this program is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     compile_all()
     servers = our_servers() | ({} if options.without_peers else peer_servers())
     facts = _facts(stores, {} if options.without_peers else versions())

@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 from load import Measured
 from peers import DURABLE, ENQUEUED, FASTAPI, HERE, INLINE, Server
-from serving import Process, copied, generating, load_of, measured, send, serving
+from serving import DONE_SECONDS, Process, copied, generating, load_of, measured, send, serving
 from stores import Certificate, expired_store, finished_store, waiting_store
 
 #: Figures of one server in one round, by name.
@@ -147,11 +147,13 @@ def retention(bench: Bench) -> Runs:
     for number in range(min(3, bench.scale.rounds)):
         bench.say(f"round {number + 1}: retention")
         with copied(stored, bench.directory) as data, bench.serving(server, data) as process:
+            begun = time.time()
             with generating(load_of(process, seed=number, **sent)) as generator:
-                purged_at = _purged_at(process, seconds + 1)
+                purged_at = _purged_at(process)
                 found = measured(generator)
             process.settle()
-            runs["during"].setdefault(server.name, []).append(latencies(found, until=purged_at))
+            during = latencies(found, until=purged_at) | {"pass_seconds": purged_at - begun}
+            runs["during"].setdefault(server.name, []).append(during)
             after = latencies(send(process, seed=number, **sent))
             runs["after"].setdefault(server.name, []).append(after)
     return runs
@@ -234,7 +236,7 @@ def _load_closed(bench: Bench, process: Process) -> Figures:
 def _wait_until_done(process: Process) -> tuple[int, float]:
     """Wait until the count stands still; return it, and since when it has done so."""
     handled, at = process.handled(), time.time()
-    deadline = at + 60.0
+    deadline = at + DONE_SECONDS
     while at < deadline and time.time() - at < 0.3:
         time.sleep(0.02)
         now = process.handled()
@@ -260,10 +262,12 @@ def _work_off(bench: Bench, process: Process) -> Figures:
     }
 
 
-def _purged_at(process: Process, seconds: float) -> float:
+def _purged_at(process: Process) -> float:
     """Return when the first pass of the retention ended, in Unix seconds."""
-    deadline = time.time() + seconds
-    while time.time() < deadline and b"inbox.purged" not in process.log.read_bytes():
+    deadline = time.time() + DONE_SECONDS
+    while b"inbox.purged" not in process.log.read_bytes():
+        if time.time() > deadline:
+            raise SystemExit(f"the retention did not end:\n{process.log.read_text()[-2000:]}")
         time.sleep(0.01)
     return time.time()
 

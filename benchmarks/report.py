@@ -215,8 +215,10 @@ def _retained(kept: Kept, runs: Mapping[str, Any]) -> str:
             for figure, digits in (("p50_ms", 2), ("p99_ms", 1))
         ]
         counted = f"{sum(run['count'] for run in rounds):.0f}"
-        rows.append([_CASES["retention", case], counted, *columns, spread(longest, 1)])
-    return _table(["500 arrivals/s", "deliveries", "p50 ms", "p99 ms", "longest ms"], rows)
+        seconds = spread(Column("retention", case, server, "pass_seconds").of(kept), 1)
+        rows.append([_CASES["retention", case], counted, *columns, spread(longest, 1), seconds])
+    titles = ["500 arrivals/s", "deliveries", "p50 ms", "p99 ms", "longest ms", "to its end, s"]
+    return _table(titles, rows)
 
 
 #: Groups with their headings, in the order of the page.
@@ -441,8 +443,9 @@ def _machine(group: Mapping[str, Any]) -> str:
         f"{facts['date']}: {facts['cores']} cores ({facts['processor']}), "
         f"{facts['memory_gb']:.0f} GB, {facts['disk']}, one fdatasync {facts['sync_ms']:.2f} ms; "
         f"{facts['system']}, Python {facts['python']}, SQLite {facts['sqlite']}, "
-        f"sdk_trio {facts['version']}{', ' + peers if peers else ''}. {group['rounds']} rounds of "
-        f"{group['seconds']:g} s over {group['connections']} connections."
+        f"sdk_trio {facts['version']}{', ' + peers if peers else ''}. Up to "
+        f"{group['rounds']} rounds of {group['seconds']:g} s over {group['connections']} "
+        "connections."
     )
 
 
