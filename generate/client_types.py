@@ -445,7 +445,7 @@ def model_fields(models: Models, needed: set[str], described: Mapping[str, Descr
     lines += [
         "}",
         "",
-        "# What each operation answers, of a list its items.",
+        "# The model of each operation's answer, of a list its items'.",
         "RESULTS: dict[str, str] = {",
     ]
     for name, one in described.items():
@@ -456,7 +456,7 @@ def model_fields(models: Models, needed: set[str], described: Mapping[str, Descr
     inputs = sorted(n for n, m in models.models.items() if n in needed and m.is_input)
     texts = sorted(n for n, text in models.aliases.items() if n in needed and _is_texts(text))
     lines += [
-        "# What is sent: mappings; and closed lists of texts.",
+        "# Names of what is sent: mappings; and closed lists of texts.",
         f'INPUTS = """{_wrapped(inputs)}"""',
         "",
     ]

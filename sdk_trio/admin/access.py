@@ -70,6 +70,8 @@ class Access:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if self.token is None or scheme.casefold() != "bearer":
             return False
+        # A comparison that ends at the first difference would tell a patient guesser how far it
+        # came.
         return hmac.compare_digest(
             given.strip().encode("utf-8", "replace"), self.token.encode("utf-8", "replace")
         )
@@ -78,6 +80,7 @@ class Access:
         """Refuse a ``Host`` that is neither an IP address nor a name of ours."""
         name = host_name(headers.get("host", ""))
         own = (host_name(address.partition("://")[2]) for address in self.addresses)
+        # These names resolve to this machine alone (RFC 6761, 6.3), so no page can own one.
         if is_address(name) or name == "localhost" or name.endswith(".localhost"):
             return None
         if name and name in {*own, *(allowed.casefold() for allowed in self.allowed_hosts)}:
@@ -98,6 +101,8 @@ class Access:
 
     def check_change(self, headers: Mapping[str, str]) -> Refusal | None:
         """Refuse a changing call that another site's page sent, or that nobody may make."""
+        # Browsers send it with every request, and no page can set it. Programs send neither of the
+        # two.
         site = headers.get("sec-fetch-site", "none")
         origin = headers.get("origin")
         own = (
@@ -108,6 +113,8 @@ class Access:
             return Refusal(403, "a changing call may not come from a page of another site")
         if self.read_only:
             return Refusal(403, "nothing can be changed here: Sdk:Admin:ReadOnly is true")
+        # Another site's page may send three media types without being asked first (Fetch,
+        # CORS-safelisted request-header); this is none of them.
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return Refusal(415, "the body must be application/json")
         return None
@@ -157,6 +164,7 @@ class Pacer:
     async def turn(self) -> None:  # noqa: ASYNC910 - sending the answer is a checkpoint
         """Wait for a turn; if it is cancelled, the turn is used up."""
         now = trio.current_time()
+        # Booked at once, so those who wait leave in the order in which they came.
         due = self._bucket.book(now)
         if due > now:
             self.waiting += 1
@@ -190,6 +198,7 @@ def provide_token(settings: Settings, environ: Mapping[str, str] = os.environ) -
     because deliveries matter more than the admin address.
     """
     variable = settings.admin.token_env_var
+    # A line break at the end is what most files of variables leave.
     given = environ.get(variable, "").strip()
     if given:
         return AdminToken(given, f"the variable {variable}")
@@ -215,7 +224,9 @@ def _kept(file: Path) -> str | None:
         return None
     with os.fdopen(descriptor, encoding="ascii", errors="replace") as opened:
         token = opened.read(1024).strip()
+        # Of the open file and not of the name, which may lead to another one by now.
         exposed = os.name == "posix" and os.fstat(opened.fileno()).st_mode & 0o077
+    # A token that others could read may be known to them, whatever the mode is now.
     if token and not exposed:
         return token
     _log.warning("admin.token_replaced", path=str(file), hint="other users could read it")
@@ -226,6 +237,7 @@ def _kept(file: Path) -> str | None:
 def _generate(file: Path) -> str:
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     temporary = file.with_name(f"{TOKEN_NAME}.{secrets.token_hex(8)}")
+    # Whole before it has its name, and readable by nobody else from its first byte on.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as opened:

@@ -352,6 +352,7 @@ class EventAnswerer:
             subject=query.subject,
             tenant_id=tenant_id,
             oldest_first=reads_oldest_first(query),
+            # One more than is shown: it says whether there is a further page.
             limit=query.limit + 1,
         )
         page = page_of(query, found)

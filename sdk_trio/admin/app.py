@@ -194,6 +194,8 @@ class AdminApp:
         if refusal.guessed:
             if self._guesses.waiting >= MOST_GUESSES_WAITING:
                 return problem(429, "too many wrong tokens", (b"retry-after", b"5"))
+            # A wrong token waits for its turn, and a missing one does not: only guessing gains by
+            # haste.
             await self._guesses.turn()
         extra = ((b"www-authenticate", b'Bearer realm="sdk_trio"'),) * (refusal.status == 401)
         return problem(refusal.status, refusal.reason, *extra)
@@ -211,6 +213,8 @@ class AdminApp:
         return refusal
 
     def _needs_token(self, path: str) -> bool:
+        # Scrapers of this machine expect open metrics; beyond it they would tell strangers how busy
+        # the shop is.
         return not self._access.is_local or path == "/api" or path.startswith("/api/")
 
     def _shows_details(self, request: _Request) -> bool:
@@ -262,6 +266,8 @@ class AdminApp:
         return None
 
     async def _probe(self, request: _Request) -> Reply:
+        # Liveness looks at the event loop alone: what else fails, no restart would mend
+        # (docs/adr/0018-admin-address.md).
         if request.path == "/livez":
             await trio.lowlevel.checkpoint()
             return document(200, {"alive": True})

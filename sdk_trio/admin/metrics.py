@@ -132,6 +132,7 @@ BY_NAME: Final[Mapping[str, Metric]] = {metric.name: metric for metric in METRIC
 
 def metric_of(sample_name: str) -> Metric | None:
     """Return the metric that a sample of this name belongs to, or None."""
+    # The whole name first: a counter may end in one of a histogram's endings.
     found = BY_NAME.get(sample_name)
     if found is not None:
         return None if found.kind == "histogram" else found
@@ -160,6 +161,8 @@ def expose(samples: Iterable[Sample]) -> bytes:
         lines.setdefault(metric.name, []).append(_line(sample))
     text: list[str] = []
     for metric in METRICS:
+        # Lines of one metric must stand together, below its help and type (format 0.0.4), while
+        # samples come part by part.
         if metric.name in lines:
             text.append(f"# HELP {metric.name} {metric.help.translate(_HELP_ESCAPES)}")
             text.append(f"# TYPE {metric.name} {metric.kind}")
@@ -168,6 +171,7 @@ def expose(samples: Iterable[Sample]) -> bytes:
 
 
 def _number(value: float) -> str:
+    # As an integer: Python would write a large counter as 1e+16.
     if value.is_integer():
         return str(int(value))
     return _NAMED.get(str(value), repr(value))

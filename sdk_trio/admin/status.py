@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import trio
 
-from ..base.bell import Bell
+from ..base.bell import Bell, Flag
 from ..base.logs import get_logger
 from ..base.telemetry import Check, CheckSource, Sample, SampleSource
 from ..errors import NotRunningError, StoreUnavailableError
@@ -119,7 +119,7 @@ class StoreObserver:
     def __init__(self, stores: Stores, *, clock: Callable[[], float] = time.time) -> None:
         self._stores = stores
         self._clock = clock
-        self._wanted = trio.Event()
+        self._wanted = Flag()
         self._moved = Bell()
         self._written_at = -inf
         self._writing_since = inf
@@ -172,7 +172,7 @@ class StoreObserver:
         with trio.move_on_after(PATIENCE_SECONDS):
             await trio.lowlevel.checkpoint()
             while not is_fresh() and looks == self._failed_looks:
-                self._wanted.set()
+                self._wanted.up()
                 await self._moved.wait()
 
     # -- looking -----------------------------------------------------------------------------
@@ -181,7 +181,6 @@ class StoreObserver:
         """Look whenever a request needs fresher observations, until cancelled."""
         while True:
             await self._wanted.wait()
-            self._wanted = trio.Event()
             try:
                 inbox, tenants = self._stores()
                 await self._try_writing(inbox)

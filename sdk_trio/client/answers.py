@@ -74,6 +74,8 @@ class BoundedBody:
         names = [name for coding in codings if (name := coding.lower()) not in ("", "identity")]
         self._refusal = _refusal(names)
         self.is_coded: bool = bool(names)
+        # In reverse: the header lists the codings in the order in which they were applied (RFC
+        # 9110, 8.4).
         self._layers = [_Zlib(is_gzip=name != "deflate") for name in reversed(names)]
         self._limit = limit
         self._received = 0
@@ -125,6 +127,7 @@ class BoundedBody:
         Raises:
             httpx.DecodingError: the body ended before the compressed data did.
         """
+        # An empty body has no compressed data to end, whatever its head says.
         if self._received and not all(layer.has_ended for layer in self._layers):
             raise httpx.DecodingError("the answer ends before its compressed data do")
 
@@ -252,6 +255,8 @@ class _Zlib:
         try:
             return self._step(self._head)
         except zlib.error:
+            # Raw deflate. RFC 9110 (8.4.1.2) means zlib's format and warns that some senders leave
+            # its head out.
             self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
             return self._step(self._head)
         finally:
@@ -261,7 +266,7 @@ class _Zlib:
         return self._inflater.decompress(data, _STEP)
 
 
-#: How long a connection that is given up may take to close, in seconds.
+#: Longest time that a connection which is given up may take to close, in seconds.
 CLOSING_SECONDS = 1.0
 
 #: Server errors that a second attempt would get again: not implemented, HTTP version not supported,

@@ -39,10 +39,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
 
-#: How long an interrupted call may take to end, in seconds; it closes its connection meanwhile.
+#: Time for an interrupted call to end, in seconds; it closes its connection meanwhile.
 INTERRUPT_SECONDS = 5.0
 
-#: How long calls under way may go on once the client is being closed, in seconds.
+#: Time for calls under way to end once the client is being closed, in seconds.
 CLOSING_SECONDS = 5.0
 
 _CLOSED = "the client is closed: make a new one"
@@ -103,6 +103,7 @@ class _Loop:
         # The thread itself takes the lock, so two threads may be started here after an interrupt;
         # the second one finds the lock taken and ends.
         if not self._begun.locked():
+            # A daemon: a program that forgets to close its client must be able to end.
             threading.Thread(target=self._run, name="sdk-trio-client", daemon=True).start()
         self._opened.wait()
         if self._error is not None:
@@ -134,6 +135,7 @@ class _Loop:
 
     def stop(self) -> None:
         """Close the client and wait for the thread, unless the caller is that thread."""
+        # A fork copies the memory and not the thread: in the child there is nothing to stop.
         if self._token is None or self.process != os.getpid():
             return
         with contextlib.suppress(trio.RunFinishedError):
@@ -213,6 +215,8 @@ class _Loop:
         """Enter ``context`` in a task of its own; Trio's scopes must be left in the same task."""
         if self._nursery is None:
             raise ClientClosedError(_CLOSED)
+        # A job is a task of its own, and a scope of Trio's is left by the task that entered it. So
+        # a task is kept for as long as the context is open.
         held = _Held[T]()
         self._held.add(held)
         await self._nursery.start(held.live, context)
@@ -239,6 +243,8 @@ class _Held(Generic[T]):
                 task_status.started()
                 await self._leave.wait()
         except Exception as error:
+            # Before it was entered, the error belongs to the one who enters, through
+            # ``nursery.start``.
             if not self._leave.is_set():
                 raise  # it was not entered
             self._error = error
@@ -326,10 +332,14 @@ class Portal:
             loop = self._loop
             if loop is None:
                 loop = self._loop = _Loop(self.client)
+                # A client that is dropped without close() ends its thread as well: the thread knows
+                # the loop, and only clients and their views know the portal.
                 weakref.finalize(self, loop.stop)
             try:
                 loop.start()
             except Exception:
+                # What kept it from opening may be mended by the next call, such as a file that was
+                # missing.
                 self._loop = None
                 raise
             if self._is_closed:
@@ -455,6 +465,8 @@ class SyncListing(Generic[Item]):
     def pages(self) -> Iterator[Page[Item]]:
         """Return an iterator over the pages, one request each."""
         pages = self._listing.pages()
+        # A job for each page, none for the whole list: between two pages nothing of it runs, so an
+        # interrupt of the loop over the records has nothing to cancel.
         while (page := self._portal.run(_next_or_none, pages)) is not None:
             yield page
 
@@ -561,6 +573,7 @@ class SyncStream(_SyncContext[httpx.Response]):
         return SyncAnswer(self._portal, self._enter(self._context))
 
 
+# httpx's own methods of reading would run in the caller's thread, where there is no Trio.
 class SyncAnswer:
     """An answer whose body is read as it comes; ``response`` is httpx's own, for its head."""
 
@@ -602,6 +615,8 @@ class SyncBreaker:
     @property
     def state(self) -> BreakerState:
         """Return the state now."""
+        # The state follows from the time, and the client's clock is Trio's, which only its own
+        # thread can read.
         return self._portal.run_sync(lambda: self._portal.client.breaker.state)
 
     def isolate(self) -> None:
@@ -733,6 +748,7 @@ class SyncClient(SyncResources, path=""):
     @property
     def retry_budget(self) -> float:
         """Return how many retries and hedges could be paid for now."""
+        # As the breaker's state: the budget fills by Trio's clock.
         return self._portal.run_sync(lambda: self._portal.client.retry_budget)
 
     @property

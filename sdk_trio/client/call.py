@@ -102,6 +102,7 @@ class Unset(enum.Enum):
         return "UNSET"
 
 
+# An enumeration of one member: type checkers tell it from None and from every value by ``is``.
 UNSET = Unset.UNSET
 
 
@@ -182,6 +183,7 @@ class OptionFields(TypedDict, total=False):
 def _check_seconds(name: str, value: object) -> None:
     if value is UNSET:
         return
+    # True would pass for one second.
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} is {value!r}: it takes seconds, above 0")
     if not value > 0:
@@ -191,6 +193,7 @@ def _check_seconds(name: str, value: object) -> None:
 def _check_count(name: str, value: object, *, least: int) -> None:
     if value is UNSET:
         return
+    # As above: True would be one retry.
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is {value!r}: it takes a whole number from {least}")
     if value < least:
@@ -205,6 +208,8 @@ def _check_headers(headers: object) -> None:
             raise TypeError(f"headers has the name {name!r}: it takes texts")
         if not is_token(name):
             raise ValueError(f"headers has the name {name!r}, which no header can have")
+        # A second Content-Length or Transfer-Encoding lets two servers on the way disagree about
+        # where the request ends (RFC 9112, 11.2: request smuggling).
         if name.lower() in FRAMING_HEADERS:
             raise ValueError(f"headers has {name!r}, which the client sets by itself: leave it out")
         if value is not None:
@@ -357,6 +362,7 @@ def credentials_in(headers: Mapping[str, str | None]) -> Iterator[str]:
     """Yield credentials in a caller's own headers, so that they are masked like the token."""
     for name, value in headers.items():
         if value and name.lower() in ("authorization", "proxy-authorization", "cookie"):
+            # Without the scheme, as an answer repeats the credential and not the word Bearer.
             yield value.rpartition(" ")[2]
 
 
@@ -364,6 +370,8 @@ def idempotency_key(method: str, options: CallOptions, *, new_key: Callable[[], 
     """Return the key that every attempt of this call carries; None for methods that need none."""
     if not isinstance(options.idempotency_key, Unset):
         return options.idempotency_key
+    # By the method alone: a caller's word that a POST may run twice does not keep the upstream from
+    # recognising the second one.
     return None if is_idempotent(method, declared=None) else new_key()
 
 
@@ -391,6 +399,8 @@ def checked_path(path: str) -> str:
     plain = path.partition("?")[0]
     if _CONTROL_CHARACTER.search(path):
         raise ValueError(f"the path {plain!r} holds a control character: quote it")
+    # After "//" a host would follow, and many readers take a backslash for a slash: either would
+    # take the token to another server.
     if "#" in path or "\\" in plain or plain.startswith("//"):
         raise ValueError(f"the path {plain!r} holds //, \\ or #: quote what is part of a name")
     # Servers and proxies decode %2e before they resolve dots, so both spellings are checked.
@@ -403,6 +413,8 @@ def checked_path(path: str) -> str:
 
 def without_path_secrets(path: str) -> str:
     """Return a path or an address with a mask in place of a customer's credential."""
+    # Routes such as /checkouts/client/SECRET hold a customer's credential in the path
+    # (docs/adr/0020-what-is-shown.md).
     return _SECRET_SEGMENT.sub(rf"\1{MASK}", path)
 
 
@@ -462,6 +474,7 @@ def _query_text(value: object) -> str:
 
 def merge_headers(base: HeaderList, extra: Mapping[str, str | None]) -> HeaderList:
     """Return ``base`` with the headers of ``extra`` in place of those of the same name."""
+    # Names of headers are without case (RFC 9110, 5.1).
     replaced = {name.lower().encode("ascii") for name in extra}
     kept = [(name, value) for name, value in base if name.lower() not in replaced]
     added = [

@@ -78,6 +78,8 @@ class Client(Resources, path=""):
         sources: RequestSources | None = None,
     ) -> None:
         self._settings = settings
+        # A transport of the user's may follow such variables, as httpx's own does; a warning would
+        # be wrong there.
         self._dials_itself = transport is None and not settings.connection.proxy_url
         self._pipeline = Pipeline(
             plan_of(settings),
@@ -284,6 +286,7 @@ class UpstreamDeliveries:
 
     async def endpoints(self) -> list[Any]:
         """Return every webhook endpoint, as its JSON object."""
+        # Raw, since the reconciler belongs to another room and knows no records.
         return [item.raw async for item in self._webhooks.list_webhook_endpoints()]
 
     async def read(

@@ -100,6 +100,7 @@ class CallError(SdkError):
     @property
     def outcome(self) -> str:
         """Return the name of this outcome in metrics: ``not_found`` for ``NotFoundError``."""
+        # Derived, so that a new error cannot be forgotten in the metrics.
         words = re.findall("[A-Z][a-z]*", type(self).__name__.removesuffix("Error"))
         return "_".join(word.lower() for word in words)
 
@@ -278,6 +279,7 @@ def api_error(
 
     ``secrets`` are masked wherever the answer repeats them.
     """
+    # Masked before it is parsed: afterwards the secret could be in any of a thousand texts.
     body = _parse(mask(content.decode("utf-8", "replace"), secrets))
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
     return kind(
@@ -305,6 +307,7 @@ def without_frames(error: X) -> X:
     cause: BaseException | None = error
     while cause is not None:
         cause.__traceback__ = None
+        # A context that Python keeps and does not print has frames as well, and reporters read it.
         cause = cause.__cause__ or cause.__context__
     return error
 
@@ -318,7 +321,9 @@ def mask(text: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
         if not secret:
             continue
+        # The plain spelling first: it is nearly all there is, and needs no pattern.
         text = text.replace(secret, MASK)
+        # Only a text with one of these can hold an escaped spelling.
         if "\\" in text or "%" in text:
             text = re.sub("".join(map(_spellings, secret)), MASK, text)
     return text
@@ -341,11 +346,14 @@ def _parse(text: str) -> Any:
 
 def _printable(text: str) -> str:
     """Return ``text`` without lone surrogates, which no log can encode."""
+    # JSON may hold half a surrogate pair; writing it to a log would raise an error about the error.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _message(status: int, body: Any) -> str:
     if 300 <= status < 400:
+        # The upstream answers a path without its last slash like that. Following would repeat a
+        # POST as a GET (RFC 9110, 15.4).
         return f"{status}, a redirect, which is not followed: the path may lack its last slash"
     if not isinstance(body, dict):
         quoted = str(body).strip()[:_QUOTED_CHARACTERS]

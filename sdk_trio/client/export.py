@@ -35,6 +35,8 @@ class CsvParser:
     """
 
     def __init__(self) -> None:
+        # Incremental, as a character may be cut between two pieces; and a byte order mark would
+        # become part of the first column's name.
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._unended = ""
         self._lines: list[str] = []
@@ -85,6 +87,8 @@ class CsvParser:
         if self._header is None:
             self._header = _distinct(cells)
             return None
+        # A row that does not fit is an error and not padded: values under the wrong column are
+        # worse than none.
         if len(cells) != len(self._header):
             raise ValueError(
                 f"row {self._count} has {len(cells)} cells for {len(self._header)} columns"
@@ -140,6 +144,7 @@ class CsvExport(AbstractAsyncContextManager["CsvRows"]):
     async def __aenter__(self) -> "CsvRows":
         if self._opened is not None:
             raise RuntimeError("this export is open already: call the operation again")
+        # Should the head be no CSV, what was opened is closed again before the error leaves.
         async with AsyncExitStack() as opening:
             call = attrs.evolve(self._call)
             response = await opening.enter_async_context(self._sender.stream(call))

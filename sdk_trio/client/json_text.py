@@ -87,10 +87,13 @@ def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
 def _read_otherwise(content: bytes | str, max_depth: int) -> Any:
     """Read a text that msgspec refuses, with Python's reader if it can."""
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
+    # A mark at the start is no JSON, and readers may ignore it (RFC 8259, 8.1). A text may have one
+    # as well as bytes.
     text = text.removeprefix("\ufeff")
     try:
         return _decoder.decode(text)
     except RecursionError:
+        # Character by character in Python, so only where the stack does not suffice.
         return _read_slowly(text, max_depth)
 
 
@@ -104,6 +107,7 @@ def _is_deeper(value: Any, depth: int) -> bool:
                 inner += each
             elif isinstance(each, dict):
                 inner += each.values()
+        # Level by level and without recursion, which the depth that is asked about would exhaust.
         level = inner
     return any(isinstance(each, list | dict) for each in level)
 

@@ -349,7 +349,7 @@ UNIONS: dict[str, str] = {
     "Event": "SystemEvent|UserEvent",
 }
 
-# What each operation answers, of a list its items.
+# The model of each operation's answer, of a list its items'.
 RESULTS: dict[str, str] = {
     "products.list": "Product",
     "products.create": "Product",
@@ -514,7 +514,7 @@ RESULTS: dict[str, str] = {
     "oauth2.userinfo": "UserInfoOrganization|UserInfoUser",
 }
 
-# What is sent: mappings; and closed lists of texts.
+# Names of what is sent: mappings; and closed lists of texts.
 INPUTS = """
 AddressInput
 AttachedCustomFieldCreate

@@ -39,6 +39,7 @@ def path_segment(value: object, where: str) -> str:
     """
     if isinstance(value, enum.Enum):
         value = value.value
+    # To Python a Boolean is an integer; in a path it is never an id, and always a slip.
     if isinstance(value, bool) or not isinstance(value, str | int | UUID):
         raise TypeError(
             f"{where} takes a text, an integer or a UUID, not {_kind(value)}: "
@@ -47,6 +48,7 @@ def path_segment(value: object, where: str) -> str:
     text = str(value)
     if text in ("", ".", ".."):
         raise ValueError(f"{where} is {text!r}: the path would be another operation's")
+    # A slash is quoted, too: an id that holds one would name another resource (RFC 3986, 3.3).
     return quote(text, safe="")
 
 
@@ -83,6 +85,7 @@ def json_value(value: object, where: str = "body") -> object:
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, Record):
+        # It came from the upstream as JSON, so there is nothing to convert.
         return value.raw
     if isinstance(value, Mapping):
         return {_key(key, where): json_value(item, f"{where}.{key}") for key, item in value.items()}
@@ -90,6 +93,7 @@ def json_value(value: object, where: str = "body") -> object:
         return [json_value(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, float):
         if not math.isfinite(value):
+            # Python's encoder would write NaN, which RFC 8259 (6) has no form for.
             raise ValueError(f"{where} is {value}: JSON has no such number")
         return value
     return _scalar_text(value, where, "JSON")
@@ -105,6 +109,7 @@ def _query_text(value: object, where: str) -> str:
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, bool):
+        # As JSON spells it. Python's own spelling, True, is a text to whoever reads the query.
         return "true" if value else "false"
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where} is {value}: the upstream takes finite numbers")
@@ -115,6 +120,8 @@ def _query_text(value: object, where: str) -> str:
 
 def _scalar_text(value: object, where: str, place: str) -> str:
     if isinstance(value, datetime):
+        # The upstream would read it in a zone of its own, hours away from what was meant, and the
+        # answer would look right.
         if value.tzinfo is None:
             raise ValueError(
                 f"{where} is {value.isoformat()}, a time without a zone: "
@@ -123,6 +130,7 @@ def _scalar_text(value: object, where: str, place: str) -> str:
         return value.isoformat()
     if isinstance(value, date | time):
         return value.isoformat()
+    # A decimal is sent as text: as a number, the reader at the other end would round it to a float.
     if isinstance(value, UUID | Decimal):
         return str(value)
     raise TypeError(f"{where} is {_kind(value)}, which has no form in {place}: convert it first")
@@ -227,6 +235,8 @@ class Operation:
     @property
     def known(self) -> "KnownOperation | None":
         """Return the generated table's entry; None for a row that the upstream's table lacks."""
+        # Of some 190 operations a program calls a few, so an entry is split from its text at its
+        # first use (docs/adr/0030-types-are-generated-and-not-imported.md).
         return _known(self.full_name)
 
     @property
@@ -272,6 +282,7 @@ def _known(full_name: str) -> KnownOperation | None:
     for line in lines:
         name, _, kind = line.partition(": ")
         fields[name.rstrip("?")] = kind, not name.endswith("?")
+    # The forms of OAuth 2, whose fields the upstream does not describe.
     is_open = fields.pop("**fields", None) is not None
     return KnownOperation(
         summary, tuple(scopes.removeprefix("-").split()), returns, fields, is_open
@@ -351,9 +362,13 @@ def prepare(
     """
     rest = dict(fields or {})
     path = operation.filled_path(_path_values(operation, positional, rest))
+    # Lists of the upstream search by a parameter that is called "query" itself, so the type of the
+    # value decides which of the two is meant.
     in_query = dict(query) if isinstance(query, Mapping) else {}
     if query is not None and not isinstance(query, Mapping):
         rest["query"] = query
+    # Names alone are checked. The upstream learns values faster than this client does, and refuses
+    # a wrong one itself (docs/adr/0030-types-are-generated-and-not-imported.md).
     if is_checked and operation.known is not None:
         _check_known(operation, operation.known, rest)
     if operation.body is not Body.NONE and isinstance(body, Unset):
@@ -364,6 +379,8 @@ def prepare(
     if rest and operation.method in BODY_METHODS:
         _raise_surplus(operation, rest)
     json, form = _body_parts(operation, body)
+    # The row knows better than the method: a POST that only asks for a redelivery may be repeated.
+    # It goes in as an option, so the caller's own still wins.
     if operation.idempotent != is_idempotent(operation.method, declared=None):
         options = CallOptions(idempotent=operation.idempotent).merged_with(options)
     return Call(
@@ -387,6 +404,7 @@ def _body_parts(
         return json_value(body), None
     if not isinstance(body, Mapping):
         raise TypeError(f"{operation.full_name}() sends a form: body= takes a mapping")
+    # A form is encoded like a query (application/x-www-form-urlencoded has one syntax for both).
     return UNSET, tuple(query_pairs(body)) or None
 
 
@@ -414,6 +432,7 @@ def _path_values(
 
 def _raise_missing(operation: Operation, name: str, fields: Mapping[str, object]) -> NoReturn:
     others = [field for field in fields if field not in operation.parameters]
+    # Most often a name from elsewhere was taken: customer_id= where the path has {id}.
     meant = next((f for f in others if f.endswith(f"_{name}") or did_you_mean(f, [name])), None)
     hint = f"; did you mean {name}= by {meant}=?" if meant else ""
     raise TypeError(
@@ -490,6 +509,8 @@ _ANY_FIELD = inspect.Parameter("fields", inspect.Parameter.VAR_KEYWORD, annotati
 def _parameters(
     operation: Operation, fields: Mapping[str, tuple[str, bool]]
 ) -> Iterator[inspect.Parameter]:
+    # In a query None means "left out", in a body it clears the field, so only there another value
+    # has to stand for "not given".
     unset = UNSET if operation.body is not Body.NONE else None
     for name, (kind, is_required) in fields.items():
         is_path = name in operation.parameters

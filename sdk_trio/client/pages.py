@@ -58,6 +58,8 @@ def read_page(document: object, number: int, origin: Origin = None) -> Page[Reco
     Raises:
         NotAPageError: it is no page. Treating it as the end of the list would hide records.
     """
+    # Strict about the form and lenient about the items: an error page that is taken for an empty
+    # list would say that there are no orders.
     if not isinstance(document, Mapping):
         raise NotAPageError(f"a page is a JSON object, and this is {_json_kind(document)}")
     items = document.get("items")
@@ -76,6 +78,7 @@ def read_page(document: object, number: int, origin: Origin = None) -> Page[Reco
         has_next = pagination["has_next_page"] is True and bool(records)
         return Page(number, records, has_next)
     total, last = (_count(pagination, name) for name in ("total_count", "max_page"))
+    # An empty page ends the list, whatever the counts say: records may be deleted while it is read.
     has_next = bool(records) and (last is None or number < last)
     return Page(number, records, has_next, total, last)
 
@@ -168,11 +171,14 @@ class PageIterator(AsyncIterator[Page[Item]]):
             raise StopAsyncIteration
         if self._busy:
             raise trio.BusyResourceError("another task is fetching the next page of this list")
+        # Two tasks would ask for the same page, and each would miss what the other one got.
         self._busy = True
         try:
             page = await _fetch_page(self._sender, self._call, self._next)
         finally:
             self._busy = False
+        # The page before is kept for one comparison: some routes answer every number with the first
+        # page.
         last, self._last = self._last, page
         if last is not None and page.repeats(last):
             self._next = None
@@ -201,10 +207,12 @@ class RecordIterator(AsyncIterator[Item]):
 
 
 async def _fetch_page(sender: OperationSender, call: Call, number: int) -> Page[Any]:
+    # A copy, as a call keeps the progress of one sending, and each page is one.
     call = attrs.evolve(call, query=with_page(call.query, number))
     response = await sender.send(call)
     try:
         return read_page(await decode_json(response, call), number, call.name)
     except NotAPageError as error:
+        # Raised below, without the handler: the frames of the reading hold the page.
         fault = str(error)
     raise unexpected(call, fault, response)

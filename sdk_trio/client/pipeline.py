@@ -98,6 +98,8 @@ class ClientConfig:
 
     def headers(self, *, user_agent: str) -> HeaderList:
         """Return the headers of every request except the token's, ``Host`` first."""
+        # The port belongs to Host where it is not the usual one, and user and password never do
+        # (RFC 9110, 7.2).
         host = urlsplit(self.base_url).netloc.rpartition("@")[2]
         return HeaderList(
             [
@@ -190,6 +192,7 @@ def origin_of(url: str) -> str:
     """Return scheme, host and port of ``url``, the port always spelled out."""
     parts = urlsplit(url)
     host = parts.hostname or ""
+    # Spelled out, so that https://host and https://host:443 share a breaker and a limiter.
     port = DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -198,6 +201,8 @@ def token_problem(token: str) -> str | None:
     """Return the reason why ``token`` cannot be sent, None when it can; it is not quoted."""
     if not token:
         return "is missing: the client needs an organization access token"
+    # A line break at the end comes from the file that the token was copied from, and would end the
+    # header.
     if not (token.isascii() and token.isprintable()) or " " in token:
         return "holds a space, line break or other character that no token has: copy it again"
     return None
@@ -208,6 +213,7 @@ def token_warning(token: str, mode: Mode) -> str | None:
 
     The words in its prefix decide, so it is a guess; the warning quotes no part of the token.
     """
+    # The last part is random and may spell anything.
     words = set(re.split(r"[_\-.]", token.lower())[:-1])
     if mode is Mode.LIVE and words & _SANDBOX_WORDS:
         return "Sdk:AccessToken looks like a sandbox token, and Sdk:Mode is Live"
@@ -279,6 +285,8 @@ class Pipeline:
         self._under_way = CallsUnderWay()
         self._outermost: CallLayer | None = None
         self._is_open = False
+        # So that the upstream's people can tell in their logs which client made trouble, and under
+        # which Python.
         agent = f"sdk-trio/{__version__} python/{platform.python_version()}"
         self._headers = plan.headers(user_agent=agent)
         self._authorized = self._with_token(plan.access_token)
@@ -422,6 +430,8 @@ class Pipeline:
             outcome = error.outcome
             raise
         except Exception:
+            # A bug of ours or of a transport's. It is counted, so that metrics show it without a
+            # log.
             outcome = "unexpected"
             raise
         finally:
@@ -459,11 +469,15 @@ class Pipeline:
         token, headers, secrets = plan.access_token, self._authorized, self._secrets
         if not isinstance(options.access_token, Unset):
             token = options.access_token
+            # A tenant's token or a portal session's: both are masked in whatever the upstream
+            # repeats, the client's own as well.
             headers = self._with_token(token)
             secrets = (token, *secrets)
         added: dict[str, str | None] = {}
         key = idempotency_key(call.method, options, new_key=self._sources.new_key)
         if key is not None:
+            # One key for all attempts of a call: it is what lets the upstream recognise the second
+            # one.
             added[plan.idempotency_header] = key
         if not isinstance(options.organization_id, Unset):
             added[plan.organization_header] = options.organization_id

@@ -82,6 +82,8 @@ class Record:
     def __len__(self) -> int:
         return len(self._fields)
 
+    # ``if order.customer`` asks whether there is one; an empty object is one, though its length is
+    # 0.
     def __bool__(self) -> bool:
         return True
 
@@ -100,6 +102,8 @@ class Record:
         raise AttributeError(f"a record is read-only: {name!r} cannot be deleted")
 
     def __reduce__(self) -> tuple[type["Record"], tuple[dict[str, Any], Origin]]:
+        # Records travel to other processes, where attributes of a read-only object could not be set
+        # one by one.
         return Record, (self._fields, self._origin)
 
     def __repr__(self) -> str:

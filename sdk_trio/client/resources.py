@@ -43,6 +43,8 @@ class WithResponse(Generic[T]):
     response: httpx.Response
 
 
+# A record is its JSON and nothing else, and a list or an export makes its calls later: the answer
+# of a call is caught on its way, so that no result has to carry it.
 class _Recording:
     """A sender that remembers the last answer of another one."""
 
@@ -80,6 +82,7 @@ class Resource:
         cls.path = path
         for name, value in vars(cls).items():
             if isinstance(value, BoundEndpoint):
+                # A row is written once: its name is its attribute's, its place the class's.
                 value.operation = attrs.evolve(value.operation, resource=path, name=name)
 
     def with_options(
@@ -112,6 +115,8 @@ class Nested(Generic[R]):
     def __get__(self, instance: Resource | None, owner: type) -> Self | R:
         if instance is None:
             return self
+        # Made anew at each access: it holds three references, and a view with other options must
+        # not meet a resource that remembers the old ones.
         return self.resource(instance._sender, instance._options, instance._method)
 
 
@@ -136,6 +141,8 @@ class BoundEndpoint(Generic[Result]):
         return instance._method(self, instance._sender, instance._options)
 
 
+# ``help(client.orders.get)`` shows the upstream's parameters, ``help(BoundOperation)`` the text of
+# the class. Both read ``__doc__`` and ``__signature__``.
 class OfInstance:
     """A descriptor that only instances see, so that the class keeps its own attribute."""
 
@@ -186,6 +193,8 @@ class OperationMethod(Generic[P, Result]):
                 is_checked=is_checked,
             )
         except (TypeError, ValueError) as error:
+            # The frames of a failed conversion hold the body, and reports that print variables
+            # would show it (docs/adr/0029-what-a-call-keeps-and-bounds.md).
             raise without_frames(error)
         finally:
             del path, named  # reports of a failure show variables
@@ -193,6 +202,7 @@ class OperationMethod(Generic[P, Result]):
     async def _send_with_response(self, sender: OperationSender, call: Call) -> WithResponse[Any]:
         recording = _Recording(sender)
         result: Any = self._receive(recording, call)
+        # It has sent nothing yet, so there is no answer to give.
         if isinstance(result, CsvExport):
             raise TypeError(f"{self.operation.full_name}() is an export: its rows have .response")
         result = await (result.first_page() if isinstance(result, Listing) else result)
@@ -281,6 +291,8 @@ async def receive_record(sender: OperationSender, call: Call) -> Record:
     """Send ``call`` and return its answer's JSON object."""
     response = await sender.send(call)
     document = await decode_json(response, call)
+    # A success of another form is said at once and by name; an attribute error would come later,
+    # somewhere in the program.
     if not isinstance(document, dict):
         del document  # reports of a failure show variables
         raise unexpected(call, "the answer is no JSON object", response)
@@ -294,6 +306,7 @@ async def receive_records(sender: OperationSender, call: Call) -> list[Record]:
     if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):
         del document  # reports of a failure show variables
         raise unexpected(call, "the answer is no JSON array of objects", response)
+    # The name of the call leads to the model, which is looked up only where a field is absent.
     return [Record(item, call.name) for item in document]
 
 

@@ -95,7 +95,7 @@ class Http1Connection:
                 parse.keeps_alive = False
             try:
                 while not parse.head_ended:
-                    await self._receive(parse, timeouts.read)
+                    parse.feed(await self._wire.receive(RECEIVE_BYTES, timeouts.read))
             except PeerProtocolError as error:
                 if not parse.head_ended:
                     raise
@@ -134,13 +134,13 @@ class Http1Connection:
         body = body_of(request)
         try:
             if not isinstance(body, bytes):
-                await self._write(head, limit)
+                await self._wire.send_all(head, limit)
                 await self._send_stream(body, content_length(request.headers.raw), limit)
             elif len(body) <= JOINED_BODY_BYTES:
-                await self._write(head + body, limit)
+                await self._wire.send_all(head + body, limit)
             else:
-                await self._write(head, limit)
-                await self._write(body, limit)
+                await self._wire.send_all(head, limit)
+                await self._wire.send_all(body, limit)
         except WriteTimedOutError:
             raise
         except WriteFailedError as error:
@@ -153,36 +153,17 @@ class Http1Connection:
         async with chunks_of(stream, length=length) as chunks:
             async for chunk in chunks:
                 if length is None:
-                    await self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk), limit)
+                    await self._wire.send_all(b"%x\r\n%b\r\n" % (len(chunk), chunk), limit)
                 else:
-                    await self._write(chunk, limit)
+                    await self._wire.send_all(chunk, limit)
         if length is None:
-            await self._write(b"0\r\n\r\n", limit)
-
-    async def _write(self, data: bytes, limit: float | None) -> None:
-        if limit is None:
-            await self._wire.send_all(data)
-            return
-        with trio.move_on_after(limit) as scope:
-            await self._wire.send_all(data)
-        if scope.cancelled_caught:
-            raise WriteTimedOutError(f"the server took no bytes for {limit:g} s")
-
-    async def _receive(self, parse: "AnswerParser", limit: float | None) -> None:
-        if limit is None:
-            data = await self._wire.receive(RECEIVE_BYTES)
-        else:
-            with trio.move_on_after(limit) as scope:
-                data = await self._wire.receive(RECEIVE_BYTES)
-            if scope.cancelled_caught:
-                raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
-        parse.feed(data)
+            await self._wire.send_all(b"0\r\n\r\n", limit)
 
     async def receive_body(self, parse: "AnswerParser", limit: float | None) -> None:
         """Receive until ``parse`` holds some of the body, or its end."""
         try:
             while not parse.chunks and not parse.ended:
-                await self._receive(parse, limit)
+                parse.feed(await self._wire.receive(RECEIVE_BYTES, limit))
         except BaseException:
             self.abandon()
             raise
@@ -329,6 +310,8 @@ class AnswerParser:
                 self.keeps_alive = False  # garbage behind a complete answer does not spoil it
                 return
             raise PeerProtocolError(f"the server's answer is no HTTP/1.1: {error}") from error
+        # Refused and not passed on: without decoding it, the end of the body cannot be told (RFC
+        # 9112, 6.3).
         if self._coding is not None:
             raise PeerProtocolError(f"the answer has the transfer coding {self._coding!r}")
         if self.ended:
@@ -362,6 +345,8 @@ class AnswerParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header, not a trailer."""
         if not self.head_ended:
+            # Trailers are dropped: a header that comes after the body must not change what the head
+            # has said (RFC 9110, 6.5.1).
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -424,6 +409,7 @@ def check_request(method: bytes, target: bytes, headers: Headers) -> None:
     if not is_token_bytes(method) or _BAD_TARGET.search(target):
         raise OurProtocolError(f"not a method and target: {method!r} {target!r}")
     if not are_sound(headers):
+        # Names alone: one of the values is the token.
         names = [name for name, value in headers if not are_sound([(name, value)])]
         raise OurProtocolError(f"bytes that a header must not have, in {names!r}")
 

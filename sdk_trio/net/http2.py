@@ -16,7 +16,7 @@ import h2.settings
 import httpx
 import trio
 
-from ..base.bell import Bell
+from ..base.bell import Bell, Flag
 from .http2_protocol import CorrectedProtocol, Stream, answer_head, request_headers
 from .messages import (
     ABANDONED,
@@ -41,7 +41,7 @@ from .messages import (
 from .socket import MAX_SEND_BYTES, BufferedSocket
 
 RECEIVE_BYTES = 256 * 1024
-#: How many bytes the server may send ahead of the reader, of one stream and of all: enough for a
+#: Bytes that the server may send ahead of the reader, of one stream and of all: enough for a
 #: fast line (1 MiB at 100 ms is 80 Mbit/s), and a bound on the memory that slow readers need.
 STREAM_WINDOW_BYTES = 1024 * 1024
 CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
@@ -51,7 +51,7 @@ QUEUED_BYTES = 256 * 1024
 WRITE_STALL_SECONDS = 30.0
 #: A connection on which a PING stays unanswered for this long, with nothing else arriving, is gone.
 PING_SECONDS = 5.0
-#: How long the reader needs at most, in seconds, to read data that have arrived already.
+#: Longest time that the reader needs for data that have arrived already, in seconds.
 READER_SECONDS = 0.05
 
 
@@ -81,7 +81,7 @@ class Http2Connection:
         self._streams: dict[int, Stream] = {}
         self._h2 = CorrectedProtocol()
         self._settings_arrived = trio.Event()
-        self._work = trio.Event()
+        self._work = Flag()
         self._drained = Bell()
         self._queued = 0
         self._is_writing = False
@@ -142,7 +142,7 @@ class Http2Connection:
                 # The window begins with 65,535 bytes (RFC 9113, 6.9.2) and can only be raised by
                 # the difference.
                 self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65_535)
-                self._work.set()
+                self._work.up()
                 nursery.start_soon(self._write, nursery.cancel_scope)
                 nursery.start_soon(self._read, nursery.cancel_scope)
                 nursery.start_soon(self._listen, nursery.cancel_scope)
@@ -204,7 +204,6 @@ class Http2Connection:
     async def _write(self, scope: trio.CancelScope) -> None:
         while True:
             await self._work.wait()
-            self._work = trio.Event()
             self._queued = 0
             data, self._left = self._left + self._h2.data_to_send(), b""
             if data:
@@ -234,12 +233,12 @@ class Http2Connection:
 
     def _wake_writer(self) -> None:
         if self._h2.has_data_to_send:
-            self._work.set()
+            self._work.up()
 
     def _send_at_once(self) -> None:
         """Send what is queued without the writer, who sends what the socket does not take."""
         if self._is_writing or self._left:
-            self._work.set()
+            self._work.up()
             return
         data, sent = self._h2.data_to_send(), 0
         try:
@@ -249,7 +248,7 @@ class Http2Connection:
             pass  # the writer meets it again, and knows what follows
         self._left = data[sent:]
         if self._left:
-            self._work.set()
+            self._work.up()
 
     def _say_goodbye(self) -> None:
         """Send what is queued and GOAWAY as far as the socket takes it without waiting."""
@@ -339,7 +338,7 @@ class Http2Connection:
         self._streams[stream_id] = stream
         self._unsent.append(stream)
         if has_body or len(self._streams) > 1:
-            self._work.set()
+            self._work.up()
         else:
             self._send_at_once()
         return stream
@@ -388,14 +387,14 @@ class Http2Connection:
                 raise ReadFailedError(f"the stream has ended: {error}") from error
             self._queued += len(chunk)
             view = view[window:]
-            self._work.set()
+            self._work.up()
         return True
 
     def _end_upload(self, stream: Stream) -> None:
         if not stream.ended and stream.error is None:
             self._h2.end_stream(stream.id)
             stream.upload_ended = True
-            self._work.set()
+            self._work.up()
 
     async def _wait(self, stream: Stream, limit: float | None) -> None:
         """Wait until the server's next frame for ``stream``."""
@@ -453,14 +452,14 @@ class Http2Connection:
         if self._pinged_at is None and not self.is_closed:
             self._pinged_at = trio.current_time()
             self._h2.ping(b"sdktrio?")
-            self._work.set()
+            self._work.up()
 
     def _reset(self, stream: Stream) -> None:
         try:
             self._h2.reset_stream(stream.id, h2.errors.ErrorCodes.CANCEL)
         except h2.exceptions.ProtocolError:
             return  # it ended in the meantime
-        self._work.set()
+        self._work.up()
 
     def _close_stream(self, stream: Stream) -> None:
         if self._streams.pop(stream.id, None) is None:

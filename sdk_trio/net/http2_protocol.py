@@ -36,7 +36,7 @@ _STATUS = re.compile(rb"[1-9][0-9][0-9]")
 _SECRET_HEADERS = frozenset([b"authorization", b"cookie", b"proxy-authorization"])
 
 
-#: How a field begins that is to stay out of our table, and of every other (RFC 7541, 6.2).
+#: First bits of a field that is to stay out of our table, and of every other (RFC 7541, 6.2).
 _NOT_INDEXED, _NEVER_INDEXED = 0x00, 0x10
 _NAME_BITS, _LENGTH_BITS = 4, 7
 
@@ -127,6 +127,7 @@ class CorrectedProtocol(h2.connection.H2Connection):
         return super().open_outbound_streams if len(self.streams) > SWEEP_STREAMS else 0
 
     def _receive_goaway_frame(self, frame: Any) -> Any:
+        # Taken before h2 sees the frame, and put back after: these are what it throws away.
         state, queued = self.state_machine.state, self.data_to_send()
         result = super()._receive_goaway_frame(frame)
         self.state_machine.state = state
@@ -144,8 +145,11 @@ def request_headers(request: httpx.Request) -> Headers:
     for name, value in given:
         lower = name.lower()
         if lower == b"host":
+            # HTTP/2 has a pseudo-header for it, and a server may refuse both (RFC 9113, 8.3.1).
             authority = value
         elif lower in _SECRET_HEADERS:
+            # In no table, ours or a proxy's: compression next to chosen text would let its length
+            # be guessed (RFC 7541, 7.1).
             headers.append(NeverIndexedHeaderTuple(lower, value.strip()))
         elif lower == b"te":
             if value.strip().lower() == b"trailers":  # nothing else is allowed (RFC 9113, 8.2.2)
@@ -169,6 +173,8 @@ def answer_head(fields: Headers) -> tuple[int, Headers]:
             they are passed on in.
     """
     (name, status), *headers = fields or [(b"", b"")]
+    # h2 checks the form of the fields, and httpx hands their bytes on, where a line break would
+    # begin another header.
     if name == b":status" and _STATUS.fullmatch(status) and are_sound(headers):
         return int(status), headers
     raise PeerProtocolError("the answer's headers are no headers of HTTP/2")

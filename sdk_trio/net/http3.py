@@ -48,7 +48,7 @@ from .messages import (
     timeouts_of,
 )
 
-#: How many datagrams are received in one turn, so that a fast server does not starve other tasks.
+#: The most datagrams received in one turn, so that a fast server does not starve other tasks.
 DATAGRAMS_PER_TURN = 64
 #: Uploads wait while more bytes than this of a stream are unsent or unacknowledged.
 UNSENT_BYTES = 256 * 1024

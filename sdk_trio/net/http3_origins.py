@@ -20,10 +20,10 @@ from .pool import REAP_SECONDS
 if TYPE_CHECKING:
     from .http3 import Http3Connection
 
-#: How long a request waits for HTTP/3, in seconds, before it goes over TCP. A handshake takes one
+#: Time that a request waits for HTTP/3 before it goes over TCP, in seconds. A handshake takes one
 #: round trip, so a server that is reachable answers well within this.
 ATTEMPT_SECONDS = 1.0
-#: How long an origin that failed is reached over TCP only, in seconds.
+#: Time for which an origin that failed is reached over TCP only, in seconds.
 FAILURE_SECONDS = 600.0
 
 #: The size asked for the kernel's buffers of one connection, in bytes, so that a burst is not lost;

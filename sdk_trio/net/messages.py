@@ -36,7 +36,7 @@ from ..base.http import DEFAULT_PORTS
 
 Headers = list[tuple[bytes, bytes]]
 
-#: How long a generator of chunks may take to clean up, in seconds, once it is not needed any more.
+#: Time for a generator of chunks to clean up, in seconds, once it is not needed any more.
 CLEANUP_SECONDS = 1.0
 
 
@@ -131,6 +131,8 @@ class TransportClosed(httpx.ConnectError):
     """The transport was closed while the request waited; nothing was sent."""
 
 
+# httpx's classes are what callers and their mocks know. Ours say more, and stay within the
+# transport.
 _HTTPX_ERRORS: dict[type[NetworkError], type[httpx.TransportError]] = {
     ConnectFailedError: httpx.ConnectError,
     ConnectTimedOutError: httpx.ConnectTimeout,
@@ -207,6 +209,8 @@ def origin_of(request: httpx.Request) -> Origin:
             f"the address {str(url.copy_with(query=None))!r} is neither http nor https",
             request=request,
         )
+    # In a URL the sign before the zone of an IPv6 address is escaped (RFC 6874, 2), and the
+    # resolver wants it plain.
     host = url.raw_host.decode("ascii").replace("%25", "%", 1)
     return Origin(scheme, host, DEFAULT_PORTS[scheme] if url.port is None else url.port)
 
@@ -251,6 +255,7 @@ def body_of(request: httpx.Request) -> bytes | httpx.AsyncByteStream:
 
 def is_replayable(request: httpx.Request) -> bool:
     """Return whether the body can be sent a second time."""
+    # A stream of the caller's has been read, at least in part, by the time a try has failed.
     return isinstance(request.stream, httpx.ByteStream)
 
 
@@ -419,5 +424,6 @@ async def _counted(source: AsyncIterator[bytes], length: int | None) -> AsyncGen
             raise OurProtocolError(f"the body is longer than its Content-Length of {length}")
         if chunk:
             yield chunk
+    # The server would wait for the rest until its own timeout.
     if length is not None and sent < length:
         raise OurProtocolError(f"the body has {sent} bytes, its Content-Length says {length}")

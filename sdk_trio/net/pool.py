@@ -42,7 +42,7 @@ from .socket import Dial, open_wire
 CONNECT_SECONDS = 10.0
 #: A connection whose PING is unanswered for this time, in seconds, gets no new requests.
 SUSPECT_SECONDS = 1.0
-#: How long a failed attempt to add an HTTP/2 connection is not repeated, in seconds, while others
+#: Pause after a failed attempt to add an HTTP/2 connection, in seconds, while others
 #: work.
 REDIAL_SECONDS = 1.0
 #: A first attempt to connect is overdue after ``RACE_SECONDS``, the delay that RFC 8305 (5)

@@ -158,6 +158,8 @@ class HttpPoster:
         if exchange.response is not None and not exchange.response.is_success:
             # The body is missing, but the status of a failure says what became of the message.
             return self._answer(exchange)
+        # From here on a byte may have reached the provider. That question comes before all others,
+        # because only its answer forbids a second try.
         if exchange.has_begun:
             raise AnswerLostError(text) from failure
         if _has_cause(failure, NoPublicAddressError):
@@ -167,6 +169,7 @@ class HttpPoster:
         raise NotSentError(text) from failure
 
     def _transport(self, url: str, *, public_only: bool) -> Transport:
+        # Made once, at the first message: it reads every authority of the system.
         if self._verify is None and url.startswith("https:"):
             self._verify = httpx.create_ssl_context()
         dial = self._dial_public if public_only else self._dial
@@ -211,6 +214,7 @@ class _Exchange:
 def _request(
     url: str, headers: Mapping[str, str], body: bytes, depart: Callable[[], None]
 ) -> httpx.Request:
+    # The connection serves this request alone; saying so lets the server close it without waiting.
     sent = {**headers, "user-agent": "sdk-trio", "connection": "close"}
     return httpx.Request("POST", url, headers=sent, content=body, extensions={BEFORE_SEND: depart})
 

@@ -16,7 +16,9 @@ from .messages import (
     ConnectTimedOutError,
     Origin,
     ReadFailedError,
+    ReadTimedOutError,
     WriteFailedError,
+    WriteTimedOutError,
 )
 
 #: The most bytes of one TLS write: OpenSSL demands that a write which had to wait is repeated with
@@ -60,12 +62,19 @@ class BufferedSocket:
         except OSError as error:
             raise WriteFailedError(_text(error)) from error
 
-    async def send_all(self, data: bytes) -> None:
-        """Send all of ``data``; checkpoints only when it has to wait.
+    async def send_all(self, data: bytes, limit: float | None = None) -> None:
+        """Send all of ``data`` within ``limit`` seconds; checkpoints only when it has to wait.
 
         Raises:
             WriteFailedError: the connection has ended.
+            WriteTimedOutError: the peer took too long.
         """
+        if limit is not None:
+            with trio.move_on_after(limit) as scope:
+                await self.send_all(data)
+            if scope.cancelled_caught:
+                raise WriteTimedOutError(f"the server took no bytes for {limit:g} s")
+            return
         view = memoryview(data)
         while view:
             sent = self.send_now(view[:MAX_SEND_BYTES])
@@ -76,12 +85,19 @@ class BufferedSocket:
                 except trio.ClosedResourceError as error:
                     raise WriteFailedError("the connection was closed") from error
 
-    async def receive(self, max_bytes: int) -> bytes:
+    async def receive(self, max_bytes: int, limit: float | None = None) -> bytes:
         """Return the next bytes, ``b""`` when the server closed; always a checkpoint.
 
         Raises:
             ReadFailedError: the connection has ended otherwise.
+            ReadTimedOutError: nothing came for ``limit`` seconds.
         """
+        # The client's calls have the attempt's deadline around them and no limit here, so the usual
+        # way makes no scope; those of httpx's users who set ``timeout`` pay for one.
+        if limit is not None:
+            with trio.move_on_after(limit):
+                return await self.receive(max_bytes)
+            raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
         # Bytes that OpenSSL has decrypted already do not make the socket readable.
         if self._tls is not None and self._tls.pending():
             await trio.lowlevel.checkpoint()

@@ -167,7 +167,7 @@ async def _head(stream: trio.SocketStream) -> bytes:
             return head
 
 
-#: How often one request may be sent away unprocessed by a connection that served nobody.
+#: Tries of a request that a connection which served nobody sends away unprocessed.
 NOT_PROCESSED_TRIES = 3
 
 
@@ -307,45 +307,42 @@ class Transport(httpx.AsyncBaseTransport):
             if self._was_closed:
                 raise TransportClosed("the client was closed", request=request)
             raise RuntimeError("the transport is not open: use it as 'async with Transport(...)'")
-        try:
-            return await self._exchange(pool, request)
-        except NetworkError as error:
-            raise translated(error, request) from error
-
-    async def _exchange(self, pool: ConnectionPool, request: httpx.Request) -> httpx.Response:
-        origin, timeouts = origin_of(request), timeouts_of(request)
-        if not isinstance(request.stream, httpx.AsyncByteStream):
-            raise TypeError("the request's body is synchronous: give an asynchronous iterable")
         tries = 0
         was_stale = False
-        while True:
-            connection: ClientConnection | None = None
-            if self._http3 is not None:
-                connection = await self._http3.acquire(origin)
-            if connection is None:
-                # After a first try that may have been executed, a second one that never left proves
-                # nothing, so the caller is not told that the request was not sent.
-                abandoned = None if was_stale else request.extensions.get(ABANDONED)
-                connection = await pool.acquire(origin, timeouts, abandoned)
-            try:
-                return await connection.exchange(request)
-            # Neither of these two was processed, so any method may be sent again, without the retry
-            # layer, its waits and its budget.
-            except RenewedError:
-                if not is_replayable(request):
-                    raise
-            except NotProcessedError:
-                tries += 1
-                if not is_replayable(request) or tries >= NOT_PROCESSED_TRIES:
-                    raise
-            except StaleConnectionError:
-                repeatable = request.method in IDEMPOTENT_METHODS
-                if was_stale or not repeatable or not is_replayable(request):
-                    raise
-                was_stale = True
-                # The other idle connections are probably dead as well, so the second try gets a new
-                # one or one that was in use a moment ago.
-                pool.forget_idle(origin)
+        try:
+            origin, timeouts = origin_of(request), timeouts_of(request)
+            if not isinstance(request.stream, httpx.AsyncByteStream):
+                raise TypeError("the request's body is synchronous: give an asynchronous iterable")
+            while True:
+                connection: ClientConnection | None = None
+                if self._http3 is not None:
+                    connection = await self._http3.acquire(origin)
+                if connection is None:
+                    # After a first try that may have been executed, a second one that never left
+                    # proves nothing, so the caller is not told that the request was not sent.
+                    abandoned = None if was_stale else request.extensions.get(ABANDONED)
+                    connection = await pool.acquire(origin, timeouts, abandoned)
+                try:
+                    return await connection.exchange(request)
+                # Neither of these two was processed, so any method may be sent again, without the
+                # retry layer, its waits and its budget.
+                except RenewedError:
+                    if not is_replayable(request):
+                        raise
+                except NotProcessedError:
+                    tries += 1
+                    if not is_replayable(request) or tries >= NOT_PROCESSED_TRIES:
+                        raise
+                except StaleConnectionError:
+                    repeatable = request.method in IDEMPOTENT_METHODS
+                    if was_stale or not repeatable or not is_replayable(request):
+                        raise
+                    was_stale = True
+                    # The other idle connections are probably dead as well, so the second try gets a
+                    # new one or one that was in use a moment ago.
+                    pool.forget_idle(origin)
+        except NetworkError as error:
+            raise translated(error, request) from error
 
     def _tls(self) -> ssl.SSLContext:
         if self._context is None:

@@ -20,6 +20,7 @@ from types import MappingProxyType
 import attrs
 import trio
 
+from ..base.bell import Flag
 from ..base.logs import get_logger
 from ..base.throttle import TokenBucket
 from ..errors import StoreUnavailableError
@@ -150,7 +151,8 @@ class ChannelRunner:
         fraction: Callable[[], float] = random.random,
     ) -> None:
         self.name = name
-        self._channel = channel
+        #: A reload replaces it; a message that is being sent goes on with the old one.
+        self.channel: Channel = channel
         self._store = store
         self._limits = limits
         self._clock = clock
@@ -158,21 +160,16 @@ class ChannelRunner:
         self._fraction = fraction
         self._busy = 0
         self._closed = False
-        self._wanted = trio.Event()
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether messages of this channel may be sent twice."""
-        return self._channel.repeatable
+        self._wanted = Flag()
 
     def wake(self) -> None:
         """Look again: there may be something to send."""
-        self._wanted.set()
+        self._wanted.up()
 
     def close(self) -> None:
         """Claim nothing more; :meth:`run` returns when the attempts in progress have ended."""
         self._closed = True
-        self._wanted.set()
+        self._wanted.up()
 
     async def run(self) -> None:
         """Send until :meth:`close`; then finish what was begun.
@@ -183,7 +180,6 @@ class ChannelRunner:
         pace = Pace(per_second=self._limits.per_second, burst=self._limits.burst)
         async with trio.open_nursery() as attempts:
             while not self._closed:
-                self._wanted = trio.Event()
                 now = trio.current_time()
                 # No more is claimed than can be sent at once: what is claimed and waits would be
                 # nobody's for a lease after a crash.
@@ -212,7 +208,7 @@ class ChannelRunner:
             self._busy += 1
             attempts.start_soon(self._deliver, record, pace)
         if due.more or (due.records and len(due.records) == free):
-            self._wanted.set()
+            self._wanted.up()
         if due.next_due_at is None:
             return LOOK_SECONDS
         return min(LOOK_SECONDS, max(0.001, due.next_due_at - self._clock()))
@@ -225,7 +221,7 @@ class ChannelRunner:
                 await self._send(record, pace)
         finally:
             self._busy -= 1
-            self._wanted.set()
+            self._wanted.up()
 
     async def _begin(self, record: NotificationRecord) -> bool:
         """Write the mark of sending; return False if the message must not be sent."""
@@ -287,7 +283,7 @@ class ChannelRunner:
         # messages would hold their places for ever.
         with trio.move_on_after(ATTEMPT_SECONDS):
             try:
-                return await self._channel.send(record.outbox)
+                return await self.channel.send(record.outbox)
             except Exception as error:
                 # A bug of ours in the middle of sending: the message may have left or not.
                 log_fault("notification.crashed", error, id=str(record.id))
@@ -361,6 +357,8 @@ class NotificationPump:
         channels: by the name that the store and people know them by (``email``).
         store: where the messages are kept.
         limits: of single channels; the others have the defaults of :class:`ChannelLimits`.
+        changed: is raised when there may be a new transition; None: nobody says so, and the store
+            is looked at every :data:`POLL_SECONDS`.
         clock: returns Unix seconds.
         fraction: returns a random number from 0 to 1.
     """
@@ -371,6 +369,7 @@ class NotificationPump:
         store: NotificationStore,
         *,
         limits: Mapping[str, ChannelLimits] | None = None,
+        changed: Flag | None = None,
         clock: Callable[[], float] = time.time,
         fraction: Callable[[], float] = random.random,
     ) -> None:
@@ -390,7 +389,7 @@ class NotificationPump:
             )
             for name, channel in channels.items()
         }
-        self._wanted = trio.Event()
+        self._changed = Flag() if changed is None else changed
         self._closing = trio.Event()
         #: Set when :meth:`run` has finished what was begun.
         self.ended: trio.Event = trio.Event()
@@ -408,7 +407,12 @@ class NotificationPump:
 
     def wake(self) -> None:
         """Look for new transitions now instead of half a second later."""
-        self._wanted.set()
+        self._changed.up()
+
+    def replace(self, channels: Mapping[str, Channel]) -> None:
+        """Send through these channels from the next message on; unknown names are left out."""
+        for name, runner in self._runners.items():
+            runner.channel = channels.get(name, runner.channel)
 
     def close(self) -> None:
         """Begin nothing more; :meth:`run` returns when the attempts in progress have ended."""
@@ -466,7 +470,6 @@ class NotificationPump:
     async def _watch(self) -> None:
         """Enlist new transitions and wake the runners, now and after each change."""
         while True:
-            self._wanted = trio.Event()
             pause = POLL_SECONDS
             try:
                 if await self._look():
@@ -475,7 +478,7 @@ class NotificationPump:
                 pause = STORE_RETRY_SECONDS
                 _log.store_unavailable(error, retry_in=pause)
             with trio.move_on_after(pause):
-                await self._wanted.wait()
+                await self._changed.wait()
 
     async def _look(self, *, first: bool = False) -> bool:
         """Look once; return True if there is more to enlist."""

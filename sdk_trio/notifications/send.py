@@ -90,6 +90,7 @@ def log_fault(event: str, error: Exception, **fields: object) -> None:
     Its text and its traceback may quote a credential, an address or a message, so neither is
     logged.
     """
+    # The last frame is the line that raised, which is all that a report needs beside the type.
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.filename}:{place.lineno}"
     _log.error(event, error=type(error).__name__, where=where, **fields)
@@ -207,6 +208,7 @@ def credential(read_variable: ReadVariable, name: str, *, for_header: bool = Tru
     ``for_header``: it becomes part of a request's head, where only visible ASCII is safe: a line
     break would begin another header.
     """
+    # A line break at the end is what ``echo`` leaves in a file of variables.
     value = (read_variable(name) or "").strip()
     if not value:
         return Skipped(f"the variable {name} is not set")
@@ -275,14 +277,17 @@ def classify_response(
     reason = f"answered {status}"
     if explanation:
         reason += f": {explanation}"
+    # Before the other 5xx, of which these are a part.
     if status in _SAID_BY_A_GATEWAY and not repeatable:
         return Ambiguous(f"{reason}: a gateway's answer, look there whether it was sent")
     if status in _TRY_AGAIN or status >= 500:
         return Again(reason, _wait(answer, now))
+    # To follow would send a credential and a person's address to a host that nobody has configured.
     if 300 <= status < 400:
         return Refused(f"{reason} (redirects are not followed)")
     if status in (401, 403) and advice:
         return Refused(f"{reason}; {advice}")
+    # A success that the provider does not document may be a sandbox, a queue, or nothing at all.
     if 200 <= status < 300:
         return Ambiguous(f"{reason}, which is not documented: look there whether it was sent")
     return Refused(reason)
@@ -298,6 +303,7 @@ def document_of(answer: PostAnswer) -> dict[str, Any]:
     """Return the answer's JSON object; an empty one if it is none."""
     try:
         found = json.loads(answer.body)
+    # A proxy answers in HTML, and a hostile server nests a thousand brackets.
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -318,6 +324,8 @@ def _wait(answer: PostAnswer, now: float) -> float | None:
     """Return the longer of the waits that the answer asks for, in seconds, None for none."""
     asked = [] if answer.retry_after is None else [answer.retry_after]
     reset = answer.headers.get("x-ratelimit-reset", "").strip()
+    # Some providers say it as a time in Unix seconds and not as a wait. Twelve digits reach beyond
+    # the year 30000; a longer number is none.
     if answer.status == 429 and reset.isascii() and reset.isdigit() and len(reset) <= 12:
         asked.append(int(reset) - now)
     waits = [wait for wait in asked if wait > 0]

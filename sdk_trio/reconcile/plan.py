@@ -173,6 +173,7 @@ def read_sighting(delivery: Mapping[str, Any]) -> Sighting:
         webhook_id=webhook_id,
         type=str(event.get("type")),
         at=(at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp(),
+        # The upstream says it of the event and of each attempt; either is enough.
         delivered=event.get("succeeded") is True or delivery.get("succeeded") is True,
         archived=event.get("is_archived") is True,
     )
@@ -215,6 +216,7 @@ def advanced(
 
     ``whole``: everything before the window is resolved.
     """
+    # An earlier window holds something unresolved, and the checkpoint never passes that.
     if not whole:
         return checkpoint
     oldest = min((sighting.at for sighting in unresolved), default=window.end)
@@ -269,6 +271,7 @@ def choose_endpoints(
     chosen = list(configured) or list(by_id)
     if len(chosen) > 1 and not configured:
         chosen = [name for name in chosen if has_path(by_id[name], path)]
+    # Asking for redeliveries at the wrong endpoint would send every event to another program again.
     if len(chosen) != 1 and not configured:
         raise UnknownEndpointError(
             "which of the upstream's webhook endpoints leads here is not known: name it in "

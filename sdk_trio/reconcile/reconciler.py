@@ -114,6 +114,8 @@ class Reconciler:
         self._lookback = options.max_lookback_hours * 3600.0
         self._interval = options.interval_minutes * 60.0
         self._configured = options.endpoint_ids
+        # Where no ids are set, an endpoint is known by the path of its address: the host may be a
+        # proxy's.
         self._path = settings.webhooks.path
 
     async def run(self) -> None:
@@ -125,6 +127,7 @@ class Reconciler:
             try:
                 await self.reconcile()
             except SdkError as error:
+                # Not sooner: what is missed now is in the upstream's list at the next pass, too.
                 _log.warning("reconciliation.failed", error=str(error), retry_in=self._interval)
             await trio.sleep(self._interval)
 
@@ -148,6 +151,7 @@ class Reconciler:
         now = self._clock()
         progress = _Progress(await self._load(now), now)
         for window in windows(self._start(progress.checkpoint, now), now):
+            # Window by window, so that a pass which is cut short keeps what it has done.
             await self._work_on(window, endpoints, progress)
         self._forget_abandoned(progress, now)
         await self._save(progress.checkpoint)
@@ -188,6 +192,7 @@ class Reconciler:
         return agreed
 
     def _start(self, checkpoint: Checkpoint, now: float) -> float:
+        # An overlap, as the upstream may list a delivery some time after it was made.
         start, earliest = checkpoint.until - OVERLAP_SECONDS, now - self._lookback
         if checkpoint.until < earliest - OVERLAP_SECONDS:
             _log.warning(
@@ -240,6 +245,7 @@ class Reconciler:
 
         async def visit(page: list[Any]) -> None:
             sightings = [read_sighting(item) for item in page]
+            # A question to the store for each page, and no list of all that the upstream has sent.
             known = await self._inbox.known([sighting.webhook_id for sighting in sightings])
             if progress is not None:
                 progress.checkpoint = without(progress.checkpoint, known)
@@ -273,6 +279,8 @@ class Reconciler:
                 return Checkpoint.from_text(text)
             except ValueError as error:
                 _log.error("reconciliation.checkpoint_unreadable", error=str(error))
+        # An unreadable one costs a longer pass. To stop would leave events missing until somebody
+        # reads the log.
         return Checkpoint.first(now, self._lookback)
 
     async def _save(self, checkpoint: Checkpoint) -> None:
@@ -294,6 +302,7 @@ class Reconciler:
         """
         asked = progress.checkpoint.asked
         unseen = asked.keys() - progress.waiting - progress.asked
+        # Without this the checkpoint would grow with every event that this receiver refuses.
         old = {name for name in unseen if asked[name].last < now - self._lookback}
         for webhook_id in old:
             _log.error(

@@ -90,6 +90,7 @@ async def _ask(
     stream: trio.abc.Stream, target: str, body: bytes | None, max_bytes: int
 ) -> LocalAnswer:
     connection = h11.Connection(h11.CLIENT)
+    # Closed by both sides at the end, so an answer without a length ends with the connection.
     headers = [("host", "localhost"), ("connection", "close")]
     if body is not None:
         headers += [("content-type", "application/json"), ("content-length", str(len(body)))]
@@ -109,6 +110,7 @@ async def _ask(
                 status = event.status_code
             elif isinstance(event, h11.Data):
                 found += event.data
+                # Any program of this machine may listen on a port that the replicator has left.
                 if len(found) > max_bytes:
                     raise _TooLongError(f"its answer is longer than {max_bytes} bytes")
             elif isinstance(event, h11.EndOfMessage):
@@ -168,6 +170,7 @@ def control_socket_path(directory: str) -> str:
     return path
 
 
+# Only the fields that are used, each with a default where a release may leave it out.
 class _Database(msgspec.Struct):
     path: str
     status: str = ""
@@ -285,6 +288,8 @@ class ControlClient:
             wait: until the target has all of it; otherwise only until it is in the local copy.
             seconds: how long the sync may take.
         """
+        # It ends the sync itself after that time, and says so; ours is later, so that its answer is
+        # the one that is seen.
         question = {"path": path, "wait": wait, "timeout": seconds}
         return read_sync(await self._ask("/sync", question, seconds + self._seconds))
 

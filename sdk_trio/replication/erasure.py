@@ -71,6 +71,7 @@ class ReplicaErasure:
         directory = Path(where)
         if not os.path.lexists(directory):
             return None
+        # An operator's link or file: it is named and counted, and nothing behind it is looked at.
         if directory.is_symlink() or not directory.is_dir():
             return ReplicaHoldings(where=where, files=1, bytes=directory.lstat().st_size)
         files = [each for each in directory.rglob("*") if each.is_file()]
@@ -104,6 +105,7 @@ class ReplicaErasure:
                 held = await trio.to_thread.run_sync(HeldDatabase.take, file)
                 if held is not None:
                     break
+                # Nothing tells when another process closes a file.
                 await trio.sleep(_TRY_SECONDS)
         if held is None:
             yield name_holders(file)
@@ -162,6 +164,7 @@ def _remove_local(replica: Path) -> str | None:
 
 def replica_location(options: ReplicationOptions, tenant_id: str) -> str:
     """Return the place of a tenant's replica in the form that the target's own tools use."""
+    # From the function that the manifest is made with, so that the place is never another one.
     path = replica_path(options, tenant_id, working_directory=os.getcwd())
     match options.replica_target_type:
         case ReplicaTargetType.LOCAL_DISK:

@@ -264,9 +264,13 @@ class HealthChecker:
         self.latest = await self._judge(wanted)
         return self.latest
 
-    async def run(self) -> None:
-        """Check every :data:`CHECK_SECONDS` until cancelled, and log each change of the state."""
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Check every :data:`CHECK_SECONDS` until cancelled, and log each change of the state.
+
+        With ``HealthCheckEnabled: false`` it says so once, and waits for its end.
+        """
         before: HealthState | None = None
+        task_status.started()
         while True:
             health = await self.check()
             # Changes alone are logged: a target that is away for a night would fill the log
@@ -282,9 +286,8 @@ class HealthChecker:
                     worst=[each.path for each in health.worst],
                 )
                 before = health.state
-            if health.state is HealthState.DISABLED:
-                return
-            await trio.sleep(CHECK_SECONDS)
+            off = health.state is HealthState.DISABLED
+            await trio.sleep(math.inf if off else CHECK_SECONDS)
 
     async def _judge(self, wanted: Collection[str]) -> ReplicationHealth:
         unserved: str | None = None

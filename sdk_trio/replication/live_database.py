@@ -124,7 +124,7 @@ def read_content(connection: apsw.Connection, pause: Pause) -> Content:
     names = [
         name
         for kind, name, _, sql in schema
-        # What a virtual table holds is in tables of its own.
+        # The content of a virtual table is in tables of its own.
         if kind == "table" and not sql.upper().startswith("CREATE VIRTUAL")
     ]
     return Content(schema, {name: _sum(connection, name, pause) for name in names})

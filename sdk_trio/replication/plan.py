@@ -174,6 +174,7 @@ def with_control_socket(text: str, socket_path: str) -> str:
     """
     keys = {line.partition(":")[0] for line in text.splitlines() if line[:1].isalpha()}
     lines = [text.rstrip("\n")]
+    # An operator's own settings of these two stay as they are.
     if "socket" not in keys:
         lines.append(f"socket: {{enabled: true, path: {quoted(socket_path)}, permissions: 0600}}")
     if "logging" not in keys:
@@ -238,6 +239,8 @@ class PlanReader:
 
         try:
             content = await trio.to_thread.run_sync(load)
+            # One byte more than that was read, so a longer file is noticed and never held in
+            # memory.
             if len(content) > MAX_BYTES:
                 raise ReplicatorError(f"{self.config_path} is longer than {MAX_BYTES} bytes")
             return content.decode()
@@ -349,6 +352,8 @@ class ChildConfiguration:
 
     def reject(self) -> None:
         """Remember that it does not, if there is another one to go back to."""
+        # The only configuration there is goes on being tried: its fault may be the target's, and
+        # pass.
         if self._good is not None and self._good is not self.plan and self.plan is not None:
             self._rejected = self.plan.text
 

@@ -86,6 +86,8 @@ LIST_SECONDS = 60.0
 #: Characters of the binary's own words that a message shows.
 _SHOWN_CHARACTERS = 400
 
+# The binary's words for a replica that cannot be restored; every other failure is the target's or
+# ours, and worth another try.
 _DAMAGE = re.compile(
     r"checksum|integrity check|decode|corrupt|non-contiguous|invalid ltx|unexpected EOF|"
     r"malformed|lz4"
@@ -224,6 +226,7 @@ def find_gap(
     only; for a point in time it restores the state before the gap without an error.
     """
     for file in files:
+        # A second of tolerance, since the listing cuts fractions off.
         if file.last_txid > point.txid and (at is None or file.written_at + 1 <= at):
             return file
     return None
@@ -266,6 +269,7 @@ class ReplicaReader:
                 working_directory=os.getcwd(),
             )
             manifest = scratch / "replicator.yml"
+            # It may name the target's keys, so it is ours alone from its first byte on.
             with open(os.open(manifest, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(text)
         except (OSError, ValueError) as error:
@@ -344,7 +348,15 @@ class TenantReplica:
         """
         until = _until(at=at, txid=txid)
         await self._run(
-            "restore", "-json", "-integrity-check", "full", *until, "-o", os.fspath(output)
+            # A quick check reads no index and no content: a restored database is used, so all of it
+            # is read.
+            "restore",
+            "-json",
+            "-integrity-check",
+            "full",
+            *until,
+            "-o",
+            os.fspath(output),
         )
 
     async def _run(self, verb: str, *options: str) -> str:
@@ -370,8 +382,10 @@ class TenantReplica:
     def _failure(self, ended: "subprocess.CompletedProcess[bytes]") -> ReplicationError:
         said = ended.stderr.decode(errors="replace")
         lines = [line.strip() for line in said.splitlines() if line.strip()]
+        # It logs its attempts first and says why it gave up last.
         told = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
         words = " ".join((told or lines or [f"exit status {ended.returncode}"])[-1].split())
+        # An address of a target may be in its words, with the key in it.
         for secret in self._secrets:
             words = words.replace(secret, "***")
         words = words[:_SHOWN_CHARACTERS]

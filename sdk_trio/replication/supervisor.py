@@ -260,6 +260,8 @@ class Supervisor:
 
     def _stop_seconds(self) -> float:
         """Return the seconds that the child has for an orderly stop that begins now."""
+        # Two seconds in any case: without a last sync the newest rows are on this disk alone until
+        # the next start.
         left = max(self._end_by - trio.current_time(), self._patience.last_sync)
         return 0.0 if self._forced else min(left, self._patience.stop)
 
@@ -283,6 +285,7 @@ class Supervisor:
             began = trio.current_time()
             try:
                 await self._run_once(lock, reason)
+                # It ended because something newer is wanted, so this is no failure.
                 failures, reason = 0, "reload"
             except ReplicationError as error:
                 if self._stopping:
@@ -309,6 +312,7 @@ class Supervisor:
             retry_in=round(delay, 2),
         )
         self._requests.settle(applied=False)
+        # Somebody who has mended the configuration does not wait for the end of the pause.
         with trio.move_on_after(delay):
             await self._wait_for_request()
 
@@ -381,8 +385,8 @@ class Supervisor:
         failure: ReplicationError | None = None
         with self._until_stopped():
             async with trio.open_nursery() as nursery:
-                # What is being waited for (an answer, a request) would wait for a child that has
-                # ended.
+                # An answer or a request that is being waited for cannot come any more once the
+                # child has ended.
                 nursery.start_soon(_cancel_after, child.ended, self._interruptible)
                 try:
                     await self._confirm(child)
@@ -436,6 +440,7 @@ class Supervisor:
         """Apply the present configuration; return whether that needs a restart."""
         asked, before = self._requests.newest, self._plans.plan
         plan = await self._plans.look_again(binary)
+        # An unreadable one is no reason to end a replicator that works.
         if plan is None or plan is before:
             self._requests.settle(applied=plan is not None, up_to=asked)
             if plan is not None:
@@ -466,6 +471,8 @@ class Supervisor:
                 await self.client.unregister(path, seconds=_UNREGISTER_SECONDS)
             for path, url in change.added.items():
                 await self.client.register(path, url)
+            # Last: a crash in between starts from the old copy, and the next look finds the
+            # difference again.
             await self._plans.adopt(plan)
         except ReplicationError as error:
             _log.warning("replication.change_failed", error=str(error), hint="restarting it")

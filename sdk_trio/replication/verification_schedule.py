@@ -162,12 +162,13 @@ class VerificationScheduler:
         """
         return self._state.age(self._clock())
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled; a store or a target that fails is tried again at the next look.
 
         Without ``VerifyIntervalHours`` it only keeps :attr:`state` up to date.
         """
         began = trio.current_time()
+        task_status.started()
         while True:
             try:
                 self._state = await self._keeper.read()

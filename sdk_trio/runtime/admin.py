@@ -206,6 +206,8 @@ class AdminServer:
                 _refuse_second_start(self._runtime.settings)
                 raise
             _refuse_guessable(token, addresses)
+            # Which requests need the token depends on whether every address is of this machine, and
+            # inherited sockets tell their addresses only now.
             app.listen_at(addresses)
             self._addresses = addresses
             nursery.start_soon(app.run)
@@ -282,6 +284,7 @@ class AdminServer:
             return Check("receiver", False, "it is starting")
         if self._runtime.ready:
             return Check("receiver", True, "accepts deliveries")
+        # The receiver is ready and the runtime is not: Server:ShutdownDelaySeconds runs.
         leaving = self._runtime.receiver.ready
         detail = "accepts deliveries for a moment yet" if leaving else "accepts nothing new"
         return Check("receiver", False, detail)

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-import attrs
 import trio
 
 from ..base.telemetry import Sample
@@ -21,10 +20,8 @@ from ..notifications.channels.sms import SmsSender
 from ..notifications.channels.webhook import WebhookSender
 from ..notifications.pump import RESULTS, ChannelLimits, NotificationPump
 from ..notifications.schedule import RetrySchedule
-from ..notifications.send import Channel, Outcome, Poster, ReadVariable
-from ..records.tenants import OutboxRecord
+from ..notifications.send import Channel, Poster, ReadVariable
 from ..storage.ports import Store
-from ..tenants.feed import TransitionFeed
 from ..tenants.tenancy import TenantRuntime
 from ..webhooks.signed_request import sign_body
 
@@ -88,20 +85,6 @@ def _sign(body: bytes, *, secret: str, webhook_id: str, timestamp: int) -> Mappi
     ).headers
 
 
-@attrs.define
-class _Changeable:
-    """A channel that a reload of the settings can replace."""
-
-    channel: Channel
-
-    @property
-    def repeatable(self) -> bool:
-        return self.channel.repeatable
-
-    async def send(self, record: OutboxRecord) -> Outcome:
-        return await self.channel.send(record)
-
-
 class Notifier:
     """Site-manager notifications beside the receiver; a :class:`BackgroundTask`.
 
@@ -124,18 +107,18 @@ class Notifier:
         self._channels = channels
         self._limits = limits
         self._clock = clock
-        self._dispatcher: NotificationPump | None = None
-        self._running: dict[str, _Changeable] = {}
+        self._pump: NotificationPump | None = None
+        self._names: tuple[str, ...] = ()
         self._closed = False
 
     @property
     def samples(self) -> tuple[Sample, ...]:
         """The metrics of notifications so far; none before the start."""
-        if self._dispatcher is None:
+        if self._pump is None:
             return ()
-        return sample_notifications(self._dispatcher.counts, self._running)
+        return sample_notifications(self._pump.counts, self._names)
 
-    async def run(
+    async def run(  # noqa: ASYNC128 - the pump calls it
         self,
         store: Store,
         tenancy: TenantRuntime,
@@ -149,27 +132,26 @@ class Notifier:
             StoreUnavailableError: at the start alone; later it is retried.
         """
         options = self._settings.multi_tenant.notifications
-        made = self._make_channels(self._settings)
-        channels = self._running = {name: _Changeable(channel) for name, channel in made.items()}
+        channels = self._make_channels(self._settings)
+        self._names = tuple(channels)
         schedule = RetrySchedule(
             options.max_attempts, options.retry_base_seconds, options.retry_cap_seconds
         )
         limits = self._limits or {name: ChannelLimits(schedule=schedule) for name in channels}
-        dispatcher = NotificationPump(
-            channels, store.notifications, limits=limits, clock=self._clock
-        )
-        # The data directory is locked, so every other holder of a lease is dead.
-        await dispatcher.recover()
-        self._dispatcher = dispatcher
-        if self._closed:
-            dispatcher.close()
         with tenancy.service.subscribe() as feed:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_forward, feed, dispatcher)
-                await nursery.start(dispatcher.run)
-                task_status.started()
-                await dispatcher.ended.wait()
-                nursery.cancel_scope.cancel()
+            pump = NotificationPump(
+                channels,
+                store.notifications,
+                limits=limits,
+                changed=feed.changed,
+                clock=self._clock,
+            )
+            # The data directory is locked, so every other holder of a lease is dead.
+            await pump.recover()
+            self._pump = pump
+            if self._closed:
+                pump.close()
+            await pump.run(task_status=task_status)
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
         """Return the call after which messages are made with ``settings``.
@@ -180,8 +162,8 @@ class Notifier:
 
         def commit() -> None:
             self._settings = settings
-            for name, running in self._running.items():
-                running.channel = made.get(name, running.channel)
+            if self._pump is not None:
+                self._pump.replace(made)
 
         return commit
 
@@ -191,16 +173,12 @@ class Notifier:
             made: Mapping[str, Channel] = make_channels(options, clock=self._clock)
         else:
             made = self._channels(settings)
+        # In the order of the settings' list. A factory of the host's may know fewer channels than
+        # are enabled.
         return {name: made[name] for name in enabled_channels(options) if name in made}
 
     def close(self) -> None:
         """Begin no new attempt."""
         self._closed = True
-        if self._dispatcher is not None:
-            self._dispatcher.close()
-
-
-async def _forward(feed: TransitionFeed, dispatcher: NotificationPump) -> None:
-    while True:
-        await feed.wait()
-        dispatcher.wake()
+        if self._pump is not None:
+            self._pump.close()

@@ -1,16 +1,14 @@
 """Replication inside the runtime: watcher, supervised replicator, health check, verification.
 
-It shares the nursery of the other parts, and shows its state as metrics
+They are siblings of the other parts in the runtime's nursery, and show their state as metrics
 (docs/reference/metrics.md).
 """
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import attrs
-import trio
 
 from ..base.logs import get_logger
 from ..base.telemetry import Sample
@@ -34,6 +32,7 @@ from ..replication.watch import Reloader, TenantList, WatchedTenants, Watcher, f
 from ..storage.data_directory import create_data_directory
 from ..storage.ports import Inbox
 from ..tenants.databases import databases_directory
+from ..webhooks.companion import Part
 
 _log = get_logger("replication")
 
@@ -48,6 +47,7 @@ def sample_replication(health: ReplicationHealth | None) -> tuple[Sample, ...]:
     ``sdk_replication_lag_seconds`` is the largest lag of all databases, infinite while one was
     never in step; ``sdk_replication_databases{state}`` is how many are in which state.
     """
+    # No sample instead of a 0, which an alert on the lag would take for good news.
     if health is None or health.state is HealthState.DISABLED or health.lag_seconds is None:
         return ()
     return (
@@ -81,53 +81,8 @@ def sample_verification(scheduler: VerificationScheduler | None) -> tuple[Sample
     return () if age is None else (Sample("sdk_replication_verified_age_seconds", (), age),)
 
 
-class AskedSupervisor(Reloader, Protocol):
-    """A reloader that runs the replicator itself."""
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the replicator until cancelled."""
-        ...
-
-
-async def run_replication(
-    settings: Settings,
-    tenants: WatchedTenants,
-    supervisor: AskedSupervisor | None = None,
-    *,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Keep the replicator at the active tenants' databases until cancelled.
-
-    Args:
-        settings: with ``UseReplication``. With ``AutoRegenerateOnTenantChange`` false and without a
-            supervisor it only logs that the operator renders the configuration.
-        tenants: the running service of tenants.
-        supervisor: runs the replicator; None: the operator runs it, and it gets a signal.
-
-    If it is cancelled, the watcher ends first, so that a supervised replicator does its last sync
-    with the databases that it has.
-    """
-    options = settings.multi_tenant.file_db.replication
-    if supervisor is None and not options.auto_regenerate_on_tenant_change:
-        _log.info(
-            "replication.left_alone",
-            detail="AutoRegenerateOnTenantChange is false: after a change of the tenants run "
-            "'replication render --output FILE' and restart the replicator",
-        )
-        task_status.started()
-        await trio.sleep_forever()
-    watcher = build_watcher(settings, tenants, supervisor)
-    async with trio.open_nursery() as nursery:
-        # The supervisor first: it takes the lock of the databases, and a second process fails here
-        # before it writes anything.
-        if supervisor is not None:
-            await nursery.start(supervisor.run)
-        await nursery.start(watcher.run)
-        task_status.started()
-
-
 def build_watcher(
-    settings: Settings, tenants: WatchedTenants, supervisor: AskedSupervisor | None = None
+    settings: Settings, tenants: WatchedTenants, supervisor: Reloader | None = None
 ) -> Watcher:
     """Return the watcher of these settings.
 
@@ -138,13 +93,12 @@ def build_watcher(
             gets a signal instead.
     """
     options = settings.multi_tenant.file_db.replication
-    reloader: Reloader = supervisor or Signaler(Path(options.replicator_pid_file_path))
     return Watcher(
         tenants,
         databases_directory(settings),
         render=_Renderer(settings),
         writer=ManifestWriter(Path(options.config_output_path)),
-        reloader=reloader,
+        reloader=supervisor or Signaler(Path(options.replicator_pid_file_path)),
         window=options.auto_regenerate_debounce_window.total_seconds(),
     )
 
@@ -187,13 +141,15 @@ def render_for(settings: Settings, databases: Sequence[TenantDatabaseFile]) -> s
     return render_manifest(
         options,
         databases,
+        # The replicator may be started in another directory, where a relative path of the settings
+        # would be another place.
         working_directory=os.getcwd(),
         socket_path=control_socket_path(directory),
     )
 
 
 class ReplicationOverseer:
-    """Runs the watcher, the replicator where ``Supervise`` is true, and the health check.
+    """The watcher, the replicator where ``Supervise`` is true, and the health check.
 
     Args:
         settings: with ``UseReplication``.
@@ -239,15 +195,27 @@ class ReplicationOverseer:
         """The metrics of the last check."""
         return sample_replication(self.health)
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the replicator at the tenants' databases until cancelled.
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        """Yield the tasks of replication with their names, in the order in which they start.
 
-        A supervised replicator is then stopped in order, with a last sync.
+        Each runs until it is cancelled. A supervised replicator is then stopped in order, with a
+        last sync of the databases that the watcher, which ends at once, has left it.
         """
-        async with trio.open_nursery() as nursery:
-            await nursery.start(run_replication, self._settings, self._tenants, self.supervisor)
-            task_status.started()
-            nursery.start_soon(self._checker.run)
+        options = self._settings.multi_tenant.file_db.replication
+        if self.supervisor is not None:
+            # First: it takes the lock of the databases, and a second process fails here before it
+            # writes anything.
+            yield "the supervisor of the replicator", self.supervisor.run
+        if self.supervisor is None and not options.auto_regenerate_on_tenant_change:
+            _log.info(
+                "replication.left_alone",
+                detail="AutoRegenerateOnTenantChange is false: after a change of the tenants run "
+                "'replication render --output FILE' and restart the replicator",
+            )
+        else:
+            watcher = build_watcher(self._settings, self._tenants, self.supervisor)
+            yield "the watcher of the tenants' databases", watcher.run
+        yield "the health check of replication", self._checker.run
 
     def end_by(self, deadline: float) -> None:
         """Bound the last sync of a supervised replicator by the drain's deadline, a Trio time."""

@@ -112,12 +112,15 @@ class Runtime:
         if unmet_needs(settings):
             raise OptionsValidationError(unmet_needs(settings))
         self.settings: Settings = settings
+        # A receiver needs no token: it only verifies. Whoever gives neither token nor client wants
+        # that.
         if standalone is None:
             standalone = client is None and not settings.has_access_token
         self._client = None if standalone else client or make_client(settings)
         self._reconciles = settings.webhooks.reconciliation.enabled
         if self._reconciles and self._client is None:
             raise OptionsValidationError([RECONCILIATION_NEEDS_CLIENT])
+        # Tenants' clients are made as the host's is, out of settings with the tenant's token.
         if client_factory is None and not standalone:
             client_factory = make_client
         self._notifier = make_notifier(settings, channels, clock)
@@ -136,6 +139,7 @@ class Runtime:
         self._reloader.subscribe(self.receiver.prepare_reload, LIVE_KEYS)
         if self._notifier is not None:
             self._reloader.subscribe(self._notifier.prepare_reload, _TEMPLATE_KEYS)
+        # Registered all the same: a key that no part names is reported as waiting for a restart.
         self._reloader.subscribe(_nobody_is_told, _READ_AT_USE)
         if self._client is not None and (client is None or settings.multi_tenant.enabled):
             from ..client.client import LIVE_KEYS as CLIENT_KEYS  # loaded by those who have one
@@ -152,8 +156,12 @@ class Runtime:
         self._reason = "the surrounding scope ended"
         self._stop_wanted = trio.Event()
         self._drain_begun = trio.Event()
+        # Around all parts; it gets its shield once they serve, and its deadline when the drain
+        # begins.
         self._scope = trio.CancelScope()
+        # A second signal cuts the wait for load balancers short.
         self._leaving = trio.CancelScope()
+        # Ends before the drain, not with the other parts.
         self._reconciling = trio.CancelScope()
         #: Watches the event loop while :meth:`run` does.
         self.watchdog: Watchdog = Watchdog()
@@ -178,6 +186,8 @@ class Runtime:
         Deliveries are still accepted for ``Server:ShutdownDelaySeconds`` then: load balancers need
         that long to notice.
         """
+        # Unready at once, and accepting for ShutdownDelaySeconds more: a load balancer learns of it
+        # by its next probe, and until then sends on.
         return self.receiver.ready and not self._stop_wanted.is_set()
 
     @property
@@ -374,6 +384,7 @@ class Runtime:
         if self.replication is not None:
             self.replication.end_by(self._scope.deadline)
         left = self._scope.deadline - trio.current_time()
+        # On the clock that threads can read: what ends a stuck event loop cannot ask Trio.
         self._drain_ends_at = time.monotonic() + left
         self._drain_begun.set()
         if self.started is not None:
@@ -404,6 +415,8 @@ class Runtime:
                     # Opened first and closed last, because handlers use it until the drain ends.
                     await stack.enter_async_context(self._client)
                 await self._run_parts(server, routes, task_status=task_status)
+        # Everything ended well, and yet nobody was ever served: a caller who waits for the start
+        # has to hear of it.
         if not self._served:
             raise NotRunningError("the runtime was stopped by force before it had started")
 
@@ -421,13 +434,16 @@ class Runtime:
             # migration.
             await start("the receiver", self.receiver.run)
             if self.settings.multi_tenant.file_db.replication.use_replication:
-                await start("replication", self._replicate)
+                for name, part in self._make_replication():
+                    await start(name, part)
             started = Started(receiver=await start("the server", server.run), admin=admin)
             routes.started(started.receiver[0])
             _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
             # From here on, only the drain's deadline or force() ends the parts.
             self._scope.shield = self._served = True
             task_status.started(started)
+            # After the start was reported: its first pass asks for redeliveries, which this server
+            # has to take.
             if self._reconciles:
                 await start("reconciliation", self._reconcile)
             await self._drain_begun.wait()
@@ -443,18 +459,17 @@ class Runtime:
     async def _start(self, parts: trio.Nursery, name: str, part: Part) -> Any:
         return await parts.start(partial(keep, name, part, may_end=self._drain_begun.is_set))
 
-    async def _replicate(  # noqa: ASYNC128 - run_replication calls it
-        self, *, task_status: trio.TaskStatus[None]
-    ) -> None:
+    def _make_replication(self) -> list[tuple[str, Part]]:
         from .replication import ReplicationOverseer, make_scheduler
 
         self.replication = ReplicationOverseer(self.settings, self.receiver.tenancy.service)
         self.verification = make_scheduler(
             self.settings, self.receiver.tenancy.service, self.receiver.store, clock=self._clock
         )
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.verification.run)
-            await self.replication.run(task_status=task_status)
+        return [
+            *self.replication.parts(),
+            ("the verification of replicas", self.verification.run),
+        ]
 
     async def _reconcile(self, *, task_status: trio.TaskStatus[None]) -> None:
         from ..client.client import UpstreamDeliveries  # loads the client, which is optional
@@ -471,6 +486,7 @@ class Runtime:
         report = self.report
         if report is None:
             return
+        # Only a store in memory loses events, and somebody should be woken for that.
         log = _log.error if report.lost else _log.info
         log(
             "runtime.stopped",

@@ -83,6 +83,8 @@ def read_environment(environ: Mapping[str, str], *, pid: int) -> ServiceEnvironm
     if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
         watchdog = None
     count = _positive(environ.get("LISTEN_FDS")) or 0
+    # The variables may be a parent's that has handed on its environment; these sockets are not ours
+    # then (sd_listen_fds(3)).
     if environ.get("LISTEN_PID") != str(pid) or count > _MOST_SOCKETS:
         count = 0
     names = environ.get("LISTEN_FDNAMES", "").split(":")

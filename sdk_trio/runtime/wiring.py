@@ -57,11 +57,14 @@ def sample_client(counters: Counted, circuit: str) -> tuple[Sample, ...]:
         for (method, outcome), count in sorted(counters.requests.items())
     ]
     samples.append(Sample("sdk_client_circuit_state", (), CIRCUIT_STATES[circuit]))
+    # Buckets of the exposition are cumulative: each counts the calls with that many attempts or
+    # fewer.
     calls = total = 0
     for attempts, count in sorted(counters.attempts_per_call.items()):
         calls += count
         total += attempts * count
         samples.append(Sample("sdk_client_attempts_bucket", (("le", str(attempts)),), calls))
+    # The format asks for this bucket, equal to the count.
     samples.append(Sample("sdk_client_attempts_bucket", (("le", "+Inf"),), calls))
     samples.append(Sample("sdk_client_attempts_sum", (), total))
     samples.append(Sample("sdk_client_attempts_count", (), calls))
@@ -81,6 +84,7 @@ class Routes:
     @property
     def application(self) -> App:
         """Return the ASGI application: the receiver itself where nothing stands beside it."""
+        # Outside of Development no request pays for a look at the path.
         return self._receiver if self._simulator is None else self
 
     def started(self, address: str) -> None:
@@ -127,6 +131,7 @@ class NotificationsOff:
         Raises:
             StoreUnavailableError: the store cannot do it at present.
         """
+        # Written at each start, as another process may have run with notifications since.
         await store.notifications.switch_off()
         task_status.started()
         await self._closed.wait()
@@ -157,6 +162,7 @@ def make_notifier(
 
     While they are not, their other settings are not looked at.
     """
+    # Notifications are about tenants, so without these there is nobody to tell.
     if not (settings.multi_tenant.enabled and settings.multi_tenant.notifications.enabled):
         return None
     from .notifications import Notifier

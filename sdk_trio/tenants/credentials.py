@@ -18,7 +18,7 @@ _log = get_logger("tenants")
 #: The largest key file, in bytes. It holds a few lines; a larger file was named by mistake.
 MAX_FILE_BYTES = 64 * 1024
 
-#: How many files are read at a time: a file system that hangs must not take every thread.
+#: The most files that are read at a time: a file system that hangs must not take every thread.
 MAX_THREADS = 4
 
 

@@ -18,18 +18,18 @@ import attrs
 from ..errors import SourceDatabaseError, UpgradeError
 from .databases import SIDE_FILES
 
-#: How many pages are copied between two checks of the clock and of cancellation: some milliseconds
+#: Pages that are copied between two checks of the clock and of cancellation: some milliseconds
 #: of work.
 PAGES_PER_TURN = 512
 
-#: How many instructions of SQLite's virtual machine run between two such checks while the copy is
+#: Instructions of SQLite's virtual machine between two such checks while the copy is
 #: examined.
 _INSTRUCTIONS_PER_TURN = 100_000
 
-#: How long to wait for a lock of another process, in seconds.
+#: Time to wait for a lock of another process, in seconds.
 _BUSY_SECONDS = 2.0
 
-#: How many findings of the integrity check are shown.
+#: Findings of the integrity check that are shown.
 _FINDINGS = 3
 
 Pause = Callable[[], None]

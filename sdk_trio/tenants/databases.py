@@ -46,15 +46,15 @@ _log = get_logger("tenants")
 #: The default of the most tenants' databases that are open at a time.
 MAX_OPEN = 64
 
-#: How many functions run at a time, each in a thread.
+#: The most functions that run at a time, each in a thread.
 MAX_THREADS = 4
 
-#: How long a cancelled caller waits for its function to end, and a close for all of them, in
+#: Time that a cancelled caller waits for its function to end, and a close for all of them, in
 #: seconds: longer than the wait for a lock of another process (``BUSY_SECONDS``), which is no
 #: fault, and short enough that a shutdown whose drain has run out ends within five seconds.
 STALL_SECONDS = BUSY_SECONDS + 1.0
 
-#: How often a transaction is begun when its database is replaced at that very moment.
+#: Tries to begin a transaction when its database is replaced at that very moment.
 _BEGINNINGS = 3
 
 #: Open files of one open database: the database, its write-ahead log, and the log's index.

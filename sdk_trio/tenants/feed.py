@@ -1,15 +1,14 @@
 """The feed of tenants' transitions to other parts of the program: never blocks, loses none.
 
-A change sends only "look again", through a channel of one place: a subscriber that has not looked
-yet needs no second message, and a full channel cannot block the change. The transitions themselves
-are read from the outbox, by sequence.
+A change only raises each subscriber's flag, "look again": a subscriber that has not looked yet
+needs no second message, and a slow one cannot block the change. The transitions themselves are
+read from the outbox, by sequence.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
-import trio
-
+from ..base.bell import Flag
 from ..records.tenants import OutboxRecord
 from ..storage.ports import TenantStore
 
@@ -18,15 +17,14 @@ class TransitionFeed:
     """The transitions after a position, for one subscriber, in order and without a gap.
 
     ``position`` is the sequence of the last one that was returned. A subscriber that must not miss
-    any stores it and subscribes from there after a restart.
+    any stores it and subscribes from there after a restart. ``changed`` is raised when some tenant
+    may have changed.
     """
 
-    def __init__(
-        self, store: TenantStore, wake: trio.MemoryReceiveChannel[None], position: int
-    ) -> None:
+    def __init__(self, store: TenantStore, position: int) -> None:
         self._store = store
-        self._wake = wake
         self.position: int = position
+        self.changed: Flag = Flag()
 
     async def next(self, *, limit: int = 100) -> Sequence[OutboxRecord]:
         """Wait until there are transitions, and return up to ``limit`` of them.
@@ -45,30 +43,26 @@ class TransitionFeed:
 
     async def wait(self) -> None:
         """Wait until some tenant may have changed since the last call, credentials included."""
-        await self._wake.receive()
+        await self.changed.wait()
 
 
 class Subscribers:
     """The subscribers to changes."""
 
     def __init__(self) -> None:
-        self._channels: set[trio.MemorySendChannel[None]] = set()
+        self._flags: set[Flag] = set()
 
     @contextmanager
     def subscribe(self, store: TenantStore, after: int) -> Iterator[TransitionFeed]:
         """Return a feed of the transitions after that sequence, for the length of the block."""
-        # One place: "look again" needs no counting, and a slow subscriber holds up no transition.
-        send, receive = trio.open_memory_channel[None](1)
-        with send, receive:
-            self._channels.add(send)
-            try:
-                yield TransitionFeed(store, receive, after)
-            finally:
-                self._channels.discard(send)
+        feed = TransitionFeed(store, after)
+        self._flags.add(feed.changed)
+        try:
+            yield feed
+        finally:
+            self._flags.discard(feed.changed)
 
     def wake(self) -> None:
         """Tell every subscriber to look again."""
-        for channel in self._channels:
-            # A full channel holds the message already, and its reader has not looked yet.
-            with suppress(trio.WouldBlock):
-                channel.send_nowait(None)
+        for flag in self._flags:
+            flag.up()

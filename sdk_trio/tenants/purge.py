@@ -131,6 +131,8 @@ class Purger:
         self._policy = StatusPolicy.of(settings)
         self._directory = databases_directory(settings).absolute()
         self._data = Path(settings.storage.path).absolute()
+        # The upgrade copied that file into the tenant's database and left it where it was
+        # (docs/adr/0010-the-single-tenant-database.md).
         self._named_source = settings.multi_tenant.single_tenant_upgrade.source_database
         self._inbox = store.inbox
         self._store = store.tenants
@@ -216,12 +218,14 @@ class Purger:
         # again by it.
         deliveries = await self._inbox.erase(candidate.tenant_id)
         if tenant is not None:
+            # On a person's demand the trail goes too: its rows name the tenant.
             purged = await self._store.purge(tenant, row, forget_audit=forget_audit or now)
             outbox, audit = purged.outbox, purged.audit
         freed, unreached = await self._remove_files(candidate.tenant_id)
         identifier = None if tenant is None else tenant.identifier
         _log.info(
             "tenant.purged",
+            # A log is kept elsewhere, and for longer than the tenant.
             tenant=None if now else identifier,
             tenant_id=candidate.tenant_id,
             bytes=freed,
@@ -266,6 +270,7 @@ class Purger:
     async def _remove_files(self, tenant_id: str) -> tuple[int, list[str]]:
         unreached: list[str] = []
         file = database_path(self._directory, tenant_id)
+        # Our own connections first: they would hold the lock that the next step waits for.
         if self._databases is not None:
             await self._databases.forget(tenant_id)
         waiting = nullcontext(None) if self._replicas is None else self._replicas.released(file)
@@ -276,13 +281,18 @@ class Purger:
                     "its content is on the disk, and may be replicated; run 'tenant purge' then"
                 )
             if self._replicas is not None:
+                # Within the block: a replicator that still had the database open would write the
+                # replica anew.
                 left = await self._replicas.remove(tenant_id)
                 unreached += [] if left is None else [left]
             files = await self._files_of(tenant_id)
+            # Removed even where somebody has it open: the name is free then, and the content goes
+            # with the last one who closes it.
             freed = await trio.to_thread.run_sync(_remove, file, files)
         named = self._named_source if await self._was_upgraded_to(tenant_id) else None
         if named is not None and await trio.Path(named).exists():
             unreached.append(f"the database that the upgrade copied: {named}; remove that file")
+        # A backup beside the store holds the tenant as well, and is not ours to remove.
         copies = await trio.to_thread.run_sync(_copies, self._data, tenant_id)
         unreached += [f"{copy}: a database that names the tenant; a backup?" for copy in copies]
         return freed, unreached
@@ -368,6 +378,8 @@ class Purger:
             await self._described(name, None)
             for name in sorted(ids | replicated)
             if await self._store.get(name) is None
+            # Two hosts may share a directory of replicas, so what this store has never known is
+            # left alone unless it is asked for.
             and ((orphans and name in replicated) or await self._was_purged(name))
         ]
 
@@ -385,6 +397,7 @@ class Purger:
 def _tenant_ids(directory: Path) -> list[str]:
     """Return the ids of tenants with a database, or parts of one, in ``directory``."""
     try:
+        # Side files and those of the replicator carry the database's name, with more behind it.
         names = {entry.name.partition(".db")[0] for entry in directory.iterdir()}
     except FileNotFoundError:
         return []
@@ -419,6 +432,7 @@ def _remove(database: Path, files: Sequence[Path]) -> int:
     try:
         remove_database(database)
         for path in files:
+            # A link is removed and not followed: what it leads to is not the tenant's.
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

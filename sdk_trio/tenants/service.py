@@ -52,16 +52,17 @@ from .status import (
     decide,
 )
 
-#: How many answers of the store are remembered, "there is none" included: two for each of 8000
+#: Answers of the store that are remembered, "there is none" included: two for each of 8000
 #: tenants, which are some ten megabytes.
 CAPACITY: Final = 16_384
 
-#: What a question was answered with: a tenant, the id of one that was purged, or None.
+#: The answer to a question: a tenant, the id of one that was purged, or None.
 Answer = Tenant | str | None
 
 _log = get_logger("tenants")
 
-#: How often to look for changes of other processes (``tenant suspend`` in a shell), in seconds.
+#: Pause between two looks for changes of other processes (``tenant suspend`` in a shell), in
+#: seconds.
 POLL_SECONDS = 0.5
 
 #: For how long the same refusal is one row of the audit trail, in seconds.
@@ -274,6 +275,7 @@ class TenantService:
             created_at=now,
         )
         audit = audit_of(tenant, AuditAction.CREATED, reason, actor, now)
+        # A tenant that is added has no earlier status, and announces nothing: nobody was suspended.
         audit = attrs.evolve(audit, new_status=tenant.status)
         try:
             await self._store.add(tenant, audit)
@@ -449,6 +451,8 @@ class TenantService:
             if refusal is not None:
                 await self._note(refused(audit, transition, tenant, str(refusal)))
                 raise refusal
+            # Asked again, a transition writes nothing and tells nobody, so a script may be run
+            # twice.
             if not decision.no_op:
                 changed = in_status(tenant, decision.new_status, now)
                 audit = attrs.evolve(
@@ -486,6 +490,8 @@ class TenantService:
             actor=audit.actor,
             error=audit.details,
         )
+        # A caller that asks in a loop would fill the store
+        # (docs/adr/0040-what-many-tenants-cost.md).
         left_out = self._refusals.admit((audit.tenant_id, audit.actor, audit.details))
         if left_out is None:
             await trio.lowlevel.checkpoint()
@@ -577,6 +583,8 @@ class TenantService:
             UnknownTenantError: there is none.
         """
         key = tenant.id if isinstance(tenant, Tenant) else tenant
+        # A new identifier that has the form of an id is refused, so one text never means two
+        # tenants.
         by_id = identity.is_tenant_id(key)
         found = await (self._store.get(key) if by_id else self._store.find(key))
         if found is None:
@@ -688,6 +696,8 @@ class TenantService:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look for changes of other processes until cancelled; one is seen in half a second."""
         task_status.started()
+        # The first look announces as well: a change between the opening of the store and this task
+        # must not be missed.
         seen: int | None = None
         while True:
             try:

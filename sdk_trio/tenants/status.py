@@ -124,6 +124,7 @@ def decide(
     if tenant.status not in SOURCES[transition]:
         allowed = " or ".join(sorted(SOURCES[transition]))
         raise _illegal(tenant, transition, f"only one that is {allowed} can be")
+    # From then on a purge may have begun, and would go on under an active tenant.
     if tenant.status is _DELETED and not is_retained(tenant, policy, now=now):
         raise _illegal(
             tenant,
@@ -147,6 +148,8 @@ def is_retained(tenant: Tenant, policy: StatusPolicy, *, now: float) -> bool:
 
 def _relaxation(tenant: Tenant, policy: StatusPolicy, *, bypass: bool) -> str | None:
     """Return the setting that lets an unverified tenant be suspended; None if none is needed."""
+    # Whoever is suspended has to learn of it; an address that nobody has verified may be a
+    # stranger's.
     if tenant.site_manager_email_verified:
         return None
     if not policy.require_verified_email:

@@ -30,12 +30,12 @@ _log = get_logger("tenants")
 #: A function that makes a client of settings that hold the token to use.
 ClientFactory = Callable[[Settings], AbstractAsyncContextManager[Any]]
 
-#: How long an unused client stays open, in seconds: longer than a burst of events of one tenant, so
-#: that its connections are used again.
+#: Time that an unused client stays open, in seconds: longer than a burst of events of one tenant,
+#: so that its connections are used again.
 IDLE_SECONDS = 120.0
 
-#: How many clients stay open, which bounds their connections. Clients in use are never closed, so
-#: there may be more at times.
+#: The most clients that stay open, which bounds their connections. Clients in use are never closed,
+#: so there may be more at times.
 MAX_OPEN = 64
 
 # Tenants without a token of their own share one client with the host's.
@@ -264,7 +264,7 @@ def _of_clients(settings: Settings) -> tuple[object, ...]:
     )
 
 
-#: How long the databases may take to close, in seconds: longer than their own wait for a disk, so
+#: Time for the databases to close, in seconds: longer than their own wait for a disk, so
 #: that their error is raised, which says what hangs.
 CLOSE_SECONDS = STALL_SECONDS + 1.0
 

@@ -63,7 +63,7 @@ MOST_ORGANIZATIONS = 10
 
 _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-#: How many rows one transaction looks at: some milliseconds, so that the host's own processes never
+#: Rows that one transaction looks at: some milliseconds, so that the host's own processes never
 #: wait for long.
 BATCH_ROWS = 5000
 
@@ -172,6 +172,8 @@ def choose_tenant(
         DefaultTenantError: the slug or name cannot be used, or there is no resolver to ask.
     """
     strategy = options.default_tenant_strategy
+    # Which user was the first, only the host knows; the name is accepted in the settings and
+    # refused with a way out.
     if strategy is DefaultTenantStrategy.FIRST_USER_ORGANIZATION:
         raise NotSupportedError(
             f"{KEY}:DefaultTenantStrategy: FirstUserOrganization is not supported; use "
@@ -200,6 +202,9 @@ def step_names(host_steps: Sequence[UpgradeStep]) -> tuple[str, ...]:
     Raises:
         UpgradeError: two of the host's steps have one name, or a name cannot be used.
     """
+    # The database first: a damaged one must be found out before anything is written
+    # (docs/adr/0010-the-single-tenant-database.md). The organization after the deliveries, which
+    # name it.
     names = [DATABASE, DELIVERIES, ORGANIZATION]
     for step in host_steps:
         if not _STEP_NAME.fullmatch(step.name):
@@ -207,6 +212,8 @@ def step_names(host_steps: Sequence[UpgradeStep]) -> tuple[str, ...]:
                 f"the upgrade step {step.name!r} must have a name of 1 to 64 letters, digits, "
                 "'.', '_' and '-'"
             )
+        # The prefix keeps a host's step from taking the name of one that a later version of ours
+        # brings.
         name = f"{HOST_PREFIX}{step.name}"
         if name in names:
             raise UpgradeError(f"two upgrade steps have the name {step.name!r}: rename one")
@@ -241,11 +248,13 @@ def remaining_steps(steps: Sequence[str], marker: UpgradeMarker | None) -> Seque
     left = [step for step in steps if step not in finished]
     if marker.state is UpgradeState.DONE or marker.step in finished:
         return left
+    # To go on without it would leave half of that step's rows without a tenant for ever.
     if marker.step not in left:
         raise UpgradeError(
             f"the upgrade stopped in the step {marker.step!r}, which is not registered now; start "
             "it again with the same steps"
         )
+    # A step that a newer version has put before it runs after it: half-done work is ended first.
     left.remove(marker.step)
     return [marker.step, *left]
 
@@ -279,6 +288,7 @@ def nothing_to_move(
 
 def enter(marker: UpgradeMarker, step: str) -> UpgradeMarker:
     """Return the marker at the beginning of ``step``; in that step already, its position stays."""
+    # It was cut short here, and goes on from its position.
     if marker.step == step and marker.state is UpgradeState.RUNNING:
         return marker
     return attrs.evolve(
@@ -401,6 +411,8 @@ class SqliteTenantIds:
         column: str = "tenant_id",
         batch_rows: int = BATCH_ROWS,
     ) -> None:
+        # The marker keeps it, so it must be the same at every start: the directory may be mounted
+        # elsewhere then, and is left out.
         self.name: str = f"{Path(file).stem}.{table}.{column}"
         self._file = Path(file)
         self._table = _quoted(table)
@@ -437,13 +449,18 @@ class SqliteTenantIds:
             f"UPDATE {self._table} SET {self._column} = ? "
             f"WHERE rowid > ? AND rowid <= ? AND {self._column} IS NULL"
         )
+        # Row ids may be negative: a host can have set them itself.
         after = -(2**63) if position is None else int(position)
         with _Opened(self._file) as connection:
+            # The lock at the beginning: a read that became a write could meet SQLITE_BUSY, which no
+            # waiting resolves.
             connection.execute("BEGIN IMMEDIATE")
             end, looked_at = connection.execute(end_of_batch, (after, self._batch_rows)).get
             if end is None:
                 return StepBatch(0, position, last=True)
             connection.execute(fill, (tenant_id, after, end))
+            # The end is by row id and not by the number of changed rows, so that a stretch in which
+            # all have a tenant already is passed in one batch.
             changed = connection.changes()
             connection.execute("COMMIT")
             return StepBatch(changed, str(end), last=looked_at < self._batch_rows)
@@ -499,6 +516,7 @@ class DefaultTenantFinder:
         Raises:
             DefaultTenantError: it exists and is not active.
         """
+        # The host's resolver may add the tenant, and this only looks.
         if isinstance(chosen, HostTenant):
             await trio.lowlevel.checkpoint()
             return None
@@ -558,6 +576,7 @@ class DefaultTenantFinder:
             tenant,
             organization_id=organization_id,
             actor=ACTOR,
+            # An operator may give the organization in the same minute; theirs stands.
             expected_version=tenant.version,
         )
 

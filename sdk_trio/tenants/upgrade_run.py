@@ -59,10 +59,10 @@ T = TypeVar("T")
 
 _log = get_logger("tenants")
 
-#: How many deliveries get their tenant in one transaction: some milliseconds of the store's writer.
+#: Deliveries that get their tenant in one transaction: some milliseconds of the store's writer.
 BATCH_DELIVERIES = 1000
 
-#: How many bodies are read at once to find their organizations: 64 of the largest are 64 MiB.
+#: Bodies that are read at once to find their organizations: 64 of the largest are 64 MiB.
 BATCH_BODIES = 64
 
 #: The number of these batches after which the position is stored.

@@ -23,6 +23,9 @@ from sdk_trio.errors import (
     StoreLockedError,
 )
 from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.replication.health_check import HealthChecker
+from sdk_trio.replication.verification_schedule import VerificationScheduler
+from sdk_trio.replication.watch import Watcher
 from sdk_trio.runtime import BindError, Runtime
 from sdk_trio.runtime.admin import AdminServer
 from sdk_trio.server.serve import Server
@@ -412,6 +415,36 @@ async def test_a_part_that_returns_without_being_asked_to_ends_the_run_with_its_
             await nursery.start(runtime.run)
             fault.now.set()
     assert not runtime.ready
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no replicator")
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        (Watcher, "the watcher of the tenants' databases"),
+        (HealthChecker, "the health check of replication"),
+        (VerificationScheduler, "the verification of replicas"),
+    ],
+)
+async def test_a_part_of_replication_that_returns_ends_the_run_with_its_name(
+    sqlite, tmp_path, fault, part, named
+):
+    fault.hits(part)
+    replication = {
+        "UseReplication": True,
+        "AutoRegenerateOnTenantChange": True,
+        "ReplicaTargetType": "LocalDisk",
+        "LocalDisk__Path": str(tmp_path / "replica"),
+        "ConfigOutputPath": str(tmp_path / "replicator.yml"),
+        "ReplicatorPidFilePath": str(tmp_path / "replicator.pid"),
+    }
+    keys = {f"MultiTenant__FileDb__Replication__{key}": value for key, value in replication.items()}
+    tenants = {"MultiTenant__Enabled": True, "MultiTenant__FileDb__Directory": str(tmp_path / "db")}
+    runtime = Runtime(settings(**sqlite, **tenants, **keys), registry(works))
+    with trio.fail_after(60), pytest.RaisesGroup(pytest.RaisesExc(PartEndedError, match=named)):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            fault.now.set()
 
 
 async def test_after_a_crash_the_next_start_handles_the_event(sqlite):

@@ -1,4 +1,4 @@
-"""A bell wakes those who wait at that moment, all of them, and nobody later."""
+"""A bell wakes those who wait at that moment and nobody later; a flag stays up until it is seen."""
 
 import pytest
 import trio
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
-from sdk_trio.base.bell import Bell
+from sdk_trio.base.bell import Bell, Flag
 
 
 async def test_a_ring_wakes_all_who_wait_and_is_not_remembered():
@@ -74,5 +74,51 @@ def test_whatever_happens_each_ring_wakes_exactly_those_who_wait(steps):
                 assert sorted(woken) == due
                 woken.clear()
             nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+async def test_a_flag_stays_up_until_its_task_has_seen_it_and_counts_once():
+    flag = Flag()
+    with trio.fail_after(30):
+        flag.up()
+        flag.up()
+        with assert_checkpoints():
+            await flag.wait()
+    with trio.move_on_after(0) as scope:
+        await flag.wait()
+    assert scope.cancelled_caught, "it was taken down"
+
+
+async def test_a_flag_that_is_raised_at_a_cancelled_wait_is_left_up():
+    flag = Flag()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flag.wait)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        flag.up()
+    with trio.fail_after(30):
+        await flag.wait()
+
+
+@given(st.lists(st.sampled_from(["up", "wait"]), max_size=20))
+def test_no_raising_of_a_flag_is_missed_and_none_is_seen_twice(steps):
+    async def main() -> None:
+        flag = Flag()
+        is_up = False
+        for step in steps:
+            if step == "up":
+                flag.up()
+                is_up = True
+            else:
+                seen = False
+                with trio.move_on_after(0):
+                    await flag.wait()
+                    seen = True
+                # A wait that is cancelled already sees nothing, and leaves the flag up.
+                assert not seen
+                if is_up:
+                    await flag.wait()
+                is_up = False
 
     trio.run(main)

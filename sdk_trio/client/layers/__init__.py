@@ -94,6 +94,8 @@ class CallLayer:
 
 def chained(layers: Sequence[CallLayer]) -> CallLayer:
     """Put each layer over the one that follows it, and return the outermost."""
+    # The layers are given as a list and know nobody but the next: their order stands in one place,
+    # and a test can leave one out.
     for outer, inner in pairwise(layers):
         outer.next = inner
     return layers[0]
@@ -126,6 +128,7 @@ class CallsUnderWay:
         scope = trio.CancelScope(deadline=deadline)
         if self.is_closed:
             scope.cancel()
+        # A wait that begins after the closing ends at its first checkpoint, like all the others.
         self._scopes.add(scope)
         return scope
 
@@ -168,6 +171,8 @@ class DeadlineLayer(CallLayer):
             return await self.next.send(call, kind)
         except CallCut:
             pass
+        # Outside of the handler, so that the error has no context: the frames of the cut wait hold
+        # the request.
         error: CallError
         if self._under_way.is_closed:
             said = "the client was closed"

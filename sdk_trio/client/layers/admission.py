@@ -185,6 +185,7 @@ class Limiters:
         key = (call.origin, call.token)
         found = self._by_token.get(key)
         if found is None:
+            # Tokens of tenants come and go; a limiter that is idle has nothing to remember.
             if len(self._by_token) >= _KEPT_LIMITERS:
                 self._by_token = {k: v for k, v in self._by_token.items() if not v.is_idle}
             found = self._by_token[key] = RateLimiter(self._policy, clock=self._clock)
@@ -242,6 +243,8 @@ class RateGate:
                 if leaves_at <= now:
                     admitted = True
                     return None
+                # Said at once: a caller that would only learn after a minute that its time was too
+                # short has waited for nothing.
                 if leaves_at - now > self._longest_wait or leaves_at >= call.deadline:
                     return WaitTooLong(leaves_at - now)
                 await self._wait(leaves_at)
@@ -281,6 +284,7 @@ class RateGate:
             return
         call.not_before = max(call.not_before, self._clock() + seconds)
         if response.status_code == TOO_MANY_REQUESTS:
+            # Bounded, since one wrong header must not stop every call with this token for a day.
             self._limiters.of(call).shut(min(seconds, LONGEST_GATE_SECONDS))
 
 
@@ -315,6 +319,7 @@ class AdmissionLayer(CallLayer):
         try:
             return await self.next.send(call, kind)
         except BaseException:
+            # The upstream has not seen it, so its place in the rate belongs to the next call.
             if call.attempts == 0:
                 self._gate.give_back(call)
             raise

@@ -35,6 +35,7 @@ from .retry import RetryBudget
 
 logger = get_logger("client")
 
+# They speak of the compressed body, which is gone (RFC 9110, 8.4 and 8.6).
 _OF_THE_BODY = frozenset({b"content-encoding", b"content-length"})
 
 #: The words for what an attempt was waiting for when its time was over.
@@ -43,7 +44,7 @@ _WAITED_FOR = {
     FailureKind.NO_CONNECTION_FREE: "none of our connections was free",
 }
 
-#: How many bytes of the body of an unsuccessful answer are kept: it holds an explanation, no data.
+#: Bytes of the body of an unsuccessful answer that are kept: it holds an explanation, no data.
 MAX_ERROR_BYTES = 1_048_576
 
 
@@ -128,6 +129,7 @@ class AttemptLayer(CallLayer):
         call.attempts += 1
         number = call.attempts
         self._counters.attempts[kind] += 1
+        # Retries fill nothing: a budget that its own spending fills never runs dry.
         if kind is AttemptKind.FIRST:
             self._budget.deposit()
         request = _request(call)
@@ -168,6 +170,8 @@ class AttemptLayer(CallLayer):
 
         That is when the request leaves, if the transport reports it, and otherwise now.
         """
+        # A transport of the user's, such as a mock, may not report when a request leaves; then a
+        # write counts as sent from the start, which is the careful side.
         if self._transport_tells:
             request.extensions[ABANDONED] = abandoned.note
             if not call.idempotent:
@@ -201,6 +205,8 @@ class AttemptLayer(CallLayer):
                 return response
             finally:
                 self._under_way.end(scope)
+        # One scope keeps two times. Which of them has passed decides whether a further attempt can
+        # follow.
         is_last = scope.deadline == call.deadline or self._under_way.is_closed
         if scope.cancelled_caught and is_last:
             raise CallCut

@@ -137,12 +137,15 @@ class CircuitBreaker:
         """Return a permit to make one attempt now, or a refusal."""
         if self._state is BreakerState.CLOSED:
             return Permit(self._generation, is_probe=False)
+        # A person opened it, so no passing of time closes it.
         if self._state is BreakerState.ISOLATED:
             return CircuitRefusal(retry_after=None)
         if self._state is BreakerState.OPEN:
             wait = self._opens_until - self._clock()
             if wait > 0:
                 return CircuitRefusal(retry_after=wait)
+        # One at a time: a server that has just come back is not met by everything that has waited
+        # for it.
         elif self._probe_is_out:
             return CircuitRefusal(retry_after=PROBE_HINT_SECONDS)
         # Each probe has a generation of its own, so that the late report of an abandoned probe
@@ -207,6 +210,7 @@ class CircuitBreaker:
     def _become(self, state: BreakerState) -> None:
         changed = state is not self._state
         self._state = state
+        # Whatever was permitted before this moment reports about another state.
         self._generation += 1
         self._probe_is_out = False
         self._failures.clear()
@@ -291,6 +295,8 @@ class BreakerLayer(CallLayer):
 
 def outcome_of_status(status: int) -> AttemptOutcome:
     """Return the evidence of an answer about the upstream: only 408 and 5xx admit a fault."""
+    # A 429 is the answer of a healthy server that defends itself; the limiter obeys it, and an open
+    # circuit would only delay what it asks for.
     if status == REQUEST_TIMEOUT or status >= INTERNAL_SERVER_ERROR:
         return AttemptOutcome.FAILURE
     return AttemptOutcome.SUCCESS

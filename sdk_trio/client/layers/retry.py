@@ -4,7 +4,8 @@ One :class:`RetryBudget` pays for both, so that a slow upstream does not get a m
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import attrs
 import httpx
@@ -203,6 +204,7 @@ class RetryLayer(CallLayer):
                 raise
             call.last = last
             failures += 1
+            # Asked in this order, as the budget is charged by asking it.
             if failures > call.max_retries or not _may_repeat(call, last):
                 break
             paid = self._budget.withdraw(_incident_of(last))
@@ -345,7 +347,7 @@ class HedgeLayer(CallLayer):
         self._clock = clock
         self._counters = counters
 
-    async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
+    def send(self, call: Call, kind: AttemptKind) -> Coroutine[Any, Any, httpx.Response]:
         """Make one attempt and, where the call allows it, its hedge.
 
         Raises:
@@ -353,13 +355,18 @@ class HedgeLayer(CallLayer):
 
         Cancelling ends both attempts.
         """
+        # No coroutine of its own for a call without a hedge, as nearly all are: each wait of a call
+        # passes all coroutines around it, twice.
         if call.hedge_after is None or not call.may_be_hedged:
-            return await self.next.send(call, kind)
+            return self.next.send(call, kind)
+        return self._race(call, kind, call.hedge_after)
+
+    async def _race(self, call: Call, kind: AttemptKind, after: float) -> httpx.Response:
         first = _Runner(kind)
         race = _Race([first])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run, call, first, race)
-            with trio.move_on_after(call.hedge_after):
+            with trio.move_on_after(after):
                 await race.decided.wait()
             if race.winner is None and self._may_hedge(call, first):
                 hedge = _Runner(AttemptKind.HEDGE)

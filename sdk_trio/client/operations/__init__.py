@@ -143,12 +143,13 @@ def find_operation(words: str | Sequence[str]) -> Operation:
 
 def bound(resources: Resource, operation: Operation) -> BoundOperation[..., Any]:
     """Return the method of ``resources`` (a client) that calls ``operation``."""
+    # Through the attributes, so that the command line calls what a program would call.
     method = functools.reduce(getattr, operation.full_name.split("."), resources)
     assert isinstance(method, BoundOperation)
     return method
 
 
-#: How many operations a message names when it cannot know which one was meant.
+#: The most operations that a message names when it cannot know which one was meant.
 _SHOWN = 12
 
 
@@ -170,6 +171,7 @@ def _unknown(text: str) -> UnknownOperationError:
         )
     letters = _letters(text)
     below = [name for name in OPERATIONS if _letters(name).startswith(letters)]
+    # The portal has resources and no operation of its own, so no row names it.
     if any(_letters(resource) == letters for resource in {*by_resource, "customer_portal"}):
         return UnknownOperationError(f"{text} is a resource; it has: {_listed(below)}", below)
     near = below or _near(letters, by_resource)

@@ -59,6 +59,8 @@ class EmailSender(ProviderChannel):
         )
 
     def _judge(self, answer: PostAnswer, *, hidden: tuple[str, ...]) -> Outcome:
+        # The provider queues a message with 202; 200 is its sandbox, which checks and sends nothing
+        # (docs/adr/0014-notification-channels.md).
         if answer.status == 202:
             return accepted(answer, answer.headers.get("x-message-id"))
         if answer.status == 200:
@@ -103,6 +105,7 @@ def _explanation(answer: PostAnswer, hidden: tuple[str, ...]) -> str:
     errors = document_of(answer).get("errors")
     if not isinstance(errors, list):
         return ""
+    # Three are enough to see what is wrong, and the reason is cut at 300 characters anyway.
     first = [error for error in errors[:3] if isinstance(error, dict)]
     texts = []
     for error in first:

@@ -58,7 +58,9 @@ class SmsSender(ProviderChannel):
             body=urlencode(fields).encode("ascii"),
             timeout_seconds=options.sms.timeout_seconds,
             classify=lambda answer: self._judge(
-                answer, hidden=(pair, token, account, recipient.lstrip("+"))
+                # Without its plus the number is found in either spelling.
+                answer,
+                hidden=(pair, token, account, recipient.lstrip("+")),
             ),
         )
 
