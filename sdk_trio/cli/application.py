@@ -68,6 +68,7 @@ def import_part(option: str, reference: str, kind: type[T], *, example: str) -> 
             f"{reference!r}"
         )
     found: object = _import(f"{option} {reference}", module_name)
+    # A path of attributes, so that a registry can be part of an object, as uvicorn allows.
     for name in attribute.split("."):
         try:
             found = getattr(found, name)
@@ -87,6 +88,8 @@ def import_part(option: str, reference: str, kind: type[T], *, example: str) -> 
 def _import(asked: str, name: str) -> ModuleType:
     directory = os.getcwd()
     if directory not in sys.path:
+        # `python -m sdk_trio` has the directory there already, the installed script has not: both
+        # shall find app.py.
         sys.path.insert(0, directory)
     try:
         return importlib.import_module(name)
@@ -104,6 +107,7 @@ def _import(asked: str, name: str) -> ModuleType:
 
 
 def _broken(asked: str, name: str, error: BaseException) -> SdkError:
+    # The place in the application is what its author needs; the traceback is shown in Development.
     where = _place_of(error)
     ours = isinstance(error, SdkError) and error.exit_code == EXIT_CONFIGURATION
     return (AppRefusedError if ours else AppBrokenError)(
@@ -116,6 +120,7 @@ def _place_of(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {error.filename}:{error.lineno}"
     trace = error.__traceback__
+    # The innermost frame may lie in a library; it is still the line that raised.
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
@@ -124,6 +129,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def _parts_in(module: ModuleType, kind: type[object]) -> str:
+    # Mostly the object is there under another name, so the message offers what there is.
     names = [name for name, value in vars(module).items() if isinstance(value, kind)]
     if names:
         return f"; it has {', '.join(names)}"
@@ -218,6 +224,8 @@ def init(arguments: Namespace) -> int:
         UnwritableFileError: the directory or a file cannot be written.
     """
     directory = Path(arguments.directory)
+    # All files are looked at before the first is written: half of an application is worse than
+    # none.
     existing = [name for name in FILES if (directory / name).exists()]
     if existing and not arguments.force:
         raise FilesExistError(
@@ -240,6 +248,8 @@ def init(arguments: Namespace) -> int:
     here = directory.resolve() == Path.cwd()
     enter = "" if here else f"cd {shlex.quote(str(directory))} && "
     say(f"next: {enter}{program_name(elsewhere=not here)} dev --app app:handlers")
+    # .env is left to the user: a file with an empty secret would be a webhook secret that is
+    # refused.
     say("for deliveries of the upstream: copy .env.example to .env, and set its secret there")
     return 0
 
@@ -250,6 +260,7 @@ def _complete_gitignore(file: Path) -> bool:
     missing = [line for line in GITIGNORE_LINES if line not in text.splitlines()]
     if not missing:
         return False
+    # A last line without a line break must not grow together with the first new one.
     separator = "" if not text or text.endswith("\n") else "\n"
     file.write_text(text + separator + "\n".join(missing) + "\n", encoding="utf-8")
     return True

@@ -44,6 +44,8 @@ _BIND = "Sdk:Server:Bind"
 _ADMIN_BIND = "Sdk:Admin:Bind"
 
 #: The settings of ``dev``; a ``--set`` of the user's wins over them.
+# HTTPS is not asked for, because a trial on this machine has no certificate; both are what a
+# newcomer would have to find out first.
 _DEFAULTS = {"Sdk:Environment": "Development", "Sdk:Webhooks:RequireHttps": "false"}
 
 
@@ -62,8 +64,11 @@ def dev(arguments: Namespace) -> int:
     Raises:
         SdkError: it could not start.
     """
+    # A secret is generated and the simulator signs with it: nothing of that may happen in
+    # Production.
     _refuse_another_environment(arguments)
     keep_files_private()
+    # Set before the settings are read, so that their errors are shown in full, too.
     arguments.development = True
     loaded = read(arguments, defaults=_DEFAULTS)
     begin_logs(loaded)
@@ -74,8 +79,10 @@ def dev(arguments: Namespace) -> int:
     @contextmanager
     def announce(started: Started) -> Iterator[None]:
         with announcement(settings, started, secret=DEV_SECRET):
+            # The token is not printed, only where it lies: a terminal is recorded and shared.
             token = runtime.administrator.token if started.admin else None
             print_text(guide(settings, started, _settings_arguments(arguments), token))
+            # A pipe would hold the guide back until much more has been printed.
             sys.stdout.flush()
             yield
 
@@ -93,10 +100,14 @@ def logging_handlers() -> HandlerRegistry:
             type=event.type,
             subject=getattr(event.data, "id", None),
         )
+        # A handler in which nothing waits would handle a full queue without letting others run.
         await trio.lowlevel.checkpoint()
 
+    # Each type, although a fallback would do: the check at start-up then has nothing to complain
+    # about.
     for row in handlers.catalog:
         handlers.register(row.event_class, log_event, enqueue=True)
+    # Enqueued, so that a trial shows the queue at work.
     handlers.fallback(log_event, enqueue=True)
     return handlers
 
@@ -155,10 +166,12 @@ def _for_development(loaded: Loaded) -> Settings:
     settings = loaded.require()
     webhooks = attrs.evolve(
         settings.webhooks,
+        # First, because the first one signs what `events trigger` sends.
         secret=provide_dev_secret(settings.storage.path),
         secrets=settings.webhooks.all_secrets,
     )
     server = settings.server
+    # Whoever chose a port wants that port, and is told that it is taken.
     if _BIND not in loaded.origins:
         server = attrs.evolve(server, bind=tuple(map(_free_address, server.bind)))
     admin = settings.admin
@@ -171,6 +184,7 @@ def _free_address(address: str) -> str:
     """Return ``HOST:PORT``, with port 0 if another program listens there."""
     host, _, port = address.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As the server does: a port that is in TIME_WAIT since the last trial is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, int(port)))
@@ -184,6 +198,7 @@ def _settings_arguments(arguments: Namespace) -> list[str]:
     """Return the arguments that another command needs to find the same settings."""
     words: list[str] = []
     for file in arguments.config:
+        # --app and the rest are of no use to other commands.
         words += ["--config", file]
     for assignment in arguments.set:
         words += ["--set", assignment]
@@ -194,5 +209,6 @@ def _curl(url: str) -> str:
     if url.startswith("unix:"):
         _, socket_path, path = url.split(":", 2)
         return f"curl --unix-socket {shlex.quote(socket_path)} -X POST http://localhost{path}"
+    # The certificate of a trial is signed by nobody.
     insecure = "--insecure " if url.startswith("https:") else ""
     return f"curl {insecure}-X POST {url}"

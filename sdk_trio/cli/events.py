@@ -60,6 +60,7 @@ def table_row(record: DeliveryRecord) -> dict[str, Any]:
     row["webhook_id"] = record.key  # the argument of 'events show'
     row["received"] = moment_text(record.received_at)
     if record.last_error:
+        # The first line says what failed; `events show` has the traceback.
         row["last_error"] = record.last_error.splitlines()[0]
     return row
 
@@ -69,6 +70,7 @@ def readable_body(raw: bytes | None) -> str:
     if raw is None:
         return "(not kept any more: see Sdk:Webhooks:PayloadRetentionDays)"
     try:
+        # A body is JSON mostly. One that is not is shown as well: it is why it was parked.
         text = json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         text = raw.decode("utf-8", "backslashreplace")
@@ -154,6 +156,7 @@ async def _get(
                 f"the inbox in {settings.storage.path} has no event {text!r}; "
                 "'events list' shows what it has"
             )
+        # Tenants and the host may each have signed an event of the same id.
         if len(found) > 1:
             raise UnknownEventError(f"{text!r}: {ambiguity(found)}")
         (record,) = found
@@ -183,6 +186,7 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
         "started": moment_text(record.started_at),
         "next attempt": moment_text(record.next_attempt_at),
         "finished": moment_text(record.finished_at),
+        # A parked event has not failed: the same column holds why no handler took it.
         "parked because" if record.state == "parked" else "last error": record.last_error,
     }
     width = max(map(len, fields))
@@ -254,12 +258,14 @@ def replay(arguments: Namespace) -> int:
     possible = [candidate.key for candidate in candidates if candidate.reason is None]
     replayed: set[str] = set()
     if not arguments.dry_run:
+        # One named event is what the user typed; many are a choice that may be larger than meant.
         sure = len(possible) < 2 or arguments.yes
         if not (sure or confirmed(f"replay {len(possible)} events?")):
             say("nothing was replayed")
             return EXIT_FAILURE
         replayed = trio.run(_put_back, settings, possible)
     _print_replayed(candidates, replayed, arguments)
+    # With --state nothing was named, so nothing can be missing.
     expected = {candidate.key for candidate in candidates} if arguments.ids else set()
     reached = set(possible) if arguments.dry_run else replayed
     return EXIT_FAILURE if expected - reached else 0
@@ -291,6 +297,7 @@ def _print_replayed(
     rows = replay_rows(candidates, replayed, dry_run=arguments.dry_run)
     as_json = arguments.format == "json"
     if not as_json:
+        # The table shows what the next command takes as its argument.
         rows = [{**row, "webhook_id": row["key"]} for row in rows]
     print_rows(rows, COLUMNS, as_json=as_json)
     if arguments.dry_run:
@@ -310,6 +317,7 @@ PAGE = 200
 #: The most events of one state that are watched: the newest ones.
 WATCHED = 1000
 
+# Done events are left out: there may be millions, and none of them changes again.
 _OPEN = tuple(state for state in DeliveryState if state is not DeliveryState.DONE)
 
 
@@ -353,6 +361,7 @@ class Tailer:
     async def begin(self) -> None:
         """Read the present state, so that only later changes are reported."""
         await self._inbox.changed_elsewhere()
+        # Before the open ones: what arrives between the two reads is then found as an arrival.
         newest = await self._inbox.find(limit=1)
         self._last_sequence = newest[0].sequence if newest else 0
         self._open = await self._find_open()
@@ -367,9 +376,12 @@ class Tailer:
         }
         for key in self._open.keys() - found.keys():
             ended = await self._inbox.get(key)
+            # One that is in no list any more was handled, or pushed out of the newest by others;
+            # only the former is news.
             if ended is not None and ended.state is DeliveryState.DONE:
                 changed[key] = ended
         for record in await self._arrivals():
+            # An arrival that has changed already is in `changed` in its later state.
             changed.setdefault(record.key, record)
         self._open = found
         return sorted(changed.values(), key=lambda record: record.sequence)
@@ -407,6 +419,7 @@ def _print(record: DeliveryRecord, as_json: bool) -> None:
     if as_json:
         print_json_line(listed(record))
         return
+    # The time of the look: a record has no time of its last change.
     parts = [moment_text(time.time()), record.state.ljust(8), record.type, record.key]
     if record.last_error and record.state != "done":
         parts.append(record.last_error.splitlines()[0])

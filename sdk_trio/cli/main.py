@@ -36,18 +36,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parsed = parse(sys.argv[1:] if arguments is None else arguments)
             status = _command(parsed)
         except SystemExit as ended:  # --help, --version
+            # argparse gives numbers; anything else counts as a failure.
             status = ended.code if isinstance(ended.code, int) else EXIT_FAILURE
         # Flushed here, so that a closed pipe or a full disk is an error of this command with a
         # status of its own. The interpreter's own flush at exit would print a traceback.
         sys.stdout.flush()
     # Trio raises groups, and a Ctrl-C in one is a BaseExceptionGroup.
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
+        # A group of one is reported as its member: that the part ran in a nursery is no news to
+        # whoever reads the line.
         return _status_of(only_member(error), parsed)
     return status
 
 
 def _command(parsed: Namespace) -> int:
     """Import the chosen command and run it."""
+    # __main__ holds HUP back from the first moment, because it knows the command only after this
+    # package has been imported.
     if parsed.words not in OBEYING:
         _release_hangup()
     module, _, name = parsed.target.partition(":")
@@ -69,9 +74,11 @@ def _release_hangup() -> None:
 def _status_of(error: BaseException, parsed: Namespace) -> int:
     """Print the error and return its exit status."""
     if isinstance(error, KeyboardInterrupt):
+        # No text: whoever pressed Ctrl-C knows.
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
         _forget_output()
+        # No text either: `| head` closes the pipe on purpose.
         return PIPE_CLOSED
     if isinstance(error, SdkError):
         _show_detail(error, parsed)
@@ -107,6 +114,9 @@ def _show_detail(error: BaseException, parsed: Namespace) -> bool:
     """Print the traceback in Development, for failed starts and for faults of this package."""
     from .settings import is_development
 
+    # A start fails by the application as often as by the settings, so its traceback helps also
+    # where the error is one of ours. Any other error of ours that has no cause has said all in its
+    # message.
     starting = getattr(parsed, "words", "") == "run"
     if isinstance(error, SdkError) and not starting and error.__cause__ is None:
         return False

@@ -83,6 +83,7 @@ def table_row(record: NotificationRecord) -> dict[str, Any]:
 def shown(record: NotificationRecord) -> dict[str, Any]:
     """Return one whole message with its transition and its recipient."""
     transition = attrs.asdict(record.outbox)
+    # The place in the outbox is the store's own matter, and the id of the message begins with it.
     del transition["sequence"]
     return {**listed(record), "outbox": transition}
 
@@ -138,6 +139,8 @@ def list_notifications(arguments: Namespace) -> int:
     Raises:
         UnknownTenantError: there is no tenant of that name.
     """
+    # Arguments are looked at before the settings and the store, so that a mistyped one is told at
+    # once.
     limit = parse_count(arguments.limit, option="--limit")
     state = NotificationState(arguments.state) if arguments.state else None
     settings = load(arguments)
@@ -166,6 +169,7 @@ async def _tenant_id(settings: Settings, store: Store, key: str) -> str:
     try:
         tenant = await TenantService(settings, store.tenants).get(key)
     except UnknownTenantError:
+        # Worded here, because the service does not know that there is a command to look with.
         raise UnknownTenantError(f"there is no tenant {key!r}: 'tenant list' shows them") from None
     return tenant.id
 
@@ -279,6 +283,8 @@ def retry(arguments: Namespace) -> int:
     possible = [candidate.id for candidate in candidates if candidate.reason is None]
     retried: set[NotificationId] = set()
     if not arguments.dry_run:
+        # Each message is seen by a person, and one may have arrived already: many are not sent
+        # again without a question.
         sure = len(possible) < 2 or arguments.yes
         if not (sure or confirmed(f"send {len(possible)} messages again?")):
             say("nothing was changed")
@@ -299,6 +305,7 @@ async def _candidates(
         if not arguments.ids:
             return await _chosen(store.notifications, arguments, enabled)
         found = []
+        # An id that was given twice is one message.
         for id in dict.fromkeys(ids):
             record = await store.notifications.get(id)
             missing = Candidate(id, reason="there is no such message")
@@ -329,6 +336,7 @@ def _candidate(record: NotificationRecord, enabled: Sequence[str]) -> Candidate:
     if record.state not in RETRIABLE:
         reason = f"is {record.state}: failed, skipped and unknown messages are sent again"
     elif record.id.channel not in enabled:
+        # Put back, it would be skipped at once, with a state that says less than the old one.
         reason = f"the channel {record.id.channel} is switched off in these settings"
     outbox = record.outbox
     return Candidate(
@@ -355,6 +363,8 @@ def _print(
         done = candidate.id in retried
         reason = candidate.reason
         if not (done or reason or arguments.dry_run):
+            # Between reading and putting back the daemon may have sent it, or another command may
+            # have put it back.
             reason = "it changed meanwhile; look at it with 'notify show'"
         rows.append(
             {
@@ -376,6 +386,7 @@ def _print(
 # -- notify preview, notify test -----------------------------------------------------------------
 
 #: The status of a made-up tenant before each transition.
+# All others begin with an active tenant.
 _BEFORE = {Transition.REACTIVATED: TenantStatus.SUSPENDED}
 
 
@@ -469,6 +480,8 @@ def _print_message(message: Message) -> None:
     ):
         print_text(f"--- {heading} ---")
         for line in text.splitlines():
+            # A template may hold anything that a settings file can: no control characters for the
+            # terminal.
             print_text(cell(line))
         print_text("")
 
@@ -485,6 +498,7 @@ def _ending_of(outcome: Outcome) -> tuple[str, int, str]:
             return "refused", EXIT_FAILURE, "change that, then test again"
         case Skipped():
             return "skipped", EXIT_CONFIGURATION, "change that, then test again; nothing was sent"
+        # 1 and not 69: trying again by itself, as a script does for 69, might send it twice.
         case Ambiguous():
             advice = "look whether it has arrived: it may have been sent"
             return "unknown", EXIT_FAILURE, advice
@@ -543,6 +557,7 @@ def test(arguments: Namespace) -> int:
 def _settings(arguments: Namespace) -> Settings:
     channel = CHANNELS[arguments.channel]
     own = {f"{NOTIFICATIONS}:Enabled": "true"} | {
+        # The others are off, so that only this channel's settings have to be right.
         f"{NOTIFICATIONS}:EnabledChannels:{row.key}": str(row is channel).lower()
         for row in CHANNELS.values()
     }
@@ -564,10 +579,12 @@ def _record(arguments: Namespace, settings: Settings) -> OutboxRecord:
             raise UsageError(f"--to {wrong}")
     return attrs.evolve(
         sample_record(Transition.SUSPENDED),
+        # Whoever gets the message must not take it for a real suspension.
         tenant_name="A test tenant that does not exist",
         tenant_identifier="test",
         reason="this is a test of notifications, and nothing has changed",
         site_manager_email=arguments.to,
+        # The address was named by hand for this one message, so that no verification is asked for.
         site_manager_email_verified=True,
         site_manager_phone=arguments.to,
     )

@@ -228,6 +228,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, fill: Callable[["Parser"], None], **options: Any) -> None:
+        # An abbreviation in a script would break, or mean something else, as soon as an option is
+        # added.
         super().__init__(allow_abbrev=False, **options)
         self._fill: Callable[[Parser], None] | None = fill
 
@@ -259,9 +261,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         UsageError: there is no such command or argument.
         SystemExit: ``--help`` or ``--version``, after printing.
     """
+    # Words first: argparse would name all commands in one long list for a mistyped one.
     check_words(arguments, [command.words for command in COMMANDS])
     parser = build_parser(alone=not _HELP.isdisjoint(arguments))
     parsed: argparse.Namespace
+    # The rest is judged here, because `call` takes options that no parser knows: the fields of the
+    # upstream's operations.
     parsed, rest = parser.parse_known_args(arguments)
     chosen: Parser = parsed.parser
     if rest and not parsed.takes_fields:
@@ -281,6 +286,7 @@ def build_parser(*, alone: bool = False) -> Parser:
         prog=PROGRAM,
         description="A runtime for signed webhooks.",
         epilog=_EXIT_CODES,
+        # The epilog has lines of its own, which the usual formatter would fill up.
         formatter_class=argparse.RawDescriptionHelpFormatter,
         fill=partial(_fill_group, group="", alone=alone),
     )
@@ -301,6 +307,7 @@ def _fill_group(parser: Parser, *, group: str, alone: bool) -> None:
         if not deeper:
             about, summary = command.summary, command.summary
             about = f"{about[0].upper()}{about[1:]}."
+            # Filled when it is reached: every group would otherwise be imported for each command.
             fill = partial(_fill_command, command=command, alone=alone)
         elif word not in choices.choices:
             about = summary = GROUPS[f"{prefix}{word}"]
@@ -341,6 +348,8 @@ def describing() -> bool:
 def _describing_alone() -> Iterator[None]:
     """Import groups without what their commands need, and forget these halves of modules."""
     global _describing
+    # A group may import another one of this package, so all that is new is forgotten, not only the
+    # file that was asked for.
     before = set(sys.modules)
     _describing = True
     try:
@@ -356,6 +365,8 @@ def _describing_alone() -> Iterator[None]:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
+    # Every command takes these, those without settings included: one line that works for a command
+    # works for all.
     group = parser.add_argument_group("settings")
     group.add_argument(
         "--config",
@@ -440,6 +451,7 @@ def _check(chosen: str, candidates: Sequence[str]) -> None:
         return
     if chosen in NOT_IN_THIS_VERSION:
         raise UsageError(f"the command '{chosen}' is not in this version")
+    # One suggestion: a list of guesses is a guess.
     close = difflib.get_close_matches(chosen, candidates, n=1)
     advice = (
         f"did you mean '{close[0]}'?"
@@ -466,6 +478,7 @@ def option_meant(given: Sequence[str], known: Collection[str]) -> str:
 
 _AGO = re.compile(r"([0-9]{1,9})([smhd])")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+# Twelve digits reach beyond the year 9999, where no date of Python goes.
 _UNIX_SECONDS = re.compile(r"[0-9]{1,12}")
 
 
@@ -480,6 +493,7 @@ def parse_since(text: str, *, now: float, option: str = "--since") -> float:
     """
     ago = _AGO.fullmatch(text.strip())
     if ago:
+        # Before ISO 8601, of which no form looks like this.
         return now - int(ago[1]) * _UNIT_SECONDS[ago[2]]
     moment = _iso(text)
     if moment is None:
@@ -510,6 +524,8 @@ def parse_count(text: str, *, option: str, greatest: int = 1_000_000) -> int:
     Raises:
         UsageError: it is none.
     """
+    # isdigit alone takes digits of every script, and int() refuses texts of thousands of them with
+    # another error.
     if text.isascii() and text.isdigit() and len(text) <= 12 and 1 <= int(text) <= greatest:
         return int(text)
     raise UsageError(f"{option} takes a whole number from 1 to {greatest}, not {text!r}")

@@ -61,10 +61,13 @@ class Presence:
 def announced(directory: str | os.PathLike[str], presence: Presence) -> Iterator[None]:
     """Keep the file for the length of the block; its directory exists."""
     file = Path(directory) / FILE_NAME
+    # Replaced whole, so that a command never reads half of it.
     write_private(file, json.dumps(attrs.asdict(presence)) + "\n")
     try:
         yield
     finally:
+        # The directory may be gone, and a stop must not fail by that; a file that is left behind is
+        # recognised by its process.
         with suppress(OSError):
             file.unlink()
 
@@ -77,6 +80,7 @@ def find(directory: str | os.PathLike[str]) -> Presence:
     """
     file = Path(directory) / FILE_NAME
     try:
+        # Another version may have written it: it is looked at as any input is.
         presence = _presence(json.loads(read_private(file)))
     except FileNotFoundError:
         raise NobodyThereError(
@@ -163,6 +167,7 @@ def _admin_address(settings: Settings) -> str:
     if not admin.enabled:
         raise UsageError("Sdk:Admin:Enabled is false: there is no admin address to ask")
     if admin.bind.startswith("fd:") or admin.bind.endswith(":0"):
+        # Neither says a port: the service manager opened the one, the system chooses the other.
         raise UsageError(f"Sdk:Admin:Bind {admin.bind} says no address: give it with --url")
     if admin.bind.startswith("unix:"):
         return f"unix:{split_unix(admin.bind)[0]}"
@@ -190,6 +195,7 @@ def _ask(url: str, path: str) -> int:
 
 def _connection(url: str) -> HTTPConnection:
     if url.startswith("unix:"):
+        # The socket is connected by hand below; the name only fills the Host header.
         return HTTPConnection("localhost", timeout=ANSWER_SECONDS)
     try:
         parts = urlsplit(own_url(url, ""))

@@ -79,6 +79,7 @@ def open_reader(settings: Settings) -> ReplicaReader:
         )
     binary = find_replicator(options)
     name_unset_variables(settings)
+    # The whole environment: roles and profiles of a provider's client are variables of its own.
     return ReplicaReader(settings, binary=binary, environ=os.environ)
 
 
@@ -130,6 +131,7 @@ def run_until_signal(work: Callable[[], Awaitable[T]]) -> tuple[int, T | None]:
             with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *_HANGUP) as signals:
                 task_status.started()
                 async for number in signals:
+                    # The work is cancelled and not killed: a restore removes its temporary files.
                     status = _SIGNAL_BASE + number
                     nursery.cancel_scope.cancel()
 
@@ -178,11 +180,14 @@ def render(arguments: Namespace) -> int:
         text = render_for(settings, databases)
     except ValueError as error:
         raise ReplicationError(str(error)) from error
+    # For a deployment or a cron job: it tells by its status whether somebody has forgotten to
+    # render.
     if arguments.check:
         return _check(Path(arguments.output or options.config_output_path), text)
     if arguments.output is None:
         sys.stdout.write(text)
         return 0
+    # The writer leaves a file alone that is current, so that nothing that watches it is woken.
     written = ManifestWriter(Path(arguments.output)).write(text)
     say(f"{arguments.output} {'written' if written else 'is current'}: {_count(databases)}")
     return 0
@@ -233,6 +238,7 @@ def run_replicator(arguments: Namespace) -> int:
     begin_logs(loaded)
     options = settings.multi_tenant.file_db.replication
     find_replicator(options)
+    # Made for this user alone before the replicator makes it for more.
     directory = create_data_directory(databases_directory(settings))
     supervisor = Supervisor(options, directory)
     path = arguments.pid_file or options.replicator_pid_file_path
@@ -279,6 +285,7 @@ class _Obedience:
         """Obey signals as they arrive, until cancelled."""
         async for number in arriving:
             if number == signal.SIGHUP:
+                # Requests only: the supervisor reloads in its own task, one after the other.
                 self._supervisor.request_reload()
             elif not self._stopped:
                 self._stopped = True
@@ -319,6 +326,7 @@ def show_status(arguments: Namespace) -> int:
     """
     settings = require_replication(load(arguments))
     require_tenants(settings)
+    # Without supervision this command reads the replicas itself, with this shell's keys.
     supervised = settings.multi_tenant.file_db.replication.supervise
     if not supervised:
         name_unset_variables(settings)
@@ -343,6 +351,8 @@ async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
     directory = databases_directory(settings).absolute()
     async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
         service = TenantService(settings, store.tenants)
+        # The expected databases come from the tenants, not from the directory: one that is missing
+        # has to be seen.
         files = await find_databases(service, directory)
         identifiers = await _identifiers(service)
 
@@ -356,6 +366,8 @@ async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
         replication, control_socket_path(str(directory)), wanted=wanted, surveyor=surveyor
     )
     health = await checker.check(even_if_disabled=True)
+    # Without a socket a replicator shows itself by reading: a single look may fall between two
+    # reads.
     end = trio.current_time() + _READING_SECONDS
     while surveyor and surveyor.book.waits_for_reading() and trio.current_time() < end:
         await trio.sleep(_LOOK_AGAIN_SECONDS)
@@ -384,6 +396,7 @@ def _row(health: DatabaseHealth, identifier: str, *, as_json: bool) -> Row:
             "lag_seconds": health.lag_seconds,
             "last_sync_at": health.last_sync_at,
         }
+    # Tenths are for people; JSON has the number.
     lag = None if health.lag_seconds is None else f"{health.lag_seconds:.1f} s"
     return {**row, "lag": lag, "last_sync": moment_text(health.last_sync_at)}
 
@@ -425,6 +438,7 @@ def verify(arguments: Namespace) -> int:
     settings = load(arguments)
     require_tenants(settings)
     reader = open_reader(settings)
+    # What a verification logs is in the row of its tenant.
     logs.configure(level="Error", format=settings.logging.format)
 
     async def work() -> Sequence[Verification]:
@@ -462,6 +476,7 @@ def _progress() -> Any:
 
     def report(_result: Verification, _done: int, total: int) -> None:
         if not shown:
+            # Made at the first result, because only then the number of tenants is known.
             shown.append(Progress("verified", total, quiet_below=2))
         shown[0].advance()
 
@@ -486,6 +501,7 @@ def _document(result: Verification) -> Row:
 
 
 def _verification_row(result: Verification) -> Row:
+    # A tenant without a database yet is no failure: there is nothing that could be lost.
     word = "skipped" if result.skipped else "good"
     return {
         **_document(result),

@@ -101,6 +101,7 @@ def restore(arguments: Namespace) -> int:
     _check_arguments(arguments)
     settings = load(arguments)
     logs.configure(level="Error", format=settings.logging.format)
+    # Before the target is asked, so that a mistyped time is told at once.
     at = None if arguments.at is None else _moment(arguments.at)
     reader = open_reader(settings)
     if arguments.in_place is not None:
@@ -126,6 +127,7 @@ def _check_arguments(arguments: Namespace) -> None:
     if arguments.in_place is not None:
         others = {"--tenant": arguments.tenant, "--output": arguments.output}
         given = [name for name, value in others.items() if value is not None]
+        # Both name a tenant; which one would be overwritten must not be a guess.
         if given:
             raise UsageError(
                 f"{given[0]} does not go with --in-place, which restores that tenant's own database"
@@ -138,6 +140,8 @@ def _check_arguments(arguments: Namespace) -> None:
         return
     if arguments.tenant is None or arguments.output is None:
         raise UsageError("say --tenant T --output F, or --in-place T")
+    # Refused and not ignored: whoever gives --keep or --reason expects that something is kept or
+    # recorded.
     unused = {
         "--keep": arguments.keep,
         "--discard-newer": arguments.discard_newer or None,
@@ -210,9 +214,12 @@ def _is_its_place(settings: Settings, tenant_id: str, tenant: Tenant | None, out
     Raises:
         RestoreError: it is one that the runtime may have open at this moment.
     """
+    # Links are resolved: two spellings of one place are the same file.
     directory = databases_directory(settings).resolve()
     place = output.resolve()
     if place.parent != directory:
+        # The store, its log and its lock lie there, and a database of that name might replace one
+        # of them.
         if place.parent == Path(settings.storage.path).resolve():
             raise RestoreError(
                 f"{output} would lie in the data directory, among the runtime's own files: restore "
@@ -239,6 +246,7 @@ async def _refuse_replicated(settings: Settings, tenant_id: str, output: Path) -
     directory = databases_directory(settings).absolute()
     try:
         client = ControlClient(control_socket_path(os.fspath(directory)))
+        # No answer counts as a no: where no replicator runs, none has the file open.
         listed = await client.list_databases()
     except ReplicatorError:
         await trio.lowlevel.checkpoint()
@@ -260,6 +268,7 @@ def _shown_progress() -> Iterator[Report]:
     try:
         yield report
     finally:
+        # Also after an error, whose message would stand behind the line otherwise.
         progress.end()
 
 
@@ -279,6 +288,7 @@ def _print(row: Row, *, as_json: bool) -> None:
     if as_json:
         print_json(row)
         return
+    # The path alone on standard output, for the next command of a script.
     print_text(str(row["output"]))
     say(
         f"{row['tenant']} as of {moment_text(row['as_of'])} (transaction {row['txid']}), "
@@ -286,5 +296,6 @@ def _print(row: Row, *, as_json: bool) -> None:
     )
     if row.get("kept"):
         say(f"the database before is in {row['kept']}")
+    # Not for --output, which changes no tenant: there the key is missing.
     if row.get("reactivated") is False:
         say("the tenant was not active before, so it is not now")

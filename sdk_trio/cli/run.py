@@ -40,6 +40,7 @@ if not describing():
 if TYPE_CHECKING:
     from ..tenants.upgrade import HostUpgrade
 
+# A file that is gone is refused at a reload: what it had set would silently become the default.
 _VANISHED = "the file has vanished: put it back, or restart without it"
 _EMPTIED = "the file holds no settings any more: put them back, or restart without them"
 
@@ -76,6 +77,7 @@ class SettingsReloader:
 
     def request(self) -> None:
         """Request a reload, as HUP does; several requests before it begins count as one."""
+        # An event and no queue: what counts is that the files are read after the last request.
         self._wanted.set()
 
     async def run(self, runtime: Runtime, notifier: SystemdNotifier, status: str) -> None:
@@ -86,10 +88,13 @@ class SettingsReloader:
         """
         await self._look(runtime)
         while True:
+            # The poll also bounds the wait for a request, so that one task does both and two
+            # reloads never meet.
             asked = await self._wait(runtime.settings.server.key_file_poll_seconds)
             files = await self._look(runtime)
             if not asked and not files:
                 continue
+            # A reload in the middle of a drain would open what is being closed.
             if not runtime.ready:
                 _runtime_log.warning("runtime.reload_ignored", hint="the daemon is stopping")
                 continue
@@ -115,6 +120,8 @@ class SettingsReloader:
     async def _reload(self, runtime: Runtime, *, cause: str, files: tuple[str, ...]) -> None:
         try:
             loaded, settings = await trio.to_thread.run_sync(self._read_all, abandon_on_cancel=True)
+            # All or nothing: reading and completing may fail, and until here nothing has been put
+            # in force.
             done = runtime.reload(settings)
             self.began_with(loaded)
         except OptionsValidationError as error:
@@ -123,6 +130,7 @@ class SettingsReloader:
             return
         for warning in loaded.warnings:
             _runtime_log.warning("config.warning", key=warning.key, message=str(warning))
+        # A warning, because a key that waits for a restart looks like one that had no effect.
         log = _runtime_log.warning if done.restart else _runtime_log.info
         log(
             "runtime.reloaded",
@@ -230,6 +238,7 @@ def run(arguments: Namespace) -> int:
     runtime = Runtime(
         settings, handlers, standalone=arguments.standalone, host_upgrade=_host(arguments, settings)
     )
+    # The runtime is a library, whose host configures the logs; here the command line is the host.
     runtime.on_reload(_prepare_logs, ("Sdk:Logging",))
     return serve(
         runtime,
@@ -268,6 +277,7 @@ def announcement(
     """Return the block in which ``events trigger`` finds the receiver."""
     if not os.path.isdir(settings.storage.path):
         return nullcontext()  # a store in memory needs no data directory
+    # The address that was bound and not the configured one: port 0 is known only now.
     address = started.receiver[0]
     url = own_url(address, settings.webhooks.path)
     return announced(settings.storage.path, Presence(address, url, os.getpid(), secret))
@@ -306,6 +316,8 @@ async def _serve(
     signals = _Signals(runtime, reloader)
     watched = _ENDING if _HANGUP is None else (*_ENDING, _HANGUP)
     with (
+        # Opened before the runtime starts, so that a TERM in the middle of a start drains instead
+        # of killing.
         trio.open_signal_receiver(*watched) as arriving,
         closing(SystemdNotifier(manager.notify_socket)) as notifier,
         ExitStack() as while_running,
@@ -317,6 +329,8 @@ async def _serve(
             outer.start_soon(ending.watch)
             async with ending.until_the_end(), trio.open_nursery() as inner:
                 started = await _start(runtime, inner, notifier)
+                # Before READY=1: whatever the service manager starts after this unit finds the
+                # receiver by its file.
                 while_running.enter_context(announce(started))
                 status = f"serving on {', '.join(started.receiver)}"
                 await notifier.ready(status)
@@ -326,9 +340,12 @@ async def _serve(
                 )
                 if reloader is not None:
                     outer.start_soon(reloader.run, runtime, notifier, status)
+            # The inner nursery is empty, so the runtime has ended; what watched it ends now.
             outer.cancel_scope.cancel()
     if signals.forced_by is not None:
         return 128 + signals.forced_by
+    # A runtime that ended unasked is a failure even if it raised nothing: systemd has to restart
+    # it.
     return 0 if signals.stopped else EXIT_FAILURE
 
 
@@ -382,4 +399,6 @@ class _Signals:
             elif self.forced_by is None:
                 self.forced_by = number
                 _log.warning("runtime.forced", signal=signal.Signals(number).name)
+                # Only once: what a third signal could still do, the bounds of ExitReport do by
+                # themselves.
                 self._runtime.force()

@@ -61,6 +61,7 @@ def read(
     loaded = read_settings(
         *arguments.config, overrides={**own, **given}, standalone=standalone, receiver=receiver
     )
+    # Known with invalid settings, too: main asks for it when it words the error.
     arguments.development = loaded.is_development
     return loaded
 
@@ -87,6 +88,8 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
         key, equals, value = text.partition("=")
         setting = _setting(key)
         if setting is not None and setting.kind is Secret:
+            # The variable to set instead is spelled out, so that nobody has to look up how a key
+            # becomes one.
             name = "__".join(("SDK", *(part.upper() for part in setting.path)))
             name += "__0" if setting.many else ""
             raise UsageError(
@@ -99,6 +102,8 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
                 "--set takes KEY=VALUE, such as --set Sdk:Webhooks:Path=/hooks; "
                 f"there is no {'value' if key.strip() else 'key'} in one of them"
             )
+        # Compared as keys are, whatever their case and separators: of two spellings of one key the
+        # later one wins.
         for earlier in [k for k in found if _folded(k) == _folded(key)]:
             del found[earlier]
         found[key] = value
@@ -110,6 +115,7 @@ def is_development(arguments: Namespace) -> bool:
     known: bool | None = getattr(arguments, "development", None)
     if known is not None:
         return known
+    # Files are not read again: the error may be that they cannot be.
     chosen = os.environ.get("SDK__ENVIRONMENT") or os.environ.get("SDK_ENVIRONMENT", "")
     for text in getattr(arguments, "set", ()):
         key, _, value = text.partition("=")
@@ -146,6 +152,7 @@ def check(arguments: Namespace) -> int:
     loaded = read(arguments, standalone=arguments.standalone, receiver=True)
     problems = list(loaded.problems)
     if loaded.settings is not None:
+        # `run` refuses these at its start only; a check before a deployment must not wait for that.
         problems += [*missing_parts(loaded.settings), *unmet_needs(loaded.settings)]
     rows: list[dict[str, Any]] = [
         {"level": level, **attrs.asdict(problem)}
@@ -208,6 +215,7 @@ def openapi(arguments: Namespace) -> int:
         return 0
     settings = load(arguments)
     document = _document("sdk_trio.webhooks")
+    # The document in the package has the default path; this one is what the settings serve.
     route, of_tenant = document["paths"].values()
     path = settings.webhooks.path
     document["paths"] = {path: route}

@@ -28,6 +28,8 @@ from ..errors import EXIT_FAILURE
 from ..runtime import Runtime
 from ..runtime.watchdog import held_by
 
+# The bounds add up to the 5 seconds after the drain, and the one second after a second signal, that
+# the documentation promises (ADR 31): a service manager can be told how long to wait.
 _log = get_logger("runtime")
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
@@ -73,6 +75,8 @@ class ExitReport:
         self._token: trio.lowlevel.TrioToken | None = None
         self._give_up = trio.Event()
         self._watching = trio.CancelScope(shield=True)
+        # 1 unless a signal forces the end: a daemon that leaves handlers behind has not ended as
+        # asked.
         self._status = EXIT_FAILURE
         # The numbers of signals that the main thread has handled, and that ours has taken note of.
         self._handled = 0
@@ -83,6 +87,8 @@ class ExitReport:
         self._asked = False
         self._ended = False
         self._over = False
+        # Threads that were there before belong to the host of the interpreter (a debugger, a test),
+        # not to the application.
         self._others = set(threading.enumerate())
         self._thread = threading.Thread(target=self._guard, name="sdk_trio-ending", daemon=True)
 
@@ -94,6 +100,7 @@ class ExitReport:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         """Let the process end by itself, and bound the wait for the application's threads."""
+        # The loop has ended, so its timer must not end a process that is only tidying up.
         faulthandler.cancel_dump_traceback_later()
         left = [
             thread.name
@@ -113,11 +120,15 @@ class ExitReport:
             hint="they are no daemons, so Python would wait for them; they are left behind",
         )
         if error is not None:
+            # The exception would have been reported by main, which never runs if the process is
+            # ended here.
             self._status = getattr(error, "exit_code", EXIT_FAILURE)
         elif self._signals == 1:
             self._status = 0
         self._ended = True
         moment = time.monotonic() + THREADS_SECONDS
+        # The thread is told to end the process itself: there is no loop any more that could be
+        # asked first.
         self._limits, self._asked = (moment, moment), True
         self._nudge()
 
@@ -130,6 +141,7 @@ class ExitReport:
         # Python's C code writes each signal's number to this descriptor, even while the event loop
         # is blocked. Trio uses it to be woken by signals, which the thread does in its place.
         before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        # Trio has installed its own by now; they are called from ours.
         handlers = {number: signal.getsignal(number) for number in self._ending}
         for number, handler in handlers.items():
             signal.signal(number, partial(self._give_way, handler))
@@ -164,6 +176,7 @@ class ExitReport:
 
     async def _note_drain(self) -> None:
         drained = await self._runtime.wait_draining()
+        # After a second signal the shorter bounds stand already.
         if self._signals < 2:
             self._limit(drained + GRACE_SECONDS, LEAVE_SECONDS)
             self._nudge()
@@ -181,6 +194,7 @@ class ExitReport:
         while not self._over:
             limits = self._limits
             moment = None if limits is None else limits[1] if self._asked else limits[0]
+            # Before the first signal there is no bound, and the thread sleeps until it is nudged.
             patience = None if moment is None else max(0.0, moment - time.monotonic())
             ready, _, _ = select.select([self._reader], [], [], patience)
             if ready:
@@ -189,6 +203,8 @@ class ExitReport:
                 self._end()
             else:
                 self._asked = True
+                # The first bound is the loop's to act on: it can release events and say what it
+                # leaves behind. The second one is for a loop that did not.
                 self._call(self._give_up.set)
 
     def _take(self, numbers: bytes) -> None:
@@ -229,6 +245,7 @@ class ExitReport:
     def _limit(self, give_up: float, leave_seconds: float) -> None:
         self._leave_seconds = leave_seconds
         self._limits = (give_up, give_up + leave_seconds)
+        # Set anew at every change of the bounds, because the timer cannot be asked or moved.
         left = give_up + leave_seconds + STUCK_SECONDS - time.monotonic()
         with suppress(OSError, ValueError, AttributeError):  # standard error is no file
             # The timer of faulthandler is a C thread, which needs no interpreter lock.
@@ -240,6 +257,7 @@ class ExitReport:
             # Logging may block as well, on a pipe that nobody reads, so a daemon thread does it.
             words = threading.Thread(target=self._log_left, daemon=True)
             words.start()
+            # A fifth of a second for a line of the log, and no more: the end is promised.
             words.join(0.2)
         _exit(self._status)
 
@@ -266,6 +284,7 @@ class ExitReport:
 
     def _call(self, function: Callable[[], object]) -> None:
         if self._token is not None:
+            # The loop may end between the look and the call; then there is nothing left to wake.
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(function)
 
@@ -281,4 +300,5 @@ def _nothing() -> None:
 def _exit(status: int) -> None:
     with suppress(OSError, ValueError):
         sys.stderr.flush()
+    # No atexit, no flush of standard output, no wait for threads: each of them may be what hangs.
     os._exit(status)

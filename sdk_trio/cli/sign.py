@@ -61,10 +61,13 @@ def parse_headers(content: bytes) -> list[tuple[bytes, bytes]]:
 def _from_lines(text: str) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for number, line in enumerate(text.splitlines(), start=1):
+        # curl -v marks what it sends like this.
         stripped = line.removeprefix(">").strip()
         if not stripped or (not pairs and _REQUEST_LINE.fullmatch(stripped)):
             continue
         name, colon, value = stripped.partition(":")
+        # A name that is no token would be skipped by any server; here it is told, because a header
+        # that was lost is what people search for.
         if not colon or not is_token(name):
             raise UsageError(f"--headers: line {number} is not of the form 'Name: value'")
         pairs.append((name, value.strip()))
@@ -73,6 +76,8 @@ def _from_lines(text: str) -> list[tuple[str, str]]:
 
 def _from_json(text: str) -> list[tuple[str, str]]:
     try:
+        # As pairs: an object that repeats a name would lose one, and a repeated header is a cause
+        # of refusal.
         document: Any = json.loads(text, object_pairs_hook=list)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--headers: the file is not valid JSON: {error}") from None
@@ -83,6 +88,7 @@ def _from_json(text: str) -> list[tuple[str, str]]:
                 "--headers takes a JSON object of names and values, or a list of [name, value]"
             )
         name, value = item
+        # Proxies and frameworks print repeated headers as a list under one name.
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(v, str | int) and not isinstance(v, bool) for v in values):
             raise UsageError(f"--headers: the value of {name!r} is no text")
@@ -185,11 +191,13 @@ def _curl(settings: Settings, headers: dict[str, str], file: str) -> str:
     if server.bind[0].startswith("unix:"):
         socket_path, _ = split_unix(server.bind[0])
         target = ["--unix-socket", socket_path, "--url", f"http://localhost{path}"]
+    # The service manager knows the port; 8080 is that of examples/systemd.
     elif server.bind[0].startswith("fd:"):
         target = ["--url", f"{scheme}://127.0.0.1:8080{path}"]
     words = ["curl", *target]
     for name, value in headers.items():
         words += ["--header", f"{name}: {value}"]
+    # --data would strip the line breaks, and the signature would not match any more.
     return shlex.join([*words, "--data-binary", f"@{file}"])
 
 
@@ -295,6 +303,7 @@ def _variants(raw: bytes) -> Iterator[tuple[bytes, str]]:
 
 DEV_SECRET_NAME = "dev-secret"
 
+# Capitals only: secrets have small letters, so none is taken for a name.
 _USUAL_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 
 
@@ -364,6 +373,7 @@ def read_dev_secret(directory: str) -> Secret | None:
     file = Path(directory) / DEV_SECRET_NAME
     try:
         text = read_private(file).strip()
+        # Strictly: a file that was cut off would be a secret under Auto.
         parse_secret(text, KeyDerivation.STANDARD)
     except FileNotFoundError:
         return None
@@ -387,6 +397,8 @@ def provide_dev_secret(directory: str) -> Secret:
     file = create_data_directory(directory) / DEV_SECRET_NAME
     text = new_secret(secrets.token_bytes(NEW_SECRET_BYTES))
     try:
+        # Created with its mode, and never opened if it is there: nobody may read it, and no link
+        # may lead it elsewhere.
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as opened:
             opened.write(f"{text}\n")

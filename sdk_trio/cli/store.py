@@ -36,6 +36,7 @@ async def open_inbox(settings: Settings) -> AsyncIterator[Inbox]:
     missing = why_unreachable(settings)
     if missing is not None:
         raise StoreUnavailableError(missing)
+    # An owner of its own: leases of a command must not be taken for those of the daemon beside it.
     async with storage.open_inbox(settings, owner=f"command-{uuid.uuid4()}") as inbox:
         yield inbox
 
@@ -47,6 +48,8 @@ def why_unreachable(settings: Settings) -> str | None:
             "Sdk:Storage:Backend is Memory: the events are in the running process alone, where "
             "no command can reach them; use Sqlite"
         )
+    # A command that reads creates nothing: a mistyped path would leave an empty store behind, which
+    # the next command takes for the real one.
     file = Path(settings.storage.path) / DATABASE_NAME
     if settings.storage.backend is StorageBackend.SQLITE and not file.exists():
         return (
@@ -61,6 +64,7 @@ def actor_of(arguments: Namespace) -> str:
     if arguments.actor is not None:
         return str(arguments.actor)
     try:
+        # The prefix tells a person at a shell from a program that uses the API.
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError, ImportError):  # a user id without a name, as in containers
         return f"cli:{os.getuid()}" if hasattr(os, "getuid") else "cli"
@@ -85,6 +89,7 @@ def run_with_tenants(
     """
     settings = load(arguments)
     if creates and not settings.multi_tenant.enabled:
+        # A remark and no error: tenants are often entered before they are switched on.
         say("note: Sdk:MultiTenant:Enabled is false, so a runtime takes no notice of tenants")
 
     async def work() -> T:
@@ -100,6 +105,7 @@ async def open_tenants(
 ) -> AsyncIterator[TenantService]:
     """Open the tenants; see :func:`run_with_tenants`."""
     missing = why_unreachable(settings)
+    # A store in memory is another process's: there is nothing to create.
     in_memory = settings.storage.backend is StorageBackend.MEMORY
     if missing is not None and (in_memory or not creates):
         raise StoreUnavailableError(missing)
@@ -121,6 +127,7 @@ async def tenant_id_of(settings: Settings, key: str | None) -> str | None:
         UnknownTenantError: there is none of that name.
         StorageError: the store cannot be opened.
     """
+    # An id is not looked up, so that the events of a purged tenant can still be listed.
     if key is None or is_tenant_id(key):
         await trio.lowlevel.checkpoint()
         return key

@@ -75,6 +75,7 @@ def named_credentials(arguments: Namespace, before: TenantCredentials) -> Tenant
     return attrs.evolve(
         before,
         access_token=token or before.access_token,
+        # All at once: what is named replaces the list. `rotate` is the command that adds to it.
         webhook_secrets=secrets or before.webhook_secrets,
     )
 
@@ -83,6 +84,7 @@ def named_secrets(arguments: Namespace) -> tuple[CredentialSource, ...]:
     """Return the sources of webhook secrets that options name; paths become absolute."""
     return (
         *map(EnvironmentVariable, arguments.webhook_secret_env),
+        # The daemon has another working directory than this shell.
         *(KeyFile(os.path.abspath(path)) for path in arguments.webhook_secret_file),
     )
 
@@ -191,6 +193,8 @@ def set_credentials(arguments: Namespace) -> int:
 
     if arguments.no_webhook_secrets and named_secrets(arguments):
         raise UsageError("--no-webhook-secrets: not allowed with a source of webhook secrets")
+    # Compared with nothing at all, so that every option that could name something is looked at
+    # once.
     removes = arguments.no_access_token or arguments.no_webhook_secrets
     if not removes and named_credentials(arguments, TenantCredentials()) == TenantCredentials():
         raise UsageError(
@@ -235,7 +239,11 @@ def rotate_credentials(arguments: Namespace) -> int:
         for source in removed:
             if source not in before.webhook_secrets:
                 raise UsageError(f"--remove: the tenant has no {source_to_text(source)}")
+        # A source that is named again moves to the front instead of standing twice: the first one
+        # signs.
         old = tuple(s for s in before.webhook_secrets if s not in removed and s not in new)
+        # Without a secret of its own, the host's sign for the tenant: a rotation must not lead
+        # there.
         if not (new or old):
             raise UsageError(
                 "--remove: it is the last one, without which the host's own secrets alone sign "
@@ -274,6 +282,7 @@ def _change(arguments: Namespace, after: Any) -> int:
 async def _rows(service: TenantService, tenant: Tenant) -> list[dict[str, Any]]:
     holders = await service.holders(tenant.credentials.sources, but=tenant)
     say_shared(tenant, holders)
+    # Variables are those of this shell: the reader takes its environment when it is made.
     reader = CredentialReader()
     credentials = tenant.credentials
     uses = [(_SECRET, source) for source in credentials.webhook_secrets]
@@ -318,6 +327,8 @@ def _print(rows: list[dict[str, Any]], arguments: Namespace) -> None:
     if not rows:
         say("the tenant has no credentials of its own: the host's are used")
     for row in rows:
+        # The most usual reason of a variable that is missing here: it is set in the unit of the
+        # daemon alone.
         if row["problem"] and row["source"].startswith("env:"):
             say("note: variables are looked up in this shell's environment, not in the daemon's")
             return

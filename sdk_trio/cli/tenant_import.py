@@ -112,6 +112,7 @@ def read_tenants(content: bytes) -> list[Row]:
         ImportFileError: it is not UTF-8 text, no JSON array, or its first line names no columns.
     """
     try:
+        # Spreadsheets put a byte order mark in front.
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ImportFileError(
@@ -137,12 +138,14 @@ def _json_row(number: int, item: Any) -> Row:
     credentials = item.get("credentials", {})
     if not isinstance(credentials, dict):
         return Row(number, fields, "its credentials are no JSON object")
+    # Sources are columns of their own in CSV, so both forms meet here.
     fields |= credentials
     unknown = [name for name in fields if name not in (*FIELDS, *FOR_READING)]
     return Row(number, fields, _unknown(unknown) if unknown else None)
 
 
 def _read_csv(text: str) -> list[Row]:
+    # Strict: a quote that is not closed would swallow the rest of the file as one cell.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         head = [name.strip() for name in next(reader, [])]
@@ -152,6 +155,7 @@ def _read_csv(text: str) -> list[Row]:
             raise ImportFileError(
                 f"the first line {wrong}; separated by commas it may name {', '.join(FIELDS)}"
             )
+        # Rows of empty cells are what spreadsheets leave at the end.
         return [_csv_row(reader.line_num, head, cells) for cells in reader if any(cells)]
     except csv.Error as error:
         raise ImportFileError(f"line {reader.line_num} is no CSV: {error}") from None
@@ -163,12 +167,15 @@ def _unknown(names: Iterable[str]) -> str:
 
 def _csv_row(number: int, head: Sequence[str], cells: Sequence[str]) -> Row:
     fields: dict[str, Any] = {
-        name: _unguarded(cell) or None for name, cell in zip(head, cells, strict=False)
+        # An empty cell means that there is no value, as the export writes it.
+        name: _unguarded(cell) or None
+        for name, cell in zip(head, cells, strict=False)
     }
     if len(cells) != len(head):
         return Row(number, fields, f"has {len(cells)} cells, and the first line {len(head)}")
     verified = fields.get("site_manager_email_verified")
     if verified is None:
+        # No word on it leaves it as it is: false would take a verification away.
         fields.pop("site_manager_email_verified", None)
     elif verified.casefold() in (*_TRUE, *_FALSE):
         fields["site_manager_email_verified"] = verified.casefold() in _TRUE
@@ -185,6 +192,7 @@ def csv_of(tenants: Iterable[Tenant]) -> str:
         ExportError: a key file's path cannot be told from two in a cell.
     """
     file = io.StringIO()
+    # csv would write CRLF, of which other tools of a shell keep the CR.
     writer = csv.writer(file, lineterminator="\n")
     columns = (*FIELDS, *FOR_READING)
     writer.writerow(columns)
@@ -225,6 +233,8 @@ def plan(rows: Iterable[Row], tenants: Iterable[Tenant]) -> list[Step]:
     seen: dict[str, int] = {}
     steps = []
     for row in rows:
+        # Planned in the order in which they are applied, so that a plan that refuses nothing can be
+        # carried out.
         step = _step(row, known, holders, seen)
         steps.append(step)
         if step.after is not None:
@@ -260,6 +270,7 @@ def _wanted(
     if row.problem is not None:
         raise _RefusedRowError(row.problem)
     identifier = identity.check_identifier(_text(row, "identifier") or "")
+    # Two rows about one tenant have no order that their author can have meant.
     earlier = seen.setdefault(identifier, row.number)
     if earlier != row.number:
         raise _RefusedRowError(f"row {earlier} is about the same tenant")
@@ -272,6 +283,8 @@ def _wanted(
 
 def _after(row: Row, identifier: str, before: Tenant | None) -> Tenant:
     """Return the tenant as a row wants it; fields that the row does not name stay."""
+    # A status changes by a transition, with its messages and its conditions; a column of a file
+    # must not get around them.
     status = row.fields.get("status")
     present = TenantStatus.ACTIVE if before is None else before.status
     if status not in (None, present):
@@ -397,11 +410,13 @@ def import_tenants(arguments: Namespace) -> int:
         tenants = await service.all()
         steps = plan(rows, tenants)
         _say_shared(steps, tenants)
+        # All rows or none: half of an import is hard to tell from a whole one.
         if arguments.dry_run or any(step.verdict == "refused" for step in steps):
             return steps
         return await _apply(service, steps, arguments)
 
     if arguments.dry_run and _is_new(arguments):
+        # A dry run makes no store: all tenants of the file would be new.
         steps = plan(rows, ())
     else:
         steps = run_with_tenants(arguments, work, creates=not arguments.dry_run)
@@ -425,6 +440,7 @@ async def _apply(service: TenantService, steps: Sequence[Step], arguments: Names
         except TenantError as error:  # another process has changed it since it was examined
             done.append(Step(step.row, "failed", step.changes, str(error)))
         except StorageError:
+            # Importing is idempotent, so the remedy is the same command.
             say(f"{len(done)} of {len(steps)} rows were done; the same file again continues")
             raise
         else:
@@ -455,6 +471,7 @@ async def _do(service: TenantService, step: Step, arguments: Namespace) -> None:
             **who,
         )
         return
+    # Three calls, because each kind of change is a row of the audit trail of its own.
     if not {"name", "organization_id"}.isdisjoint(step.changes):
         names: dict[str, Any] = {"name": after.name, "organization_id": after.organization_id}
         tenant = await service.change(tenant, **names, **who, expected_version=tenant.version)
@@ -472,6 +489,8 @@ def _say_shared(steps: Sequence[Step], tenants: Sequence[Tenant]) -> None:
     """Warn of sources that two tenants name once the file is imported."""
     final = {tenant.identifier: tenant for tenant in tenants}
     imported = [step.after for step in steps if step.after is not None]
+    # Looked at as it will be: a source that moves from one tenant to another within the file is not
+    # shared.
     final |= {tenant.identifier: tenant for tenant in imported}
     named = Counter(s for tenant in final.values() for s in set(tenant.credentials.sources))
     shared = {source for source, times in named.items() if times > 1}

@@ -81,7 +81,9 @@ def purge_tenants(arguments: Namespace) -> int:
         raise UsageError("--orphans looks for all replicas without a tenant: name no tenant")
     settings = load(arguments)
     require_tenants(settings)
+    # The table says what was removed; the log would say it again between its lines.
     logs.configure(level="Error", format=settings.logging.format)
+    # Read in a run of its own: the store is not held open while somebody thinks about the question.
     candidates = trio.run(_candidates, settings, arguments)
     as_json = arguments.format == "json"
     days = settings.multi_tenant.tenant_status.deleted_tenant_retention_days
@@ -91,6 +93,7 @@ def purge_tenants(arguments: Namespace) -> int:
         _say_places(candidates)
         say(f"{len(candidates)} would be removed for ever" if candidates else none)
         return 0
+    # Always asked, also for one: there is no way back from this command.
     if candidates and not arguments.yes:
         _say_places(candidates)
         if not confirmed(_question(candidates)):
@@ -102,6 +105,7 @@ def purge_tenants(arguments: Namespace) -> int:
     say(f"{removed} removed; backups elsewhere are not looked for" if rows else none)
     for left in unreached:
         say(f"not reached: {left}")
+    # A replica that we cannot reach is personal data that is left: a script has to notice.
     return 0 if removed == len(rows) and not unreached else EXIT_FAILURE
 
 
@@ -132,6 +136,8 @@ async def _purge(
                     forget_audit=arguments.forget_audit,
                     now=arguments.now,
                 )
+            # One tenant that cannot be removed (its database is open, say) must not keep the
+            # others.
             except (TenantError, StoreUnavailableError, ReplicationError) as error:
                 rows.append(_row(candidate, purged=False, reason=str(error)))
             else:
@@ -155,6 +161,7 @@ def _row(
         reason = "left behind by an earlier purge, or of an unknown tenant"
     days = None
     if tenant is not None and tenant.deleted_at is not None:
+        # Whole days that have passed, as the retention counts them.
         days = int((time.time() - tenant.deleted_at) // _DAY_SECONDS)
     return {
         "identifier": None if tenant is None else tenant.identifier,

@@ -109,6 +109,7 @@ def audit_mentions(record: AuditRecord, status: str | None, text: str | None) ->
 
 
 def _any_holds(fields: Iterable[str | None], text: str | None) -> bool:
+    # casefold, because names are of every language.
     return text is None or any(text.casefold() in field.casefold() for field in fields if field)
 
 
@@ -152,7 +153,10 @@ def contact_after(tenant: Tenant, arguments: Namespace) -> Contact:
     email = _after(tenant.site_manager_email, arguments.email, gone=arguments.no_email)
     verified = arguments.email_verified
     if verified is None:
+        # Whoever changes an address has not verified the new one: a stranger would get the tenant's
+        # messages.
         verified = tenant.site_manager_email_verified and email == tenant.site_manager_email
+    # Nothing would be verified, and an address that is added later would count as if it were.
     elif verified and email is None:
         raise UsageError("--email-verified: there is no address; name one with --email")
     return Contact(
@@ -209,6 +213,8 @@ async def _chosen(service: TenantService, arguments: Namespace, limit: int | Non
     after = arguments.after
     while True:
         page = await service.list(status=status, after=after, limit=PAGE)
+        # The store knows only status and order; there are few enough tenants to search the rest
+        # here.
         found += [tenant for tenant in page if mentions(tenant, arguments.search)]
         if len(page) < PAGE or (limit is not None and len(found) >= limit):
             return found[:limit]
@@ -243,6 +249,7 @@ def show_tenant(arguments: Namespace) -> int:
 def _tell(arguments: Namespace, tenant: Tenant) -> None:
     """Print one tenant, with the path that its senders post to."""
     host = load(arguments).webhooks.path
+    # The own address is of use to own secrets alone: at it, the host's signature does not count.
     own = tenant_path(host, tenant.identifier) if tenant.credentials.webhook_secrets else None
     if arguments.format == "json":
         print_json({**listed(tenant), "webhook_path": own or host, "own_webhook_path": bool(own)})
@@ -351,9 +358,11 @@ def change(arguments: Namespace) -> int:
         TenantExistsError: the organization is another tenant's.
         TenantError: there is no such tenant, or somebody else has changed it at the same time.
     """
+    # UNCHANGED and None differ: None takes the organization away.
     organization = None if arguments.no_organization else arguments.organization_id or UNCHANGED
     if arguments.name is None and organization is UNCHANGED:
         raise UsageError("say what changes: --name, --organization-id or --no-organization")
+    # The empty text of an unset shell variable must not take the organization away.
     if arguments.organization_id == "":
         raise UsageError("--organization-id is empty: --no-organization says that there is none")
 
@@ -378,6 +387,7 @@ def change_tenant(
     async def work(service: TenantService) -> tuple[Tenant, bool]:
         before = await service.get(arguments.identifier)
         after = await apply(service, before)
+        # The version tells whether anything was written: equal values leave it as it is.
         return after, after.version != before.version
 
     tenant, changed = run_with_tenants(arguments, work)
@@ -493,6 +503,8 @@ def delete_arguments(parser: ArgumentParser) -> None:
 
 def delete(arguments: Namespace) -> int:
     """Delete a tenant softly, after asking; raises TenantError as :func:`suspend` does."""
+    # As a cell, because the question is printed on a terminal, and an identifier that is mistyped
+    # may hold anything.
     name = cell(arguments.identifier)
     kept = f"the tenant {name} can be reactivated until its retention has passed"
     if not (arguments.yes or confirmed(f"{kept}; delete it?")):
@@ -583,7 +595,10 @@ async def _trail(
     heard = unknown is None
     while True:
         page = await service.audit(tenant_id, after_sequence=after, limit=PAGE)
+        # Purged tenants have no id to ask by, so the whole trail is read and compared.
         rows = page if unknown is None else [row for row in page if _is_of(row, key)]
+        # A filter may leave nothing of a tenant that the trail knows: only one that it never names
+        # is an error.
         heard = heard or bool(rows)
         found += [row for row in rows if audit_mentions(row, arguments.status, arguments.search)]
         if len(page) < PAGE or (limit is not None and len(found) >= limit):

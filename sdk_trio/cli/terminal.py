@@ -22,6 +22,7 @@ def print_text(text: str) -> None:
 
 def print_json(document: Any) -> None:
     """Print a JSON document: ASCII, indented, so that it survives any terminal and locale."""
+    # Keys stay in the order in which the command made them: people read this, too.
     print_text(json.dumps(document, indent=2))
 
 
@@ -40,11 +41,15 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) ->
     if as_json:
         print_json([dict(row) for row in rows])
         return
+    # An empty table prints nothing at all; the command says in words that there is nothing, on
+    # standard error.
     if not rows:
         return
     headings = [column.replace("_", " ") for column in columns]
     cells = [[cell(row.get(column)) for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    # Cells are shortened for eyes alone. A pipe gets them whole, because a script that cut an id
+    # out of a table must not get half of it.
     if is_terminal():
         fitted = _fit(columns, widths, shutil.get_terminal_size().columns)
         if fitted is not None:
@@ -69,6 +74,7 @@ def cell(value: Any) -> str:
 
 def is_terminal() -> bool:
     """Say whether standard output is a terminal that draws: not with ``TERM=dumb``."""
+    # Dumb terminals, such as those of editors, show box characters and colours as noise.
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -85,10 +91,14 @@ def program_name(*, elsewhere: bool = False) -> str:
     """
     script = sys.argv[0]
     if not script.endswith("__main__.py"):
+        # The bare name is printed only where the shell would find this very file by it: another
+        # installation of the program may come first in PATH.
         name = os.path.basename(script)
         if shutil.which(name) == os.path.abspath(script):
             return name
         return shlex.quote(os.path.abspath(script) if elsewhere else script)
+    # The same for the interpreter: outside of an active environment `python` is another one, or
+    # none.
     python = shutil.which("python")
     if python is not None and os.path.dirname(python) == os.path.dirname(sys.executable):
         return "python -m sdk_trio"
@@ -107,6 +117,7 @@ class Progress:
         self._label = label
         self._total = total
         self._done = 0
+        # A bar for three steps is noise, and a log file would keep each of its states as a line.
         self._shown = total >= quiet_below and sys.stderr.isatty()
 
     def advance(self, steps: int = 1) -> None:
@@ -152,6 +163,8 @@ def _fit(columns: Sequence[str], widths: Sequence[int], available: int) -> list[
     """Return the widths at which the columns fit into ``available`` characters; None if not."""
     fitted = list(widths)
     left = available - _EDGES - _GAP * (len(columns) - 1) - sum(widths)
+    # The last columns hold the long texts, so they are shortened first; ids stay whole, because
+    # they are copied into the next command.
     for index, column in reversed(list(enumerate(columns))):
         if left < 0 and column in _SHORTENED:
             fitted[index] = max(min(widths[index], _LEAST_WIDTH), widths[index] + left)
@@ -188,6 +201,7 @@ def confirmed(question: str) -> bool:
         return True
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
+    # Anything but a yes is a no, the end of the input included.
     return sys.stdin.readline().strip().casefold() in ("y", "yes")
 
 
@@ -204,6 +218,7 @@ def read_bytes(file: str) -> bytes:
     if file == "-":
         if sys.stdin.isatty():
             say("reading from standard input; Ctrl-D ends")
+        # Bytes, not text: a signature covers the bytes as they are.
         return sys.stdin.buffer.read()
     try:
         return Path(file).read_bytes()

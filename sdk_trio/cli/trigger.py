@@ -36,8 +36,11 @@ COLUMNS = ("webhook_id", "type", "status", "state", "attempts", "last_error")
 
 #: The longest wait for the ends of all events together, in seconds.
 SETTLE_SECONDS = 5.0
+# A sample is handled in milliseconds; people do not notice a twentieth of a second.
 POLL_SECONDS = 0.05
 
+# The status is all that an answer of the receiver says, as a stranger must not learn more; whoever
+# triggers is its operator, and is told what it means here.
 _HINTS = {
     400: "the receiver refused it: another secret than the receiver's, a clock that is off, or "
     "RequireHttps; its log has the cause (webhook.rejected)",
@@ -137,10 +140,14 @@ def _target(settings: Settings, url: str | None) -> Target:
     if url is None:
         presence = find(settings.storage.path)
         return Target(presence.url, secret_of(settings, presence), _vouching(settings, presence))
+    # For another receiver only the configured secrets can be right: what `dev` has generated is
+    # this directory's.
     return Target(_whole(url, settings.webhooks.path), for_signing(known_secrets(settings)))
 
 
 def _vouching(settings: Settings, presence: Presence) -> str | None:
+    # A self-signed certificate of our own receiver is trusted by its file; nobody has to switch
+    # verification off for a trial.
     return settings.server.cert_file if presence.url.startswith("https:") else None
 
 
@@ -150,6 +157,8 @@ def _whole(url: str, path: str) -> str:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"--url takes http://HOST:PORT/PATH or https://..., not {url!r}")
+        # `--url http://host:8080` means the receiver there, and not its root, at which nothing is
+        # served.
         if parts.path in ("", "/"):
             url = f"{parts.scheme}://{parts.netloc}{path}"
     return url
@@ -193,6 +202,7 @@ async def _tenant_and_secret(settings: Settings, key: str) -> tuple[Tenant, Secr
     reader = CredentialReader()
     for source in tenant.credentials.webhook_secrets:
         try:
+            # One source that cannot be read does not matter while another one can sign.
             found += await reader.read_webhook_secrets(tenant, source)
         except TenantCredentialsError as error:
             problem = problem or error
@@ -243,12 +253,15 @@ async def _send(
     progress = Progress("sent", count)
     await trio.lowlevel.checkpoint()
     for _ in range(count):
+        # A new id each time: a receiver answers a known id without running the handler.
         webhook_id = f"msg_{uuid.uuid4().hex}"
         try:
             signed = sign_body(
                 _body(wire_type, overrides, webhook_id, target.organization),
                 secret=target.secret,
                 webhook_id=webhook_id,
+                # The time of each sample, and not of the first: many samples may take longer than
+                # the tolerance.
                 timestamp=int(time.time()),
                 derivation=settings.webhooks.key_derivation,
             )
@@ -257,6 +270,7 @@ async def _send(
         posted = await post(target.url, signed, ca_file=target.ca_file)
         sent.append(SentSample(webhook_id, wire_type, posted.status))
         progress.advance()
+    # With --url the inbox is mostly another machine's, and the answers are all there is.
     if why_unreachable(settings) is None:
         await _look_up(settings, sent, target.signer)
 
@@ -266,6 +280,7 @@ async def _look_up(settings: Settings, sent: list[SentSample], signer: str) -> N
     await trio.lowlevel.checkpoint()
     try:
         async with open_inbox(settings) as inbox:
+            # One deadline for all: while the first is waited for, the others are handled.
             deadline = trio.current_time() + SETTLE_SECONDS
             for index, one in enumerate(sent):
                 sent[index] = await _settled(inbox, one, signer, deadline)
@@ -291,12 +306,14 @@ def _with(sent: SentSample, record: DeliveryRecord) -> SentSample:
         sent,
         state=str(record.state),
         attempts=record.attempts,
+        # The first line fits into a table; `events show` has the rest.
         last_error=record.last_error.splitlines()[0] if record.last_error else None,
     )
 
 
 def _verdict(sent: list[SentSample], target: Target) -> int:
     refused = [one for one in sent if not 200 <= one.status < 300]
+    # Each status once: a hundred refused samples have one cause.
     for status in dict.fromkeys(one.status for one in refused):
         say(f"{status} from {target.url}: {_HINTS.get(status, 'not a success')}")
     return EXIT_FAILURE if refused else 0

@@ -62,6 +62,8 @@ def run_upgrade(arguments: Namespace) -> int:
     keep_files_private()
     settings = load(arguments)
     require_tenants(settings)
+    # Without --host there is nothing of the application to move, and the settings alone choose the
+    # default tenant.
     host = HostUpgrade()
     if arguments.host:
         host = import_part("--host", arguments.host, HostUpgrade, example="app:upgrade")
@@ -108,6 +110,8 @@ def _quiet(settings: Settings, quiescence: Quiescence) -> Iterator[None]:
     if not settings.multi_tenant.single_tenant_upgrade.require_graceful_quiescence:
         yield
         return
+    # The lock is the proof that no receiver takes deliveries meanwhile: one that came in the middle
+    # could end up in the old place.
     with lock_data_directory(settings.storage.path):
         quiescence.signal("the data directory is locked for the upgrade")
         yield
@@ -151,6 +155,7 @@ def _shown_progress() -> Iterator[Report]:
         TextColumn("{task.fields[unit]}"),
         Remaining(),
     )
+    # On standard error, because standard output is the result, which may be read by a script.
     with Progress(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, Any] = {}
 
@@ -179,6 +184,7 @@ def _print_plan(plan: UpgradePlan, *, as_json: bool) -> None:
 
 def _print_result(result: UpgradeResult, *, as_json: bool) -> None:
     rows = [
+        # SQLite's backup counts pages; rows are known of the tables alone.
         {"step": step, "done": count, "unit": "pages" if step == DATABASE else "rows"}
         for step, count in result.done.items()
     ]

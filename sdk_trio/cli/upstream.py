@@ -58,6 +58,8 @@ def choose(words: Sequence[str]) -> Chosen:
     Raises:
         UnknownOperationError: they begin with no operation; the error names similar ones.
     """
+    # The longest name first: what is left are ids, and an id may be a word that begins another
+    # name.
     for count in range(len(words), 0, -1):
         try:
             return Chosen(find_operation(words[:count]), tuple(words[count:]))
@@ -93,6 +95,7 @@ def read_fields(texts: Sequence[str], *, as_json: bool) -> dict[str, Any]:
             if not rest or rest[0].startswith("--"):
                 raise UsageError(f"--{name} takes a value, such as --{name} true")
             value = rest.pop(0)
+        # People write options with hyphens, the upstream's fields have underscores.
         name = name.replace("-", "_")
         read = read_value(value, name, as_json=as_json)
         if name in several:
@@ -107,6 +110,7 @@ def read_fields(texts: Sequence[str], *, as_json: bool) -> dict[str, Any]:
 
 def read_value(text: str, name: str, *, as_json: bool) -> Any:
     """Return one value: JSON where the text looks like it, else the text."""
+    # In a query everything is text: 5 and "5" are the same there.
     if not _PLAIN.fullmatch(text) or not (as_json or text[:1] in '[{"'):
         return text
     return read_json(text, f"--{name.replace('_', '-')}")
@@ -119,6 +123,7 @@ def read_json(text: str, where: str) -> Any:
         UsageError: it is no JSON. No part of it is quoted, because it may hold a secret.
     """
     try:
+        # NaN and Infinity are no JSON, and Python takes them for it.
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} takes JSON, and this is none: {error}") from None
@@ -141,6 +146,7 @@ def join(operation: Operation, data: Any, fields: Mapping[str, Any]) -> dict[str
     if operation.body is Body.NONE:
         return {**fields, "query": data}
     inner = {name: value for name, value in fields.items() if name not in operation.parameters}
+    # Fields of the operation stay arguments; the rest belongs into the body that --data began.
     outer = {name: value for name, value in fields.items() if name in operation.parameters}
     return {**outer, "body": {**data, **inner}}
 
@@ -190,6 +196,7 @@ def call(arguments: Namespace) -> int:
     fields = read_fields(arguments.fields, as_json=chosen.operation.body is Body.JSON)
     given = join(chosen.operation, _data(arguments.data), fields)
     settings = read(arguments, standalone=False).require()
+    # Everything that the user can have mistyped has been looked at by now: nothing was sent for it.
     trio.run(_call, Client(settings), chosen, given, limit, arguments.raw)
     return 0
 
@@ -230,6 +237,7 @@ def _limit(arguments: Namespace, *, is_list: bool) -> int | None:
 def _data(text: str | None) -> Any:
     if text is None:
         return None
+    # Standard input also keeps a body out of the list of processes.
     return read_json(sys.stdin.read() if text == "-" else text, "--data")
 
 
@@ -238,6 +246,7 @@ async def _call(
 ) -> None:
     method = bound(client, chosen.operation)
     try:
+        # Prepared once to find wrong arguments before a connection is made.
         method.prepare(*chosen.path, **given)
     except UnknownArgumentError as error:
         raise UsageError(
@@ -249,6 +258,7 @@ async def _call(
         if raw:
             response = await method.raw(*chosen.path, **given)
             sys.stdout.flush()
+            # As bytes: an answer need not be text, and its digest may be compared.
             sys.stdout.buffer.write(response.content)
             return
         answer = method(*chosen.path, **given)
@@ -309,6 +319,8 @@ def reconcile(arguments: Namespace) -> int:
     now = time.time()
     since = parse_since(arguments.since, now=now)
     settings = read(arguments, standalone=False).require()
+    # Before the upstream is asked, because the events would be on their way with the first
+    # question.
     _check_reach(settings, since, now)
     actions = trio.run(_reconcile, settings, since, arguments.dry_run)
     rows = [
@@ -351,6 +363,7 @@ async def _reconcile(
         missing = await reconciler.survey(since)
         progress = Progress("asked for", len(missing), quiet_below=5)
         for sighting in missing:
+            # The upstream has removed the body: asking again would change nothing.
             if sighting.archived:
                 actions.append((sighting, "lost"))
             elif dry_run:

@@ -1,5 +1,7 @@
 """The channels of notifications: what is declared once is there wherever a channel has to be."""
 
+from pathlib import Path
+
 import attrs
 
 from sdk_trio.config.options.notifications import (
@@ -36,6 +38,16 @@ def test_what_a_channel_sends_is_in_every_template() -> None:
     for channel in CHANNELS.values():
         assert {*channel.texts, *channel.quoted} <= set(TEXTS)
     assert list(TRANSITIONS) == [str(transition) for transition in Transition]
+
+
+def test_the_page_has_a_row_for_every_channel_that_says_whether_it_may_send_twice() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "notify-site-managers.md"
+    rows = [
+        line.split("|")[1:] for line in page.read_text("utf-8").splitlines() if line[:3] == "| `"
+    ]
+    written = {row[0].strip(" `"): row[3].split()[0].strip(":,") for row in rows[: len(CHANNELS)]}
+    channels = make_channels(NotificationsOptions())
+    assert written == {name: "yes" if channels[name].repeatable else "no" for name in CHANNELS}
 
 
 def test_the_ids_of_its_messages_can_be_typed() -> None:

@@ -1,7 +1,7 @@
-"""The end of a certificate's validity, found by a TLS handshake in memory.
+"""The checks of ``doctor`` on this machine: permissions, certificate, disk, descriptors, clock.
 
-The standard library shows a certificate's dates only to a client that has verified it, and the
-package has no dependency that reads certificates.
+The end of a certificate is found by a TLS handshake in memory: the standard library shows the dates
+only to a client that has verified it, and the package has no dependency that reads certificates.
 """
 
 import ctypes
@@ -52,6 +52,8 @@ def valid_until(cert_file: str, key_file: str) -> float | None:
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
+    # The certificate itself is the anchor, although its issuer is unknown here: only its dates are
+    # asked for.
     client.verify_flags = ssl.VERIFY_X509_PARTIAL_CHAIN
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     server_side = load_certificate(cert_file, key_file).wrap_bio(
@@ -61,6 +63,7 @@ def valid_until(cert_file: str, key_file: str) -> float | None:
         client.load_verify_locations(cert_file)
         client_side = client.wrap_bio(to_client, to_server)
         for _ in range(_ROUNDS):
+            # Each side reads what the other has written, in turn, until neither wants more.
             for side in (client_side, server_side):
                 _go_on(side)
         found = client_side.getpeercert()
@@ -147,6 +150,7 @@ def _reason(error: OptionsValidationError) -> str:
 def _check_data_directory(directory: Path, report: Report) -> None:
     where = f"{STORAGE_PATH} ({directory.absolute()})"
     if not directory.exists():
+        # The nearest directory that is there decides whether the others can be made.
         parent = next(p for p in directory.absolute().parents if p.exists())
         if os.access(parent, os.W_OK | os.X_OK):
             report.note(where, "it does not exist yet: the first start creates it, for this user")
@@ -164,6 +168,7 @@ def _check_data_directory(directory: Path, report: Report) -> None:
             "give it to the user of the receiver; run doctor as that user",
         )
         return
+    # The same judgement as at a start, so that doctor and receiver never differ.
     fault = exposure(directory)
     if fault is not None:
         what, _, remedy = fault.partition(": ")
@@ -188,8 +193,10 @@ def _secret_files(loaded: Loaded, settings: Settings) -> list[tuple[str, str]]:
     found: dict[str, str] = {}
     secret_keys = tuple(row.key.casefold() for row in table() if row.kind is Secret)
     for key, origin in loaded.origins.items():
+        # An origin names a line behind the file where there is one: `.env:3`.
         file = origin if os.path.isfile(origin) else origin.rpartition(":")[0]
         if key.casefold().startswith(secret_keys) and os.path.isfile(file):
+            # One finding for a file, however many secrets are in it.
             found.setdefault(file, key)
     for name, what in ((DEV_SECRET_NAME, "the secret of dev"), (TOKEN_NAME, "the admin token")):
         if (file_of := Path(settings.storage.path) / name).is_file():
@@ -211,6 +218,7 @@ def _check_secret_file(key: str, file: Path, report: Report) -> None:
     status = file.stat()
     mode = stat.S_IMODE(status.st_mode)
     where = f"{key} ({file})"
+    # root may read everything anyway.
     if status.st_uid not in (os.geteuid(), 0):
         report.problem(
             where,
@@ -224,6 +232,7 @@ def _check_secret_file(key: str, file: Path, report: Report) -> None:
             f"every user of this machine may read the secret in it (mode {mode:04o})",
             f"chmod 0600 {file}, then replace the secret if strangers had access",
         )
+    # A note: with systemd and in containers a group is often how the receiver gets at its files.
     elif mode & stat.S_IRWXG:
         report.note(where, f"its group may read the secret in it (mode {mode:04o})")
     else:
@@ -241,6 +250,7 @@ def check_disk(settings: Settings, report: Report, growth_per_day: float | None 
     directory = Path(settings.storage.path).absolute()
     existing = next(p for p in (directory, *directory.parents) if p.exists())
     room = os.statvfs(existing)
+    # f_bavail and not f_bfree: some of the disk is kept for root.
     free = room.f_bavail * room.f_frsize
     where = f"{STORAGE_PATH} ({existing})"
     if free < LEAST_FREE_BYTES:
@@ -286,12 +296,15 @@ def check_descriptors(settings: Settings, report: Report) -> None:
     limit = descriptor_limit()
     whose = "this shell's"
     try:
+        # The limit of this shell says little about the receiver, whose unit sets its own.
         pid = find(settings.storage.path).pid
         limit = _descriptors_of(pid) - RESERVED_DESCRIPTORS
         whose = f"the running receiver's (process {pid})"
     except (NobodyThereError, OSError, ValueError):
         pass
     calls = settings.connection.max_connections_per_server
+    # The pool of the client may fill up in an outage of the upstream: deliveries must still find
+    # descriptors.
     if limit < calls + 2 * RESERVED_DESCRIPTORS:
         report.problem(
             "RLIMIT_NOFILE",
@@ -394,10 +407,16 @@ def _find_binary(environ: Mapping[str, str]) -> str | None:
 def _version_of(binary: str) -> str:
     try:
         ran = subprocess.run(
-            [binary, "version"], capture_output=True, text=True, timeout=5, check=False
+            # Bounded: a program that hangs here is a finding, too.
+            [binary, "version"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
+    # Cut, because it is the output of a foreign program.
     return ran.stdout.strip()[:40] or "unknown"
 
 
@@ -415,6 +434,8 @@ def _check_pid_file(file: Path, report: Report) -> None:
         return
     if pid <= 0:
         report.problem(where, "the file holds no process id", start)
+    # Litestream has no handler for SIGHUP: a signal would end the replication that it should
+    # refresh.
     elif name == _DIES_OF_HANGUP:
         report.problem(
             where,

@@ -34,6 +34,8 @@ PROBE_BODY = b'{"type":"sdk_trio.doctor","data":{"id":"doctor"}}'
 STEP_SECONDS = 5.0
 
 #: The smallest difference to the upstream's clock, in seconds, that is reported.
+# Clocks that NTP keeps differ by milliseconds; the header that is compared has whole seconds, and a
+# request takes some.
 NOTABLE_SKEW = 5.0
 
 UPSTREAM_KEYS = "Sdk:Mode, Sdk:Upstream"
@@ -49,6 +51,7 @@ async def check_receiver(settings: Settings, report: Report) -> None:
     await trio.lowlevel.checkpoint()
     presence = find(settings.storage.path)
     where = presence.url
+    # The receiver's own certificate vouches for itself: it may be signed by nobody.
     ca_file = settings.server.cert_file if where.startswith("https:") else None
     try:
         signed = sign_body(
@@ -91,6 +94,8 @@ def _explain(status: int, where: str, settings: Settings, report: Report) -> Non
     match status:
         case 200:
             report.ok(where, "a signed delivery went through the whole pipeline: 200")
+        # The receiver tells a stranger no cause, and doctor is one: the settings say which of the
+        # two is likelier.
         case 400 if settings.webhooks.require_https and not where.startswith("https:"):
             report.problem(
                 where,
@@ -139,6 +144,8 @@ async def check_upstream(
         for problem in error.problems:
             report.problem(problem.key, problem.message, "change the key, or what it names")
         return
+    # Step by step, because the error of a whole request does not say whether name, port or
+    # certificate was wrong.
     if not await _is_reached(where, proxy, tls, report):
         return
     async with made as client:
@@ -148,6 +155,7 @@ async def check_upstream(
                 "GET",
                 "/organizations/",
                 params={"limit": 1},
+                # Each status is a finding of its own, so none is an error here.
                 accepts_any_status=True,
                 max_retries=0,
                 total_timeout=STEP_SECONDS,
@@ -155,6 +163,7 @@ async def check_upstream(
         except CallError as error:
             report.problem(where, f"no answer: {error}", "try again; look at the upstream's status")
             return
+        # The middle of the request: the answer was dated somewhere between.
         _check_skew(response, (asked_at + time.time()) / 2, settings, report)
         if _is_welcome(response.status_code, where, report):
             await _check_endpoints(client, settings, handled, report)
@@ -172,6 +181,7 @@ async def _is_reached(
     await trio.lowlevel.checkpoint()
     try:
         with trio.fail_after(STEP_SECONDS):
+            # With a proxy it is the proxy that looks up the upstream's name.
             await trio.socket.getaddrinfo(*asked, type=socket.SOCK_STREAM)
     except (OSError, trio.TooSlowError) as error:
         report.problem(

@@ -35,9 +35,8 @@ if not describing():
         check_permissions,
         check_replication,
     )
-    from .notifications import check_notifications
     from .settings import check_handlers, check_https, check_secrets, check_settings, check_sources
-    from .store import check_tenants, describe_store, examine_store
+    from .store import check_notifications, check_tenants, describe_store, examine_store
 
 #: The longest time of one check, and of all together, in seconds: a doctor that hangs on what it
 #: examines finds nothing.
@@ -76,6 +75,8 @@ def doctor(arguments: Namespace) -> int:
     _show(ranked(findings), as_json=arguments.format == "json")
     if settings is None:
         return EXIT_CONFIGURATION
+    # Warnings do not fail: doctor runs before deployments, which must not stop for what may go
+    # wrong one day.
     return EXIT_FAILURE if any(f.level is Level.PROBLEM for f in findings) else 0
 
 
@@ -107,6 +108,7 @@ async def _examine(
     loaded: Loaded, settings: Settings, handled: _Handled, arguments: Namespace
 ) -> list[Finding]:
     """Run every check; a check that fails or takes too long is reported, and the others go on."""
+    # A list, because the checks run as tasks: the one of the store fills it for those after it.
     found: list[Examination] = []
 
     async def look_at_store(report: Report) -> None:
@@ -159,6 +161,7 @@ async def _examine(
     with trio.move_on_after(TOTAL_SECONDS) as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run, *here)
+            # Two tasks: the network waits for others, and the rest reads the same disk.
             nursery.start_soon(run, *over_network)
     if scope.cancelled_caught:
         reports["doctor"] = Report("doctor")
@@ -222,12 +225,14 @@ async def _run(check: Check, report: Report) -> None:
     except Exception as error:
         report.warning(
             report.check,
+            # The class alone: the message of an unforeseen error may quote a secret.
             f"this could not be looked at: {type(error).__name__}",
             "report it, with the output of --format json",
         )
     await trio.lowlevel.checkpoint()
 
 
+# SGR codes: rich would be imported for four colours.
 _STYLES = {Level.PROBLEM: "31;1", Level.WARNING: "33", Level.NOTE: "36", Level.OK: "32"}
 
 

@@ -56,6 +56,8 @@ def _said_and_advised(problem: Problem) -> tuple[str, str]:
     said, colon, rest = problem.message.partition(": ")
     if not colon:
         return problem.message, "change it: 'config schema' describes every key"
+    # Messages of settings are written as `fault: reason; advice`, for one line; here each part has
+    # its place.
     reason, semicolon, advice = rest.rpartition("; ")
     return f"{said}: {reason}" if semicolon else said, advice
 
@@ -71,6 +73,7 @@ def check_secrets(settings: Settings, report: Report) -> None:
             "set the organization access token here, and the secret in Sdk:Webhooks:Secret",
         )
     elif token:
+        # The length shows a token that was cut off in pasting, and gives nothing away.
         report.ok(key, f"set, {len(token)} characters")
     for name, secret in keyed_secrets(settings):
         text = secret.reveal()
@@ -120,6 +123,7 @@ def check_https(settings: Settings, report: Report) -> None:
             "false: deliveries without HTTPS are accepted",
             "leave that to development",
         )
+    # TLS of our own needs no proxy's word.
     elif server.cert_file:
         report.ok("Sdk:Server:CertFile", "TLS ends here, so every delivery is HTTPS")
     elif not server.trusted_proxies:
@@ -181,6 +185,8 @@ def check_sources(settings: Settings, report: Report) -> None:
     limit = settings.webhooks.rate_limit_per_minute
     trusted = settings.server.trusted_proxies
     hosts = [host for address in settings.server.bind if (host := _loopback(address))]
+    # All listening addresses are loopback: senders come through a proxy, and every one has its
+    # address.
     hidden = not trusted and len(hosts) == len(settings.server.bind)
     unix = not trusted and any(a.startswith("unix:") for a in settings.server.bind)
     if ranges and (unix or (hidden and not all(_covers(ranges, host) for host in hosts))):
@@ -207,6 +213,7 @@ def _loopback(address: str) -> str | None:
         parsed = ip_address(host)
     except ValueError:
         return None
+    # Who connects to a loopback address comes from the same one.
     return str(parsed) if parsed.is_loopback else None
 
 
@@ -258,6 +265,7 @@ def check_endpoints(
         )
     for endpoint in ours:
         where = f"webhook endpoint {endpoint.get('id')}"
+        # Senders switch off an endpoint that fails for long, and nothing else says so here.
         if endpoint.get("enabled") is False:
             report.problem(
                 where,

@@ -1,17 +1,28 @@
-"""The checks of ``doctor`` on the store and its tenants; they change nothing."""
+"""The checks of ``doctor`` on the store: its events, its tenants, and messages to site managers.
+
+They change nothing and send nothing.
+"""
 
 import os
 import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import trio
 
 from ...config import Secret, Settings, StorageBackend, parse_secret
+from ...config.fields import Form
+from ...config.options.notifications import NotificationsOptions, enabled_channels
+from ...config.table import NOTIFICATIONS, is_below, table
 from ...errors import TenantCredentialsError
+from ...notifications.send import Skipped, credential
+from ...records.channels import CHANNELS, ContactKind, NotificationChannel
 from ...records.deliveries import DeliveryState
+from ...records.notifications import NotificationState
 from ...records.tenants import Tenant, TenantStatus
 from ...storage.examine import Examination, examine
 from ...storage.open import open_store
+from ...storage.ports import NotificationStore
 from ...storage.sqlite.schema import DATABASE_NAME, VERSION
 from ...tenants.credentials import CredentialReader
 from ..receiver import NobodyThereError, find
@@ -19,6 +30,7 @@ from . import Report
 from .machine import STORAGE_PATH, size_text
 
 #: The event that ``doctor`` delivers to the running receiver, always the same.
+# A known id is answered 200 without a handler, so that probing again does nothing.
 PROBE_ID = "msg_sdk_trio_doctor"
 
 #: The longest time that SQLite looks for damage, in seconds: it reads the whole file.
@@ -29,9 +41,9 @@ CHECK_SECONDS = 5.0
 LARGE_LOG_BYTES = 160 * 1024 * 1024
 
 #: The age in seconds from which an unfinished event is reported: older than usual retries last.
-OLD_SECONDS = 86_400.0
+OLD_EVENT_SECONDS = 86_400.0
 
-#: The most tenants whose credentials are read.
+#: The most tenants whose credentials and recipients are looked at.
 MOST_TENANTS = 1000
 
 
@@ -72,6 +84,7 @@ def describe_store(settings: Settings, found: Examination | None, report: Report
 def _compare_with_receiver(settings: Settings, report: Report) -> None:
     """Report a running receiver that writes to another file than a restart would open."""
     try:
+        # Without a receiver nobody writes elsewhere.
         receiver = find(settings.storage.path)
     except NobodyThereError:
         return
@@ -118,6 +131,7 @@ def _describe_file(found: Examination, report: Report) -> None:
             f"its schema has version {found.version}, and this program knows up to {VERSION}",
             "install the version that wrote it",
         )
+    # Not brought up to date here: doctor changes nothing.
     elif found.version < VERSION:
         report.note(
             where, f"its schema has version {found.version}: the next start brings it to {VERSION}"
@@ -126,6 +140,7 @@ def _describe_file(found: Examination, report: Report) -> None:
         report.problem(
             where, f"it is damaged: {found.damage}", "stop the receiver, and restore a backup"
         )
+    # A note, because it is the size alone that kept it from being checked.
     elif not found.checked:
         report.note(where, f"it is too large to be checked for damage in {CHECK_SECONDS:g} s")
     else:
@@ -155,13 +170,13 @@ def _describe_contents(found: Examination, report: Report) -> None:
             "register handlers or a fallback, then 'events replay --state parked'",
         )
     age = 0.0 if found.oldest_unfinished is None else time.time() - found.oldest_unfinished
-    if age > OLD_SECONDS:
+    if age > OLD_EVENT_SECONDS:
         report.warning(
             "inbox",
             f"the oldest unfinished event came {age / 3600:.0f} hours ago",
             "start a receiver if none runs; 'events list --state retrying' shows what fails",
         )
-    if not dead and not found.parked_types and age <= OLD_SECONDS:
+    if not dead and not found.parked_types and age <= OLD_EVENT_SECONDS:
         waiting = sum(found.states.values())
         report.ok("inbox", f"{waiting} events wait, none is dead, parked or old")
 
@@ -185,6 +200,8 @@ async def check_tenants(settings: Settings, found: Examination | None, report: R
         await _check_tenant(settings, tenant, reader, report)
     if len(report.findings) == before:
         report.ok(key, f"{len(tenants)} active tenants, and every credential can be read")
+    # With tenants, no secret of the host is asked for at the start: somebody else has to notice
+    # that there is none at all.
     unowned = not settings.webhooks.all_secrets and not any(
         tenant.credentials.webhook_secrets for tenant in tenants
     )
@@ -212,6 +229,7 @@ async def _check_tenant(
         except TenantCredentialsError as error:
             report.problem(where, str(error), remedy)
             continue
+        # Parsed as the receiver does, whose log is the only other place that says it.
         for secret in secrets:
             if (fault := _fault_of(secret, settings)) is not None:
                 report.problem(where, f"a webhook secret of its own {fault}", "replace it")
@@ -223,3 +241,170 @@ def _fault_of(secret: Secret, settings: Settings) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+# -- messages to site managers -------------------------------------------------------------------
+
+CHANNELS_KEY = f"{NOTIFICATIONS}:EnabledChannels"
+
+_CONTACTS: Mapping[ContactKind, Callable[[Tenant], str | None]] = {
+    ContactKind.EMAIL: lambda tenant: tenant.site_manager_email,
+    ContactKind.PHONE: lambda tenant: tenant.site_manager_phone,
+}
+
+#: Domains of documentation and of local machines, from which no mail can come (RFC 2606, 6761,
+#: 6762).
+_NO_DOMAINS = (
+    *(".example", ".invalid", ".test", ".localhost", ".local"),
+    *("example.com", "example.org", "example.net"),
+)
+
+#: The advice for messages in these states.
+_WAITING_FOR_SOMEBODY = {
+    NotificationState.FAILED: "remove the causes that 'notify list --state failed' shows, then "
+    "'notify retry --state failed'",
+    NotificationState.UNKNOWN: "look at the provider for those that 'notify list --state unknown' "
+    "shows; 'notify retry' sends them again",
+}
+
+#: The age in seconds from which a waiting message shows that no process sends messages: the longest
+#: wait between two attempts is an hour, and providers seldom ask for a longer one.
+OLD_MESSAGE_SECONDS = 2 * 3600.0
+
+
+async def check_notifications(
+    settings: Settings, found: Examination | None, environ: Mapping[str, str], report: Report
+) -> None:
+    """Report what prevents messages to site managers; change nothing and send nothing.
+
+    Raises:
+        StoreUnavailableError: the store cannot be read.
+    """
+    options = settings.multi_tenant.notifications
+    if not _are_used(settings, options, report):
+        await trio.lowlevel.checkpoint()
+        return
+    before = len(report.findings)
+    for name in enabled_channels(options):
+        _check_credentials(CHANNELS[name], settings, environ, report)
+    if options.enabled_channels.email:
+        _check_sender(options.email.from_address, report)
+    if len(report.findings) == before:
+        names = ", ".join(enabled_channels(options))
+        report.ok(CHANNELS_KEY, f"{names}: every credential is there; 'notify test' tries them")
+    if settings.storage.backend is not StorageBackend.SQLITE or found is None:
+        await trio.lowlevel.checkpoint()
+        return
+    if not found.is_current:
+        await trio.lowlevel.checkpoint()
+        return
+    async with open_store(settings, owner="doctor") as store:
+        tenants = await store.tenants.page(status=TenantStatus.ACTIVE, limit=MOST_TENANTS)
+        _check_recipients(options, tenants, report)
+        await _check_messages(store.notifications, report)
+
+
+def _are_used(settings: Settings, options: NotificationsOptions, report: Report) -> bool:
+    key = f"{NOTIFICATIONS}:Enabled"
+    if not options.enabled:
+        report.note(key, "false: nobody is told of transitions")
+        return False
+    # The checks of the settings report notifications without tenants or without a channel already.
+    return settings.multi_tenant.enabled and bool(enabled_channels(options))
+
+
+def _check_credentials(
+    channel: NotificationChannel, settings: Settings, environ: Mapping[str, str], report: Report
+) -> None:
+    section = f"{NOTIFICATIONS}:{channel.key}"
+    for setting in table():
+        if setting.about.form is not Form.ENV_VAR or not is_below(setting.key, section):
+            continue
+        variable = setting.of(settings)
+        # The same check as before sending, so that the finding names the reason in the same words.
+        value = credential(environ.get, variable, for_header=not channel.signs)
+        if isinstance(value, Skipped):
+            report.problem(
+                setting.key,
+                f"{value.reason}: every message of the channel {channel.name} is skipped",
+                f"set {variable} for the user of the receiver, restart it, then 'notify retry "
+                f"--state skipped --channel {channel.name}'",
+            )
+
+
+def _check_sender(address: str, report: Report) -> None:
+    domain = address.rpartition("@")[2].casefold()
+    if "." not in domain or domain.endswith(_NO_DOMAINS):
+        report.warning(
+            f"{NOTIFICATIONS}:Email:FromAddress",
+            f"no mail can come from the domain {domain}, so the provider will refuse it",
+            "set an address that the provider has verified as a sender",
+        )
+
+
+def _check_recipients(
+    options: NotificationsOptions, tenants: Iterable[Tenant], report: Report
+) -> None:
+    tenants = list(tenants)
+    for name in enabled_channels(options):
+        contact = CHANNELS[name].contact
+        if contact is not None:
+            without = [tenant for tenant in tenants if not _CONTACTS[contact](tenant)]
+            _report_missing(contact, without, len(tenants), report)
+    if options.enabled_channels.email:
+        unverified = [
+            t for t in tenants if t.site_manager_email and not t.site_manager_email_verified
+        ]
+        if unverified and not options.send_to_unverified_email:
+            report.note(
+                _named(unverified),
+                f"{len(unverified)} of {len(tenants)} active tenants have a site manager whose "
+                "email address is not verified: the channel email skips them",
+                f"verify it, or set {NOTIFICATIONS}:SendToUnverifiedEmail to true",
+            )
+
+
+def _report_missing(
+    contact: ContactKind, tenants: list[Tenant], total: int, report: Report
+) -> None:
+    if tenants:
+        report.note(
+            _named(tenants),
+            f"{len(tenants)} of {total} active tenants have no site manager's {contact.label}: "
+            f"they are not told that way ('tenant contact' takes {contact.argument})",
+        )
+
+
+def _named(tenants: list[Tenant]) -> str:
+    names = ", ".join(tenant.identifier for tenant in tenants[:5])
+    return f"tenants {names}" + ("" if len(tenants) <= 5 else ", ...")
+
+
+async def _check_messages(store: NotificationStore, report: Report) -> None:
+    counts = await store.counts()
+    for state, remedy in _WAITING_FOR_SOMEBODY.items():
+        if counts[state]:
+            report.warning("messages", f"{counts[state]} messages are {state}", remedy)
+    if counts[NotificationState.SKIPPED]:
+        report.note(
+            "messages",
+            f"{counts[NotificationState.SKIPPED]} messages were skipped: nothing was sent",
+            "'notify list --state skipped' says why",
+        )
+    # Only a first attempt: a message that is tried again waits for its turn.
+    oldest = await _oldest_pending(store)
+    if oldest is not None and time.time() - oldest > OLD_MESSAGE_SECONDS:
+        report.warning(
+            "messages",
+            f"a message has waited for its first attempt for {(time.time() - oldest) / 3600:.0f} "
+            "hours",
+            "start the daemon with notifications enabled; 'notify list --state pending' shows it",
+        )
+    if not any(counts[state] for state in _WAITING_FOR_SOMEBODY):
+        report.ok("messages", f"{counts[NotificationState.SENT]} were sent, none is failed or lost")
+
+
+async def _oldest_pending(store: NotificationStore) -> float | None:
+    """Return the time of the oldest of the newest thousand pending messages, None without any."""
+    found = await store.find(state=NotificationState.PENDING, limit=1000)
+    return min((record.created_at for record in found), default=None)
