@@ -5,8 +5,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Processes that run tests side by side; auto: as many as there are processors.
 WORKERS ?= auto
-# How often each server is measured by `make bench`.
-ROUNDS ?= 5
 
 # The optional checks: no generator that holds a scope (900), a checkpoint on every path (910-913).
 # ASYNC114 asks for a list of startable names, which every `task_status` parameter already is;
@@ -20,7 +18,7 @@ WITHOUT_CHECKPOINTS := sdk_trio/net/% sdk_trio/server/% sdk_trio/storage/memory/
 FLAKE8_ASYNC_CONNECTIONS := --enable ASYNC,ASYNC900 \
 	--disable ASYNC114,ASYNC127,ASYNC910,ASYNC911,ASYNC912,ASYNC913
 
-.PHONY: run check test lint types imports tests generate emulators bench bench-report bench-client bench-tenants format clean
+.PHONY: run check test lint types imports tests generate emulators bench bench-client bench-tenants format clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m sdk_trio dev
@@ -75,14 +73,11 @@ tests: $(VENV)/.installed-dev
 # What integration tests talk to, in places of its own: none of it is the package's dependency.
 emulators: tests/emulators/.installed
 
-# All of the benchmark's rows; it ends with an error where the machine was too small or too busy.
+# The default configuration beside FastAPI, and all other rows, written into the page on
+# performance: a quarter of an hour. QUICK=1: two minutes, only printed; ROWS="everyday full": these.
 bench: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/deliveries.py --rounds $(ROUNDS) --processes 1 2 --tls --finished 1000000
-
-# The same, written into docs/explanation/performance.md with what was refused.
-bench-report:
-	-$(MAKE) bench
-	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/bench.py $(if $(QUICK),--quick) $(if $(ROUNDS),--rounds $(ROUNDS)) \
+		$(if $(ROWS),--rows $(ROWS))
 
 bench-client: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --group bench

@@ -1,13 +1,17 @@
 """A load generator for signed deliveries: one process, many keep-alive connections, no framework.
 
-Each connection sends a delivery, waits for its whole answer, and sends the next. Every delivery
-has an id and a signature of its own, made before the clock starts, so that a receiver cannot answer
-from its memory and the generator has little to do while it measures. Ids are random UUIDs, as the
-upstream's are: the worst order for an index. Other senders' ids grow with time (``growing``).
+Closed loop (no ``rate``): each connection sends a delivery, waits for its whole answer, and sends
+the next, which finds out what a server can do at most. Open loop (``rate``): deliveries arrive by a
+schedule that no answer changes, and wait for a free connection if they must. Latency counts from
+the moment on the schedule: a server that stands still for a second makes all the deliveries of that
+second late, not only the one that was under way (G. Tene calls the opposite coordinated omission).
 
-Run as a program, it takes its arguments as JSON, says "ready" once it has prepared them, waits for
-a line, so that several generators begin together, says "begun", and writes its measurement to the
-file ``result``.
+Every delivery has an id and a signature of its own, made before the clock starts, so that a
+receiver cannot answer from its memory and the generator has little to do while it measures. Ids are
+random UUIDs, as the upstream's are: the worst order for an index.
+
+Run as a program, it takes the fields of :class:`Load` as JSON, says "ready" once it has prepared
+the deliveries, waits for a line, and prints its :class:`Measured` as one line of JSON.
 """
 
 import base64
@@ -18,15 +22,77 @@ import random
 import select
 import socket
 import ssl
+import struct
 import sys
 import time
 import uuid
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 #: A key for benchmarks on the loopback address; it protects nothing.
 KEY = b"benchmark-key-that-protects-nothing"
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
+
+#: Seconds that an open loop waits for its last answers. What has none by then counts with the time
+#: that it has waited.
+PATIENCE = 5.0
+
+
+@dataclass
+class Load:
+    """What is sent: where to, over how many connections, for how long.
+
+    ``count`` is how many deliveries a closed loop prepares: it ends with the last. ``rate`` is how
+    many arrive in a second on average, at random moments (a Poisson process of ``seed``, so that
+    each server of a round meets the same ones). ``spin``: never sleep, for a generator with a core
+    of its own; waking it would be charged to the server whose answer does so, and most to one that
+    answers at once instead of in bursts. ``pid`` is the server whose CPU time is read, ``handled``
+    the file with its count of handled events. ``authority`` is the certificate to trust: with it,
+    connections speak TLS.
+    """
+
+    port: int
+    path: str
+    connections: int
+    warm_up: float
+    seconds: float
+    count: int = 0
+    rate: float | None = None
+    seed: int = 0
+    spin: bool = True
+    pid: int | None = None
+    handled: str | None = None
+    authority: str | None = None
+    host: str = "127.0.0.1"
+
+
+@dataclass
+class Measured:
+    """What the time after the warm-up showed.
+
+    ``latencies_us`` and ``scheduled_at`` (Unix seconds) belong together. ``errors`` are answers
+    other than 200, ``dropped`` requests whose connection was closed instead, ``unanswered`` those
+    that an open loop did not wait for any longer. ``answered`` were answered while the server used
+    ``cpu_seconds``; ``cpu_at_begin`` and ``handled_at_begin`` are its totals when that time began,
+    at ``began`` (Unix seconds).
+    ``generator_used`` is the share of its core that the generator used: near 1, it was the
+    bottleneck.
+    """
+
+    latencies_us: list[int]
+    scheduled_at: list[float]
+    began: float
+    seconds: float
+    errors: int
+    dropped: int
+    unanswered: int
+    answered: int
+    cpu_seconds: float
+    cpu_at_begin: float
+    handled_at_begin: int
+    generator_used: float
 
 
 def body(size: int = 2048) -> bytes:
@@ -52,22 +118,17 @@ def body(size: int = 2048) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def webhook_ids(count: int, *, growing: bool = False) -> list[str]:
-    """Return new ids: random UUIDs of version 4, or texts in the order of their making."""
-    if growing:
-        prefix = f"msg_{time.time_ns():x}_"
-        return [f"{prefix}{number:010d}" for number in range(count)]
+def webhook_ids(count: int) -> Iterator[str]:
+    """Make new ids: random UUIDs of version 4."""
     source = random.Random(time.time_ns())
-    return [str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(count)]
+    return (str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(count))
 
 
-def requests(
-    count: int, payload: bytes, host: str, path: str, *, growing: bool = False
-) -> list[bytes]:
+def requests(count: int, payload: bytes, host: str, path: str) -> list[bytes]:
     """Sign ``count`` deliveries of ``payload``, each with an id of its own."""
     made = []
     moment = str(int(time.time()))
-    for webhook_id in webhook_ids(count, growing=growing):
+    for webhook_id in webhook_ids(count):
         signed = b"%b.%b.%b" % (webhook_id.encode(), moment.encode(), payload)
         signature = base64.b64encode(hmac.digest(KEY, signed, hashlib.sha256)).decode()
         head = (
@@ -79,21 +140,29 @@ def requests(
     return made
 
 
-@dataclass
-class Measured:
-    """What one run saw: seconds, answers other than 200, and how long each answer took, in us.
+def schedule(rate: float, seconds: float, seed: int) -> list[float]:
+    """Return the moments of arrivals, in seconds from the start, ``rate`` in one on average."""
+    source = random.Random(seed)
+    moments = []
+    at = source.expovariate(rate)
+    while at < seconds:
+        moments.append(at)
+        at += source.expovariate(rate)
+    return moments
 
-    ``dropped`` are requests whose connection was closed instead of answered. ``generator_used`` is
-    the share of its core that the generator itself used: near 1, it was the bottleneck.
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far, all its threads included, those that ended, too.
+
+    The number of a process's CPU clock is made of its pid as in Linux' ``posix-timers.h``; it
+    counts nanoseconds, where /proc/PID/stat counts hundredths of a second.
     """
+    return time.clock_gettime((~pid << 3) | 2)
 
-    latencies_us: list[int]
-    seconds: float
-    errors: int
-    dropped: int
-    began: float
-    ended: float
-    generator_used: float
+
+def read_count(file: str | None) -> int:
+    """Return the number of handled events that a server keeps in ``file``; 0 without a file."""
+    return 0 if file is None else struct.unpack("<Q", Path(file).read_bytes())[0]
 
 
 class Connection:
@@ -103,10 +172,10 @@ class Connection:
     looks different is read as HTTP.
     """
 
-    __slots__ = ("closing", "expected", "received", "sent_at", "socket")
+    __slots__ = ("busy", "closing", "expected", "received", "scheduled", "socket")
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
-        self.socket = socket.create_connection((host, port))
+        self.socket = socket.create_connection((host, port), timeout=PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
         if tls is not None:
@@ -114,11 +183,12 @@ class Connection:
         self.socket.setblocking(False)
         self.received = b""
         self.expected = 0
-        self.closing = False
-        self.sent_at = 0.0
+        self.closing = self.busy = False
+        self.scheduled = 0.0
 
-    def send(self, request: bytes) -> None:
-        self.sent_at = time.perf_counter()
+    def send(self, request: bytes, scheduled: float) -> None:
+        self.scheduled = scheduled
+        self.busy = True
         try:
             sent = self.socket.send(request)
         except (ConnectionError, ssl.SSLError):
@@ -153,82 +223,138 @@ class Connection:
         return int(head[9:12])
 
 
-def run(
-    host: str,
-    port: int,
-    path: str,
-    *,
-    connections: int,
-    warm_up: float,
-    seconds: float,
-    count: int,
-    growing: bool = False,
-    authority: str | None = None,
-    spin: bool = False,
-) -> Measured:
-    """Load the receiver with ``count`` deliveries, or for ``warm_up`` and then ``seconds``.
+class _Connections:
+    """Open connections: those that are free, and those whose answer is waited for."""
 
-    ``authority`` is the file of the certificate to trust: with it, connections speak TLS.
-    ``spin``: never sleep, for a generator with a core of its own. Waking it would be charged to the
-    server whose answer does so, and most to one that answers at once instead of in bursts.
-    """
-    prepared = iter(requests(count, body(), f"{host}:{port}", path, growing=growing))
-    print("ready", flush=True)
-    sys.stdin.readline()
-    tls = None if authority is None else ssl.create_default_context(cafile=authority)
-    opened = [Connection(host, port, tls) for _ in range(connections)]
-    open_ones = {connection.socket.fileno(): connection for connection in opened}
-    poll = select.epoll()
-    for descriptor in open_ones:
-        poll.register(descriptor, select.EPOLLIN)
-    latencies: list[float] = []
-    errors = dropped = 0
-    begin = time.perf_counter() + warm_up
-    end = begin + seconds
-    began = time.time() + warm_up
-    pause = 0.0 if spin else 0.5
-    idle = 0.0
-    started = time.perf_counter()
-    for connection in open_ones.values():
-        connection.send(next(prepared))
-    print("begun", flush=True)
-    while (now := time.perf_counter()) < end and open_ones:
-        events = poll.poll(pause)
-        if not events or not spin:
-            idle += time.perf_counter() - now
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._tls = load.authority and ssl.create_default_context(cafile=load.authority)
+        self._poll = select.epoll()
+        self._open: dict[int, Connection] = {}
+        # The one that has been idle longest is next: none of them is idle for so long that a
+        # server closes it.
+        self.free: deque[Connection] = deque()
+        for _ in range(load.connections):
+            self._connect()
+
+    def _connect(self) -> None:
+        made = Connection(self._load.host, self._load.port, self._tls or None)
+        self._open[made.socket.fileno()] = made
+        self._poll.register(made.socket.fileno(), select.EPOLLIN)
+        self.free.append(made)
+
+    def _replace(self, descriptor: int) -> None:
+        gone = self._open.pop(descriptor)
+        self._poll.unregister(descriptor)
+        if not gone.busy:
+            self.free.remove(gone)
+        gone.socket.close()
+        self._connect()
+
+    def poll(self, pause: float) -> list[tuple[int, int]]:
+        return self._poll.poll(pause)
+
+    def answers(self, events: list[tuple[int, int]]) -> Iterator[tuple[float, int]]:
+        """Yield the scheduled moment and the status of each answer; the status 0: no answer."""
         for descriptor, _ in events:
-            connection = open_ones[descriptor]
+            connection = self._open[descriptor]
             status = connection.answer()
             if status is None:
                 continue
-            now = time.perf_counter()
+            if connection.busy:
+                yield connection.scheduled, status
+            if status == 0 or connection.closing:
+                self._replace(descriptor)
+            else:
+                connection.busy = False
+                self.free.append(connection)
+
+    def waiting(self) -> list[float]:
+        """Return the scheduled moments of all that has no answer yet."""
+        return [one.scheduled for one in self._open.values() if one.busy]
+
+    def close(self) -> None:
+        for connection in self._open.values():
+            connection.socket.close()
+
+
+def run(load: Load) -> Measured:
+    """Load a server as ``load`` says; every load ends by itself."""
+    length = load.warm_up + load.seconds
+    moments = None if load.rate is None else schedule(load.rate, length, load.seed)
+    count = load.count if moments is None else len(moments)
+    prepared = deque(requests(count, body(), f"{load.host}:{load.port}", load.path))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    connections = _Connections(load)
+    arrivals = None if moments is None else deque(moments)
+    started = time.perf_counter()
+    unix = time.time() - started
+    begin, end = started + load.warm_up, started + length
+    seen: list[tuple[float, float]] = []
+    errors = dropped = answered = 0
+    cpu_began: float | None = None
+    handled_began = 0
+    began = started
+    idle = 0.0
+    while True:
+        now = time.perf_counter()
+        if cpu_began is None and now >= begin:
+            cpu_began = 0.0 if load.pid is None else cpu_seconds(load.pid)
+            handled_began = read_count(load.handled)
+            answered = 0
+            began = now
+        free = connections.free
+        if arrivals is None:
+            if now >= end or not prepared:
+                break
+            while free and prepared:
+                connection = free.popleft()
+                connection.send(prepared.popleft(), now)
+            pause = 0.0 if load.spin else 0.05
+        else:
+            while arrivals and free and started + arrivals[0] <= now:
+                connection = free.popleft()
+                connection.send(prepared.popleft(), started + arrivals.popleft())
+            if now >= end and not arrivals and len(free) == load.connections:
+                break
+            if now >= end + PATIENCE:
+                break
+            next_one = started + arrivals[0] - now if arrivals and free else 0.05
+            pause = 0.0 if load.spin else min(0.05, max(0.0, next_one))
+        events = connections.poll(pause)
+        now = time.perf_counter() if events else now
+        if not events:
+            idle += time.perf_counter() - now
+            continue
+        for scheduled, status in connections.answers(events):
+            answered += 1
             if status == 0:
                 dropped += 1
-            elif begin <= now < end:
-                latencies.append(now - connection.sent_at)
+            # A closed loop sends when it can: what counts is what was answered in its time.
+            elif begin <= (now if arrivals is None else scheduled):
+                seen.append((scheduled, now - scheduled))
                 errors += status != 200
-            request = next(prepared, None)
-            if status == 0 or connection.closing or request is None:
-                poll.unregister(descriptor)
-                open_ones.pop(descriptor).socket.close()
-            else:
-                connection.send(request)
-    elapsed = min(time.perf_counter(), end) - begin
-    busy = 1 - idle / (time.perf_counter() - started)
-    for connection in open_ones.values():
-        connection.socket.close()
+    cpu_used = 0.0 if load.pid is None else cpu_seconds(load.pid) - (cpu_began or 0.0)
+    late = [] if arrivals is None else connections.waiting() + [started + a for a in arrivals]
+    seen += [(scheduled, now - scheduled) for scheduled in late if scheduled >= begin]
+    ended = time.perf_counter()
+    connections.close()
     return Measured(
-        latencies_us=[int(1e6 * latency) for latency in latencies],
-        seconds=elapsed,
+        latencies_us=[int(1e6 * latency) for _, latency in seen],
+        scheduled_at=[round(unix + scheduled, 4) for scheduled, _ in seen],
+        began=unix + began,
+        seconds=ended - began,
         errors=errors,
         dropped=dropped,
-        began=began,
-        ended=began + elapsed,
-        generator_used=busy,
+        unanswered=len(late),
+        answered=answered,
+        cpu_seconds=cpu_used,
+        cpu_at_begin=cpu_began or 0.0,
+        handled_at_begin=handled_began,
+        generator_used=1 - idle / (ended - started),
     )
 
 
 if __name__ == "__main__":
-    options = json.loads(sys.argv[1])
-    result = Path(options.pop("result"))
-    result.write_text(json.dumps(asdict(run(**options))))
+    print(json.dumps(asdict(run(Load(**json.loads(sys.argv[1]))))))

@@ -4,7 +4,7 @@ import compileall
 import subprocess
 import sys
 import venv
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -12,154 +12,121 @@ import attrs
 HERE = Path(__file__).parent
 SERVERS = HERE / "servers"
 
-#: What the ratios are taken to.
-REFERENCE = "fastapi"
-
-#: Servers that only a run with ``--tls`` or ``--finished`` has.
-TLS, FINISHED = "tls", "finished"
+#: Names in tables and results.
+INLINE, ENQUEUED, FASTAPI, DURABLE = "inline", "enqueued", "fastapi", "fastapi-durable"
 
 
 @attrs.frozen
 class Server:
-    """One server: its command and what it does.
+    """One server: its command, and what it is called in a table.
 
-    In the command, ``PORT`` and ``WORKERS`` stand for the port and the number of processes. With
-    ``inherits``, every process is started by itself, and ``ADDRESS`` stands for the listening
-    socket that all of them inherit.
-
-    ``durable``: it waits for the disk as well, so it may leave its core idle. ``store``: a database
-    that it gets a copy of. ``growing_ids``: its senders' ids grow with time and are not random.
-    ``only_with``: the option that it needs. ``alone``: it has no form of several processes.
+    In the command ``PORT`` stands for the port. ``settings`` are ours, beside those that every one
+    of ours needs. ``queues``: it answers before the event is handled, so that it has an end of its
+    own. ``waits``: it waits for the disk, so that it may leave its core idle. ``most``: more
+    deliveries a second than it can answer.
     """
 
     name: str
-    command: tuple[str, ...]
     about: str
-    durable: bool = False
-    inherits: bool = False
+    command: tuple[str, ...]
+    settings: Mapping[str, str] = {}
+    queues: bool = False
+    waits: bool = False
     tls: bool = False
-    growing_ids: bool = False
-    store: Path | None = None
-    only_with: str | None = None
-    alone: bool = False
+    most: int = 25_000
 
 
-def servers(options: Iterable[str], *, processes: int, store: Path) -> list[Server]:
-    """Install what is missing and return every server that takes part, ours first.
+def ours(name: str, about: str, *, queues: bool = False, **settings: str) -> Server:
+    """Return a server of ours as ``python -m sdk_trio run`` starts it.
 
     Args:
-        options: of :data:`TLS` and :data:`FINISHED`.
-        processes: of each server; above 1, those that have no such form are left out.
-        store: where the store full of finished events is.
+        name: what it is called in results.
+        about: what it is called in tables.
+        queues: its handlers run behind the answer.
+        settings: by the ends of their keys' variables, such as ``STORAGE__BACKEND``.
     """
-    # As pip does with what it installs: the peers are compiled, and so are those who use us.
-    for directory in (HERE.parent / "sdk_trio", SERVERS):
-        compileall.compile_dir(directory, quiet=1)
-    wanted = (None, *options)
-    found = [*_ours(store), *_python_peers(), *_node_peers()]
-    return [
-        server
-        for server in found
-        if server.only_with in wanted and not (server.alone and processes > 1)
-    ]
+    handlers = "handlers:enqueued" if queues else "handlers:inline"
+    command = (sys.executable, "-m", "sdk_trio", "run", "--standalone", "--app", handlers)
+    return Server(
+        name,
+        about,
+        command,
+        settings,
+        queues=queues,
+        waits=settings.get("STORAGE__BACKEND") != "Memory",
+    )
 
 
-def _ours(store: Path) -> list[Server]:
-    receiver = (sys.executable, str(SERVERS / "receiver.py"), "ADDRESS")
-    inline, durable = (*receiver, "inline"), (*receiver, "durable")
-    minimal = (sys.executable, str(SERVERS / "minimal_peer.py"), "ADDRESS")
-    full = {"durable": True, "inherits": True, "only_with": FINISHED}
-    return [
-        Server("inline", inline, "ours: typed, deduplicated in memory", inherits=True),
-        Server(
-            "durable",
-            durable,
-            "ours: typed, SQLite synchronous=FULL",
-            durable=True,
-            inherits=True,
+#: At full load and without a pause, more events are accepted than handled. In the default's place
+#: of 1000, those above it would be answered 503, and the sender would send them again.
+_WITHOUT_REFUSALS = {"WEBHOOKS__QUEUE__CAPACITY": "1000000"}
+_MEMORY = {"STORAGE__BACKEND": "Memory", "LOGGING__LEVEL": "Error"}
+
+
+def our_servers() -> dict[str, Server]:
+    """Return every server of ours by its name."""
+    made = [
+        ours(INLINE, "sdk_trio, default, inline"),
+        ours(ENQUEUED, "sdk_trio, default, enqueued", queues=True),
+        ours(
+            "enqueued-open",
+            "sdk_trio, default with a longer queue, enqueued",
+            queues=True,
+            **_WITHOUT_REFUSALS,
         ),
-        Server("full", durable, "durable beside finished events", store=store, **full),
-        Server(
-            "growing",
-            durable,
-            "durable, ids that grow with time",
-            growing_ids=True,
-            **full,
+        ours("inline-silent", "the same without a line of log", LOGGING__LEVEL="Error"),
+        attrs.evolve(ours("memory", "sdk_trio, store in memory, no log", **_MEMORY), most=35_000),
+        ours(
+            "memory-info",
+            "the same with a line of log for each delivery",
+            STORAGE__BACKEND="Memory",
         ),
-        Server(
-            "full-growing",
-            durable,
-            "both",
-            store=store,
-            growing_ids=True,
-            **full,
-        ),
-        Server(
-            "stock",
-            (*receiver, "stock"),
-            "inline on hypercorn, without the fast path",
-            inherits=True,
-            alone=True,
-        ),
+        attrs.evolve(ours("memory-tls", "sdk_trio, store in memory, TLS", **_MEMORY), tls=True),
         Server(
             "minimal",
-            minimal,
-            "trio + httptools, our verification, nothing else: the limit",
-            inherits=True,
-        ),
-        Server("tls", inline, "inline over TLS", inherits=True, tls=True, only_with=TLS),
-        Server(
-            "tls-stock",
-            (*receiver, "stock"),
-            "stock over TLS",
-            inherits=True,
-            tls=True,
-            only_with=TLS,
-            alone=True,
+            "trio + httptools, no inbox: the limit",
+            (sys.executable, str(SERVERS / "minimal_peer.py"), "PORT"),
+            most=45_000,
         ),
     ]
+    return {server.name: server for server in made}
 
 
-def _python_peers() -> list[Server]:
+def peer_servers() -> dict[str, Server]:
+    """Install the peers where they are missing, and return them by their names."""
     python = _peers_python()
-    fastapi = (python, str(SERVERS / "fastapi_peer.py"), "PORT", "WORKERS")
-    return [
-        Server(REFERENCE, fastapi, "uvicorn + FastAPI + standardwebhooks"),
+    fastapi = (python, str(SERVERS / "fastapi_peer.py"), "PORT")
+    made = [
+        Server(FASTAPI, "FastAPI, keeps nothing", fastapi),
+        Server("fastapi-tls", "FastAPI, keeps nothing, TLS", fastapi, tls=True),
         Server(
-            "fastapi-durable",
-            (python, str(SERVERS / "fastapi_durable_peer.py"), "PORT", "WORKERS"),
-            "fastapi that keeps each event in SQLite before it answers",
-            durable=True,
-            alone=True,
-        ),
-        Server("tls-fastapi", fastapi, "fastapi over TLS", tls=True, only_with=TLS),
-        Server(
-            "uvicorn",
-            (python, str(SERVERS / "bare_peer.py"), "PORT", "WORKERS"),
-            "uvicorn, bare ASGI + standardwebhooks",
-        ),
-        Server(
-            "granian",
-            (
-                str(Path(python).with_name("granian")),
-                *("--interface", "asgi", "--host", "127.0.0.1", "--port", "PORT"),
-                *("--workers", "WORKERS", "--no-ws", "--log-level", "error", "--loop", "uvloop"),
-                "fastapi_peer:app",
-            ),
-            "granian + FastAPI + standardwebhooks",
+            DURABLE,
+            "FastAPI, durable",
+            (python, str(SERVERS / "fastapi_durable_peer.py"), "PORT"),
+            queues=True,
+            waits=True,
         ),
     ]
+    return {server.name: server for server in made}
 
 
-def _node_peers() -> list[Server]:
-    node = _node()
-    if node is None:
-        return []
-    return [Server("node", (node, str(SERVERS / "node_peer.mjs"), "PORT", "WORKERS"), "node http")]
+def compile_all() -> None:
+    """Compile ours, as pip does with what it installs: the peers are compiled, too."""
+    for directory in (HERE.parent / "sdk_trio", SERVERS):
+        compileall.compile_dir(directory, quiet=1)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the peers' packages."""
+    listed = subprocess.run(
+        [_peers_python(), "-m", "pip", "freeze"], check=True, capture_output=True, text=True
+    )
+    found = dict(line.split("==") for line in listed.stdout.splitlines() if "==" in line)
+    return {name: found[name] for name in ("fastapi", "uvicorn", "standardwebhooks")}
 
 
 def _peers_python() -> str:
-    """Install the Python peers once, beside the benchmarks, and return their interpreter."""
+    """Install the peers once, beside the benchmarks, and return their interpreter."""
     directory = HERE / ".venv"
     python = directory / "bin" / "python"
     stamp = directory / ".installed"
@@ -170,16 +137,3 @@ def _peers_python() -> str:
         subprocess.run([*command, str(HERE / "requirements.txt")], check=True)
         stamp.write_text(wanted)
     return str(python)
-
-
-def _node() -> str | None:
-    """Install the Node.js peer once; None where there is no Node.js, which is said."""
-    try:
-        if not (HERE / "node_modules" / "standardwebhooks").exists():
-            command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock"]
-            subprocess.run(command, cwd=HERE, check=True)
-        subprocess.run(["node", "--version"], check=True, stdout=subprocess.DEVNULL)
-    except (OSError, subprocess.CalledProcessError) as error:
-        print(f"the peer on Node.js is left out: {error}", file=sys.stderr)
-        return None
-    return "node"

@@ -1,101 +1,513 @@
-"""Writes the last run into the documentation: its tables and its picture.
+"""Tables of the figures, and their place in the documentation.
 
-    python benchmarks/report.py [RESULTS.json]
+    python benchmarks/report.py [FIGURES.json]
 
 Tables go between the lines ``<!-- measured -->`` and ``<!-- /measured -->`` of
-docs/explanation/performance.md; what stands around them is for people to write.
+docs/explanation/performance.md, and a picture beside it; what stands around them is for people to
+write. Without a file it is ``benchmarks/figures.json``, to which a test holds the page.
 """
 
 import json
+import math
+import statistics
 import sys
+from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
+from typing import Any
 
-import plot
-from figures import Runs, column, goals, problems, ratios, spread
-from peers import REFERENCE
-from plot import HERE, LABELS
+import attrs
 
+HERE = Path(__file__).parent
+FIGURES = HERE / "figures.json"
 PAGE = HERE.parent / "docs" / "explanation" / "performance.md"
+PICTURE = PAGE.with_suffix(".svg")
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
+#: What is kept of a benchmark: groups by name, each with its facts and its runs.
+Kept = Mapping[str, Any]
 
-def one_process(runs: Runs) -> str:
-    """What a server does on one core, as Markdown."""
-    lines = [
-        "| server | deliveries/s | ratio to FastAPI | CPU us a delivery | p50 ms | p99 ms "
-        "| idle MB | first 200 ms | drain ms |",
-        "|---" * 9 + "|",
-    ]
-    for name in (name for name in LABELS if runs.get(name)):
-        cells = [
-            LABELS[name],
-            spread(column(runs, name, "rate"), 0),
-            spread(ratios(runs, (name, "rate"), (REFERENCE, "rate"))),
-            spread(column(runs, name, "cpu_us"), 0),
-            spread(column(runs, name, "p50_ms")),
-            spread(column(runs, name, "p99_ms"), 1),
-            spread(column(runs, name, "idle_mb"), 0),
-            spread(column(runs, name, "start_ms"), 0),
-            spread(column(runs, name, "drain_ms"), 0),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+#: A server that uses less of its core than this at full load was waiting for somebody else.
+SATURATED = 0.85
 
-
-def several_processes(runs: Runs, alone: Runs, count: str) -> str:
-    """What a delivery costs in several processes beside one, as Markdown."""
-    lines = [
-        f"| {count} processes | deliveries/s | to one process | CPU us a delivery "
-        "| to one process | to FastAPI, by CPU |",
-        "|---" * 6 + "|",
-    ]
-    for name in (name for name in LABELS if runs.get(name)):
-        cells = [
-            LABELS[name],
-            spread(column(runs, name, "rate"), 0),
-            _medians(column(runs, name, "rate"), column(alone, name, "rate")),
-            spread(column(runs, name, "cpu_us"), 0),
-            _medians(column(runs, name, "cpu_us"), column(alone, name, "cpu_us")),
-            spread(ratios(runs, (REFERENCE, "cpu_us"), (name, "cpu_us"))),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+#: What a server is called in the documentation.
+LABELS = {
+    "inline": "**sdk_trio, default, inline**",
+    "enqueued": "**sdk_trio, default, enqueued**",
+    "enqueued-open": "**sdk_trio, default, enqueued**",
+    "fastapi": "FastAPI, keeps nothing",
+    "fastapi-durable": "FastAPI, durable",
+    "inline-silent": "sdk_trio, default, inline, no log",
+    "memory": "sdk_trio, store in memory, no log",
+    "memory-info": "sdk_trio, store in memory, a line for each delivery",
+    "minimal": "trio + httptools, no inbox: the limit",
+    "memory-tls": "sdk_trio, store in memory, no log, TLS",
+    "fastapi-tls": "FastAPI, keeps nothing, TLS",
+}
+#: Servers that wait for the disk, so that their core may be idle at full load.
+_WAITING = ("inline", "inline-silent", "enqueued", "enqueued-open", "fastapi-durable")
+#: Figures that say something of a server at full load only if it was that server which was full.
+_OF_THE_RATE = ("rate", "done_rate", "p50_ms", "p99_ms")
 
 
-def _medians(one: list[float], other: list[float]) -> str:
-    """The ratio of two medians: their rounds were not the same ones."""
-    if not one or not other:
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median and range of a list of figures."""
+    if not values:
         return "-"
-    return f"{sorted(one)[len(one) // 2] / sorted(other)[len(other) // 2]:.2f}"
+    middle = statistics.median(values)
+    if len(values) == 1:
+        return f"{middle:.{digits}f}"
+    return f"{middle:.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
-def sections(kept: dict) -> str:
-    """All tables of a run, and what is to be known of them."""
-    options, runs = kept["options"], kept["runs"]
-    alone = runs.get("1", {})
-    parts = []
-    if alone:
-        parts += [one_process(alone), goals(alone)]
-    parts += [several_processes(runs[count], alone, count) for count in runs if count != "1"]
-    parts.append(
-        f"{options['rounds']} rounds of {options['seconds']:g} s on {kept['cores']} cores, "
-        f"{options['connections']} connections"
-        + (f", {options['finished']} finished events" if options["finished"] else "")
-        + ". A dash stands for a figure that was refused or not measured."
+@attrs.frozen
+class Column:
+    """One figure of one server in one case of a group, in every round."""
+
+    group: str
+    case: str
+    server: str
+    figure: str
+
+    def of(self, kept: Kept) -> list[float]:
+        """Return the figure of every round that has it; none if it is refused."""
+        cases = kept["groups"].get(self.group, {}).get("runs", {})
+        rounds = cases.get(self.case, {}).get(self.server, ())
+        if self.figure in _OF_THE_RATE and any(idle(self.server, run) for run in rounds):
+            return []
+        return [run[self.figure] for run in rounds if self.figure in run]
+
+
+def idle(server: str, run: Mapping[str, Any]) -> bool:
+    """Whether a server had nothing to do at full load, so that its rate says nothing of it."""
+    return server not in _WAITING and run.get("used", 1.0) < SATURATED
+
+
+def ratios(kept: Kept, one: Column, other: Column) -> list[float]:
+    """``one`` divided by ``other``, round by round."""
+    pairs = zip(one.of(kept), other.of(kept), strict=False)
+    return [dividend / divisor for dividend, divisor in pairs if divisor]
+
+
+def pooled(rounds: Sequence[Mapping[str, Any]], share: float) -> float:
+    """A high quantile (0.99 or more) of several rounds together, in milliseconds."""
+    total = sum(run["count"] for run in rounds)
+    slowest = sorted((one for run in rounds for one in run["slowest_ms"]), reverse=True)
+    place = total - 1 - min(total - 1, int(share * total))
+    return slowest[min(place, len(slowest) - 1)] if slowest else math.nan
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+# -- one table for each group ----------------------------------------------------------------------
+
+
+def _everyday(kept: Kept, runs: Mapping[str, Any]) -> str:
+    rows, compared = [], []
+    for rate, servers in runs.items():
+        for name, rounds in servers.items():
+            columns = [
+                spread(Column("everyday", rate, name, figure).of(kept), digits)
+                for figure, digits in (("p50_ms", 2), ("p99_ms", 1))
+            ]
+            cpu = spread(Column("everyday", rate, name, "cpu_us").of(kept), 0)
+            failed = sum(run["errors"] for run in rounds)
+            together = f"{pooled(rounds, 0.999):.1f}"
+            rows.append([rate, LABELS[name], *columns, together, cpu, f"{failed:.0f}"])
+        for name in ("inline", "enqueued"):
+            for peer in ("fastapi", "fastapi-durable"):
+                if name in servers and peer in servers:
+                    beside = [
+                        spread(
+                            ratios(
+                                kept,
+                                Column("everyday", rate, name, figure),
+                                Column("everyday", rate, peer, figure),
+                            )
+                        )
+                        for figure in ("p50_ms", "p99_ms", "cpu_us")
+                    ]
+                    compared.append([rate, LABELS[name], LABELS[peer], *beside])
+    titles = [
+        "arrivals/s",
+        "server",
+        "p50 ms",
+        "p99 ms",
+        "p99.9 ms",
+        "CPU us each",
+        "late or not 200",
+    ]
+    made = _table(titles, rows)
+    if compared:
+        titles = ["arrivals/s", "server", "beside", "p50", "p99", "CPU"]
+        made += "\n\nAs a part of the peer's, less is better:\n\n" + _table(titles, compared)
+    return made
+
+
+def _loaded(kept: Kept, runs: Mapping[str, Any], group: str) -> str:
+    figures = (("rate", 0), ("cpu_us", 0), ("done_rate", 0), ("done_cpu_us", 0))
+    figures += (("p50_ms", 1), ("p99_ms", 1), ("loaded_mb", 0))  # type: ignore[assignment]
+    shown = [f for f in figures if any(Column(group, c, s, f[0]).of(kept) for c, s in _rows(runs))]
+    titles = {
+        "rate": "deliveries/s",
+        "cpu_us": "CPU us each",
+        "done_rate": "done/s",
+        "done_cpu_us": "CPU us each, to done",
+        "p50_ms": "p50 ms",
+        "p99_ms": "p99 ms",
+        "loaded_mb": "MB",
+    }
+    rows = [
+        [
+            _CASES.get((group, case), LABELS[server]),
+            *(spread(Column(group, case, server, name).of(kept), digits) for name, digits in shown),
+        ]
+        for case, server in _rows(runs)
+    ]
+    return _table(["server", *(titles[name] for name, _ in shown)], rows)
+
+
+def _rows(runs: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(case, server) for case, servers in runs.items() for server in servers]
+
+
+#: Rows that are called by their case and not by their server.
+_CASES = {
+    ("finished", "empty"): "an empty store",
+    ("finished", "full"): "beside the finished events",
+    ("backlog", "waiting"): "waited in the store at the start",
+    ("backlog", "fresh"): "delivered at full load",
+    ("retention", "during"): "while events are removed",
+    ("retention", "after"): "afterwards",
+}
+
+
+def _started(kept: Kept, runs: Mapping[str, Any]) -> str:
+    figures = (("start_ms", 0), ("start_cpu_ms", 0), ("idle_mb", 0))
+    rows = [
+        [
+            LABELS[server],
+            *(spread(Column("start", case, server, f).of(kept), d) for f, d in figures),
+        ]
+        for case, server in _rows(runs)
+    ]
+    return _table(["server", "exec to first 200, ms", "CPU ms by then", "idle MB"], rows)
+
+
+def _asked(kept: Kept, runs: Mapping[str, Any]) -> str:
+    rows = [
+        [case, spread(Column("queries", case, server, "ms").of(kept))]
+        for case, server in _rows(runs)
+    ]
+    return _table(["question", "ms, warm"], rows)
+
+
+def _retained(kept: Kept, runs: Mapping[str, Any]) -> str:
+    rows = []
+    for case, server in _rows(runs):
+        rounds = [run for run in runs[case][server] if run["count"]]
+        longest = [max(run["slowest_ms"]) for run in rounds]
+        columns = [
+            spread(Column("retention", case, server, figure).of(kept), digits)
+            for figure, digits in (("p50_ms", 2), ("p99_ms", 1))
+        ]
+        counted = f"{sum(run['count'] for run in rounds):.0f}"
+        seconds = spread(Column("retention", case, server, "pass_seconds").of(kept), 1)
+        rows.append([_CASES["retention", case], counted, *columns, spread(longest, 1), seconds])
+    titles = ["500 arrivals/s", "deliveries", "p50 ms", "p99 ms", "longest ms", "to its end, s"]
+    return _table(titles, rows)
+
+
+#: Groups with their headings, in the order of the page.
+_HEADINGS = {
+    "everyday": "Everyday load, the default configuration",
+    "full": "Full load, the default configuration",
+    "start": "Start and idle memory, the default configuration",
+    "limit": "A store in memory, beside the limit",
+    "log": "A line of log for each delivery beside none",
+    "finished": "{finished} finished events in the store",
+    "backlog": "A backlog of {backlog} events",
+    "queries": "Questions on {finished} finished events",
+    "retention": "Deliveries while the retention removes {expired} events",
+    "tls": "TLS",
+}
+
+
+def _section(kept: Kept, name: str) -> str:
+    group = kept["groups"][name]
+    runs = group["runs"]
+    numbers = {key: f"{value:,}".replace(",", " ") for key, value in group["sizes"].items()}
+    if name == "everyday":
+        made = _everyday(kept, runs)
+    elif name == "start":
+        made = _started(kept, runs)
+    elif name == "queries":
+        made = _asked(kept, runs)
+    elif name == "retention":
+        made = _retained(kept, runs)
+    else:
+        made = _loaded(kept, runs, name)
+    return f"### {_HEADINGS[name].format(**numbers)}\n\n{made}"
+
+
+# -- what was aimed at -----------------------------------------------------------------------------
+
+
+def _everyday_goals() -> list[tuple[str, Column, Column, str]]:
+    def goal(name: str, figure: str, what: str, aim: str) -> tuple[str, Column, Column, str]:
+        one = Column("everyday", "500", name, figure)
+        other = Column("everyday", "500", "fastapi-durable", figure)
+        return f"default {name} at 500/s to durable FastAPI, {what}", one, other, aim
+
+    return [
+        goal("inline", "p50_ms", "p50", "<= 0.8"),
+        goal("inline", "p99_ms", "p99", "<= 1"),
+        goal("inline", "cpu_us", "CPU", "<= 0.5"),
+        goal("enqueued", "p50_ms", "p50", "<= 0.8"),
+        goal("enqueued", "cpu_us", "CPU", "<= 0.5"),
+    ]
+
+
+def _all(group: str, server: str, figure: str) -> Column:
+    return Column(group, "all", server, figure)
+
+
+#: What is compared: a sentence, two columns, and the aim for the first divided by the second.
+_GOALS = (
+    *_everyday_goals(),
+    (
+        "full load, enqueued, to done: CPU of durable FastAPI to ours",
+        _all("full", "fastapi-durable", "done_cpu_us"),
+        _all("full", "enqueued-open", "done_cpu_us"),
+        ">= 5",
+    ),
+    (
+        "full load, default inline: rate to FastAPI that keeps nothing",
+        _all("full", "inline", "rate"),
+        _all("full", "fastapi", "rate"),
+        ">= 1.5",
+    ),
+    (
+        "full load, default inline: CPU of FastAPI that keeps nothing to ours",
+        _all("full", "fastapi", "cpu_us"),
+        _all("full", "inline", "cpu_us"),
+        ">= 1.5",
+    ),
+    (
+        "full load, enqueued, to 200: rate to FastAPI that keeps nothing",
+        _all("full", "enqueued-open", "rate"),
+        _all("full", "fastapi", "rate"),
+        ">= 1.5",
+    ),
+    (
+        "full load, enqueued, to 200: CPU of FastAPI that keeps nothing to ours",
+        _all("full", "fastapi", "cpu_us"),
+        _all("full", "enqueued-open", "cpu_us"),
+        ">= 1.5",
+    ),
+    (
+        "store in memory: CPU of FastAPI that keeps nothing to ours",
+        _all("limit", "fastapi", "cpu_us"),
+        _all("limit", "memory", "cpu_us"),
+        ">= 2.3",
+    ),
+    (
+        "store in memory: CPU of the limit to ours",
+        _all("limit", "minimal", "cpu_us"),
+        _all("limit", "memory", "cpu_us"),
+        ">= 0.6",
+    ),
+    (
+        "default inline: CPU without a line of log to that with it",
+        _all("log", "inline-silent", "cpu_us"),
+        _all("log", "inline", "cpu_us"),
+        ">= 0.95",
+    ),
+    (
+        "store in memory: the same",
+        _all("log", "memory", "cpu_us"),
+        _all("log", "memory-info", "cpu_us"),
+        "",
+    ),
+    (
+        "finished events, enqueued to done: CPU beside none to that beside them",
+        Column("finished", "empty", "enqueued-open", "done_cpu_us"),
+        Column("finished", "full", "enqueued-open", "done_cpu_us"),
+        ">= 0.97",
+    ),
+    (
+        "backlog: CPU of an event that waited to that of a delivered one",
+        Column("backlog", "waiting", "enqueued-open", "done_cpu_us"),
+        Column("backlog", "fresh", "enqueued-open", "done_cpu_us"),
+        "<= 0.7",
+    ),
+    (
+        "start to first 200, to FastAPI",
+        _all("start", "inline", "start_ms"),
+        _all("start", "fastapi", "start_ms"),
+        "<= 0.6",
+    ),
+    (
+        "TLS: CPU of FastAPI that keeps nothing to ours with a store in memory",
+        _all("tls", "fastapi-tls", "cpu_us"),
+        _all("tls", "memory-tls", "cpu_us"),
+        "",
+    ),
+)
+
+
+def goals(kept: Kept) -> str:
+    """The project's aims and what this benchmark says of them, as Markdown."""
+    rows = [
+        [what, spread(found), goal]
+        for what, one, other, goal in _GOALS
+        if (found := ratios(kept, one, other))
+    ]
+    idle = _all("start", "inline", "idle_mb").of(kept)
+    if idle:
+        rows.append(["idle memory, MB", spread(idle, 0), "<= 33"])
+    questions = kept["groups"].get("queries", {}).get("runs", {})
+    lists = {case: Column("queries", case, "store", "ms").of(kept) for case in questions}
+    counts = lists.pop("counts by state", [])
+    slowest = [statistics.median(values) for name, values in lists.items() if "list" in name]
+    if slowest:
+        rows.append(["slowest filter of `events list`, ms", f"{max(slowest):.2f}", "<= 10"])
+        rows.append(["counts by state, ms", spread(counts), "<= 1"])
+    longest = {
+        case: [max(run["slowest_ms"]) for run in servers.get("enqueued", ()) if run["count"]]
+        for case, servers in kept["groups"].get("retention", {}).get("runs", {}).items()
+    }
+    if longest.get("during"):
+        pairs = zip(longest["during"], longest["after"], strict=False)
+        added = [during - after for during, after in pairs]
+        rows.append(["longest wait during the retention, more than without, ms", spread(added), ""])
+    return _table(["what", "measured", "aim"], rows) if rows else ""
+
+
+def problems(kept: Kept) -> list[str]:
+    """Reasons not to believe these figures, or a part of them."""
+    found = []
+    for name, group in kept["groups"].items():
+        facts = group["facts"]
+        if group["quick"]:
+            found.append(f"{name}: a quick run, which shows that it works and no figure to quote")
+        if facts["cores"] < 2:
+            found.append(
+                f"{name}: one core for the server and the generator: rates and latencies say "
+                "nothing, CPU time does"
+            )
+        if facts["disk"].startswith("tmpfs"):
+            found.append(f"{name}: the stores are in memory and not on a disk, see --directory")
+        for case, server in _rows(group["runs"]):
+            for run in group["runs"][case][server]:
+                errors = run.get("errors", 0)
+                if errors and not (name == "everyday" and server.startswith("fastapi")):
+                    found.append(f"{name}, {server}: {errors:.0f} answers were not 200, or missing")
+                if run.get("left"):
+                    found.append(f"{name}, {server}: {run['left']:.0f} events were not handled")
+                if run.get("count") == 0:
+                    found.append(f"{name}, {server}, {case}: nothing was measured")
+                if idle(server, run):
+                    found.append(
+                        f"{name}, {server}: its rate is refused, as it used {run['used']:.2f} of "
+                        f"its core and the generator {run['generator_used']:.2f} of its own"
+                    )
+    return found
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def sections(kept: Kept) -> str:
+    """All tables, the machine, and what is to be known of the figures, as Markdown."""
+    named = [name for name in _HEADINGS if name in kept["groups"]]
+    if not named:
+        return "No figures are kept for this version: `make bench` writes them here."
+    parts = [_section(kept, name) for name in named]
+    parts.append(f"### What was aimed at\n\n{goals(kept)}")
+    machines = dict.fromkeys(_machine(kept["groups"][name]) for name in named)
+    parts.append("\n".join(machines))
+    reasons = dict.fromkeys(problems(kept))
+    if reasons:
+        parts.append("\n".join(f"- {reason}" for reason in reasons))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _machine(group: Mapping[str, Any]) -> str:
+    facts = group["facts"]
+    peers = ", ".join(f"{name} {version}" for name, version in facts["peers"].items())
+    return (
+        f"{facts['date']}: {facts['cores']} cores ({facts['processor']}), "
+        f"{facts['memory_gb']:.0f} GB, {facts['disk']}, one fdatasync {facts['sync_ms']:.2f} ms; "
+        f"{facts['system']}, Python {facts['python']}, SQLite {facts['sqlite']}, "
+        f"sdk_trio {facts['version']}{', ' + peers if peers else ''}. Up to "
+        f"{group['rounds']} rounds of {group['seconds']:g} s over {group['connections']} "
+        "connections."
     )
-    reasons = [reason for count in runs for reason in problems(runs[count], processes=int(count))]
-    parts += [f"- {reason}" for reason in dict.fromkeys(reasons)]
-    return "\n\n".join(parts)
+
+
+WIDTH, LABEL_WIDTH, BAR, GAP, TOP = 760, 300, 22, 10, 56
+
+#: The bars of the picture: a label and its column.
+_BARS = (
+    *(
+        (f"{LABELS[name].strip('*')}, 500/s", Column("everyday", "500", name, "cpu_us"))
+        for name in ("inline", "enqueued", "fastapi", "fastapi-durable")
+    ),
+    ("sdk_trio, default, inline, full load", _all("full", "inline", "cpu_us")),
+    ("sdk_trio, enqueued, full load, to done", _all("full", "enqueued-open", "done_cpu_us")),
+    ("FastAPI, keeps nothing, full load", _all("full", "fastapi", "cpu_us")),
+    ("FastAPI, durable, full load, to done", _all("full", "fastapi-durable", "done_cpu_us")),
+)
+
+
+def draw(kept: Kept) -> str:
+    """Return CPU time per delivery as a bar chart: a bar for the median, a line for the range."""
+    found = [(label, column.of(kept)) for label, column in _BARS]
+    shown = [(label, values) for label, values in found if values]
+    scale = (WIDTH - LABEL_WIDTH - 90) / max([max(values) for _, values in shown], default=1.0)
+    height = TOP + len(shown) * (BAR + GAP) + 16
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="sans-serif" font-size="14" role="img">',
+        "<title>CPU time per delivery, in microseconds; shorter is better</title>",
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        '<text x="12" y="24" font-size="16" font-weight="bold">CPU time per delivery (us)</text>',
+        '<text x="12" y="43" fill="#555555">2 KB, signed, 32 connections; shorter is better; '
+        "median and range</text>",
+    ]
+    for row, (label, values) in enumerate(shown):
+        top = TOP + row * (BAR + GAP)
+        colour = "#1f6f54" if label.startswith("sdk_trio") else "#9aa5b1"
+        left, right = (LABEL_WIDTH + value * scale for value in (min(values), max(values)))
+        centre, middle = top + BAR / 2, statistics.median(values)
+        parts += [
+            f'<text x="{LABEL_WIDTH - 10}" y="{top + 16}" text-anchor="end">{escape(label)}</text>',
+            f'<rect x="{LABEL_WIDTH}" y="{top}" width="{middle * scale:.1f}" height="{BAR}" '
+            f'fill="{colour}"/>',
+            f'<line x1="{left:.1f}" y1="{centre}" x2="{right:.1f}" y2="{centre}" '
+            'stroke="#222222" stroke-width="2"/>',
+            f'<text x="{right + 8:.1f}" y="{top + 16}">{middle:.0f}</text>',
+        ]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def page_with(text: str, kept: Kept) -> str:
+    """Return the page's text with these figures in their place."""
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}\n\n{sections(kept)}\n\n{END}{after}"
 
 
 def main(source: str | None = None) -> None:
-    file = Path(source or HERE / "results" / "deliveries.json")
-    text = PAGE.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{sections(json.loads(file.read_text()))}\n\n{END}{after}")
+    """Write the page and its picture."""
+    kept = json.loads(Path(source or FIGURES).read_text())
+    PAGE.write_text(page_with(PAGE.read_text(), kept))
+    PICTURE.write_text(draw(kept))
     print(PAGE)
-    plot.main(str(file))
 
 
 if __name__ == "__main__":

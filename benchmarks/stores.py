@@ -1,16 +1,21 @@
-"""What servers are given: a store full of finished events, and a certificate for loopback."""
+"""What servers are given: stores full of events, and a certificate for the loopback address."""
 
 import base64
+import hashlib
+import os
+import shutil
 import sys
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import apsw
 import attrs
 import trustme
-from load import webhook_ids
+from load import body, webhook_ids
 
+from sdk_trio.records.deliveries import Dead, NewDelivery
 from sdk_trio.records.tenants import (
     AuditAction,
     AuditRecord,
@@ -19,18 +24,25 @@ from sdk_trio.records.tenants import (
     TenantCredentials,
     TenantStatus,
 )
+from sdk_trio.storage import sqlite
+from sdk_trio.storage.admission import LeaseTerms
+from sdk_trio.storage.sqlite import writes
 from sdk_trio.storage.sqlite.connect import connect_writer
+from sdk_trio.storage.sqlite.schema import DATABASE_NAME
 from sdk_trio.storage.sqlite.tenants import add
 
-_CHUNK = 10_000
+_CHUNK = 2_000
+#: More than a stored event takes on the disk, in bytes, with its log and a copy of the file.
+_BYTES_OF_AN_EVENT = 10_000
+_DAY = 86_400.0
+#: A store of finished events is made anew before they reach any retention.
+_OLDEST_SECONDS = 3 * _DAY
+#: A finished event in so many is of another type, and one in ten times as many is dead or parked.
+_OTHERS = 10
 
-_FINISHED = """
-INSERT INTO inbox (delivery_key, signer, type, state, queued, attempts, received_at, timestamp,
-                   subject, ordered, started_at, finished_at)
-VALUES (?, '', 'order.paid', 'done', 1, 1, ?, ?, '0f2e7b8a-5d31-4c67-9a57-2f9f64b6a001', 0, ?, ?)
-"""
-
-_BODY = "INSERT INTO body (sequence, raw) VALUES (last_insert_rowid(), ?)"
+_TERMS = LeaseTerms(
+    owner="benchmark", lease_seconds=75.0, dedup_seconds=7 * _DAY, payload_seconds=30 * _DAY
+)
 
 
 @attrs.frozen
@@ -55,25 +67,107 @@ def issue_certificate(directory: Path) -> Certificate:
     return certificate
 
 
-def fill_store(file: Path, count: int, *, growing: bool = False) -> None:
-    """Create a store with ``count`` finished events, as a receiver would have left them.
+_Insert = Callable[[apsw.Connection, NewDelivery, int], None]
 
-    Their bodies are small: a finished event's body is never looked at, so that its size costs
-    nothing but the time to fill.
+
+def finished_store(directory: Path, count: int) -> Path:
+    """Return a store with ``count`` events of the last hour, finished but for one in a hundred."""
+    return _stored(directory, "finished", count, time.time() - 3600.0, _insert_finished)
+
+
+def expired_store(directory: Path, count: int) -> Path:
+    """Return a store with ``count`` finished events that the default retention removes."""
+    return _stored(directory, "expired", count, time.time() - 40 * _DAY, _insert_done)
+
+
+def waiting_store(directory: Path, count: int) -> Path:
+    """Return a store with ``count`` accepted events that no worker has taken yet."""
+    return _stored(directory, "waiting", count, time.time() - 3600.0, _insert_waiting)
+
+
+def _insert_waiting(connection: apsw.Connection, delivery: NewDelivery, _: int) -> None:
+    writes.accept(connection, _TERMS, delivery, False)
+
+
+def _insert_done(connection: apsw.Connection, delivery: NewDelivery, _: int) -> None:
+    now = delivery.received_at
+    writes.accept(connection, _TERMS, delivery, True)
+    writes.run(connection, _TERMS, delivery.key, now, now)
+
+
+def _insert_finished(connection: apsw.Connection, delivery: NewDelivery, number: int) -> None:
+    if number % (10 * _OTHERS) == 0:
+        writes.park(connection, _TERMS, delivery, None)
+    elif number % (10 * _OTHERS) == 1:
+        now = delivery.received_at
+        writes.claim(connection, _TERMS, delivery)
+        writes.finish(connection, _TERMS, delivery.key, Dead("a benchmark's failure"), now)
+    else:
+        _insert_done(connection, delivery, number)
+
+
+def _stored(directory: Path, kind: str, count: int, begin: float, insert: _Insert) -> Path:
+    """Return the store of this kind, which is made once for each version of the store's code.
+
+    It is filled by the program's own statements, so that it is what a receiver would have left:
+    2 KB bodies, random ids, and arrivals in the order of their time.
     """
-    connection = connect_writer(str(file))
+    place = directory / f"{kind}-{count}-{_version()}"
+    file = place / DATABASE_NAME
+    finished = kind == "finished"
+    if file.exists() and not (finished and _age(file) > _OLDEST_SECONDS):
+        return file
+    for old in directory.glob(f"{kind}-{count}-*"):
+        shutil.rmtree(old)
+    if shutil.disk_usage(directory).free < count * _BYTES_OF_AN_EVENT:
+        raise SystemExit(
+            f"{directory}: {count} stored events need {count * _BYTES_OF_AN_EVENT / 1e9:.1f} GB; "
+            "name another directory with --directory, or fewer events with --finished"
+        )
+    print(f"filling a store: {count} events, {kind}", file=sys.stderr)
+    made = directory / f"{kind}-{count}-{_version()}.{os.getpid()}"
+    made.mkdir()
+    connection = connect_writer(str(made / DATABASE_NAME))
     # Nobody is promised anything here, so nothing waits for the disk.
-    connection.execute("PRAGMA synchronous = OFF; PRAGMA cache_size = -400000")
-    print(f"filling a store with {count} finished events", file=sys.stderr)
-    moment = time.time()
-    for first in range(0, count, _CHUNK):
-        connection.execute("BEGIN")
-        for webhook_id in webhook_ids(min(_CHUNK, count - first), growing=growing):
-            connection.execute(_FINISHED, (webhook_id, moment, int(moment), moment, moment))
-            connection.execute(_BODY, (b"{}",))
-        connection.execute("COMMIT")
+    connection.execute("PRAGMA synchronous = OFF; PRAGMA cache_size = -1000000")
+    _fill(connection, count, begin, insert, others=finished)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
+    os.sync()
+    made.rename(place)
+    return file
+
+
+def _fill(
+    connection: apsw.Connection, count: int, begin: float, insert: _Insert, *, others: bool
+) -> None:
+    raw = body()
+    ids = webhook_ids(count)
+    for first in range(0, count, _CHUNK):
+        with connection:
+            for number in range(first, min(first + _CHUNK, count)):
+                at = begin + 3000.0 * number / count
+                made = NewDelivery(
+                    next(ids),
+                    "order.created" if others and number % _OTHERS == 0 else "order.paid",
+                    raw,
+                    int(at),
+                    at,
+                    subject=f"subject-{number}",
+                )
+                insert(connection, made, number)
+
+
+def _version() -> str:
+    """A digest of the code that a store's file depends on."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for file in sorted(Path(sqlite.__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _age(file: Path) -> float:
+    return time.time() - file.stat().st_mtime
 
 
 def fill_tenants(directory: Path, count: int, key_of: Callable[[int], bytes]) -> None:

@@ -27,8 +27,8 @@ import uuid
 from pathlib import Path
 
 import attrs
-from figures import spread
 from load import KEY, SECRET
+from report import spread
 from stores import fill_tenants
 
 import sdk_trio  # noqa: F401 - fails here, and not in each command, where it is not installed

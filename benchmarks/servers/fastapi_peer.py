@@ -1,7 +1,6 @@
 """What many would write instead: FastAPI on uvicorn with the `standardwebhooks` package.
 
-Nothing is kept, duplicates are not noticed, the payload is an untyped dictionary. The same
-application is run by granian as well (``fastapi_peer:app``). Arguments: PORT and WORKERS.
+Nothing is kept, duplicates are not noticed, the payload is an untyped dictionary. Argument: PORT.
 """
 
 import os
@@ -9,11 +8,10 @@ import sys
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
-from load import SECRET
 from standardwebhooks import Webhook, WebhookVerificationError
 
 app = FastAPI()
-webhook = Webhook(SECRET)
+webhook = Webhook(os.environ["BENCHMARK_SECRET"])
 paid = 0
 
 
@@ -36,12 +34,12 @@ async def receive(request: Request) -> dict:
     return {}
 
 
-if __name__ == "__main__":
+def serve(application: FastAPI) -> None:
+    """Run an application as uvicorn's own advice for production has it, without an access log."""
     uvicorn.run(
-        "fastapi_peer:app",
+        application,
         host="127.0.0.1",
         port=int(sys.argv[1]),
-        workers=int(sys.argv[2]),
         loop="uvloop",
         http="httptools",
         access_log=False,
@@ -49,3 +47,7 @@ if __name__ == "__main__":
         ssl_certfile=os.environ.get("BENCHMARK_CERTIFICATE"),
         ssl_keyfile=os.environ.get("BENCHMARK_KEY"),
     )
+
+
+if __name__ == "__main__":
+    serve(app)
