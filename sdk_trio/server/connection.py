@@ -25,13 +25,13 @@ from .head import (
     AnswerHead,
     ChunkedBody,
     Framing,
-    KnownLines,
+    HeadTemplate,
     RequestError,
     RequestHead,
     answer_head,
     check_beginning,
     informational,
-    parse_head,
+    read_head,
     refusal,
 )
 from .limits import Expired, Limits, NoteRefusal
@@ -345,10 +345,10 @@ class Http1ServerConnection:
         "_idle",
         "_idle_since",
         "_interrupted",
-        "_known_lines",
         "_pending",
         "_requests",
         "_socket",
+        "_template",
         "client",
         "ended",
         "expiry",
@@ -371,7 +371,7 @@ class Http1ServerConnection:
         self._socket = sock
         self._descriptor = sock.fileno()
         self._buffer: bytes | bytearray = b""
-        self._known_lines: KnownLines = {}
+        self._template: HeadTemplate | None = None
         self._requests = 0
         self._idle = True
         self._idle_since = around.now
@@ -542,7 +542,8 @@ class Http1ServerConnection:
         end += 4
         if end > limits.head_bytes:
             raise RequestError(431, "the headers are too large")
-        head = parse_head(bytes(buffer[:end]), limits, self._known_lines)
+        head = read_head(bytes(buffer[:end]), limits, self._template)
+        self._template = head.template
         self._buffer = bytes(buffer[end:])
         return head
 
