@@ -236,6 +236,16 @@ def test_what_the_pattern_refuses_a_template_does_not_let_through(identifier, le
         read_head(ALIKE % (identifier, length), LIMITS, template)
 
 
+@pytest.mark.parametrize("part", [b"POST", b"/p", b"1.1"])
+def test_the_request_line_is_never_taken_for_a_value(part):
+    template = None
+    for other in (part, part + b"0", part + b"0", part, part + b"1", part + b"1"):
+        data = (ALIKE[:-2] % (b"a", b"1") + b"X: y\r\n\r\n").replace(part, other, 1)
+        found, with_others = reading(read_head, data, LIMITS, template)
+        template = found or template
+        assert with_others == reading(parse_head, data, LIMITS)[1]
+
+
 @pytest.mark.parametrize(
     ("line", "values"),
     [
