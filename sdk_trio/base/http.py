@@ -1,7 +1,7 @@
 """The grammar of HTTP (RFC 9110), and the types of ASGI, as all rooms share them. Pure.
 
-An extension of ASGI stands here as well, the short cut between our own server and receiver: each
-message of ASGI costs a microsecond, and the short cut does without them.
+An extension of ASGI stands here as well, the short cut between our own server and receiver: the
+scope and each message of ASGI cost a microsecond, and the short cut does without them.
 """
 
 import re
@@ -82,6 +82,22 @@ class Expiry(Protocol):
         ...
 
 
+class RequestTemplate(Protocol):
+    """The common part of many requests of one connection.
+
+    All of them have the same method, target and headers, but for the values of the headers named in
+    ``varying``. ``memo`` is None at first and the application's own: it may keep there what depends
+    on nothing else.
+    """
+
+    memo: object
+
+    @property
+    def varying(self) -> frozenset[bytes]:
+        """Return the names of the headers whose values differ."""
+        ...
+
+
 class DirectRequest(Protocol):
     """One request, as the server holds it."""
 
@@ -90,10 +106,52 @@ class DirectRequest(Protocol):
         """Return the deadline that the connection keeps."""
         ...
 
-    def take_body(self) -> bytes | None:
-        """Return the whole body if it has arrived; None: call ``receive()`` for it."""
+    @property
+    def path(self) -> str:
+        """Return the path, as in the ASGI scope."""
+        ...
+
+    @property
+    def headers(self) -> Headers:
+        """Return the headers, names in lower case."""
+        ...
+
+    @property
+    def template(self) -> RequestTemplate | None:
+        """Return the common part of it and other requests, None if it is not known."""
+        ...
+
+    def scope(self) -> Scope:
+        """Return the ASGI scope, which takes longer to make than a template to compare."""
+        ...
+
+    async def receive(self) -> Any:
+        """Return the next message, as ASGI's ``receive``."""
+        ...
+
+    async def send(self, message: Any) -> None:
+        """Send one message, as ASGI's ``send``."""
+        ...
+
+    def take_body(self, largest: int) -> bytes | None:
+        """Return the whole body if it has arrived; None: call ``receive()`` for it.
+
+        None as well if it has more than ``largest`` bytes.
+        """
         ...
 
     async def answer(self, answer: Whole) -> None:
         """Send a whole answer: status, headers and body."""
+        ...
+
+
+class DirectApp(Protocol):
+    """An ASGI application that our own server may call without a scope and messages.
+
+    A wrapper around it (middleware, a router) has no such method, and gets a scope as from any
+    other server.
+    """
+
+    def serve_direct(self, request: DirectRequest) -> Awaitable[None]:
+        """Serve one request; it comes to the same as a call with its scope."""
         ...

@@ -7,12 +7,12 @@ so that a later start with notifications does not send a flood of old news
 (docs/adr/0013-messages-are-marked-before-they-are-sent.md).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from ..base.http import App, Receive, Scope, Send
+from ..base.http import App, DirectRequest, Receive, Scope, Send
 from ..base.telemetry import Sample
 from ..config import Settings
 from ..webhooks import WebhookReceiver
@@ -103,6 +103,12 @@ class Routes:
             await self._simulator(scope, receive, send)
         else:
             await self._receiver(scope, receive, send)
+
+    def serve_direct(self, request: DirectRequest) -> Awaitable[None]:
+        """Serve one request of our own server."""
+        if self._simulator is not None and self._simulator.serves(request.path):
+            return self._simulator(request.scope(), request.receive, request.send)
+        return self._receiver.serve_direct(request)
 
 
 def _make_simulator(settings: Settings) -> "Simulator":

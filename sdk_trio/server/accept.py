@@ -11,12 +11,12 @@ import socket
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import trio
 
 from ..base.bell import Bell
-from ..base.http import App
+from ..base.http import App, DirectApp
 from ..base.logs import Throttle, get_logger
 from .connection import Address, Http1ServerConnection
 from .head import refusal
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 SourceOf = Callable[["str | None"], Hashable]
 
 _log = get_logger("server")
+
+#: The method of a :class:`DirectApp`, which a wrapper around one has not.
+_DIRECT = "serve_direct"
 
 #: Errors of accept() while descriptors or memory are short. The connection stays in the kernel's
 #: queue, so the listener stays readable: trying again at once would spin.
@@ -121,6 +124,7 @@ class Acceptor:
         certificate: "Callable[[], ssl.SSLContext | None]" = lambda: None,
     ) -> None:
         self.app = app
+        self.direct: DirectApp | None = cast("DirectApp", app) if hasattr(app, _DIRECT) else None
         self.limits = limits
         self.note_refusal = note_refusal
         self.now = trio.current_time()

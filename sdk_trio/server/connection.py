@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import trio
 
-from ..base.http import SHORTCUT, App, Whole
+from ..base.http import SHORTCUT, App, DirectApp, Header, Whole
 from ..base.logs import get_logger
 from .deadline import RequestDeadline
 from .head import (
@@ -25,13 +25,13 @@ from .head import (
     AnswerHead,
     ChunkedBody,
     Framing,
-    KnownLines,
+    HeadTemplate,
     RequestError,
     RequestHead,
     answer_head,
     check_beginning,
     informational,
-    parse_head,
+    read_head,
     refusal,
 )
 from .limits import Expired, Limits, NoteRefusal
@@ -91,7 +91,7 @@ class Http1Request:
             "http_version": head.version,
             "method": head.method,
             "scheme": self._connection.scheme,
-            "path": unquote(path.decode("ascii")) if b"%" in path else path.decode("ascii"),
+            "path": self.path,
             "raw_path": path,
             "query_string": query,
             "root_path": "",
@@ -107,12 +107,33 @@ class Http1Request:
         """The deadline that the application can set for itself."""
         return self._connection.expiry
 
+    @property
+    def path(self) -> str:
+        """The path, decoded, as in the scope."""
+        path = self._head.target.partition(b"?")[0].decode("ascii")
+        return unquote(path) if "%" in path else path
+
+    @property
+    def headers(self) -> list[Header]:
+        """The headers, names in lower case."""
+        return self._head.headers
+
+    @property
+    def template(self) -> HeadTemplate | None:
+        """The common part of it and other requests of the connection."""
+        return self._head.template
+
     # -- the request -------------------------------------------------------------------------
 
-    def take_body(self) -> bytes | None:
-        """Return the whole body if all of it has arrived and none was received; else None."""
+    def take_body(self, largest: float = inf) -> bytes | None:
+        """Return the whole body if all of it has arrived and none was received; else None.
+
+        None as well if it has more than ``largest`` bytes.
+        """
         left = self._left
-        if self._body_ended or left is None or len(self._connection.buffer) < left:
+        if self._body_ended or left is None or left > largest:
+            return None
+        if len(self._connection.buffer) < left:
             return None
         self._body_ended = True
         self._left = 0
@@ -318,12 +339,14 @@ class Http1Request:
 class Surroundings(Protocol):
     """The state that the connections of one server share.
 
-    ``now`` is the event loop's clock as of the last sweep, which saves a call of the clock for each
-    wait; ``draining``: no further request begins. ``note_refusal`` is called for every request that
-    the server itself refuses.
+    ``direct`` is the application where it can be called without a scope, else None. ``now`` is the
+    event loop's clock as of the last sweep, which saves a call of the clock for each wait;
+    ``draining``: no further request begins. ``note_refusal`` is called for every request that the
+    server itself refuses.
     """
 
     app: App
+    direct: DirectApp | None
     limits: Limits
     now: float
     draining: bool
@@ -345,10 +368,10 @@ class Http1ServerConnection:
         "_idle",
         "_idle_since",
         "_interrupted",
-        "_known_lines",
         "_pending",
         "_requests",
         "_socket",
+        "_template",
         "client",
         "ended",
         "expiry",
@@ -371,7 +394,7 @@ class Http1ServerConnection:
         self._socket = sock
         self._descriptor = sock.fileno()
         self._buffer: bytes | bytearray = b""
-        self._known_lines: KnownLines = {}
+        self._template: HeadTemplate | None = None
         self._requests = 0
         self._idle = True
         self._idle_since = around.now
@@ -451,7 +474,7 @@ class Http1ServerConnection:
 
     async def _serve_requests(self) -> None:
         """Serve the requests of one scope: until the connection ends, or the scope is spent."""
-        app = self._around.app
+        app, direct = self._around.app, self._around.direct
         while True:
             try:
                 head = await self._read_head()
@@ -463,7 +486,10 @@ class Http1ServerConnection:
             self._requests += 1
             self._exchange = exchange = Http1Request(self, head)
             try:
-                await app(exchange.scope(), exchange.receive, exchange.send)
+                if direct is not None:
+                    await direct.serve_direct(exchange)
+                else:
+                    await app(exchange.scope(), exchange.receive, exchange.send)
             except Exception:
                 # ASGI leaves this to the server. The client gets a 500 in _conclude.
                 _log.exception("server.application_failed", method=head.method)
@@ -542,7 +568,8 @@ class Http1ServerConnection:
         end += 4
         if end > limits.head_bytes:
             raise RequestError(431, "the headers are too large")
-        head = parse_head(bytes(buffer[:end]), limits, self._known_lines)
+        head = read_head(bytes(buffer[:end]), limits, self._template)
+        self._template = head.template
         self._buffer = bytes(buffer[end:])
         return head
 

@@ -24,13 +24,9 @@ import msgspec
 from ..base.http import FIELD_VALUE_BYTES, TOKEN_BYTES, Header, breaks_value, is_token_bytes
 from .limits import Limits
 
-#: Lines of earlier requests of a connection, as they were read, and whether they decide about the
-#: connection or the body.
-KnownLines = dict[bytes, tuple[Header, bool]]
-
-#: Bounds of one connection's memory: a sender repeats few lines, and they are short.
-_KNOWN_LINES: Final = 32
-_KNOWN_LINE_BYTES: Final = 256
+#: The longest head that a template is made of, in bytes. It bounds one connection's memory; what
+#: senders and their proxies send has a few hundred bytes.
+_TEMPLATE_BYTES: Final = 4 * 1024
 
 _HEAD: Final = re.compile(
     rb"(" + TOKEN_BYTES + rb") ([\x21-\x7e]++) HTTP/([0-9])\.([0-9])\r\n"
@@ -48,6 +44,17 @@ _DECISIVE: Final = frozenset(
 _LENGTH_DIGITS: Final = 20
 
 END_OF_HEAD: Final = b"\r\n\r\n"
+
+#: Lines of a head that are no headers: the request line, the empty one, and what is behind it.
+_NO_HEADERS: Final = 3
+
+#: A translation that leaves visible ASCII characters as they are, and nothing else. One for the
+#: values of a whole head costs less than a pattern for one of them.
+_ONLY_VISIBLE: Final = bytes(code if 0x21 <= code <= 0x7E else 0x21 for code in range(256))
+
+#: A value with spaces in it, as a list of signatures or a program's name. What else a value may
+#: hold is rare, and left to the pattern of the whole head.
+_is_plain_value = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?").fullmatch
 
 _absolute_form = re.compile(rb"(?i:https?)://([^/?#]*+)([^#]*+)").fullmatch
 
@@ -102,7 +109,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
 
     ``method`` is in capitals, as with hypercorn. ``length`` is the body's in bytes; None: it is in
     the chunked coding. ``target`` is in origin form; only ``*`` and URLs that are not HTTP's stay
-    as they were sent.
+    as they were sent. ``template`` is what it was compared with, see :func:`read_head`.
     """
 
     method: str
@@ -112,13 +119,118 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     length: int | None
     keep_alive: bool
     expects_continue: bool
+    template: "HeadTemplate | None" = None
 
 
-def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
+class HeadTemplate:
+    """A head of one connection, and the places at which the connection's other heads differ.
+
+    A sender's requests are alike but for a few lines: the id, the time, the signature. A head that
+    fits needs no pattern: what stands between the places is compared with what the pattern has
+    accepted, which takes a tenth of the time. A template is never shared between connections,
+    because the time of a comparison would tell one client about the lines of another.
+
+    Requests with the same template have the same method, target and headers, but for the values of
+    the headers in ``varying``. So whatever depends on nothing else is decided once: ``memo`` is the
+    application's to keep that in.
+    """
+
+    __slots__ = ("_head", "_lines", "_varying", "memo", "varying")
+
+    def __init__(self, lines: list[bytes], head: RequestHead, places: Iterable[int] = ()) -> None:
+        self._head = head
+        self._lines = lines
+        #: The number of the line, the request line being 0; what stands before its value; its name.
+        self._varying: list[tuple[int, bytes, bytes]] = []
+        for place in places:
+            _, _, rest = lines[place].partition(b":")
+            prefix = lines[place][: len(lines[place]) - len(rest.lstrip(b" \t"))]
+            lines[place] = prefix
+            self._varying.append((place, prefix, head.headers[place - 1][0]))
+        self.varying: frozenset[bytes] = frozenset(name for _, _, name in self._varying)
+        self.memo: object = None
+
+    def fill(self, data: bytes) -> RequestHead | None:
+        """Read a head that differs from this one only where others did; None if it does not fit."""
+        lines = data.split(b"\r\n")
+        if len(lines) != len(self._lines):
+            return None
+        known = self._head
+        headers = known.headers.copy()
+        length = known.length
+        values: list[bytes] = []
+        for place, prefix, name in self._varying:
+            value = lines[place].removeprefix(prefix)
+            if name == b"content-length":
+                if not value.isdigit() or len(value) > _LENGTH_DIGITS:
+                    return None
+                length = int(value)
+            headers[place - 1] = (name, value)
+            values.append(value)
+            # What the prefix was not removed from still has its colon, and all that follows.
+            if value == lines[place]:
+                return None
+            lines[place] = prefix
+        if lines != self._lines:
+            return None
+        text = b"".join(values)
+        if text.translate(_ONLY_VISIBLE) != text and not all(map(_is_plain_value, values)):
+            return None
+        return RequestHead(
+            known.method,
+            known.target,
+            known.version,
+            headers,
+            length,
+            known.keep_alive,
+            known.expects_continue,
+            self,
+        )
+
+    def places_beside(self, lines: list[bytes], head: RequestHead) -> list[int]:
+        """Return the lines in which heads differ, with this new one; none if they are not alike."""
+        if len(lines) != len(self._lines) or lines[0] != self._lines[0]:
+            return []
+        known_places = {place for place, _, _ in self._varying}
+        places = [
+            place
+            for place, (line, known) in enumerate(zip(lines, self._lines, strict=True))
+            if line != known or place in known_places
+        ]
+        names = {head.headers[place - 1][0] for place in places}
+        # What a decisive header says is read from its value by the rules of parse_head alone; only
+        # the length is read here as well.
+        return [] if names & _DECISIVE - {b"content-length"} else places
+
+
+def read_head(data: bytes, limits: Limits, template: HeadTemplate | None) -> RequestHead:
+    """Read a head that ends with its empty line, as :func:`parse_head` does.
+
+    ``template`` is that of the connection's last head, None at first; the head's own one, None if
+    it is not like others, is for the next.
+
+    Raises:
+        RequestError: it is malformed (400), too large (414, 431) or not supported (501, 505).
+    """
+    head = None if template is None else template.fill(data)
+    if head is not None:
+        return head
+    head = parse_head(data, limits)
+    lines = data.split(b"\r\n")
+    # A head of which something was left out or changed (an Upgrade, the authority of an absolute
+    # target) has not one header for each line.
+    if (
+        len(data) > _TEMPLATE_BYTES
+        or len(head.headers) != len(lines) - _NO_HEADERS
+        or lines[0].split(b" ")[1] != head.target
+    ):
+        return head
+    places = [] if template is None else template.places_beside(lines, head)
+    return msgspec.structs.replace(head, template=HeadTemplate(lines, head, places))
+
+
+def parse_head(data: bytes, limits: Limits) -> RequestHead:
     """Read a head that ends with its empty line.
-
-    ``known`` belongs to the connection and is empty at first: most lines are the same in every
-    request, so they are parsed once.
 
     Raises:
         RequestError: it is malformed (400), too large (414, 431) or not supported (501, 505).
@@ -142,9 +254,9 @@ def parse_head(data: bytes, limits: Limits, known: KnownLines) -> RequestHead:
     headers: list[Header] = []
     decisive: list[Header] = []
     for line in lines:
-        header, decides = known.get(line) or _read_line(line, known)
+        header = _read_line(line)
         headers.append(header)
-        if decides:
+        if header[0] in _DECISIVE:
             decisive.append(header)
     # Methods are case-sensitive (RFC 9110, 9.1), but hypercorn takes "post" for POST, and both
     # servers must read a request alike.
@@ -173,16 +285,13 @@ def in_origin_form(target: bytes, headers: list[Header]) -> tuple[bytes, list[He
     return (path if path[:1] == b"/" else b"/" + path), headers
 
 
-def _read_line(line: bytes, known: KnownLines) -> tuple[Header, bool]:
+def _read_line(line: bytes) -> Header:
     name, _, value = line.partition(b":")
     name = name.lower()
     value = value.strip(b" \t")
     if name == b"transfer-encoding":
         value = value.lower()  # as h11 does; the application must see the same on both servers
-    read = (name, value), name in _DECISIVE
-    if len(known) < _KNOWN_LINES and len(line) <= _KNOWN_LINE_BYTES:
-        known[line] = read
-    return read
+    return name, value
 
 
 def _decide(

@@ -9,10 +9,11 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import attrs
+import msgspec
 import trio
 from msgspec.structs import replace
 
-from ..base.http import SHORTCUT, DirectRequest, Expiry, Receive, Scope, Send
+from ..base.http import SHORTCUT, DirectRequest, Expiry, Receive, RequestTemplate, Scope, Send
 from ..base.logs import Throttle, get_logger
 from ..config import Secret, Settings
 from ..errors import StoreUnavailableError
@@ -24,9 +25,18 @@ from .counters import Counters
 from .queue import WorkerPool
 from .rejections import LINES, SECONDS, Rejection, Rejections, claimed_id
 from .run import DeliveryRunner
-from .screen import AllowedSources, RateLimit, TrustedProxies, describe_body, source_of
+from .screen import (
+    SCREENED_HEADERS,
+    AllowedSources,
+    RateLimit,
+    RequestOrigin,
+    TrustedProxies,
+    describe_body,
+    source_of,
+)
 from .secret_usage import SecretUsage
 from .signature import Keyring
+from .verdict import signed_places
 from .verify import Unverified, WebhookRequest, WebhookVerification
 
 _log = get_logger("webhooks")
@@ -98,6 +108,18 @@ class Rules:
         """Return the position of each secret in ``earlier``; None for a new one."""
         places = {secret: index for index, secret in reversed([*enumerate(earlier.secrets)])}
         return [places.get(secret) for secret in self.secrets]
+
+
+class _Passed(msgspec.Struct, frozen=True, gc=False):
+    """The screening of requests that have one template, under one configuration: they passed it.
+
+    ``places`` is where the three signed headers stand, None if not each of them came once.
+    """
+
+    rules: Rules
+    origin: RequestOrigin
+    identifier: str | None
+    places: tuple[int, int, int] | None
 
 
 class Ways(NamedTuple):
@@ -172,23 +194,56 @@ class Endpoint:
 
         Cancelled while the handler runs, it releases the delivery and sends no answer.
         """
+        await self._serve(scope, receive, send, None)
+
+    async def serve_direct(self, request: DirectRequest) -> None:
+        """Serve one request of our own server, as :meth:`serve` does with its scope.
+
+        What the first one of a template has passed, the others pass: nothing that the screening
+        looks at differs between them, but the size of the body and the rate.
+        """
+        template = request.template
+        passed = None if template is None else template.memo
+        rules = self._rules
+        if (
+            not isinstance(passed, _Passed)
+            or passed.rules is not rules
+            or (body := request.take_body(self._limit)) is None
+        ):
+            await self._serve(request.scope(), request.receive, request.send, template)
+            return
+        headers = request.headers
+        signed = None
+        if passed.places is not None:
+            first, second, third = passed.places
+            signed = headers[first][1], headers[second][1], headers[third][1]
+        webhook = WebhookRequest(headers, passed.origin, passed.identifier, signed)
+        answer = None if rules.rate is None else self._slow_down(rules.rate, webhook)
+        if answer is None:
+            answer = await self._deliver(webhook, body, request.expiry)
+        await request.answer(answer)
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, template: RequestTemplate | None
+    ) -> None:
         direct: DirectRequest | None = (scope.get("extensions") or {}).get(SHORTCUT)
         client = scope.get("client")
         peer = client[0] if client else None
         headers = scope["headers"]
-        origin = self._rules.proxies.resolve(peer, scope["scheme"], headers)
+        rules = self._rules
+        origin = rules.proxies.resolve(peer, scope["scheme"], headers)
         path = scope["path"]
         request = WebhookRequest(
             headers, origin, None if path == self._path else self._identifier_in(path)
         )
         body: bytes | Answer | Unread | None = self._screen(scope, request)
+        if body is None and template is not None and not template.varying & SCREENED_HEADERS:
+            template.memo = _Passed(rules, origin, request.identifier, signed_places(headers))
         if body is None and direct is not None:
             # A body that has arrived needs no deadline, which would cost a tenth of a delivery.
-            body = direct.take_body()
+            body = direct.take_body(self._limit)
         if body is None:
             body = await self._bodies.read(receive)
-        elif isinstance(body, bytes) and len(body) > self._limit:
-            body = Unread("size", answers.TOO_LARGE, len(body))
         if isinstance(body, bytes):
             answer = await self._deliver(request, body, None if direct is None else direct.expiry)
             if direct is None:
@@ -239,16 +294,21 @@ class Endpoint:
             return self._refuse("method", answers.METHOD_NOT_ALLOWED, request, method=method)
         if not rules.sources.allows(address):
             return self._refuse("source", answers.SOURCE_REFUSED, request)
-        if rules.rate is not None:
-            wait = rules.rate.admit(address or "", trio.current_time())
-            if wait is not None:
-                return self._refuse("rate", answers.rate_limited(wait), request)
+        if rules.rate is not None and (answer := self._slow_down(rules.rate, request)) is not None:
+            return answer
         plain_json, declared_size = describe_body(request.headers)
         if not plain_json:
             return self._refuse("media", answers.UNSUPPORTED_MEDIA, request)
         if declared_size > self._limit:
             return self._refuse("size", answers.TOO_LARGE, request, declared=declared_size)
         return None
+
+    def _slow_down(self, rate: RateLimit, request: WebhookRequest) -> Answer | None:
+        """Count a request of its source; return the answer if it has to wait."""
+        wait = rate.admit(request.origin.address or "", trio.current_time())
+        if wait is None:
+            return None
+        return self._refuse("rate", answers.rate_limited(wait), request)
 
     # -- verify, route -----------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ the last run has recorded how it ended.
 
 import time
 import uuid
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..base.http import Receive, Scope, Send
+from ..base.http import DirectRequest, Receive, Scope, Send
 from ..base.logs import get_logger
 from ..base.telemetry import Links, Sample, find_tracer
 from ..config import Settings, StorageBackend
@@ -130,6 +130,10 @@ class WebhookReceiver:
             await self._live(receive, send)
         else:
             raise NotRunningError(f"a webhook receiver serves no {scope['type']} connections")
+
+    def serve_direct(self, request: DirectRequest) -> Awaitable[None]:
+        """Serve one request of our own server, which needs no scope for it."""
+        return self._endpoint.serve_direct(request)
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
         """Check new settings and return a function that puts them into force.

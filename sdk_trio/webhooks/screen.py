@@ -382,6 +382,10 @@ _match_pair = re.compile(
 _match_with_port = re.compile(r"(?:\[([^\]]*)\]|([0-9.]+))(?::(?:\d{1,5}|_[\w.-]+))?").fullmatch
 
 
+#: The headers whose values the screening looks at, but for the length.
+SCREENED_HEADERS: Final = _NAMES | {b"content-type", b"content-encoding"}
+
+
 def _forwarding_headers(headers: Headers) -> dict[bytes, str]:
     joined: dict[bytes, str] = {}
     for name, value in headers:

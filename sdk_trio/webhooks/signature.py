@@ -55,7 +55,7 @@ _ID_CHARACTERS: Final = bytes(code for code in range(0x21, 0x7F) if code != ord(
 _SHA256_BLOCK_BYTES: Final = 64
 #: hashlib releases the interpreter's lock for 2048 bytes and more. Beside a busy thread, such as
 #: the store's, getting the lock back takes ten times as long as hashing a few kilobytes. Therefore
-#: contents up to ``_LONGEST_IN_PIECES`` are hashed in pieces below that size.
+#: bodies up to ``_LONGEST_IN_PIECES`` are hashed in pieces below that size.
 _PIECE_BYTES: Final = 2047
 _LONGEST_IN_PIECES: Final = 16 * 1024
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
@@ -195,8 +195,9 @@ class _HmacKey:
             outer=hashlib.sha256(block.translate(_OUTER_PAD)),
         )
 
-    def digest(self, pieces: Iterable[bytes]) -> bytes:
+    def digest(self, head: bytes, pieces: Iterable[bytes]) -> bytes:
         inner = self.inner.copy()
+        inner.update(head)
         for piece in pieces:
             inner.update(piece)
         outer = self.outer.copy()
@@ -204,11 +205,11 @@ class _HmacKey:
         return outer.digest()
 
 
-def _in_pieces(content: bytes) -> Sequence[bytes]:
-    """Cut ``content`` into pieces for which hashlib keeps the interpreter's lock."""
-    if len(content) > _LONGEST_IN_PIECES:
-        return (content,)
-    return [content[start : start + _PIECE_BYTES] for start in range(0, len(content), _PIECE_BYTES)]
+def _in_pieces(body: bytes) -> Sequence[bytes]:
+    """Cut ``body`` into pieces for which hashlib keeps the interpreter's lock."""
+    if not _PIECE_BYTES < len(body) <= _LONGEST_IN_PIECES:
+        return (body,)
+    return [body[start : start + _PIECE_BYTES] for start in range(0, len(body), _PIECE_BYTES)]
 
 
 @attrs.frozen
@@ -229,10 +230,11 @@ class _Ed25519Key:
 class Keyring:
     """The keys of every configured secret, prepared once and used for every delivery.
 
-    Build it with :meth:`from_secrets`. It is immutable, and ``repr`` shows no key.
+    Build it with :meth:`from_secrets`. Its keys never change, and ``repr`` shows none of them. It
+    remembers which one has matched last, because nearly always the same one matches again.
     """
 
-    __slots__ = ("_ed25519_keys", "_hmac_keys")
+    __slots__ = ("_ed25519_keys", "_hmac_keys", "_last_matched_first")
 
     def __init__(
         self,
@@ -240,6 +242,7 @@ class Keyring:
         ed25519_keys: Iterable[tuple[Match, bytes]] = (),
     ) -> None:
         self._hmac_keys = tuple((match, _HmacKey.of(key)) for match, key in hmac_keys)
+        self._last_matched_first = self._hmac_keys
         self._ed25519_keys = tuple((match, _load_public_key(key)) for match, key in ed25519_keys)
 
     @classmethod
@@ -295,8 +298,10 @@ class Keyring:
     ) -> Match | None:
         """Find the secret that made one of ``entries`` over this delivery.
 
-        Every key is compared with every entry, in constant time and without leaving early, so that
-        the time does not tell a forger which bytes or which secret came close.
+        Each comparison takes constant time, and a delivery that nothing matches is compared with
+        every key, so that the time does not tell a forger which bytes or which secret came close.
+        A match ends the search. Which of the secrets has made it can then be seen in the time, but
+        only of a delivery whose signature is valid: its sender knows that already.
 
         Args:
             webhook_id: the header's bytes, already validated: without a dot.
@@ -307,23 +312,32 @@ class Keyring:
         Returns:
             The first configured secret that matches, or None.
         """
-        content = b"%b.%b.%b" % (webhook_id, timestamp, body)
-        pieces = _in_pieces(content)
+        head = b"%b.%b." % (webhook_id, timestamp)
         found: Match | None = None
-        for match, key in self._hmac_keys:
-            expected = key.digest(pieces)
-            for entry in entries:
-                # The comparison stands first, so that an earlier match cannot skip a later one and
-                # make the time depend on which secret matched.
-                if (
-                    compare_digest(expected, entry.value)
-                    and entry.version == HMAC_VERSION
-                    and found is None
-                ):
-                    found = match
+        values = [entry.value for entry in entries if entry.version == HMAC_VERSION]
+        if values:
+            found = self._match_hmac(head, body, values)
         if self._ed25519_keys:
-            found = self._match_ed25519(content, entries, found)
+            found = self._match_ed25519(head + body, entries, found)
         return found
+
+    def _match_hmac(self, head: bytes, body: bytes, values: Sequence[bytes]) -> Match | None:
+        pieces = _in_pieces(body)
+        # One signature has one maker, in whatever order the keys are tried; of equal keys the first
+        # configured one stays in front of the others. Of several signatures, as a sender makes them
+        # during a rotation, the first configured secret that made any of them is named: otherwise
+        # the report of unused secrets would never name the old one.
+        lone = len(values) == 1
+        for keyed in self._last_matched_first if lone else self._hmac_keys:
+            match, key = keyed
+            expected = key.digest(head, pieces)
+            for value in values:
+                if compare_digest(expected, value):
+                    if keyed is not self._last_matched_first[0]:
+                        others = [other for other in self._hmac_keys if other is not keyed]
+                        self._last_matched_first = (keyed, *others)
+                    return match
+        return None
 
     def _match_ed25519(
         self, content: bytes, entries: Sequence[SignatureEntry], found: Match | None
@@ -331,9 +345,10 @@ class Keyring:
         # Equal entries prove the same, so each value is checked once.
         values = {entry.value for entry in entries if entry.version == ED25519_VERSION}
         for match, key in self._ed25519_keys:
-            for value in values:
-                if key.made(value, content) and (found is None or match.index < found.index):
-                    found = match
+            if found is not None and found.index < match.index:
+                break
+            if any(key.made(value, content) for value in values):
+                return match
         return found
 
 
@@ -417,7 +432,7 @@ def sign(
             f"the secret is a public key: signing takes the private one ({PRIVATE_KEY_PREFIX}...)"
         )
     _, key = parsed.hmac_keys[0]
-    return f"v1,{_encode(_HmacKey.of(key).digest(_in_pieces(head + body)))}"
+    return f"v1,{_encode(_HmacKey.of(key).digest(head, _in_pieces(body)))}"
 
 
 def _signed_head(webhook_id: str, timestamp: int) -> bytes:

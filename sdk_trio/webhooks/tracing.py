@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Tracer, get_current_span
 
-from ..base.http import Expiry, Receive, Scope, Send
+from ..base.http import DirectRequest, Expiry, Receive, Scope, Send
 from ..base.telemetry import Links, attributes_of, fail, known_method, link_to, recorded
 from ..config import Settings
 from ..events import Event
@@ -63,6 +63,10 @@ class TracedEndpoint(Endpoint):
             # Without the short cut, which would take the answer past the span.
             plain = {**scope, "extensions": {}}
             await super().serve(plain, receive, send_noting_status)
+
+    async def serve_direct(self, request: DirectRequest) -> None:
+        """Serve one request of our own server within its span."""
+        await self.serve(request.scope(), request.receive, request.send)
 
     def _begin(self, scope: Scope) -> "Span":
         method = known_method(scope["method"])

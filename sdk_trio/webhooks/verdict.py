@@ -48,12 +48,15 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     """A delivery as it arrived: the headers as ASGI gives them, the exact body, and the time.
 
     ``headers`` are pairs of name and value in the order of arrival, repeated ones as they came.
-    ``received_at`` is in Unix seconds, by the same clock as the senders' timestamps.
+    ``received_at`` is in Unix seconds, by the same clock as the senders' timestamps. ``signed`` are
+    the values of the three headers, where it is known already that each of them came once; None:
+    they are looked for in ``headers``.
     """
 
     headers: Headers
     raw: bytes
     received_at: float
+    signed: tuple[bytes, bytes, bytes] | None = None
 
     def __repr__(self) -> str:
         return f"Delivery(received_at={self.received_at!r})"
@@ -99,15 +102,52 @@ def verify_delivery(
         tolerance_seconds: ``Sdk:Webhooks:ToleranceSeconds``; a difference of exactly that many
             whole seconds, either way, still passes.
     """
+    found = _signed_headers(delivery.headers) if delivery.signed is None else delivery.signed
+    if isinstance(found, Rejected):
+        return found
+    webhook_id, timestamp, signature = found
+    if not is_valid_id(webhook_id):
+        return _BAD_ID
+    if not is_valid_timestamp(timestamp):
+        return _bad_timestamp(timestamp)
+    seconds = int(timestamp)
+    # Both sides are whole seconds, as timestamps have no fraction: a difference of exactly the
+    # tolerance passes. The chained comparison is false for NaN, so such a clock rejects.
+    age = delivery.received_at // 1 - seconds
+    if not -tolerance_seconds <= age <= tolerance_seconds:
+        return _outside_tolerance(age, tolerance_seconds)
+    try:
+        entries = parse_signature_header(signature)
+    except VerificationError as error:
+        return Rejected(Cause.BAD_SIGNATURE_HEADER, f"{error.detail}.")
+    match = keyring.match(webhook_id, timestamp, delivery.raw, entries)
+    if match is None:
+        return _no_match(entries, keyring)
+    return Accepted(webhook_id.decode("ascii"), seconds, match.index, match.derivation)
+
+
+def signed_places(headers: Headers) -> tuple[int, int, int] | None:
+    """Return where id, timestamp and signature stand; None unless each of them came once.
+
+    Names are in lower case.
+    """
+    names = [name for name, _ in headers]
+    if any(names.count(name) != 1 for name in _REQUIRED):
+        return None
+    return names.index(ID_HEADER), names.index(TIMESTAMP_HEADER), names.index(SIGNATURE_HEADER)
+
+
+def _signed_headers(headers: Headers) -> tuple[bytes, bytes, bytes] | Rejected:
+    """Return the values of id, timestamp and signature."""
     # ASGI servers give names in lower case. If they do, and no name is repeated, three look-ups
     # suffice; the loop below handles all other requests.
-    named = dict(delivery.headers)
-    plain = len(named) == len(delivery.headers) and b"".join(named).islower()
+    named = dict(headers)
+    plain = len(named) == len(headers) and b"".join(named).islower()
     webhook_id = named.get(ID_HEADER) if plain else None
     timestamp = named.get(TIMESTAMP_HEADER) if plain else None
     signature = named.get(SIGNATURE_HEADER) if plain else None
     more_signatures: list[bytes] = []
-    for name, value in () if plain else delivery.headers:
+    for name, value in () if plain else headers:
         # The length is compared first, so that most headers need no lower-case copy of their name.
         if len(name) not in _REQUIRED_LENGTHS or (name := name.lower()) not in _REQUIRED:
             continue
@@ -127,27 +167,10 @@ def verify_delivery(
                 return _REPEATED_TIMESTAMP
             timestamp = value
     if webhook_id is None or timestamp is None or signature is None:
-        return _missing_header(delivery.headers)
-    if not is_valid_id(webhook_id):
-        return _BAD_ID
-    if not is_valid_timestamp(timestamp):
-        return _bad_timestamp(timestamp)
-    seconds = int(timestamp)
-    # Both sides are whole seconds, as timestamps have no fraction: a difference of exactly the
-    # tolerance passes. The chained comparison is false for NaN, so such a clock rejects.
-    age = delivery.received_at // 1 - seconds
-    if not -tolerance_seconds <= age <= tolerance_seconds:
-        return _outside_tolerance(age, tolerance_seconds)
+        return _missing_header(headers)
     if more_signatures:
         signature = b" ".join((signature, *more_signatures))
-    try:
-        entries = parse_signature_header(signature)
-    except VerificationError as error:
-        return Rejected(Cause.BAD_SIGNATURE_HEADER, f"{error.detail}.")
-    match = keyring.match(webhook_id, timestamp, delivery.raw, entries)
-    if match is None:
-        return _no_match(entries, keyring)
-    return Accepted(webhook_id.decode("ascii"), seconds, match.index, match.derivation)
+    return webhook_id, timestamp, signature
 
 
 _REPEATED_ID: Final = Rejected(

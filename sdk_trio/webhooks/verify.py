@@ -42,6 +42,8 @@ class WebhookRequest(msgspec.Struct, frozen=True, gc=False):
     origin: RequestOrigin
     #: The identifier in the tenant's address that it came to; None for the host's address.
     identifier: str | None = None
+    #: See :class:`~sdk_trio.webhooks.verdict.Delivery`.
+    signed: tuple[bytes, bytes, bytes] | None = None
 
 
 @attrs.frozen
@@ -102,7 +104,7 @@ class WebhookVerification:
             StoreUnavailableError: the store cannot say whose it is.
         """
         # As a rule it waits for nothing; taking or refusing the delivery is a checkpoint.
-        delivery = Delivery(request.headers, body, now)
+        delivery = Delivery(request.headers, body, now, request.signed)
         keys = self.tenant_keys
         tenant: Tenant | None = None
         erased: str | None = None

@@ -56,7 +56,7 @@ def h11_bytes(request, status, pairs):
 
 @given(st.sampled_from(REQUESTS), st.sampled_from([200, 204, 304, 404, 503]), headers)
 def test_the_bytes_are_those_of_h11(request, status, pairs):
-    parsed = parse_head(request, Limits(), {})
+    parsed = parse_head(request, Limits())
     expected = h11_bytes(request, status, pairs)
     try:
         made = answer_head(parsed, status, pairs, close=not parsed.keep_alive)
@@ -73,7 +73,7 @@ def test_the_bytes_are_those_of_h11(request, status, pairs):
 def test_the_same_headers_for_another_request_are_another_head():
     pairs = ((b"x", b"y"),)
     made = {
-        answer_head(parse_head(request, Limits(), {}), 200, pairs, close=close).framing
+        answer_head(parse_head(request, Limits()), 200, pairs, close=close).framing
         for request in REQUESTS
         for close in (True, False)
     }
@@ -81,7 +81,7 @@ def test_the_same_headers_for_another_request_are_another_head():
 
 
 def test_a_close_of_the_application_is_kept():
-    request = parse_head(REQUESTS[2], Limits(), {})
+    request = parse_head(REQUESTS[2], Limits())
     made = answer_head(
         request, 200, [(b"connection", b"Close"), (b"content-length", b"0")], close=False
     )
@@ -92,14 +92,14 @@ def test_a_close_of_the_application_is_kept():
 def test_many_different_heads_are_not_all_kept():
     from sdk_trio.server import head as module
 
-    request = parse_head(REQUESTS[2], Limits(), {})
+    request = parse_head(REQUESTS[2], Limits())
     for number in range(1000):
         answer_head(request, 200, ((b"x", b"%d" % number),), close=False)
     assert len(module._encoded) <= 256
 
 
 def test_headers_that_change_are_not_kept():
-    request = parse_head(REQUESTS[2], Limits(), {})
+    request = parse_head(REQUESTS[2], Limits())
     pair = [b"x", b"1"]
     first = answer_head(request, 200, (pair,), close=False)
     pair[1] = b"2"

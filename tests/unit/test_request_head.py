@@ -4,12 +4,19 @@ import itertools
 from contextlib import suppress
 
 import h11
+import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from support.hostile_requests import BAD_CHUNKS
 
-from sdk_trio.server.head import ChunkedBody, RequestError, check_beginning, parse_head
+from sdk_trio.server.head import (
+    ChunkedBody,
+    RequestError,
+    check_beginning,
+    parse_head,
+    read_head,
+)
 from sdk_trio.server.limits import Limits
 
 LIMITS = Limits()
@@ -64,7 +71,7 @@ def test_what_is_accepted_h11_reads_alike(data, mutations):
     assume(end > 0)
     data = data[: end + 4]
     try:
-        ours = parse_head(data, LIMITS, {})
+        ours = parse_head(data, LIMITS)
     except RequestError:
         return
     theirs = h11_reading(data)
@@ -77,7 +84,7 @@ def test_what_is_accepted_h11_reads_alike(data, mutations):
 @pytest.mark.parametrize("target", [b"/", b"*", b"p", b"http://test/p"])
 def test_no_application_is_offered_another_protocol(target):
     data = b"POST %b HTTP/1.1\r\nHost: test\r\nUpgrade: h2c\r\n\r\n" % target
-    assert parse_head(data, LIMITS, {}).headers == [(b"host", b"test")]
+    assert parse_head(data, LIMITS).headers == [(b"host", b"test")]
 
 
 @given(head)
@@ -87,7 +94,7 @@ def test_a_head_without_contradictions_is_accepted(data):
     assume(codings == 0 or (codings == 1 and b"\r\nContent-Length:" not in data))
     assume(not codings or b" HTTP/1.0\r\n" not in data)
     assume(not data.startswith(b"CONNECT "))
-    ours = parse_head(data, LIMITS, {})
+    ours = parse_head(data, LIMITS)
     assert (ours.length is None) == (b"CHUNKED" in data)
     assert ours.keep_alive == (b"HTTP/1.1\r\n" in data and b"a, close" not in data)
 
@@ -97,7 +104,179 @@ def test_any_bytes_are_a_head_or_a_refusal(data):
     for text in (data, data + b"\r\n\r\n"):
         with suppress(RequestError):
             check_beginning(text or b"G", LIMITS)
-            parse_head(text, LIMITS, {})
+            parse_head(text, LIMITS)
+
+
+#: Lines of one connection's requests: few names, so that heads repeat, and values that make another
+#: request of them, or none at all.
+repeated_field = st.tuples(
+    st.sampled_from(
+        [b"Webhook-Id", b"webhook-id", b"X", b"Content-Length", b"Host", b"Connection"]
+    ),
+    st.sampled_from([b":", b": ", b":  ", b": \t", b" :"]),
+    st.one_of(
+        st.sampled_from(
+            [b"", b"1", b"2", b"12", b"a b", b"close", b" 3", b"4 ", b"t", b"1\r\nX: 2", b"\t5"]
+        ),
+        st.binary(max_size=3),
+        value,
+    ),
+).map(b"".join)
+lines_of_a_head = st.lists(repeated_field, max_size=4)
+request_line = st.sampled_from(
+    [b"POST /p HTTP/1.1", b"post /p HTTP/1.1", b"POST /q HTTP/1.0", b"POST http://h/p HTTP/1.1"]
+)
+
+
+@st.composite
+def heads_of_one_connection(draw):
+    """Heads that differ from the one before in a line or two, as one sender's do, or in more."""
+    lines = [draw(request_line), b"Host: test", *draw(lines_of_a_head)]
+    heads = []
+    for _ in range(draw(st.integers(2, 6))):
+        for place in draw(st.lists(st.integers(1, len(lines) - 1), max_size=2)):
+            new = draw(repeated_field)
+            if draw(st.integers(0, 5)):  # the same header with another value
+                _, colon, value = new.partition(b":")
+                new = lines[place].partition(b":")[0] + colon + value
+            lines = [*lines[:place], new, *lines[place + 1 :]]
+        heads.append(b"\r\n".join([*lines, b"", b""]))
+        if draw(st.integers(0, 9)) == 0:
+            lines = [draw(request_line), b"Host: test", *draw(lines_of_a_head)]
+    return heads
+
+
+def reading(read, *arguments):
+    """What is read, without what it was compared with; or the refusal."""
+    try:
+        head = read(*arguments)
+    except RequestError as error:
+        return None, (error.status, str(error))
+    return head.template, msgspec.structs.replace(head, template=None)
+
+
+@given(heads_of_one_connection())
+def test_the_next_head_of_a_connection_is_read_as_if_it_were_the_first(heads):
+    template = None
+    for data in heads:
+        found, with_others = reading(read_head, data, LIMITS, template)
+        event("fitted" if found is not None and found is template else "parsed")
+        # A connection ends with the first refusal; here it goes on, to try more.
+        template = found or template
+        assert with_others == reading(parse_head, data, LIMITS)[1]
+
+
+ALIKE = b"POST /p HTTP/1.1\r\nHost: test\r\nWebhook-Id: %b\r\nContent-Length: %b\r\n\r\n"
+
+
+def test_heads_that_differ_in_values_share_a_template():
+    template, memo = None, object()
+    for number, (identifier, length) in enumerate(
+        [(b"a", b"1"), (b"b", b"1"), (b"c", b"22"), (b"d", b"333"), (b"e f", b"1"), (b"", b"0")]
+    ):
+        head = read_head(ALIKE % (identifier, length), LIMITS, template)
+        assert (b"webhook-id", identifier) in head.headers
+        assert head.length == int(length)
+        if number > 2:
+            assert head.template is template
+            assert head.template.memo is memo
+        template = head.template
+        template.memo = memo
+    assert template.varying == {b"webhook-id", b"content-length"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(ALIKE.replace(b"/p", b"/q"), id="another target"),
+        pytest.param(ALIKE.replace(b"test", b"tset"), id="another host"),
+        pytest.param(ALIKE.replace(b"POST", b"PUT"), id="another method"),
+        pytest.param(ALIKE.replace(b"/1.1", b"/1.0"), id="another version"),
+        pytest.param(ALIKE.replace(b"Webhook-Id", b"Webhook-Ip"), id="another name"),
+        pytest.param(ALIKE[:-2] + b"X: y\r\n\r\n", id="one more line"),
+        pytest.param(ALIKE.replace(b"Host", b"Connection: close\r\nHost"), id="close"),
+        pytest.param(ALIKE.replace(b"Id: %b", b"Id:  %b"), id="another space"),
+        pytest.param(ALIKE.replace(b"Id: %b", b"Id: %b "), id="a space behind"),
+    ],
+)
+def test_a_head_that_differs_otherwise_does_not_share_it(other):
+    template = None
+    for identifier in (b"a", b"b", b"c"):
+        template = read_head(ALIKE % (identifier, b"1"), LIMITS, template).template
+    head = read_head(other % (b"d", b"1"), LIMITS, template)
+    assert head == msgspec.structs.replace(
+        parse_head(other % (b"d", b"1"), LIMITS), template=head.template
+    )
+    assert head.template is not template
+    assert head.template.memo is None
+
+
+@pytest.mark.parametrize(
+    ("identifier", "length"),
+    [
+        (b"d\n", b"1"),
+        (b"d\r", b"1"),
+        (b"d\0", b"1"),
+        (b"d\x7f", b"1"),
+        (b"d\r\nX: y", b"x"),
+        (b"d", b"+1"),
+        (b"d", b"1_0"),
+        (b"d", b""),
+        (b"d", b"1" * 21),
+        (b"d", "\u0661".encode()),
+        (b"d", b"1\r\nContent-Length: 1"),
+    ],
+)
+def test_what_the_pattern_refuses_a_template_does_not_let_through(identifier, length):
+    template = None
+    for number in range(3):
+        data = ALIKE % (b"%d" % number, b"%d" % number)
+        template = read_head(data, LIMITS, template).template
+    with pytest.raises(RequestError):
+        read_head(ALIKE % (identifier, length), LIMITS, template)
+
+
+@pytest.mark.parametrize("part", [b"POST", b"/p", b"1.1"])
+def test_the_request_line_is_never_taken_for_a_value(part):
+    template = None
+    for other in (part, part + b"0", part + b"0", part, part + b"1", part + b"1"):
+        data = (ALIKE[:-2] % (b"a", b"1") + b"X: y\r\n\r\n").replace(part, other, 1)
+        found, with_others = reading(read_head, data, LIMITS, template)
+        template = found or template
+        assert with_others == reading(parse_head, data, LIMITS)[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        (b"Connection: %b", [b"keep-alive", b"x", b"close", b"keep-alive", b"close"]),
+        (b"Expect: %b", [b"x", b"y", b"100-continue", b"x", b"100-continue"]),
+        (b"Transfer-Encoding: %b", [b"chunked", b"CHUNKED", b"gzip", b"chunked", b"x"]),
+        (b"Content-Length: %b", [b"1", b"2", b"x", b"33", b"-1"]),
+        (b"Host: %b", [b"a", b"b", b"a/b", b"c", b"@"]),
+    ],
+    ids=lambda value: value.decode() if isinstance(value, bytes) else "",
+)
+def test_what_decides_about_the_connection_is_read_in_each_head(line, values):
+    template = None
+    for text in values:
+        host = b"" if line.startswith(b"Host") else b"Host: test\r\n"
+        data = b"POST /p HTTP/1.1\r\n%bX: y\r\n%b\r\n\r\n" % (host, line % text)
+        found, with_others = reading(read_head, data, LIMITS, template)
+        template = found or template
+        assert with_others == reading(parse_head, data, LIMITS)[1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"X: " + b"y" * 4096, b"Upgrade: h2c"],
+    ids=["long", "with an upgrade"],
+)
+def test_a_head_that_is_long_or_was_changed_is_no_template(line):
+    data = ALIKE[:-2] % (b"a", b"1") + line + b"\r\n\r\n"
+    assert read_head(data, LIMITS, None).template is None
+    absolute = (ALIKE % (b"a", b"1")).replace(b"/p", b"http://other/p")
+    assert read_head(absolute, LIMITS, None).template is None
 
 
 def in_chunks(body, sizes, extension=b""):

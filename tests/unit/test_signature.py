@@ -6,6 +6,7 @@ import hmac
 import sys
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sdk_trio.config.options import KeyDerivation, Secret
 from sdk_trio.errors import OptionsValidationError, VerificationError
@@ -309,18 +310,68 @@ class TestKeyring:
             found = ring.match(b"id", b"%d" % number, body, parse_signature_header(header.encode()))
             assert found == Match(1, "v1", KeyDerivation.STANDARD)
 
-    def test_every_key_is_compared_with_every_entry(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        compared = 0
+    @pytest.fixture
+    def compared(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
+        """What was compared with what."""
+        pairs: list[tuple[bytes, bytes]] = []
 
-        def counting(one: bytes, other: bytes) -> bool:
-            nonlocal compared
-            compared += 1
+        def recording(one: bytes, other: bytes) -> bool:
+            pairs.append((one, other))
             return hmac.compare_digest(one, other)
 
-        monkeypatch.setattr("sdk_trio.webhooks.signature.compare_digest", counting)
+        monkeypatch.setattr("sdk_trio.webhooks.signature.compare_digest", recording)
+        return pairs
+
+    @pytest.mark.parametrize("entries", [1, 4])
+    def test_a_forged_delivery_is_compared_with_every_key_whichever_has_matched_last(
+        self, compared: list[tuple[bytes, bytes]], entries: int
+    ) -> None:
         ring = keyring(SECRET, OTHER_SECRET, SECRET)
-        assert match(ring, " ".join([STANDARD_SIGNATURE] * 4)) is not None
-        assert compared == 3 * 4
+        forged = " ".join(
+            sign("whsec_Zm9yZ2VkIG9mIHRoaXMgbGVuZ3Ro", ID.decode(), int(TIMESTAMP), b"%d" % number)
+            for number in range(entries)
+        )
+        for matched_before in (None, SECRET, OTHER_SECRET):
+            if matched_before is not None:
+                assert match(ring, sign(matched_before, ID.decode(), int(TIMESTAMP), BODY))
+            compared.clear()
+            assert match(ring, forged) is None
+            assert len(compared) == 3 * entries
+            assert len(set(compared)) == 2 * entries, "one of the keys is there twice"
+
+    def test_the_key_that_matched_last_is_tried_first_and_ends_the_search(
+        self, compared: list[tuple[bytes, bytes]]
+    ) -> None:
+        ring = keyring(OTHER_SECRET, SECRET)
+        others = sign(OTHER_SECRET, ID.decode(), int(TIMESTAMP), BODY)
+        for header, index, comparisons in [
+            (STANDARD_SIGNATURE, 1, 2),
+            (STANDARD_SIGNATURE, 1, 1),
+            (STANDARD_SIGNATURE, 1, 1),
+            (others, 0, 2),
+            (others, 0, 1),
+        ]:
+            compared.clear()
+            found = match(ring, header)
+            assert found is not None
+            assert (found.index, len(compared)) == (index, comparisons)
+
+    def test_what_matched_last_changes_no_answer(self) -> None:
+        ring = keyring(OTHER_SECRET, SECRET, SECRET, PUBLIC_KEY)
+        others = sign(OTHER_SECRET, ID.decode(), int(TIMESTAMP), BODY)
+        both = f"{STANDARD_SIGNATURE} {others}"
+        expected = [
+            (both, 0),
+            (STANDARD_SIGNATURE, 1),
+            (f"{ED25519_SIGNATURE} {STANDARD_SIGNATURE}", 1),
+            (ED25519_SIGNATURE, 3),
+            (both, 0),
+            (others, 0),
+        ]
+        for header, index in [*expected, *reversed(expected)]:
+            found = match(ring, header)
+            assert found is not None
+            assert found.index == index
 
     def test_every_ed25519_key_is_tried_on_its_entries(self) -> None:
         other = sign("whsk_" + base64.b64encode(b"s" * 32).decode(), "id", 1, b"")
@@ -328,6 +379,16 @@ class TestKeyring:
         assert match(keyring(PUBLIC_KEY), other) is None
         assert match(keyring(SECRET), ED25519_SIGNATURE) is None
         assert match(keyring(PUBLIC_KEY), STANDARD_SIGNATURE) is None
+
+    def test_the_first_of_two_matching_ed25519_secrets_is_named(self) -> None:
+        private = Ed25519PrivateKey.from_private_bytes(b"s" * 32)
+        other_key = "whpk_" + base64.b64encode(private.public_key().public_bytes_raw()).decode()
+        seed = "whsk_" + base64.b64encode(b"s" * 32).decode()
+        both = f"{sign(seed, ID.decode(), int(TIMESTAMP), BODY)} {ED25519_SIGNATURE}"
+        for secrets in [(PUBLIC_KEY, other_key), (other_key, PUBLIC_KEY)]:
+            found = match(keyring(*secrets), both)
+            assert found is not None
+            assert found.index == 0
 
     def test_repr_shows_no_key(self) -> None:
         text = repr(keyring(SECRET, PUBLIC_KEY))
