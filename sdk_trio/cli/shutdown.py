@@ -23,12 +23,12 @@ from types import FrameType
 
 import trio
 
-from ..base.logs import get_logger
+from ..base import logs
 from ..errors import EXIT_FAILURE
 from ..runtime import Runtime
 from ..runtime.watchdog import held_by
 
-_log = get_logger("runtime")
+_log = logs.get_logger("runtime")
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
@@ -44,6 +44,10 @@ FORCED_LEAVE_SECONDS = 0.4
 #: How long after that the process is ended without running any Python, in seconds: for a handler
 #: that holds the interpreter's lock, as a long match of a regular expression does.
 STUCK_SECONDS = 0.5
+
+#: How long the exit waits for the reader of the log, in seconds; less than STUCK_SECONDS, after
+#: which the timer of faulthandler ends the process.
+FLUSH_SECONDS = 0.3
 
 #: How long the main thread lets others run when a signal comes, at most, in seconds: until the
 #: thread has taken note of it, which it does at once where anything runs at all.
@@ -237,7 +241,7 @@ class ExitReport:
     def _end(self) -> None:
         """End the process from the thread, because the loop is blocked or waits for the disk."""
         if not self._ended:
-            # Logging may block as well, on a pipe that nobody reads, so a daemon thread does it.
+            # Logging may block as well, on a disk that hangs, so a daemon thread does it.
             words = threading.Thread(target=self._log_left, daemon=True)
             words.start()
             words.join(0.2)
@@ -281,4 +285,5 @@ def _nothing() -> None:
 def _exit(status: int) -> None:
     with suppress(OSError, ValueError):
         sys.stderr.flush()
+    logs.flush(FLUSH_SECONDS)
     os._exit(status)
