@@ -54,6 +54,12 @@ METRICS: Final = (
         "How often the event loop stood still for more than a second.",
     ),
     Metric("sdk_runtime_blocked_seconds_total", "counter", "For how long it did so, in all."),
+    Metric(
+        "sdk_log_dropped_total",
+        "counter",
+        "Lines of the log that were dropped because nobody read them in time.",
+        ("level",),
+    ),
     Metric("sdk_draining", "gauge", "1 from the beginning of a graceful stop on, else 0."),
     Metric(
         "sdk_webhook_deliveries_total",

@@ -1,11 +1,12 @@
 """Structured logs: one logger per domain, over the standard library's logging.
 
 Embedded, nothing is configured: events go to the standard logger ``sdk_trio.<domain>`` and the
-host decides what becomes of them. The command line calls :func:`configure` once. Events are
-dotted and past tense; no secret, signature, token or body is ever passed in.
+host decides what becomes of them. The command line calls :func:`configure` once; from then on an
+event becomes a line without a ``LogRecord``, unless somebody has added a handler or filter that
+wants to see one. Events are dotted and past tense; no secret, signature, token or body is ever
+passed in.
 """
 
-import json
 import logging
 import os
 import re
@@ -14,9 +15,11 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
 from functools import partial
+from json import JSONEncoder
+from json.encoder import encode_basestring_ascii
 from typing import Any, TextIO, cast
 
-from .times import rfc3339_of
+from .log_output import EXIT_SECONDS, LogOutput, level_name
 
 ROOT = "sdk_trio"
 
@@ -29,6 +32,8 @@ LEVELS = {
     "Warning": logging.WARNING,
     "Error": logging.ERROR,
 }
+
+DEBUG, INFO, WARNING, ERROR = LEVELS.values()
 
 #: How far up the stack the caller of :meth:`Logger.info` and its like is found.
 _STACK_LEVEL = 3
@@ -47,36 +52,41 @@ class Logger:
 
     def debug(self, event: str, /, **fields: object) -> None:
         """Log what only a developer wants to see."""
-        if self._logger.isEnabledFor(logging.DEBUG):
-            self._log(logging.DEBUG, event, fields)
+        logger = self._logger
+        if logger.isEnabledFor(DEBUG) and not _written(logger, DEBUG, event, fields):
+            self._log(DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: object) -> None:
         """Log what happens every day."""
-        if self._logger.isEnabledFor(logging.INFO):
-            self._log(logging.INFO, event, fields)
+        logger = self._logger
+        if logger.isEnabledFor(INFO) and not _written(logger, INFO, event, fields):
+            self._log(INFO, event, fields)
 
     def warning(self, event: str, /, **fields: object) -> None:
         """Log what somebody may have to look at."""
-        if self._logger.isEnabledFor(logging.WARNING):
-            self._log(logging.WARNING, event, fields)
+        logger = self._logger
+        if logger.isEnabledFor(WARNING) and not _written(logger, WARNING, event, fields):
+            self._log(WARNING, event, fields)
 
     def error(self, event: str, /, **fields: object) -> None:
         """Log what somebody has to look at."""
-        if self._logger.isEnabledFor(logging.ERROR):
-            self._log(logging.ERROR, event, fields)
+        logger = self._logger
+        if logger.isEnabledFor(ERROR) and not _written(logger, ERROR, event, fields):
+            self._log(ERROR, event, fields)
 
     def exception(self, event: str, /, **fields: object) -> None:
         """Log an error with the traceback of the exception that is being handled."""
-        if self._logger.isEnabledFor(logging.ERROR):
-            self._log(logging.ERROR, event, fields, exc_info=True)
+        if self._logger.isEnabledFor(ERROR):
+            self._log(ERROR, event, fields, exc_info=True)
 
     def store_unavailable(self, error: BaseException, /, **fields: object) -> None:
         """Log that the store cannot be asked at present: operators and alerts look for this event.
 
         ``retry_in``, where it is asked again by itself, is in seconds.
         """
-        if self._logger.isEnabledFor(logging.ERROR):
-            self._log(logging.ERROR, "store.unavailable", {"error": str(error), **fields})
+        logger, told = self._logger, {"error": str(error), **fields}
+        if logger.isEnabledFor(ERROR) and not _written(logger, ERROR, "store.unavailable", told):
+            self._log(ERROR, "store.unavailable", told)
 
     def _log(
         self, level: int, event: str, fields: dict[str, object], *, exc_info: bool = False
@@ -90,6 +100,34 @@ class Logger:
             exc_info=exc_info,
             stacklevel=_STACK_LEVEL,
         )
+
+
+def _written(logger: logging.Logger, level: int, event: str, fields: dict[str, object]) -> bool:
+    """Write an event without the standard library, if its record would concern nobody else.
+
+    The host may have added handlers and filters since :func:`configure`, or replaced a method that
+    every record passes, as the SDK of Sentry does.
+    """
+    handler = _installed.handler
+    if (
+        handler is None
+        or _root.handlers != handler.alone
+        or logger.handlers
+        or logger.filters
+        or not logger.propagate
+        or _root.propagate
+        or handler.filters
+        or handler.formatter is not None
+        or level < handler.level
+        or logging.Logger.callHandlers is not _call_handlers
+    ):
+        return False
+    try:
+        line = handler.lines.of_event(level, logger.name, event, fields)
+    except Exception:
+        return False  # such as a repr that fails, which the standard library reports
+    handler.output.write(level, line)
+    return True
 
 
 def get_logger(domain: str) -> Logger:
@@ -157,29 +195,158 @@ class Throttle:
         return found
 
 
-class _Formatter(logging.Formatter):
-    """Renders records: readable on a terminal, JSON lines elsewhere."""
+#: Makes JSON of what is neither a text nor a whole number.
+_encode_json = JSONEncoder(default=repr).encode
 
-    def __init__(self, *, json: bool, colors: bool) -> None:
+#: Names that a line has already; a field of such a name takes its place.
+_HEAD = frozenset({"event", "level", "logger", "timestamp"})
+
+
+class _Stamp:
+    """Returns the time as RFC 3339; the part up to the second is made once a second."""
+
+    __slots__ = ("_second",)
+
+    def __init__(self) -> None:
+        self._second = (0, "")
+
+    def __call__(self) -> str:
+        begin, text = self._second
+        micros = time.time_ns() // 1000 - begin
+        if 0 < micros < 1_000_000:
+            # A slice costs a third of a format to six digits.
+            return f"{text}{str(micros + 1_000_000)[1:]}Z"
+        second, fraction = divmod(micros + begin, 1_000_000)
+        shown = datetime.fromtimestamp(second, UTC).isoformat()[:19]
+        self._second = (second * 1_000_000, f"{shown}.")
+        # As datetime.isoformat writes it, which leaves out a fraction of zero.
+        return f"{shown}.{fraction:06d}Z" if fraction else f"{shown}Z"
+
+
+_now = _Stamp()
+
+Fields = Mapping[str, Any]
+
+
+class _Quoted(dict[str, str]):
+    """Texts as JSON, kept for a while: types and addresses come again and again, ids twice."""
+
+    MOST = 1024
+    LONGEST = 100
+
+    def __missing__(self, text: str) -> str:
+        quoted = encode_basestring_ascii(text)
+        if len(text) <= self.LONGEST:
+            if len(self) >= self.MOST:
+                self.clear()
+            self[text] = quoted
+        return quoted
+
+
+class _JsonLines:
+    """Renders events as JSON lines, as ``json.dumps`` writes them, in a fraction of its time."""
+
+    #: How many beginnings are kept; there are as many as places that log, some two hundred.
+    MOST = 1024
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[int, str, str], str] = {}
+        self._quoted = _Quoted()
+
+    def of_event(self, level: int, logger: str, event: str, fields: Fields) -> str:
+        """Return the line of an event."""
+        if not _HEAD.isdisjoint(fields):
+            return self.of_keys(_as_event(level, logger, event, fields))
+        line = self._heads.get((level, logger, event)) or self._head(level, logger, event)
+        quoted = self._quoted
+        for key, value in fields.items():
+            if value.__class__ is str:
+                line += f", {quoted[key]}: {quoted[value]}"
+            elif value.__class__ is int:
+                line += f", {quoted[key]}: {value}"
+            else:
+                line += f", {quoted[key]}: {_encode_json(value)}"
+        return f'{line}, "timestamp": "{_now()}"}}\n'
+
+    def _head(self, level: int, logger: str, event: str) -> str:
+        head = _encode_json({"event": event, "level": level_name(level), "logger": logger})[:-1]
+        if len(self._heads) >= self.MOST:
+            self._heads.clear()
+        self._heads[level, logger, event] = head
+        return head
+
+    def of_keys(self, event: Mapping[str, Any]) -> str:
+        """Return the line of an event whose keys are in order."""
+        return _encode_json(event) + "\n"
+
+
+class _ConsoleLines:
+    """Renders events for people."""
+
+    def __init__(self, *, colors: bool) -> None:
+        self._colors = colors
+
+    def of_event(self, level: int, logger: str, event: str, fields: Fields) -> str:
+        """Return the line of an event."""
+        return self.of_keys(_as_event(level, logger, event, fields))
+
+    def of_keys(self, event: Mapping[str, Any]) -> str:
+        """Return the line of an event whose keys are known, and its traceback below it."""
+        return render_console(event, colors=self._colors) + "\n"
+
+
+def _as_event(level: int, logger: str, event: str, fields: Fields) -> dict[str, Any]:
+    head = {"event": event, "level": level_name(level), "logger": logger}
+    return {**head, **fields, "timestamp": _now()}
+
+
+class LineHandler(logging.Handler):
+    """Writes events as lines: those of the package directly, records of others as well.
+
+    Args:
+        output: takes the lines.
+        lines: makes the lines.
+    """
+
+    def __init__(self, output: LogOutput, lines: _JsonLines | _ConsoleLines) -> None:
         super().__init__()
-        self._render = _render_json if json else partial(render_console, colors=colors)
+        self.output = output
+        self.lines = lines
+        #: The handlers of the package while nobody else has added one.
+        self.alone: list[logging.Handler] = [self]
 
-    def format(self, record: logging.LogRecord) -> str:
-        name, fields = cast("_Fields", getattr(record, "sdk", (record.getMessage(), {})))
-        event: dict[str, Any] = {
-            "event": name,
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            **fields,
-            "timestamp": rfc3339_of(datetime.now(UTC)),
-        }
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, which may be of anybody."""
+        try:
+            self.output.write(record.levelno, self._line(record))
+        except Exception:
+            self.handleError(record)
+
+    def _line(self, record: logging.LogRecord) -> str:
+        if self.formatter is not None:
+            return self.format(record) + "\n"
+        known = getattr(record, "sdk", None)
+        name, fields = cast("_Fields", known or (record.getMessage(), {}))
+        event = _as_event(record.levelno, record.name, name, fields)
         if record.exc_info:
-            event["exception"] = self.formatException(record.exc_info)
-        return self._render(event)
+            event["exception"] = _tracebacks.formatException(record.exc_info)
+        return self.lines.of_keys(event)
+
+    def flush(self) -> None:
+        """Wait for the reader, a second at most: the standard library calls this at the end."""
+        self.output.flush(EXIT_SECONDS)
 
 
-def _render_json(event: dict[str, Any]) -> str:
-    return json.dumps(event, default=repr)
+class _Installed:
+    """The handler of the command line, once there is one."""
+
+    handler: LineHandler | None = None
+
+
+_installed = _Installed()
+_root = logging.getLogger(ROOT)
+_call_handlers = logging.Logger.callHandlers
+_tracebacks = logging.Formatter()
 
 
 #: What stands at the beginning of a line, or below it; all else are fields.
@@ -240,18 +407,69 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
         format: ``Json``, ``Console``, or ``Auto``: readable on a terminal, JSON otherwise.
         stream: a text stream; default ``sys.stderr``.
 
-    A second call replaces what the first one set, so a reload can change the level.
+    Lines never make the caller wait for a slow reader; see docs/how-to/logs.md. A second call
+    replaces what the first one set, so a reload can change the level.
     """
     target = stream or sys.stderr
     terminal = target.isatty()
-    handler = logging.StreamHandler(target)
-    handler.setFormatter(
-        _Formatter(
-            json=format == "Json" or (format == "Auto" and not terminal),
-            colors=terminal and not os.environ.get("NO_COLOR"),
-        )
+    lines = (
+        _JsonLines()
+        if format == "Json" or (format == "Auto" and not terminal)
+        else _ConsoleLines(colors=terminal and not os.environ.get("NO_COLOR"))
     )
-    root = logging.getLogger(ROOT)
-    root.handlers[:] = [handler]
-    root.setLevel(LEVELS[level])
-    root.propagate = False
+    before = _installed.handler
+    if before is None:
+        # Windows has no fork.
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=partial(_at_fork, LogOutput.before_fork),
+                after_in_parent=partial(_at_fork, LogOutput.after_fork_in_parent),
+                after_in_child=partial(_at_fork, LogOutput.after_fork_in_child),
+            )
+        output = LogOutput(target, _told)
+    elif before.output.leads_to(target):
+        output = before.output  # what waits stays in front
+    else:
+        before.output.close()
+        output = LogOutput(target, _told)
+    _installed.handler = LineHandler(output, lines)
+    _root.handlers[:] = [_installed.handler]
+    _root.setLevel(LEVELS[level])
+    _root.propagate = False
+
+
+def _told(dropped: Mapping[str, int]) -> str:
+    """Return the line about lines that were dropped, by level."""
+    assert _installed.handler is not None
+    fields = {**dropped, "hint": "nobody read them in time: look at what reads this log"}
+    event = _as_event(logging.WARNING, f"{ROOT}.logs", "log.dropped", fields)
+    return _installed.handler.lines.of_keys(event)
+
+
+def begin_turns() -> None:
+    """Gather the lines of this thread, the event loop's, until :func:`end_turn`."""
+    if _installed.handler is not None:
+        _installed.handler.output.begin_turns()
+
+
+def end_turn() -> None:
+    """Write the lines that were gathered since the last turn of the event loop."""
+    if _installed.handler is not None:
+        _installed.handler.output.end_turn()
+
+
+def end_turns() -> None:
+    """Write each line at once from now on."""
+    if _installed.handler is not None:
+        _installed.handler.output.end_turns()
+
+
+def flush(seconds: float) -> None:
+    """Wait until the reader has all lines, at most ``seconds``: before ``os._exit``."""
+    if _installed.handler is not None:
+        _installed.handler.output.flush(seconds)
+
+
+def _at_fork(method: Callable[[LogOutput], None]) -> None:
+    if _installed.handler is not None:
+        method(_installed.handler.output)

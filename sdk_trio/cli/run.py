@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ..errors import EXIT_FAILURE, OptionsValidationError, Problem
 from .parse import REFERENCE, UsageError, describing
@@ -302,8 +302,34 @@ def serve(
     ends_too = () if reloader is not None or _HANGUP is None else (_HANGUP,)
     with ExitReport(runtime, (*_ENDING, *ends_too)) as ending:
         return trio.run(
-            _serve, runtime, announce, reloader, manager or ServiceEnvironment(), ending
+            _serve,
+            runtime,
+            announce,
+            reloader,
+            manager or ServiceEnvironment(),
+            ending,
+            instruments=[cast("trio.abc.Instrument", _LogTurns())],
         )
+
+
+class _LogTurns:
+    """Has the lines of a turn of the event loop leave in one write, before the loop waits.
+
+    Trio asks an instrument for its methods by their names. It is no subclass of Trio's own, because
+    ``run --help`` loads this file without Trio.
+    """
+
+    def before_run(self) -> None:
+        """Gather lines from now on."""
+        logs.begin_turns()
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Write the lines of this turn."""
+        logs.end_turn()
+
+    def after_run(self) -> None:
+        """Write each line at once again."""
+        logs.end_turns()
 
 
 async def _serve(

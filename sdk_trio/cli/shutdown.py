@@ -23,14 +23,14 @@ from types import FrameType
 
 import trio
 
-from ..base.logs import get_logger
+from ..base import logs
 from ..errors import EXIT_FAILURE
 from ..runtime import Runtime
 from ..runtime.watchdog import held_by
 
 # The bounds add up to the 5 seconds after the drain, and the one second after a second signal, that
 # the documentation promises (ADR 31): a service manager can be told how long to wait.
-_log = get_logger("runtime")
+_log = logs.get_logger("runtime")
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
@@ -46,6 +46,10 @@ FORCED_LEAVE_SECONDS = 0.4
 #: The seconds after which the process is ended without running any Python: for a handler that holds
 #: the interpreter's lock, as a long match of a regular expression does.
 STUCK_SECONDS = 0.5
+
+#: The seconds that the exit waits for the reader of the log; less than STUCK_SECONDS, after which
+#: the timer of faulthandler ends the process.
+FLUSH_SECONDS = 0.3
 
 #: The longest time for which the main thread lets others run when a signal comes, in seconds: until
 #: the thread has taken note of it, which it does at once where anything runs at all.
@@ -254,7 +258,7 @@ class ExitReport:
     def _end(self) -> None:
         """End the process from the thread, because the loop is blocked or waits for the disk."""
         if not self._ended:
-            # Logging may block as well, on a pipe that nobody reads, so a daemon thread does it.
+            # Logging may block as well, on a disk that hangs, so a daemon thread does it.
             words = threading.Thread(target=self._log_left, daemon=True)
             words.start()
             # A fifth of a second for a line of the log, and no more: the end is promised.
@@ -301,4 +305,5 @@ def _exit(status: int) -> None:
     with suppress(OSError, ValueError):
         sys.stderr.flush()
     # No atexit, no flush of standard output, no wait for threads: each of them may be what hangs.
+    logs.flush(FLUSH_SECONDS)
     os._exit(status)

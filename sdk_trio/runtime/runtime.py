@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
+from ..base.log_output import dropped_in_all
 from ..base.logs import get_logger
 from ..base.telemetry import Sample
 from ..config import Settings, missing_parts, unmet_needs
@@ -251,6 +252,10 @@ class Runtime:
             *self.notification_samples,
             *self.replication_samples,
             *self.watchdog.samples(),
+            *(
+                Sample("sdk_log_dropped_total", (("level", level),), lines)
+                for level, lines in dropped_in_all.items()
+            ),
         )
 
     def on_reload(self, prepare: Prepare, keys: Collection[str]) -> None:

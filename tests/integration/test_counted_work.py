@@ -9,6 +9,7 @@ When one of them falls, take it down; when one has to rise, say in the commit wh
 """
 
 import gc
+import logging
 import statistics
 import sys
 import threading
@@ -24,6 +25,7 @@ import trio
 from support.deliveries import settings
 from support.serving import PATH, signed
 
+from sdk_trio.base import logs
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.server.deadline import RequestDeadline
 from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
@@ -178,6 +180,26 @@ async def measure(backend: str, *, enqueue: bool, path: Any) -> tuple[Work, int]
         nursery.cancel_scope.cancel()
     middle = (statistics.median(figures) for figures in (steps, tasks, calls))
     return Work(*middle, objects / DELIVERIES), made
+
+
+async def measure_with_log(path: Any) -> Work:
+    """Measure an inline delivery whose two lines are written at Info, as the command line does."""
+    with (path / "log").open("w") as stream:
+        logs.configure(stream=stream)
+        logs.begin_turns()
+        work, _ = await measure("Memory", enqueue=False, path=path)
+        logs.end_turns()
+    lines = (path / "log").read_text().splitlines()
+    assert sum("webhook.handled" in line for line in lines) == WARM_UP + DELIVERIES
+    return work
+
+
+async def test_the_lines_of_a_delivery_cost_no_more_than_they_did(tmp_path, caplog):
+    with_log = await measure_with_log(tmp_path)
+    logging.getLogger(logs.ROOT).setLevel("WARNING")
+    without, _ = await measure("Memory", enqueue=False, path=tmp_path)
+    # By way of the standard library's records they were six times as many.
+    assert with_log.calls - without.calls <= 28
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """Lines of the log for people, and how often strangers may cause one."""
 
+import enum
 import io
 import json
+import logging
 import re
-from datetime import datetime
+import time
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from sdk_trio.base import logs
 from sdk_trio.base.logs import Throttle, render_console
+from sdk_trio.base.times import rfc3339_of
 
 
 class Clock:
@@ -173,3 +177,203 @@ def test_a_store_that_cannot_be_asked_is_one_event_with_its_caller_in_the_record
     assert record.getMessage() == "store.unavailable error='disk full' retry_in=5.0"
     assert record.sdk == ("store.unavailable", {"error": "disk full", "retry_in": 5.0})
     assert record.funcName.startswith("test_a_store_that_cannot_be_asked")
+
+
+class Word(enum.StrEnum):
+    ONE = "one"
+
+
+class Number(enum.IntEnum):
+    TWO = 2
+
+
+NAMES = st.text(st.characters(codec="utf-8"), max_size=8)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary(max_size=5)
+    | st.sampled_from([Word.ONE, Number.TWO, {1}, object, "x" * 200, '"%s\x7f\\\ud800 é'])
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3)
+)
+HEAD = ("event", "level", "logger", "timestamp", "exception")
+FIELDS = st.dictionaries(
+    NAMES | st.sampled_from([*HEAD, "%s", "webhook_id"]),
+    VALUES,
+    max_size=5,
+)
+MICROSECONDS = st.integers(0, 253_402_300_799_999_999) | st.integers(0, 9999999999).map(
+    lambda second: second * 1_000_000
+)
+
+
+def as_the_standard_library_writes_it(level, event, fields, microseconds):
+    """A line as the formatter of old made it: the format that readers of these logs parse."""
+    second, fraction = divmod(microseconds, 1_000_000)
+    moment = datetime.fromtimestamp(second, UTC).replace(microsecond=fraction)
+    return {
+        "event": event,
+        "level": level,
+        "logger": "sdk_trio.webhooks",
+        **fields,
+        "timestamp": rfc3339_of(moment),
+    }
+
+
+@pytest.mark.parametrize("through", ["directly", "as a record"])
+@given(
+    event=st.text(),
+    fields=FIELDS,
+    microseconds=MICROSECONDS,
+    level=st.sampled_from(["debug", "info", "warning", "error"]),
+    shape=st.sampled_from(["Json", "Console"]),
+)
+def test_a_line_is_the_same_byte_for_byte_as_json_dumps_makes_it(
+    through, event, fields, microseconds, level, shape
+):
+    if shape == "Console":
+        # A value that is no text could not be shown in the place of these.
+        fields = {name: value for name, value in fields.items() if name not in HEAD}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(time, "time_ns", lambda: microseconds * 1000 + 999)
+        stream = io.StringIO()
+        logs.configure(level="Debug", format=shape, stream=stream)
+        if through == "as a record":
+            logging.getLogger("sdk_trio.webhooks").addFilter(let_pass)
+        try:
+            getattr(logs.get_logger("webhooks"), level)(event, **fields)
+        finally:
+            logging.getLogger("sdk_trio.webhooks").removeFilter(let_pass)
+    expected = as_the_standard_library_writes_it(level, event, fields, microseconds)
+    if shape == "Json":
+        line = json.dumps(expected, default=repr)
+    else:
+        line = render_console(expected, colors=False)
+    assert stream.getvalue() == line + "\n"
+
+
+def let_pass(record):
+    return True
+
+
+def test_the_seconds_of_many_lines_are_those_of_the_clock(monkeypatch):
+    now = 1_775_000_000_999_998_000
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    seen = []
+    for _ in range(5):
+        seen.append(logs._now())
+        now += 1000
+    assert [text[17:] for text in seen] == [
+        "20.999998Z",
+        "20.999999Z",
+        "21Z",
+        "21.000001Z",
+        "21.000002Z",
+    ]
+    now -= 3_000_000_000  # a clock that is set back
+    assert logs._now() == "2026-03-31T23:33:18.000003Z"
+
+
+class Kept(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+@pytest.mark.parametrize("name", ["sdk_trio", "sdk_trio.webhooks"])
+def test_a_handler_that_is_added_later_gets_its_records(name):
+    stream, kept = io.StringIO(), Kept()
+    logs.configure(stream=stream)
+    log = logs.get_logger("webhooks")
+    log.info("without", key=1)
+    logging.getLogger(name).addHandler(kept)
+    try:
+        log.info("with", key=2)
+    finally:
+        logging.getLogger(name).removeHandler(kept)
+    log.info("without", key=3)
+    [record] = kept.records
+    assert record.sdk == ("with", {"key": 2})
+    assert record.funcName == "test_a_handler_that_is_added_later_gets_its_records"
+    assert [json.loads(line)["key"] for line in stream.getvalue().splitlines()] == [1, 2, 3]
+
+
+def test_whoever_stands_in_the_way_of_all_records_sees_them(monkeypatch):
+    """As the SDK of Sentry does."""
+    logs.configure(stream=io.StringIO())
+    seen = []
+    call_handlers = logging.Logger.callHandlers
+
+    def patched(self, record):
+        seen.append(record.getMessage())
+        return call_handlers(self, record)
+
+    monkeypatch.setattr(logging.Logger, "callHandlers", patched)
+    logs.get_logger("webhooks").info("seen", key=1)
+    assert seen == ["seen key=1"]
+
+
+def test_filters_and_levels_that_are_set_later_hold():
+    stream = io.StringIO()
+    logs.configure(stream=stream)
+    logger, log = logging.getLogger("sdk_trio.webhooks"), logs.get_logger("webhooks")
+    handler = logging.getLogger("sdk_trio").handlers[0]
+    for filterer in (logger, handler):
+        filterer.addFilter(refuse)
+        log.info("filtered")
+        filterer.removeFilter(refuse)
+    logger.setLevel("ERROR")
+    log.warning("below")
+    logger.setLevel(logging.NOTSET)
+    handler.setLevel("ERROR")
+    log.warning("below")
+    handler.setLevel(logging.NOTSET)
+    logging.disable(logging.ERROR)
+    log.error("disabled")
+    logging.disable(logging.NOTSET)
+    logger.propagate = False
+    log.info("nowhere")
+    logger.propagate = True
+    assert stream.getvalue() == ""
+    handler.setFormatter(logging.Formatter("<%(message)s>"))
+    log.info("formatted", key="k")
+    assert stream.getvalue() == "<formatted key='k'>\n"
+
+
+def refuse(record):
+    return False
+
+
+def test_a_record_of_somebody_else_is_a_line_as_well():
+    stream = io.StringIO()
+    logs.configure(stream=stream)
+    logging.getLogger("sdk_trio.application").info("of %s", "mine")
+    line = json.loads(stream.getvalue())
+    assert (line["event"], line["logger"]) == ("of mine", "sdk_trio.application")
+
+
+def test_what_cannot_be_shown_does_not_fail_who_logs(capsys):
+    stream = io.StringIO()
+    logs.configure(stream=stream)
+    logs.get_logger("webhooks").info("x", value={(1, 2): 3})
+    assert stream.getvalue() == ""
+    assert "TypeError" in capsys.readouterr().err
+    logs.get_logger("webhooks").info("next")
+    assert json.loads(stream.getvalue())["event"] == "next"
+
+
+def test_a_second_configuration_of_a_stream_keeps_what_waits(tmp_path):
+    with (tmp_path / "log").open("w") as stream:
+        logs.configure(stream=stream)
+        output = logging.getLogger("sdk_trio").handlers[0].output
+        logs.configure(level="Error", stream=stream)
+        assert logging.getLogger("sdk_trio").handlers[0].output is output
+        logs.configure(stream=io.StringIO())
+        assert output._closed
