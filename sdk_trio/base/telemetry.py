@@ -117,7 +117,7 @@ def find_tracer() -> "Tracer | None":
     except ImportError:
         return None
     provider = trace.get_tracer_provider()
-    # What the API answers as long as nobody has configured an SDK.
+    # The API answers these as long as nobody has configured an SDK.
     if isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
         return None
     return provider.get_tracer("sdk_trio", __version__)

@@ -310,7 +310,7 @@ class _Binding:
             parent = by_folded_path().get(path[:-1])
             if parent is not None and parent.many:
                 self._items.setdefault(path[:-1], {})[path[-1]] = entry
-        # What nobody takes out of it belongs to no setting and is reported at the end.
+        # Entries that nobody takes out belong to no setting, and are reported at the end.
         self._unused = dict(merged)
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []

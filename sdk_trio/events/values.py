@@ -140,7 +140,7 @@ def legible(raw: bytes) -> tuple[bytes, tuple[str, ...]]:
         elif kind == _OPENING:
             stack.append(raw[start])
             wanted = _VALUE_OR_END if raw[start] == 0x5B else _NAME_OR_END
-            # What follows is still read as JSON, and left out as a whole where its bracket closes.
+            # The rest is still read as JSON, and left out as a whole where its bracket closes.
             if len(stack) == MAX_DEPTH + 1:
                 cut_from = start
         else:
@@ -206,7 +206,7 @@ def plain(raw: bytes | msgspec.Raw) -> Any:
         # Half a surrogate pair, say, or a number like 1e400, which is read as infinity here: a
         # readable document is worth more than one odd number.
         text, _ = legible(bytes(raw))
-        # What is left, such as 1e400, the reader of Python takes.
+        # Python's own reader takes the rest, such as 1e400.
         return json.loads(text)
 
 
