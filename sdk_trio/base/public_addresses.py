@@ -56,8 +56,10 @@ def is_public(address: str) -> bool:
         return False
     if isinstance(parsed, ipaddress.IPv4Address):
         return _is_public_v4(parsed)
+    # A zone names an interface of this machine.
     if parsed.scope_id is not None:
         return False
+    # ::ffff:a.b.c.d is that IPv4 address to every socket.
     if parsed.ipv4_mapped is not None:
         return _is_public_v4(parsed.ipv4_mapped)
     if parsed in _NAT64:
@@ -100,6 +102,7 @@ def is_loopback(name: str) -> bool:
         address = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
         return False
+    # ::ffff:127.0.0.1 is a loopback address as well, and Python did not always say so.
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
 

@@ -77,7 +77,9 @@ class Histogram:
 
     def samples(self, name: str, labels: Labels = ()) -> Iterator[Sample]:
         """Return the samples of the metric ``name``: ``_bucket{le}``, ``_sum`` and ``_count``."""
+        # Prometheus counts cumulatively: each bucket holds all below it.
         total = 0
+        # repr, because it is the shortest text that reads back as the same number.
         for bound, count in zip((*map(repr, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
             yield Sample(f"{name}_bucket", (*labels, ("le", bound)), total)
@@ -106,6 +108,8 @@ def find_tracer() -> "Tracer | None":
 
     Call it at a start: what is configured later counts from the next start on.
     """
+    # An application that traces has imported the API; looking is cheaper than importing it for
+    # nothing.
     if "opentelemetry.trace" not in sys.modules and _PROVIDER_VARIABLE not in os.environ:
         return None
     try:
@@ -113,6 +117,7 @@ def find_tracer() -> "Tracer | None":
     except ImportError:
         return None
     provider = trace.get_tracer_provider()
+    # The API answers these as long as nobody has configured an SDK.
     if isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
         return None
     return provider.get_tracer("sdk_trio", __version__)

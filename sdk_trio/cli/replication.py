@@ -438,7 +438,7 @@ def verify(arguments: Namespace) -> int:
     settings = load(arguments)
     require_tenants(settings)
     reader = open_reader(settings)
-    # What a verification logs is in the row of its tenant.
+    # The row of a tenant says all that its verification logs.
     logs.configure(level="Error", format=settings.logging.format)
 
     async def work() -> Sequence[Verification]:

@@ -36,6 +36,8 @@ _FORM = re.compile(
 LONGEST_QUOTED = 12
 
 _INT = re.compile(r"[+-]?[0-9]{1,20}")
+# Digits are bounded, because Python converts numbers of thousands of them slowly or not at all;
+# `inf`, `nan` and `1_000` are no numbers of a settings file.
 _FLOAT = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
@@ -49,6 +51,7 @@ SIMILARITY = 0.7
 #: Digits of the greatest index that a list item may have.
 LONGEST_INDEX = 4
 
+# No value of a setting, None included, can be taken for it.
 _MISFIT = object()
 
 _Merged = dict[tuple[str, ...], Entry]
@@ -75,6 +78,7 @@ def parse_timespan(text: str) -> timedelta:
         raise ValueError("has more than 59 minutes or seconds: carry them over")
     if days > MAXIMUM_DAYS:
         raise ValueError(f"has more than {MAXIMUM_DAYS} days")
+    # Python counts microseconds; the original counts units of 100 ns.
     microseconds = int((match["fraction"] or "").ljust(6, "0")[:6])
     return timedelta(
         days=days, hours=hours, minutes=minutes, seconds=seconds, microseconds=microseconds
@@ -112,6 +116,7 @@ def coerce(setting: Setting, value: Any) -> Any:
         # secret is a mistake in the deployment, and must not count as "none".
         if setting.kind is not Secret and isinstance(value, str) and not value.strip():
             return None
+    # A program's own mapping may hold secrets as such, with their mark.
     if setting.kind is Secret and isinstance(value, Secret):
         return value
     if setting.kind is Secret or setting.kind is str:
@@ -143,6 +148,7 @@ def split_list(setting: Setting, value: Any) -> list[Any]:
     array = _json_array(value)
     if array is not None:
         return array
+    # Variables hold one text, and orchestrators write lists into them in both ways.
     parts = [part.strip() for part in value.split(",")]
     # Any other text may hold a comma of its own: a secret is one item, however it looks.
     if setting.about.form in _COMMA_FORMS or all(
@@ -185,6 +191,7 @@ def _text(value: Any) -> str:
         return value
     if isinstance(value, Secret):
         return value.reveal()
+    # datetime is a subclass of date, and a time of day is no ApiVersion.
     if type(value) is date:
         return value.isoformat()  # TOML has dates; ApiVersion is one
     raise ValueError(f"must be text in quotes, not {shown(value)}")
@@ -226,6 +233,7 @@ def _timespan(value: Any) -> timedelta:
     if isinstance(value, str):
         return parse_timespan(value.strip())
     if isinstance(value, timedelta):
+        # Through the text, so that an argument of a program is bounded as a file is.
         return parse_timespan(format_timespan(value))
     if isinstance(value, time):  # what TOML makes of 00:30:00 without quotes
         return parse_timespan(value.isoformat())
@@ -261,6 +269,7 @@ def bind(layers: Iterable[Layer]) -> Bound:
     that item alone. Never raises on account of what the layers hold.
     """
     layers = list(layers)
+    # All problems are collected: whoever starts a receiver at night wants to mend them in one go.
     problems = [problem for layer in layers for problem in layer.problems]
     warnings = [warning for layer in layers for warning in layer.warnings]
     merged = merge(layer.entries for layer in layers)
@@ -287,6 +296,7 @@ def merge(layers: Iterable[Sequence[Entry]]) -> _Merged:
                 # them would be mixed into it.
                 for item in [known for known in merged if known[: len(path)] == path]:
                     del merged[item]
+            # The last one wins; the order of the layers is that of precedence.
             merged[path] = entry
     return merged
 
@@ -300,6 +310,7 @@ class _Binding:
             parent = by_folded_path().get(path[:-1])
             if parent is not None and parent.many:
                 self._items.setdefault(path[:-1], {})[path[-1]] = entry
+        # Entries that nobody takes out belong to no setting, and are reported at the end.
         self._unused = dict(merged)
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
@@ -329,6 +340,7 @@ class _Binding:
             return tuple(setting.default)
         values: list[Any] = []
         origins: list[str] = []
+        # Indexes may have gaps, which count for nothing.
         for index in sorted(entries):
             entry = entries[index]
             value = self._coerced(setting, entry, f"{setting.key}:{index}", _MISFIT)
@@ -336,6 +348,7 @@ class _Binding:
                 origins.append(entry.origin)
             if value is not _MISFIT:
                 if entry.origin is not None:
+                    # By its place in the result, which is what messages about the list count by.
                     self.origins[f"{setting.key}:{len(values)}"] = entry.origin
                 values.append(value)
         if origins:
@@ -357,6 +370,7 @@ class _Binding:
             entries = {i: Entry(setting.path, item, whole.origin) for i, item in enumerate(items)}
         for name, entry in self._items.get(setting.folded, {}).items():
             if name.isascii() and name.isdigit() and len(name) <= LONGEST_INDEX:
+                # An item is used up; a name that is no number stays, and is reported as no item.
                 del self._unused[*setting.folded, name]
                 entries[int(name)] = entry
         return entries if entries or whole is not None else None
@@ -365,8 +379,10 @@ class _Binding:
         """Report what belongs to no setting: wrong kinds as problems, unknown keys as warnings."""
         reported: set[tuple[str, ...]] = set()
         for path, entry in self._unused.items():
+            # The longest part that is known says where the mistake begins.
             known = next(path[:n] for n in range(len(path), -1, -1) if _is_known(path[:n]))
             place = path[: len(known) + 1]
+            # One warning for a mistyped section, not one for each of its keys.
             if place in reported:
                 continue
             reported.add(place)
@@ -378,6 +394,7 @@ class _Binding:
                 self.warnings.append(_unknown(known, entry))
 
     def _misplaced_section(self, entry: Entry) -> None:
+        # An empty section is how a file says that there is nothing in it.
         if entry.value is None or entry.value == {}:
             return
         message = f"is a section with keys of its own, not {shown(entry.value)}"

@@ -178,11 +178,13 @@ def _check_value(setting: Setting, settings: Settings) -> Iterator[Problem]:
 
 
 def _is_blank(value: Any) -> bool:
+    # Zero and false are values.
     return not value.strip() if isinstance(value, str) else value is None or value == ()
 
 
 def _range_fault(setting: Setting, value: Any) -> str | None:
     if isinstance(value, timedelta):
+        # Ranges of time spans are written in seconds, as those of other durations are.
         value = value.total_seconds()
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
@@ -209,6 +211,7 @@ def _order_fault(setting: Setting, value: Any, settings: Settings) -> str | None
 def _form_fault(setting: Setting, value: Any, settings: Settings) -> str | None:
     if setting.about.form is None or not isinstance(value, str):
         return None
+    # Not set: whether it may be empty is a matter of `required`.
     if value == "" and not setting.many:
         return None
     return check_form(setting.about.form, value, development=settings.is_development)
@@ -259,6 +262,7 @@ def _environment(settings: Settings) -> Iterator[Problem]:
         return
     import difflib  # on the path of an unusual name only
 
+    # Title case, because the usual names have it, and "PRODUCTON" should be found.
     meant = difflib.get_close_matches(name.title(), USUAL_ENVIRONMENTS, n=1, cutoff=0.8)
     near = f": did you mean {meant[0]}?" if meant and meant[0].casefold() != name.casefold() else ""
     yield Problem(
@@ -285,6 +289,7 @@ def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[
             # To try things out an example serves; where money is, it is everybody's secret.
             found = warnings if settings.is_development else problems
             found.append(Problem(key, parsed.guessable))
+        # Compared by the text: Secret and Secrets are one list to the receiver.
         first = seen.setdefault(secret, key)
         if first != key and key == SIMULATOR_SECRET:
             problems.append(
@@ -331,6 +336,7 @@ def _addresses(settings: Settings) -> Iterator[Problem]:
     if settings.admin.enabled:
         addresses.append((full_key(("Admin", "Bind")), settings.admin.bind))
     for key, address in addresses:
+        # Spelled alike only: two names of one address are the operating system's to refuse.
         first = taken.setdefault(address.casefold(), key)
         # Port 0 asks the system for a free one, so two of them never meet.
         if first != key and not address.endswith(":0"):
@@ -442,6 +448,7 @@ _EVERYBODY = 0o006
 def exposure_warnings(settings: Settings) -> Iterator[Problem]:
     """Say what these settings open to more people than is usual."""
     server, admin = settings.server, settings.admin
+    # Unix sockets and loopback are local: on those a body cannot be read on its way.
     public = [address for address in server.bind if not is_local_bind(address)]
     if public and not settings.webhooks.require_https:
         yield Problem(
@@ -458,6 +465,7 @@ def exposure_warnings(settings: Settings) -> Iterator[Problem]:
         )
     if settings.is_development:
         yield from _development(settings, public)
+    # Each entry of its own, so that the warning names the one to change.
     for index, entry in enumerate(server.trusted_proxies):
         if is_wide(entry):
             yield Problem(
@@ -529,6 +537,7 @@ def admin_token_findings(settings: Settings, token: str) -> tuple[Problem | None
         settings: where it is used.
         token: the value of the variable; empty where one is generated.
     """
+    # A token that nothing uses is nobody's problem.
     fault = token_fault(token) if settings.admin.enabled and token else None
     if fault is None:
         return None, None

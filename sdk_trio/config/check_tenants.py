@@ -53,6 +53,7 @@ def _texts_in_use(options: NotificationsOptions) -> dict[str, str]:
     """Return the texts that are sent, by their keys; a webhook's payload has all of them."""
     chosen = [CHANNELS[name] for name in enabled_channels(options)]
     in_use = {text for channel in chosen for text in (*channel.texts, *channel.quoted)}
+    # By their keys, so that a problem names the text to change.
     texts = {}
     for transition in TRANSITIONS:
         template = getattr(options.templates, transition.lower())
@@ -105,6 +106,7 @@ def must_be_public(options: NotificationsOptions) -> bool:
 def _unknown_words(key: str, text: str) -> Iterator[Problem]:
     unknown = unknown_placeholders(text)
     if unknown:
+        # Five of them, and cut: the message is one line.
         words = ", ".join(f"{{{word[:40]}}}" for word in unknown[:5])
         known = ", ".join(f"{{{word}}}" for word in PLACEHOLDERS)
         yield Problem(key, f"holds {words}, which nothing stands for: use one of {known}")
@@ -127,6 +129,7 @@ def _lengths(key: str, text: str) -> Iterator[Problem]:
 def signing_secret_problem(options: NotificationsOptions, value: str) -> Problem | None:
     """Return what is wrong with a signing secret that is set, None if nothing; it is not quoted."""
     try:
+        # Stripped, because a variable that was filled from a file has its line break.
         keys = parse_secret(value.strip(), KeyDerivation.AUTO).hmac_keys
     except ValueError as error:
         wrong = str(error)
@@ -175,11 +178,14 @@ def replication_problems(settings: Settings) -> Iterator[Problem]:
                 f"{REPLICATION}:ReplicatorPidFilePath",
                 "is the same file as ConfigOutputPath: choose another path",
             )
+    # The supervised child needs a configuration as well, but no pid file: the daemon has its
+    # process.
     elif options.supervise and not options.config_output_path.strip():
         yield Problem(
             f"{REPLICATION}:ConfigOutputPath",
             "is required when Supervise is true: set a path",
         )
+    # The path is written into the configuration of the replicator, which reads it in its own way.
     key, directory = databases_setting(settings)
     fault = database_path_fault(directory)
     if fault is not None:
@@ -315,6 +321,7 @@ def _text_fault(text: str) -> str | None:
 
 
 def _host_fault(host: str) -> str | None:
+    # With and without brackets, because both are written.
     bare = host.removeprefix("[").removesuffix("]")
     if ":" in bare:
         try:

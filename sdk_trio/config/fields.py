@@ -79,6 +79,7 @@ def about(doc: str, **details: Any) -> dict[str, SettingMetadata]:
         doc: the meaning of the setting, one sentence.
         details: further fields of the record.
     """
+    # In attrs' metadata, so that a field is declared in one expression.
     return {_METADATA_KEY: SettingMetadata(doc, **details)}
 
 
@@ -215,6 +216,7 @@ _URL_HOST = re.compile(rf"[A-Za-z0-9_.-]+|{_LABEL}(?:\.{_LABEL})*\.?")
 _DOTTED = re.compile(r"[0-9]+(?:\.[0-9]+){3}")
 _LOOPBACK = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
 _DESCRIPTOR = re.compile(r"[0-9]{1,6}|[A-Za-z_][A-Za-z0-9_.@-]{0,254}")
+# Settings are checked on the machine of whoever writes them, too.
 _WINDOWS_ROOT = re.compile(r"[A-Za-z]:[\\/]")
 
 #: Control characters, lone surrogates, and the separators of lines and paragraphs.
@@ -272,6 +274,8 @@ def _url(text: str) -> str | None:
 
 def _split_url(text: str, *, query: bool = False) -> SplitResult | str:
     """Return the parts of an absolute URL, or what is wrong with it; ``query``: it may have one."""
+    # Before the parts are taken: urlsplit removes line breaks and tabs in silence, and what was
+    # checked would not be what was written.
     if any(c.isspace() or unicodedata.category(c) in _NOT_IN_A_LINE for c in text):
         return "holds white space or a control character: remove it"
     for character in text:
@@ -279,6 +283,7 @@ def _split_url(text: str, *, query: bool = False) -> SplitResult | str:
             return _why_format(character)
     try:
         url = urlsplit(text)
+        # Port 0 is none that can be connected to; reading it may raise, as the host may.
         complete = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:
         complete = False
@@ -362,8 +367,10 @@ def _email(text: str) -> str | None:
 
 
 def _header_text(text: str) -> str | None:
+    # Nearly every text is that: the loop below looks at each character.
     if text.isascii() and text.isprintable():
         return None
+    # The blank in front gives the first character one that a joiner cannot follow.
     for before, character in pairwise(f" {text}"):
         category = unicodedata.category(character)
         if category in _NOT_IN_A_LINE:
@@ -409,6 +416,7 @@ def _bind(text: str) -> str | None:
         return "must be HOST:PORT, [IPv6]:PORT, unix:PATH, fd:N or fd:NAME"
     if int(port) > 65_535:
         return "has a port above 65535"
+    # An IPv6 address has colons of its own, so that only brackets tell where the port begins.
     if host.startswith("[") and host.endswith("]"):
         return _ipv6(host[1:-1])
     if not _HOST.fullmatch(host):
@@ -431,6 +439,7 @@ def _unix_path(path: str, mode: str) -> str | None:
         return f"has a mode that is none of {', '.join(SOCKET_MODES)}"
     if not path or "\0" in path:
         return "must have a path after unix:"
+    # Names of files are bytes; Python writes those that are no UTF-8 as surrogates.
     if len(path.encode(errors="surrogateescape")) > UNIX_PATH_BYTES:
         return f"has a path of more than {UNIX_PATH_BYTES} bytes: Unix sockets take no longer one"
     return None
@@ -452,6 +461,7 @@ def _cidr(text: str) -> str | None:
     try:
         ipaddress.ip_network(text)
     except ValueError:
+        # Refused and not masked: 10.0.0.1/8 may be meant as one address or as the block.
         return f"has bits set beyond its prefix: write {loose}"
     return None
 

@@ -154,12 +154,14 @@ def _layers(
     directories = [read_directory(secrets_directory)]
     if environ.get(CREDENTIALS_DIRECTORY_VARIABLE):
         directories.append(read_directory(Path(environ[CREDENTIALS_DIRECTORY_VARIABLE])))
+    # These may name the Environment, which chooses the files below them.
     above_files = [
         *directories,
         read_environment_name(environ),
         read_environ(environ),
         read_overrides(overrides),
     ]
+    # Named files replace the usual ones: a command that says --config means those and no others.
     paths = files or tuple(directory / name for name in DEFAULT_FILES)
     named = bool(files)
     bases = {path: read_file(path, optional=not named, named=named) for path in paths}
@@ -184,6 +186,7 @@ def _environment_name(layers: Iterable[Layer]) -> str:
                 name = entry.value
     if check_form(Form.ENVIRONMENT_NAME, name, development=False):
         return Settings().environment  # no part of a file name; the rules report it
+    # Names of files have the usual spelling on systems where case counts.
     usual = {known.casefold(): known for known in USUAL_ENVIRONMENTS}
     return environment_meant(name) or usual.get(name.casefold(), name)
 
@@ -197,6 +200,7 @@ def _validated(
 ) -> Loaded:
     """Bind, check and, with ``environ``, probe."""
     bound = bind(layers)
+    # Settings.from_mapping reads nothing but its mapping, and so has no variable to look for.
     settings = bound.settings if environ is None else _with_simulator(bound.settings, environ)
     invalid = frozenset(problem.key for problem in bound.problems)
     problems = [p for p in bound.problems if not is_unused(p.key, settings, invalid)]
@@ -208,6 +212,7 @@ def _validated(
     if environ is not None:
         token = environ.get(settings.admin.token_env_var, "").strip()
         weak, doubtful = admin_token_findings(settings, token)
+        # Only a receiver has an admin address; a client's settings may share its environment.
         problems += [weak] if weak and receiver else []
         warnings += [doubtful] if doubtful and receiver else []
     # Looking at files makes directories and costs time; with settings that are wrong it would
@@ -243,6 +248,7 @@ def _located(problems: Iterable[Problem], origins: Mapping[str, str]) -> tuple[P
         problem if problem.origin else attrs.evolve(problem, origin=origins.get(problem.key))
         for problem in problems
     )
+    # Two rules may find the same fault, as may two items of one list.
     return tuple(dict.fromkeys(located))
 
 
@@ -280,6 +286,7 @@ class KeyForm(enum.Enum):
 def key_form(content: bytes) -> KeyForm:
     """Return the form of a private key in OpenSSH's or a PEM format; anything else is unknown."""
     lines = [line.strip() for line in content.splitlines()]
+    # PEM files may have any text before the first marker (RFC 7468, 2).
     begins = [i for i, line in enumerate(lines) if _label(line) is not None]
     if not begins:
         return KeyForm.UNKNOWN
@@ -313,6 +320,7 @@ def _openssh_form(body: list[bytes]) -> KeyForm:
         return KeyForm.UNKNOWN
     rest = blob[len(_OPENSSH_MAGIC) :]
     length = int.from_bytes(rest[:4], "big")
+    # A string of the SSH protocol: its length in four bytes, then its bytes (RFC 4251, 5).
     cipher = rest[4 : 4 + length]
     if len(rest) < 4 or len(cipher) < length or not cipher:
         return KeyForm.UNKNOWN
@@ -360,6 +368,7 @@ def _files(settings: Settings) -> Iterator[Problem]:
 
 def _file(key: str, path: str) -> Iterator[Problem]:
     try:
+        # Opened, and not asked whether it may be: rights, mounts and links are all in the answer.
         with open(path, "rb"):
             pass
     except (OSError, ValueError) as error:
@@ -374,6 +383,7 @@ def _replication(settings: Settings) -> Iterator[Problem]:
     if options.auto_regenerate_on_tenant_change or options.supervise:
         file = Path(options.config_output_path)
         directory = file.parent
+        # The path of a directory is what people give who think of a place for the file.
         if _is_directory(file):
             yield Problem(
                 f"{REPLICATION}:ConfigOutputPath",
@@ -466,6 +476,7 @@ def _variables(settings: Settings, environ: Mapping[str, str]) -> Iterator[Probl
             # An empty variable is what a missing secret of an orchestrator looks like.
             if not (value and value.strip()):
                 yield Problem(setting.key, f"names the variable {name}, which is not set: set it")
+            # The replicator gets the value in its configuration file, and not by its environment.
             elif is_below(setting.key, REPLICATION) and not _QUOTABLE.fullmatch(value):
                 yield Problem(
                     setting.key,

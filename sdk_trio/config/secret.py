@@ -48,6 +48,8 @@ class Secret:
         return MASK
 
     def __format__(self, specification: str) -> str:
+        # As a text, so that an f-string with a width does not raise where a log line is put
+        # together.
         return format(MASK, specification)
 
     def __eq__(self, other: object) -> bool:
@@ -58,7 +60,9 @@ class Secret:
 
 
 _P: Final = 2**255 - 19
+# d of RFC 8032, 5.1: the curve is -x^2 + y^2 = 1 + d x^2 y^2.
 _D: Final = -121665 * pow(121666, -1, _P) % _P
+# For the square root of 5.1.3, which is right up to this factor, as p is 5 modulo 8.
 _SQRT_OF_MINUS_1: Final = pow(2, (_P - 1) // 4, _P)
 
 #: The order of the group that every real public key lies in; the whole curve has eight times that.
@@ -78,7 +82,9 @@ def is_public_key(encoded: bytes) -> bool:
     point = _decode_point(encoded)
     return (
         point is not None
+        # Of small order: eight times such a point is the neutral one.
         and not _is_neutral(_times(_COFACTOR, point))
+        # In the group that keys are made in: its order leads every point of it to the neutral one.
         and _is_neutral(_times(_ORDER, point))
     )
 
@@ -91,6 +97,7 @@ def is_forgeable(encoded: bytes) -> bool:
 
 def _decode_point(encoded: bytes) -> _Point | None:
     """Return the point that this encodes in the one correct way, or None (RFC 8032, 5.1.3)."""
+    # 255 bits of y, and the parity of x in the last one.
     number = int.from_bytes(encoded, "little")
     sign, y = number >> 255, number & (1 << 255) - 1
     if len(encoded) != 32 or y >= _P:
@@ -108,6 +115,8 @@ def _decode_point(encoded: bytes) -> _Point | None:
 
 def _times(factor: int, point: _Point) -> _Point:
     result = _NEUTRAL
+    # Doubling and adding takes another time for other numbers; the points here are public, so
+    # nobody learns anything by it.
     while factor:
         if factor & 1:
             result = _add(result, point)
@@ -119,6 +128,7 @@ def _times(factor: int, point: _Point) -> _Point:
 def _add(one: _Point, other: _Point) -> _Point:
     x1, y1, z1, t1 = one
     x2, y2, z2, t2 = other
+    # The complete addition of 5.1.4, which needs no special case for equal or neutral points.
     a = (y1 - x1) * (y2 - x2) % _P
     b = (y1 + x1) * (y2 + x2) % _P
     c = 2 * t1 * t2 * _D % _P
@@ -129,6 +139,7 @@ def _add(one: _Point, other: _Point) -> _Point:
 
 def _is_neutral(point: _Point) -> bool:
     x, y, z, _ = point
+    # x = 0 and y = 1, in the projective form.
     return x == 0 and (y - z) % _P == 0
 
 
@@ -215,6 +226,7 @@ def parse_secret(text: str, derivation: KeyDerivation) -> ParsedSecret:
             f"is a private signing key ({PRIVATE_KEY_PREFIX}...): a receiver takes the public "
             f"key ({PUBLIC_KEY_PREFIX}...); keep the private one with the sender"
         )
+    # By the prefix alone: KeyDerivation is about shared secrets.
     if text.startswith(PUBLIC_KEY_PREFIX):
         return _public_key(text.removeprefix(PUBLIC_KEY_PREFIX))
     return _hmac_keys(text, derivation)
@@ -223,6 +235,8 @@ def parse_secret(text: str, derivation: KeyDerivation) -> ParsedSecret:
 def _check_text(text: str) -> None:
     if not text.strip():
         raise ValueError("is empty: set the secret that the upstream issued, or remove the key")
+    # Not stripped in silence: the sender's copy may really end with a blank, and then nothing would
+    # match.
     if text != text.strip():
         raise ValueError("begins or ends with white space or a line break: remove it")
     if is_quoted(text):
@@ -271,12 +285,15 @@ def _hmac_keys(text: str, derivation: KeyDerivation) -> ParsedSecret:
             body, prefixed=prefixed, required=derivation is KeyDerivation.STANDARD
         )
         if decoded is not None:
+            # First, because the scheme itself derives like this: most deliveries match at the first
+            # try.
             candidates.append((KeyDerivation.STANDARD, decoded))
     if derivation is not KeyDerivation.STANDARD:
         # The prefix is public, so it adds nothing to the strength of the key.
         _check_length(len(body.encode()), "has")
         candidates.append((KeyDerivation.UTF8, text.encode()))
     warnings = [] if prefixed else [f"does not begin with {HMAC_PREFIX}: check that it is complete"]
+    # The prefix is public and counts for nothing.
     shortest = min(len(_without_prefix(key)) for _, key in candidates)
     if shortest < ISSUED_KEY_BYTES:
         warnings.append(
@@ -330,7 +347,9 @@ def _why_guessable(body: str, keys: list[bytes]) -> str | None:
 
 def _is_regular(key: bytes) -> bool:
     """Whether a key is equal, repeated or counting bytes rather than chance."""
+    # Equal bytes have the step 0, counting ones 1, 255, or any other one.
     steps = {(later - earlier) % 256 for earlier, later in itertools.pairwise(key)}
+    # Up to half of the key, or else every key would be one period of itself.
     repeated = any(
         key[period:] == key[:-period]
         for period in range(1, min(MINIMUM_KEY_BYTES - 1, len(key) // 2) + 1)
@@ -373,6 +392,7 @@ def _check_length(length: int, verb: str) -> None:
 def _decode(text: str) -> bytes | None:
     """Decode base64 strictly, but for missing padding; None when the text is not base64."""
     try:
+        # Shells and people lose the padding, and it says nothing that the length does not.
         padded = text + "=" * (-len(text) % 4) if not text.endswith("=") else text
         return base64.b64decode(padded.encode("ascii"), validate=True)
     except (UnicodeEncodeError, binascii.Error):

@@ -22,6 +22,8 @@ DEFAULT_ORIGIN = "default"
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
+# Only forms that one short expression can say; the others are checked at the start, and a schema
+# that is nearly right would refuse what is valid.
 _PATTERNS = {
     Form.ENV_VAR: "^[A-Za-z_][A-Za-z0-9_]*$",
     Form.SLUG: "^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$",
@@ -65,7 +67,9 @@ def _shown(setting: Setting, settings: Settings) -> str:
 def masked_url(url: str) -> str:
     """Return a URL with no more of it than its scheme and host: the rest may be a credential."""
     scheme, separator, rest = url.partition("://")
+    # By hand: a URL that cannot be parsed has to be masked as well.
     host = re.split("[/?#]", rest, maxsplit=1)[0]
+    # A user or a password, or no URL at all: nothing of it is shown.
     if not separator or "@" in host:
         return MASK
     shown = f"{scheme}{separator}{host}"
@@ -96,6 +100,7 @@ def json_schema() -> dict[str, Any]:
     for setting in table():
         section = root
         for part in setting.path[:-1]:
+            # Sections are made by the first key that stands in them.
             section = section["properties"].setdefault(part, _section())
         section["properties"][setting.path[-1]] = _property(setting)
     return {
@@ -118,6 +123,7 @@ def _property(setting: Setting) -> dict[str, Any]:
     elif setting.nullable:
         value = {**value, "type": [value["type"], "null"]}
     described = {"description": _description(setting), **value}
+    # A secret has no default that anybody should copy.
     if setting.kind is not Secret:
         described["default"] = _schema_default(setting.default)
     return described
@@ -133,6 +139,7 @@ def _value(setting: Setting) -> dict[str, Any]:
         least, greatest = setting.bounds
         value |= {} if least is None else {"minimum": least}
         value |= {} if greatest is None else {"maximum": greatest}
+    # A default that is empty must be valid in a file, which a pattern would refuse.
     elif setting.about.form in _PATTERNS and setting.default != "":
         value["pattern"] = _PATTERNS[setting.about.form]
     return value

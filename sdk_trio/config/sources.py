@@ -47,6 +47,7 @@ SECRETS_DIRECTORY = "/run/secrets"
 #: A file with secrets or certificates is smaller; of a larger one its beginning is compared.
 MAX_FILE_BYTES = 1024 * 1024
 
+# Quotes and comments as of shells, but no substitution: a `$` in a secret is a `$`.
 _DOTENV_LINE = re.compile(
     r"""(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_.:-]*)\s*=\s*"""
     r"""(?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<plain>[^'"\s#](?:.*?))?)"""
@@ -106,6 +107,8 @@ def below_root(path: tuple[str, ...]) -> tuple[str, ...] | None:
 
 def printable(text: str) -> str:
     """Return ``text`` with control characters and the like escaped, safe to print and to log."""
+    # A key of a file is quoted in messages, and its control characters would write into the
+    # terminal.
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -119,6 +122,7 @@ def read_mapping(mapping: Mapping[Any, Any] | Pairs, origin: str | None) -> Laye
 def read_section(mapping: Mapping[Any, Any], origin: str | None) -> Layer:
     """Flatten a mapping that may leave out the root key."""
     found = _Flattening(origin)
+    # One key with the root is enough to know that the writer uses it.
     rooted = any(
         isinstance(key, str) and below_root(split_mapping_key(key)) is not None for key in mapping
     )
@@ -146,6 +150,7 @@ class _Flattening:
     def layer(self) -> Layer:
         # The value of a whole list comes before those of single items.
         entries = sorted(self._entries, key=lambda entry: len(entry.path))
+        # The sort is stable, so that entries of one depth stay in the order of the file.
         return Layer(tuple(entries), tuple(self._problems.values()))
 
     def add(self, entry: Entry) -> None:
@@ -196,6 +201,7 @@ class _Flattening:
 
     def _problem(self, path: tuple[str, ...], message: str, origin: str | None = None) -> None:
         key = printable(full_key(path))
+        # The first problem of a key: a third spelling of it is no third problem.
         self._problems.setdefault(fold(path), Problem(key, message, origin or self._origin))
 
 
@@ -209,6 +215,8 @@ def read_file(path: Path, *, optional: bool = False, named: bool = True) -> Laye
     if text is None:
         return Layer(problems=(problem,) if problem else ())
     content: Mapping[str, Any] | Pairs | None
+    # By the suffix, not by the content: a broken JSON file must not be read as TOML and blamed for
+    # that.
     if path.suffix.lower() == ".json":
         content, message = _parse_json(text)
     elif path.suffix.lower() == ".toml":
@@ -220,6 +228,8 @@ def read_file(path: Path, *, optional: bool = False, named: bool = True) -> Laye
     layer = read_mapping(content, name)
     warnings = layer.warnings
     if not (layer.entries or layer.problems or _has_root(content)):
+        # A file without the root is mostly one whose settings stand at its top level, and would
+        # count for nothing in silence.
         warnings = (Problem(ROOT, f"is missing: the file has no key {ROOT}", name),)
     return Layer(layer.entries, layer.problems, warnings, file=name)
 
@@ -233,6 +243,8 @@ def read_dotenv(path: Path) -> Layer:
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
             continue
+        # Each line on its own: a value of several lines would need a quote that the next line
+        # closes, and hide a forgotten one.
         match = _DOTENV_LINE.fullmatch(stripped)
         if match is None:
             message = f"cannot be read at line {number}: write NAME=value, with quotes if needed"
@@ -254,6 +266,7 @@ def read_directory(directory: Path) -> Layer:
     """
     try:
         files = sorted(path for path in directory.iterdir() if is_key_file(path.name))
+    # /run/secrets is there in containers alone.
     except (FileNotFoundError, NotADirectoryError):
         return Layer()
     except OSError as error:
@@ -262,6 +275,7 @@ def read_directory(directory: Path) -> Layer:
     entries: list[Entry] = []
     problems: list[Problem] = []
     for path in files:
+        # A directory of that name is no value.
         if path.is_dir():
             continue
         text, problem = _read_text(path)
@@ -294,6 +308,7 @@ def read_environment_name(environ: Mapping[str, str]) -> Layer:
 
 def read_environ(environ: Mapping[str, str]) -> Layer:
     """Read the variables ``SDK__...``, such as ``SDK__WEBHOOKS__SECRETS__0``."""
+    # Names are compared without case: Windows has them in capitals only.
     found = ((below, name) for name in environ if (below := _path_of(name)) is not None)
     entries = [Entry(below, environ[name], _variable_origin(name)) for below, name in found]
     return layer_of(entries, "the environment")
@@ -306,6 +321,7 @@ def read_overrides(overrides: Mapping[str, Any]) -> Layer:
         for key, value in overrides.items()
     }
     layer = read_section(rooted, "arguments")
+    # By the key, because all arguments together would be one origin.
     entries = (Entry(e.path, e.value, f"argument {e.key}") for e in layer.entries)
     return Layer(tuple(entries), layer.problems)
 
@@ -324,6 +340,8 @@ def _path_of(name: str) -> tuple[str, ...] | None:
 
 
 def _without_line_break(text: str) -> str:
+    # One, as `echo` and editors write it; a second one belongs to the value, and is found by its
+    # check.
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
@@ -351,6 +369,7 @@ def _read_text(
         return content.decode("utf-8-sig"), None
     except UnicodeDecodeError as error:
         before = content[: error.start]
+        # The line alone: what stands there may be a secret.
         line = before.count(b"\n") + 1
         column = error.start - before.rfind(b"\n")
         message = f"the file is not UTF-8 text at line {line}, byte {column}: save it as UTF-8"
@@ -451,6 +470,7 @@ class KeyFileReader:
                 at before has not changed.
         """
         places = frozenset(places)
+        # A place that is new may be full of files that were there all the time.
         known = {place for place in places if place in self._places}
         found = {path: self._see(path) for place in places for path in _files_of(place)}
         changed = [
@@ -474,6 +494,7 @@ class KeyFileReader:
             if before is not None and before.identity == identity:
                 return before
             with path.open("rb") as file:
+                # A digest and not the content: a secret is kept in one place of the memory less.
                 return _Seen(identity, hashlib.sha256(file.read(MAX_FILE_BYTES)).digest())
         except (OSError, ValueError):
             return None
@@ -493,5 +514,6 @@ def _files_of(place: Path) -> Iterator[Path]:
     else:
         for name in names:
             path = place / name
+            # As read_directory reads the place: other files are no settings.
             if is_key_file(name) and not path.is_dir():
                 yield path

@@ -80,6 +80,7 @@ def fold(path: tuple[str, ...]) -> tuple[str, ...]:
 @functools.cache
 def table() -> tuple[Setting, ...]:
     """Return every setting, in the order of the option classes."""
+    # The defaults are read from an instance, because some are made by factories.
     return tuple(_walk(Settings(), (), ()))
 
 
@@ -100,6 +101,8 @@ def _walk(section: Any, path: tuple[str, ...], attributes: tuple[str, ...]) -> l
     found: list[Setting] = []
     for field in attrs.fields(type(section)):
         known = about_field(field)
+        # The name of the attribute, where no other one is asked for: one spelling less that can
+        # differ.
         key = (known.key if known else None) or pascal_case(field.name)
         default = getattr(section, field.name)
         where = ((*path, key), (*attributes, field.name))
@@ -117,6 +120,7 @@ def _shape(annotation: Any) -> tuple[type, bool, bool]:
         return get_args(annotation)[0], False, True
     if isinstance(annotation, type):
         return annotation, False, False
+    # The options use no other form; any other one would raise here.
     (kind,) = (part for part in get_args(annotation) if part is not type(None))
     return kind, True, False
 
@@ -173,7 +177,9 @@ def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
     notifications = settings.multi_tenant.notifications
     enabled = enabled_channels(notifications)
     upgrade = settings.multi_tenant.single_tenant_upgrade
+    # The simulator is mapped in Development alone.
     prefixes: list[str] = [] if settings.is_development else [SIMULATOR]
+    # Prefixes of keys, because a section is switched off with all that is in it.
     if not replication.use_replication:
         prefixes.append(REPLICATION)
     prefixes += [

@@ -47,6 +47,8 @@ class EventType:
 
 def _data_class_of(event_class: type[Event[Any]]) -> type[Any] | None:
     """Return ``X`` of the nearest base ``Event[X]``; None when it is not a class."""
+    # The generic base is erased from the class itself; `__orig_bases__` keeps it where it was
+    # written.
     for ancestor in event_class.__mro__:
         for base in ancestor.__dict__.get("__orig_bases__", ()):
             if get_origin(base) is Event:
@@ -81,6 +83,7 @@ class Catalog:
     _by_type: dict[str, EventType] = attrs.field(init=False, repr=False, eq=False)
     _by_class: dict[type[Event[Any]], EventType] = attrs.field(init=False, repr=False, eq=False)
 
+    # Both are indexes of `rows`, made once: every delivery looks its type up.
     @_by_type.default
     def _index_types(self) -> dict[str, EventType]:
         return _by_wire_type(self.rows)
@@ -147,6 +150,8 @@ class Catalog:
         catalog = self
         for event_class in event_classes:
             row = _checked(event_class)
+            # A type of the upstream cannot be taken over either: its handlers would get another
+            # class than the documentation says.
             taken = catalog.by_type(row.wire_type)
             if taken is not None:
                 raise HandlerRegistrationError(
@@ -184,6 +189,7 @@ def _check_data_class(event_name: str, data_class: type[Any]) -> None:
             f"{where} must be an attrs class, a msgspec.Struct, a dataclass or dict"
         )
     try:
+        # Built now, because msgspec finds what it cannot decode only when it builds.
         decoder_for(data_class)
     except Exception as error:  # whatever the application's annotations make msgspec raise
         raise HandlerRegistrationError(f"{where} cannot be decoded from JSON: {error}") from error
@@ -197,6 +203,8 @@ def _check_data_class(event_name: str, data_class: type[Any]) -> None:
 
 
 def _check_construction(event_class: type[Event[Any]], row: EventType) -> None:
+    # An event is made as decoding makes it, so that a field without a default fails at the
+    # registration.
     epoch = datetime.fromtimestamp(0, UTC)
     try:
         event_class(
@@ -217,6 +225,7 @@ def _check_construction(event_class: type[Event[Any]], row: EventType) -> None:
 
 def _declared_in(module: ModuleType, group: EventGroup) -> Iterator[EventType]:
     """Yield a row for each event class of ``module``, in the order in which they stand there."""
+    # The names of a module keep their order, which is that of the listing.
     for value in vars(module).values():
         # `Event` itself is imported there, and belongs to another module.
         if getattr(value, "__module__", None) == module.__name__:

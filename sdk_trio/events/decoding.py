@@ -73,6 +73,7 @@ def plain_envelope(raw: bytes) -> Envelope | None:
     same: :func:`decode_envelope` looks closer, which takes up to half a second for a megabyte.
     """
     try:
+        # isascii is a scan of a few microseconds; nearly all bodies are, and need no second look.
         if not raw.isascii():
             raw.decode()  # the decoder skips over the text of members it was not asked for
         envelope: Envelope = decoder_for(Envelope).decode(raw)
@@ -93,6 +94,7 @@ def decode_envelope(raw: bytes) -> Envelope:
             string of 1 to 256 characters. The message is for the local log; no other exception is
             raised.
     """
+    # The close look takes hundreds of times as long, so it is only for what the decoder refuses.
     return plain_envelope(raw) or _close_look(raw)
 
 
@@ -105,6 +107,8 @@ def _close_look(raw: bytes) -> Envelope:
     if members is None:
         raise DeliveryDecodingError("the body is no event: no JSON object")
     try:
+        # The type alone is needed: without it nobody knows which handler runs. All other members
+        # may be missing.
         event_type = decoder_for(_TypeName).decode(members.get("type", b"null"))
     except UNFIT:
         raise DeliveryDecodingError(
@@ -117,6 +121,7 @@ def _close_look(raw: bytes) -> Envelope:
     with suppress(*UNFIT):
         api_version = decoder_for(str).decode(members.get("api_version", b"null"))
     data_raw = members.get("data", msgspec.Raw())
+    # The usual class where nothing was changed: the reader of `data` need not know how it was read.
     if not changes:
         return Envelope(event_type, timestamp, api_version, data_raw)
     return LegibleEnvelope(event_type, timestamp, api_version, data_raw, changes)
@@ -162,6 +167,7 @@ def decode_event(
             report("", f"JSON that strict decoders refuse: {change}; raw has it as it was sent")
     row = catalog.by_type(envelope.type)
     if row is None:
+        # A type that is new at the upstream is no error: a fallback handles it, or it is parked.
         event_class: type[Event[Any]] = UnknownEvent
         data = _decode_data(Payload, envelope.data_raw, report)
     else:
@@ -191,6 +197,7 @@ def _decode_data(
     try:
         data = decoder_for(data_class).decode(data_raw)
     except Exception:  # a type of the application may raise anything
+        # Only now: fitting takes many times as long as decoding, and nearly nothing needs it.
         data = fit(data_class, data_raw, "data", report)
         if data is None:
             data = Payload()
@@ -198,6 +205,8 @@ def _decode_data(
     else:
         fits = True
     if isinstance(data, Payload):
+        # The bytes are kept anyway, as part of the body; what is not named by the class is read
+        # from them when it is asked for.
         keep_raw(data, data_raw)
         if fits and not data.id:
             report("data.id", "absent or empty")
@@ -209,6 +218,7 @@ def _moment(seconds: float) -> datetime:
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
+        # An event is not refused for its clock: the signature's timestamp was judged before.
         return datetime.max.replace(tzinfo=UTC)
 
 
@@ -270,6 +280,7 @@ def organization_of(event_type: str, data_raw: bytes | msgspec.Raw) -> str | Non
     data = members_of(data_raw)
     if data is None:
         return None
+    # Last, because data.id of any other type is the id of something else.
     own = (("id",),) if event_type == ORGANIZATION_TYPE else ()
     return next(
         (found for path in (*ORGANIZATION_PATHS, *own) if (found := _text_at(data, path))), None
@@ -277,6 +288,7 @@ def organization_of(event_type: str, data_raw: bytes | msgspec.Raw) -> str | Non
 
 
 def _text_at(members: dict[str, msgspec.Raw], path: Sequence[str]) -> str | None:
+    # Member by member: decoding all of data for one text would cost as much as the event itself.
     *parents, name = path
     for parent in parents:
         inner = members_of(members[parent]) if parent in members else None
@@ -317,9 +329,11 @@ def claimed_organization(body: bytes) -> str | None:
             if is_name:
                 name = text
                 continue
+            # Deeper texts are at none of the paths.
             if name is not None and len(names) <= _DEEPEST:
                 path = (*names[1:], name)
                 rank = _RANKS.get(path)  # type: ignore[arg-type]  # a None among them is no key
+                # The last one of equal rank, as decoders take the last of repeated names.
                 if text and rank is not None and (best is None or rank <= best[0]):
                     best = (rank, text)
                 elif path == (b"type",):
@@ -338,4 +352,5 @@ def claimed_organization(body: bytes) -> str | None:
     found = best[1] if best is not None else None
     if found is None and event_type == ORGANIZATION_TYPE.encode():
         found = own_id or None
+    # Ids are ASCII; another text would be looked up for nothing.
     return found.decode("ascii") if found is not None and found.isascii() else None

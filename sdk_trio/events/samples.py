@@ -68,10 +68,13 @@ class _Story:
     def id(self, kind: str) -> str:
         if kind == "organization" and self.organization is not None:
             return self.organization
+        # From the seed, so that the same call gives the same document, in which ids of one kind are
+        # the same everywhere.
         digest = hashlib.sha256(f"{self.seed}:{kind}".encode()).digest()
         return str(uuid.UUID(bytes=digest[:16], version=4))
 
     def at(self, **shift: float) -> str:
+        # As the upstream writes times: UTC, milliseconds, Z.
         moment = self.now.astimezone(UTC) + timedelta(**shift)
         return rfc3339_of(moment, timespec="milliseconds")
 

@@ -50,6 +50,8 @@ _next_token = re.compile(
     )""",
     re.VERBOSE,
 ).match
+# Possessive quantifiers (`*+`) in all of these: nothing is given back, so that no text makes the
+# engine try twice.
 _is_blank = re.compile(rb"[ \t\n\r]*+").fullmatch
 _TEXT, _NUMBER, _LITERAL, _CONSTANT, _OPENING, _CLOSING, _SIGN = range(1, 8)
 
@@ -96,6 +98,7 @@ def legible(raw: bytes) -> tuple[bytes, tuple[str, ...]]:
     Raises:
         NotJsonError: it is no JSON.
     """
+    # A dict as an ordered set: each kind of change is told once, however often it was made.
     changes: dict[str, None] = {}
     raw = raw.removeprefix(_BOM)
     try:
@@ -104,8 +107,11 @@ def legible(raw: bytes) -> tuple[bytes, tuple[str, ...]]:
         raw = _without_encoded_surrogates(raw)
         changes["half of a surrogate pair"] = None
     pieces: list[bytes] = []
+    # One pass that checks the grammar as well: a text that is no JSON must not become one by what
+    # is replaced in it.
     copied = at = 0
     cut_from = -1
+    # The open brackets, a byte each: nesting costs no frame of Python's, whose number is limited.
     stack = bytearray()
     wanted = _VALUE
     while True:
@@ -134,6 +140,7 @@ def legible(raw: bytes) -> tuple[bytes, tuple[str, ...]]:
         elif kind == _OPENING:
             stack.append(raw[start])
             wanted = _VALUE_OR_END if raw[start] == 0x5B else _NAME_OR_END
+            # The rest is still read as JSON, and left out as a whole where its bracket closes.
             if len(stack) == MAX_DEPTH + 1:
                 cut_from = start
         else:
@@ -160,6 +167,7 @@ def legible(raw: bytes) -> tuple[bytes, tuple[str, ...]]:
 def _instead_of(kind: int | None, raw: bytes, start: int, end: int) -> tuple[bytes | None, str]:
     """Return what replaces a token, None if it stays, and the reason."""
     if kind == _TEXT:
+        # The search in C first: most texts have no escape at all.
         if raw.find(b"\\u", start, end) >= 0 and _HALF.search(raw, start, end):
             text = raw[start:end]
             whole = _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], text)
@@ -175,6 +183,7 @@ def _instead_of(kind: int | None, raw: bytes, start: int, end: int) -> tuple[byt
 
 def _without_encoded_surrogates(raw: bytes) -> bytes:
     try:
+        # Surrogates written as three bytes each, as CESU-8 does.
         text = raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         raise NotJsonError("not in UTF-8") from None
@@ -197,6 +206,7 @@ def plain(raw: bytes | msgspec.Raw) -> Any:
         # Half a surrogate pair, say, or a number like 1e400, which is read as infinity here: a
         # readable document is worth more than one odd number.
         text, _ = legible(bytes(raw))
+        # Python's own reader takes the rest, such as 1e400.
         return json.loads(text)
 
 
@@ -239,6 +249,8 @@ class _Reports:
 
     def may_repair(self, path: str) -> bool:
         """Whether one more value may be looked at again."""
+        # Each of them is decoded anew, so that a payload of a million wrong values would hold the
+        # loop up.
         self._left -= 1
         if self._left == 0:
             self._report(path, f"more than {MAX_REPAIRS} values do not fit; further ones left out")
@@ -306,10 +318,12 @@ def _fit_record(
     if members is None:
         report(path, f"expected an object, got {_kind_of(raw)}")
         members = {}
+    # An application that asked for a dict has no fields that could not fit.
     if issubclass(record_class, dict):
         return {name: plain(value) for name, value in members.items()}
     values: dict[str, Any] = {}
     for field in fields_of(record_class) or ():
+        # Absent is not wrong: the default stands for it, and nothing is reported.
         if field.wire_name not in members:
             continue
         found = _fit_value(field, members[field.wire_name], f"{path}.{field.wire_name}", report)
@@ -322,6 +336,8 @@ def _construct(record_class: type[Any], values: dict[str, Any], path: str, repor
     """Make the record; where its constructor objects, without the values that it objects to."""
     with contextlib.suppress(Exception):  # asked again below, field by field
         return record_class(**values)
+    # Value by value, because a constructor says that something is wrong and not which of its
+    # arguments.
     accepted: dict[str, Any] = {}
     for argument, found in values.items():
         try:
@@ -344,6 +360,7 @@ def _fit_value(field: Field, raw: msgspec.Raw, path: str, report: _Reports) -> A
         if not report.may_repair(path):
             return _NOTHING
         message = str(error)[:_MESSAGE_LIMIT]
+    # Before anything else: without its id nobody could tell what the event is about.
     identifier = _number_as_text(field, raw)
     if identifier is not None:
         report(path, "expected text, got a number; kept as text")
@@ -367,6 +384,7 @@ def identifier_in(raw: bytes | msgspec.Raw) -> str | None:
 
 def _number_as_text(field: Field, raw: msgspec.Raw) -> str | None:
     """Return a number as the text it was sent as, where the field is an identifier."""
+    # By the name, because a class says of an amount or a code as well that it is text.
     names_a_record = field.wire_name == "id" or field.wire_name.endswith("_id")
     if not (names_a_record and str in _alternatives(field.kind)):
         return None
@@ -375,6 +393,7 @@ def _number_as_text(field: Field, raw: msgspec.Raw) -> str | None:
 
 def _fit_nested(kind: Any, raw: msgspec.Raw, path: str, report: _Reports) -> Any:
     """Save what fits inside a record, a list of records, or an open mapping."""
+    # The first byte says what the value is, so only an alternative of that kind is tried.
     opening = bytes(raw)[:1]
     for alternative in _alternatives(kind):
         if opening == b"{":
@@ -397,6 +416,7 @@ def _fit_elements(kind: Any, raw: msgspec.Raw, path: str, report: _Reports) -> l
         _fit_value(element, value, f"{path}[{index}]", report)
         for index, value in enumerate(elements)
     ]
+    # An element that does not fit is left out: a list with holes would surprise every handler.
     return [value for value in found if value is not _NOTHING]
 
 

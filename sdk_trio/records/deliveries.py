@@ -230,6 +230,7 @@ class Purged:
 
 def listed(record: DeliveryRecord) -> dict[str, Any]:
     """Return every attribute but the body, which listings leave out."""
+    # A listing of fifty bodies of a megabyte would be of no use to anybody.
     fields = attrs.asdict(record, filter=lambda field, _: field.name != "raw")
     return {**fields, "key": record.key}
 
@@ -269,4 +270,5 @@ def body_fields(raw: bytes | None) -> dict[str, str | None]:
     try:
         return {"raw": raw.decode()}
     except UnicodeDecodeError:
+        # Another name, so that nobody takes base64 for the text itself.
         return {"raw_base64": base64.b64encode(raw).decode("ascii")}

@@ -47,6 +47,7 @@ class NotificationId:
 def parse_notification_id(text: str) -> NotificationId | None:
     """Return the id that ``text`` stands for; None if it is not one."""
     sequence, _, channel = text.strip().partition("-")
+    # 18 digits fit into the integer of every store.
     digits = sequence.isascii() and sequence.isdigit() and len(sequence) <= 18
     if not digits or not (channel.isascii() and channel.isalpha()):
         return None

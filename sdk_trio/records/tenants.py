@@ -169,6 +169,7 @@ def source_from_text(text: str) -> CredentialSource:
     Raises:
         ValueError: it stands for none.
     """
+    # Only the first colon: paths of Windows have one of their own.
     kind, _, name = text.partition(":")
     if kind == "env" and name:
         return EnvironmentVariable(name)
@@ -179,6 +180,7 @@ def source_from_text(text: str) -> CredentialSource:
 
 def credentials_to_text(credentials: TenantCredentials) -> str | None:
     """Return the text that the store keeps; None for credentials without any source."""
+    # NULL in the store, so that "none of its own" is found without reading JSON.
     if credentials == TenantCredentials():
         return None
     token = credentials.access_token
@@ -206,6 +208,7 @@ def require_version(stored: int | None, tenant: Tenant, *, expected: int) -> Non
     """Raise unless the stored version of ``tenant`` is the expected one; None: it is not stored."""
     if stored is None:
         raise UnknownTenantError(f"there is no tenant {tenant.identifier!r} any more")
+    # The version stands in place of a lock that a person at a form would hold for minutes.
     if stored != expected:
         raise TenantConflictError(
             f"the tenant {tenant.identifier!r} was changed by somebody else meanwhile (version "

@@ -60,7 +60,9 @@ def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
     return Settings.from_mapping(
         {
             "Environment": "Development",
+            # Port 0, so that tests run side by side.
             "Server:Bind": ["127.0.0.1:0"],
+            # One address less to be taken; tests of an application ask nothing of it.
             "Admin:Enabled": False,
             "Storage:Backend": "Memory",
             "Webhooks:RequireHttps": False,
@@ -111,6 +113,7 @@ class AppUnderTest:
         return sign_delivery(
             event,
             data,
+            # Of the settings in force, so that a test can rotate the secret and go on.
             secret=self.settings.webhooks.all_secrets[0],
             webhook_id=webhook_id,
             timestamp=timestamp,
@@ -143,6 +146,8 @@ class AppUnderTest:
             else self.sign(event, data, webhook_id=webhook_id)
         )
         posted = await post(self.url, signed, ca_file=self.settings.server.cert_file)
+        # The answer of an enqueued delivery says only that it was kept; a test wants to know how
+        # the handler ended.
         record = await self._settled(signed.webhook_id) if settle else None
         return Delivered(signed.webhook_id, posted.status, posted.body, record)
 
@@ -155,6 +160,8 @@ class AppUnderTest:
         with trio.fail_after(SETTLE_SECONDS):
             while True:
                 counts = await self.store.counts()
+                # Retrying ones count as settled: with a real clock a test would wait for their
+                # time.
                 if not any(counts[state] for state in _UNSETTLED):
                     return
                 await trio.sleep(0.01)
@@ -182,6 +189,8 @@ async def running_app(
         handlers: the handlers under test; None parks every event.
         settings: default :func:`settings_for_tests`.
     """
+    # A real runtime on a real socket: a test that passes here has gone through verification, store
+    # and queue.
     runtime = Runtime(settings or settings_for_tests(), handlers)
     async with trio.open_nursery() as nursery:
         await nursery.start(runtime.run)

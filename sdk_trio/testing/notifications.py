@@ -40,17 +40,21 @@ def verify_notification(
     """
     text = secret.reveal() if isinstance(secret, Secret) else secret
     received_at = time.time() if now is None else now
+    # Frameworks hand headers over in every case.
     lowered = {name.lower(): value for name, value in headers.items()}
     pairs = [(n.encode("latin-1"), v.encode("latin-1", "replace")) for n, v in lowered.items()]
+    # Auto, as the sender signs with the decoded key where the secret has one.
     keyring = Keyring.from_secrets([Secret(text)], KeyDerivation.AUTO)
     verdict = verify_delivery(
         Delivery(pairs, body, received_at), keyring, tolerance_seconds=tolerance_seconds
     )
     if isinstance(verdict, Rejected):
         raise VerificationError(str(verdict.cause), verdict.detail)
+    # After the Standard Webhooks signature, which alone proves the time.
     given = lowered.get(SIGNATURE_HEADER)
     if given is None:
         raise VerificationError("missing_header", f"{SIGNATURE_HEADER} missing.")
+    # Constant time: how far a forged signature agrees must not be told.
     if not hmac.compare_digest(given.encode(), body_signature(text, body).encode()):
         raise VerificationError("no_match", f"{SIGNATURE_HEADER} was made with another secret.")
     document: dict[str, Any] = json.loads(body)

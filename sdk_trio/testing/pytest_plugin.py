@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from . import AppUnderTest, MockUpstream
 
 try:
+    # pytest loads this file in every project that has the package, with or without pytest-trio.
     from pytest_trio import trio_fixture
 except ImportError:  # pragma: no cover - without pytest-trio there is nothing to run them in
 
@@ -58,6 +59,8 @@ def sdk_upstream() -> "Iterator[MockUpstream]":
 @pytest.fixture
 def _sdk_client(request: pytest.FixtureRequest) -> "Client | None":
     """Return the client of ``sdk_upstream`` for tests that ask for it."""
+    # A fixture cannot ask for another one on a condition; without the question every test would
+    # need httpx.
     if "sdk_upstream" not in request.fixturenames:
         return None
     upstream: MockUpstream = request.getfixturevalue("sdk_upstream")

@@ -37,12 +37,15 @@ def sign_delivery(
         ValueError: the id, the timestamp or the secret is one that a receiver would refuse.
     """
     now = time.time() if timestamp is None else float(timestamp)
+    # A new id for each, because a receiver answers a known one without running the handler.
     identifier = f"msg_{uuid.uuid4().hex}" if webhook_id is None else webhook_id
     if isinstance(event, bytes):
         if data is not None:
             raise ValueError("data is merged into a sample: give an event type, not a body")
         body = event
     else:
+        # The event happens when it is signed, and the id is its seed: equal arguments make equal
+        # bodies.
         happened = datetime.fromtimestamp(now, UTC)
         body = sample_body(event, now=happened, overrides=data, seed=identifier)
     return sign_body(

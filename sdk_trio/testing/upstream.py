@@ -55,6 +55,8 @@ class MockedRoute:
 
     def __init__(self, row: Operation, values: Mapping[str, str]) -> None:
         self._row = row
+        # The path of the operation with its braces as patterns; what the test gave is matched
+        # exactly.
         pattern = re.sub(
             r"\\{(\w+)\\}",
             lambda match: re.escape(values[match[1]]) if match[1] in values else "[^/]+",
@@ -113,6 +115,7 @@ class MockedRoute:
         """Note ``call`` and return its answer, or raise its failure."""
         if not self._answers:
             raise AssertionError(f"{self} has no answer: set one up with gives()")
+        # The last answer repeats, so that a test which retries need not count.
         chosen = self._answers[min(len(self.calls), len(self._answers) - 1)]
         self.calls.append(call)
         if isinstance(chosen, Exception):
@@ -149,11 +152,13 @@ class MockUpstream(httpx.AsyncBaseTransport):
             UnknownOperationError: there is no such operation; the message names similar ones.
             ValueError: there are more values than parameters.
         """
+        # A blank before the slash is in no name of an operation.
         row = operation(what, OperationAnswer.JSON) if " /" in what else find_operation(what)
         if len(values) > len(row.parameters):
             raise ValueError(f"{what} has {len(row.parameters)} parameters in its path")
         named = dict(zip(row.parameters, map(str, values), strict=False))
         route = MockedRoute(row, named)
+        # In front, so that a test can override what a fixture has set up.
         self.routes.insert(0, route)
         return route
 
@@ -173,6 +178,7 @@ class MockUpstream(httpx.AsyncBaseTransport):
             },
             receiver=False,
         )
+        # No randomness: with a fraction of zero every jittered wait is none.
         return Client(settings, self, sources=RequestSources(random=lambda: 0.0))
 
     def assert_expected(self) -> None:
@@ -194,6 +200,7 @@ class MockUpstream(httpx.AsyncBaseTransport):
         """
         await trio.lowlevel.checkpoint()
         body = await request.aread()
+        # Decoded, because routes are written with the values themselves.
         path = unquote(request.url.path).removeprefix(BASE_PATH)
         call = MockedCall(
             request.method,
@@ -208,6 +215,8 @@ class MockUpstream(httpx.AsyncBaseTransport):
                 return route.answer(call)
         routes = ", ".join(map(repr, self.routes)) or "none"
         fault = f"no route answers {call.method} {path}; there are: {routes}"
+        # Noted as well as raised: an application that catches every exception would hide it from
+        # the test.
         self._unexpected.append(fault)
         raise AssertionError(fault)
 

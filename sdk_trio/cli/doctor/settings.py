@@ -213,7 +213,7 @@ def _loopback(address: str) -> str | None:
         parsed = ip_address(host)
     except ValueError:
         return None
-    # Who connects to a loopback address comes from the same one.
+    # A peer of a loopback address comes from the same one.
     return str(parsed) if parsed.is_loopback else None
 
 

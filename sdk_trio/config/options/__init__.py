@@ -1,7 +1,7 @@
 """The settings as the program sees them: frozen records, section by section. Pure.
 
 The key of a field is its name in PascalCase, under the key of its class: ``webhooks.path`` is
-``Sdk:Webhooks:Path``. Everything else about a setting is the metadata beside it (``metadata.py``);
+``Sdk:Webhooks:Path``. Everything else about a setting is the metadata beside it (``fields.py``);
 ``table.py`` lists them all. A record made by hand is not validated: ``Settings.from_mapping`` and
 ``load_settings`` do that.
 """
