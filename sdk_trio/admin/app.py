@@ -178,7 +178,6 @@ class AdminApp:
     # -- what is allowed ---------------------------------------------------------------------
 
     async def _refuse(self, refusal: Refusal, address: str | None) -> Reply:
-        await trio.lowlevel.checkpoint()
         suppressed = self._refusals.admit("admin.refused")
         if suppressed is not None:
             _log.warning(
@@ -225,7 +224,6 @@ class AdminApp:
     # -- what is answered --------------------------------------------------------------------
 
     async def _answer(self, request: _Request, address: str | None) -> Reply:
-        await trio.lowlevel.checkpoint()
         if request.path in LATER:
             return problem(404, "not in this version: the console and its feed")
         try:
@@ -269,7 +267,6 @@ class AdminApp:
         # Liveness looks at the event loop alone: what else fails, no restart would mend
         # (docs/adr/0018-admin-address.md).
         if request.path == "/livez":
-            await trio.lowlevel.checkpoint()
             return document(200, {"alive": True})
         await self._store.wait_for_check()
         checks = self._checks()

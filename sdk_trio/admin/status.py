@@ -192,7 +192,6 @@ class StoreObserver:
                 await trio.sleep(PAUSE_SECONDS)
 
     async def _try_writing(self, inbox: Inbox) -> None:
-        await trio.lowlevel.checkpoint()
         if trio.current_time() < self._written_at + FRESH_SECONDS:
             return
         self._writing_since = trio.current_time()
@@ -204,7 +203,6 @@ class StoreObserver:
         self._say(None)
 
     async def _count(self, inbox: Inbox, tenants: TenantCounts | None) -> None:
-        await trio.lowlevel.checkpoint()
         begun = trio.current_time()
         if begun < max(self._counted_at + FRESH_SECONDS, self._next_count_at):
             return

@@ -338,8 +338,7 @@ class Portal:
             try:
                 loop.start()
             except Exception:
-                # What kept it from opening may be mended by the next call, such as a file that was
-                # missing.
+                # The cause may be mended by the next call, such as a file that was missing.
                 self._loop = None
                 raise
             if self._is_closed:

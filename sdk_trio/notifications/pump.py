@@ -198,7 +198,6 @@ class ChannelRunner:
             due = await self._store.take_due(self.name, limit=free, now=self._clock())
         except StoreUnavailableError as error:
             _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
-            await trio.lowlevel.checkpoint()
             return STORE_RETRY_SECONDS
         for record in due.lost:
             lost = SendResult(NotificationState.UNKNOWN, record.reason)
@@ -238,7 +237,6 @@ class ChannelRunner:
             with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                 await self._record(record, SendResult(NotificationState.PENDING))
             raise
-        await trio.lowlevel.checkpoint()
         return False
 
     async def _send(self, record: NotificationRecord, pace: Pace) -> None:
@@ -287,7 +285,6 @@ class ChannelRunner:
             except Exception as error:
                 # A bug of ours in the middle of sending: the message may have left or not.
                 log_fault("notification.crashed", error, id=str(record.id))
-                await trio.lowlevel.checkpoint()
                 return Ambiguous(f"the channel failed: {type(error).__name__}")
         return Ambiguous(f"there was no answer within {ATTEMPT_SECONDS:g} s")
 
@@ -317,7 +314,6 @@ class ChannelRunner:
                         )
                 except StoreUnavailableError as error:
                     _log.store_unavailable(error, id=str(record.id))
-                    await trio.lowlevel.checkpoint()
                 else:
                     return
             await trio.sleep(STORE_RETRY_SECONDS)
@@ -520,4 +516,3 @@ class NotificationPump:
         except StoreUnavailableError as error:
             # The next start takes the messages over, as our leases end with this process.
             _log.store_unavailable(error)
-            await trio.lowlevel.checkpoint()

@@ -114,7 +114,7 @@ class Reconciler:
         self._lookback = options.max_lookback_hours * 3600.0
         self._interval = options.interval_minutes * 60.0
         self._configured = options.endpoint_ids
-        # Where no ids are set, an endpoint is known by the path of its address: the host may be a
+        # An endpoint, if no ids are set, is known by the path of its address: the host may be a
         # proxy's.
         self._path = settings.webhooks.path
 
@@ -293,7 +293,6 @@ class Reconciler:
             except StoreUnavailableError as error:
                 # The next pass asks again for what is forgotten so, which does no harm.
                 _log.store_unavailable(error)
-                await trio.lowlevel.checkpoint()
 
     def _forget_abandoned(self, progress: "_Progress", now: float) -> None:
         """Give up events that were asked for and lie before the look-back time.

@@ -113,7 +113,7 @@ class LagSurveyor:
         # first.
         waiting = iter(due)
 
-        async def work(scope: trio.CancelScope) -> None:  # noqa: ASYNC910 - there is one at least
+        async def work(scope: trio.CancelScope) -> None:
             nonlocal answered
             for path in waiting:
                 try:
@@ -260,7 +260,7 @@ class HealthChecker:
             self.latest = ReplicationHealth(
                 HealthState.UNHEALTHY, self._clock(), str(error), reachable=False
             )
-            return self.latest  # noqa: ASYNC910 - whoever raised has been waited for
+            return self.latest
         self.latest = await self._judge(wanted)
         return self.latest
 
@@ -315,11 +315,10 @@ class HealthChecker:
         # Another program on the port means that nobody could ask for the lag when the socket fails.
         if unserved is not None:
             health = attrs.evolve(health, state=HealthState.UNHEALTHY)
-        return health  # noqa: ASYNC910 - whoever raised has been waited for
+        return health
 
     async def _endpoint_problem(self, listed: Collection[ReplicatedDatabase]) -> str | None:
         """Return the problem of the metrics endpoint; None: this replicator serves it."""
-        await trio.lowlevel.checkpoint()
         # The metrics name a database only after its first sync.
         synced = {each.path for each in listed if each.last_sync_at is not None}
         if not synced or trio.current_time() - self._endpoint_seen_at < ENDPOINT_SECONDS:
@@ -347,7 +346,7 @@ class HealthChecker:
         try:
             metrics = await self._read_metrics()
         except ReplicatorError:
-            return judge(  # noqa: ASYNC910 - whoever raised has been waited for
+            return judge(
                 wanted,
                 None,
                 self._history,

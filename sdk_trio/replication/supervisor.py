@@ -275,7 +275,6 @@ class Supervisor:
             ended.set()
 
     async def _supervise(self, lock: int) -> None:
-        await trio.lowlevel.checkpoint()
         failures = 0
         reason: str | None = None
         if self._told_to_begin:
@@ -372,7 +371,7 @@ class Supervisor:
         try:
             other = await self.client.info()
         except ReplicatorError:
-            return  # noqa: ASYNC910 - nobody's answer has been waited for
+            return
         raise ReplicatorError(
             f"process {other.pid} replicates these databases already, and is no child of ours: "
             "stop it, because two replicators of one database spoil its replica"
@@ -465,7 +464,6 @@ class Supervisor:
 
     async def _change_live(self, change: LiveChange, plan: Plan) -> bool:
         """Unregister databases and register others; return whether that worked."""
-        await trio.lowlevel.checkpoint()
         try:
             for path in change.gone:
                 await self.client.unregister(path, seconds=_UNREGISTER_SECONDS)

@@ -359,7 +359,7 @@ class Watcher:
                 await self._look()
                 looked = trio.current_time()
 
-    async def _look(self) -> None:  # noqa: ASYNC910 - a failure was one of an await
+    async def _look(self) -> None:
         """Compare the databases with the last look, and apply a change that is due."""
         try:
             seen = await self._see()
@@ -383,7 +383,6 @@ class Watcher:
 
     async def _apply(self, seen: Mapping[str, str]) -> None:
         if self._told and seen == self._applied:
-            await trio.lowlevel.checkpoint()
             return
         before = self._applied or {}
         databases = databases_of(self._directory, seen)

@@ -290,7 +290,6 @@ class SystemdNotifier:
         with trio.move_on_after(PATIENCE_SECONDS):
             while not self._send(message):  # noqa: ASYNC110 - the kernel tells of no free place
                 await trio.sleep(RETRY_SECONDS)
-            await trio.lowlevel.checkpoint()
 
     def _send(self, message: str) -> bool:
         """Send a message if that can be done at once; return False if the queue is full."""

@@ -241,7 +241,6 @@ class Upgrader:
 
     async def _has_something_to_move(self, left: Sequence[str]) -> bool:
         """Say whether there are data of a single-tenant host; without them no tenant is made."""
-        await trio.lowlevel.checkpoint()
         if DATABASE in left and (self._source() is not None or self._partial.exists()):
             return True
         if DELIVERIES in left and await self._store.upgrade.count_unassigned():
@@ -344,7 +343,6 @@ class Upgrader:
     async def _find_organization(
         self, run: "_Run", tenant: Tenant, marker: UpgradeMarker
     ) -> UpgradeMarker:
-        await trio.lowlevel.checkpoint()
         if not self._wants_organization(tenant):
             return marker
         named = self._options.literal_default_tenant_organization_id
@@ -393,7 +391,6 @@ class Upgrader:
     ) -> KnownOrganizations | None:
         """Read the next bodies; return None when none are left or enough is known."""
         if len(found.seen) >= MOST_ORGANIZATIONS:
-            await trio.lowlevel.checkpoint()
             return None
         bodies = await self._store.upgrade.bodies(tenant_id, after=found.after, limit=BATCH_BODIES)
         for body in bodies:
@@ -481,7 +478,6 @@ class Upgrader:
     # -- planning --------------------------------------------------------------------------------
 
     async def _plan_organization(self, marker: UpgradeMarker | None) -> PlannedStep | None:
-        await trio.lowlevel.checkpoint()
         tenant_id = None if marker is None else marker.tenant_id
         tenant = None if tenant_id is None else await self._finder.stored(tenant_id)
         if not self._wants_organization(tenant):
@@ -514,7 +510,6 @@ class Upgrader:
                 return PlannedStep(step=name, rows=await step.count())
         source = self._source()
         if source is None:
-            await trio.lowlevel.checkpoint()
             return None
         counts = await self._in_thread(count_source, source, trio.from_thread.check_cancelled)
         remark = f"{source}: {counts.tables} tables, {counts.bytes} bytes"
