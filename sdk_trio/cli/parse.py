@@ -12,11 +12,12 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from .._version import __version__
@@ -321,8 +322,8 @@ def _fill_command(parser: Parser, *, command: Command, alone: bool) -> None:
     """Declare the arguments of a command, and those of the settings."""
     if command.arguments:
         module = f"{__package__}.{command.target.partition(':')[0]}"
-        with _describing_alone() if alone else nullcontext():
-            getattr(import_module(module), command.arguments)(parser)
+        group = _half_of(module) if alone else import_module(module)
+        getattr(group, command.arguments)(parser)
     _add_settings(parser)
     parser.set_defaults(
         target=command.target,
@@ -336,32 +337,30 @@ _describing = False
 
 
 def describing() -> bool:
-    """Say whether a group is being imported for the arguments of its commands alone.
+    """Say whether the file of a group runs for the arguments of its commands alone.
 
-    Its file then leaves out the imports that only the commands need: they would make ``--help``
-    several times as slow.
+    It then leaves out the imports that only the commands need: they would make ``--help`` several
+    times as slow.
     """
     return _describing
 
 
-@contextmanager
-def _describing_alone() -> Iterator[None]:
-    """Import groups without what their commands need, and forget these halves of modules."""
+def _half_of(name: str) -> ModuleType:
+    """Return the module of a group without what its commands need.
+
+    It is no module of the program: a command that runs later in this process imports the whole.
+    """
     global _describing
-    # A group may import another one of this package, so all that is new is forgotten, not only the
-    # file that was asked for.
-    before = set(sys.modules)
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    half = module_from_spec(spec)
     _describing = True
     try:
-        yield
+        spec.loader.exec_module(half)
     finally:
         _describing = False
-        # Inner modules first: a package is there as long as its modules are.
-        for name in sorted(set(sys.modules) - before, reverse=True):
-            package, _, module = name.rpartition(".")
-            if name.startswith(f"{__package__}."):
-                vars(sys.modules[package]).pop(module, None)
-                del sys.modules[name]
+    return half
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -421,6 +420,44 @@ def add_bypass(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="suspend although the site manager's email is not verified; counts only while "
         "SuspendUnverifiedTenantsAnyway is true",
+    )
+
+
+def add_identifier(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names a tenant."""
+    parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
+
+
+def add_token(parser: argparse.ArgumentParser, *, removable: bool = False) -> None:
+    """Add the options for the source of an access token."""
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument(
+        "--access-token-env", metavar="NAME", help="the variable that holds its access token"
+    )
+    token.add_argument(
+        "--access-token-file", metavar="FILE", help="the file that holds its access token"
+    )
+    if removable:
+        token.add_argument(
+            "--no-access-token", action="store_true", help="it has none of its own any more"
+        )
+
+
+def add_secret_sources(parser: argparse.ArgumentParser) -> None:
+    """Add the options for sources of webhook secrets."""
+    parser.add_argument(
+        "--webhook-secret-env",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a variable that holds a webhook secret of its own; may be repeated",
+    )
+    parser.add_argument(
+        "--webhook-secret-file",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a file with webhook secrets of its own, one a line; may be repeated",
     )
 
 

@@ -304,6 +304,6 @@ def _nothing() -> None:
 def _exit(status: int) -> None:
     with suppress(OSError, ValueError):
         sys.stderr.flush()
-    # No atexit, no flush of standard output, no wait for threads: each of them may be what hangs.
     logs.flush(FLUSH_SECONDS)
+    # No atexit, no flush of standard output, no wait for threads: each of them may be what hangs.
     os._exit(status)

@@ -10,7 +10,15 @@ from typing import Any
 import attrs
 
 from ..errors import TenantCredentialsError
-from .parse import UsageError, add_format, add_who_and_why, describing
+from .parse import (
+    UsageError,
+    add_format,
+    add_identifier,
+    add_secret_sources,
+    add_token,
+    add_who_and_why,
+    describing,
+)
 
 if not describing():
     import trio
@@ -28,44 +36,6 @@ if not describing():
     from ..tenants.service import TenantService
     from .store import actor_of, run_with_tenants
     from .terminal import print_rows, say
-
-
-def add_identifier(parser: ArgumentParser) -> None:
-    """Add the argument that names a tenant."""
-    parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
-
-
-def add_token(parser: ArgumentParser, *, removable: bool = False) -> None:
-    """Add the options for the source of an access token."""
-    token = parser.add_mutually_exclusive_group()
-    token.add_argument(
-        "--access-token-env", metavar="NAME", help="the variable that holds its access token"
-    )
-    token.add_argument(
-        "--access-token-file", metavar="FILE", help="the file that holds its access token"
-    )
-    if removable:
-        token.add_argument(
-            "--no-access-token", action="store_true", help="it has none of its own any more"
-        )
-
-
-def add_secret_sources(parser: ArgumentParser) -> None:
-    """Add the options for sources of webhook secrets."""
-    parser.add_argument(
-        "--webhook-secret-env",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="a variable that holds a webhook secret of its own; may be repeated",
-    )
-    parser.add_argument(
-        "--webhook-secret-file",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="a file with webhook secrets of its own, one a line; may be repeated",
-    )
 
 
 def named_credentials(arguments: Namespace, before: TenantCredentials) -> TenantCredentials:

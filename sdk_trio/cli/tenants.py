@@ -17,12 +17,14 @@ from .parse import (
     UsageError,
     add_bypass,
     add_format,
+    add_identifier,
+    add_secret_sources,
+    add_token,
     add_who_and_why,
     describing,
     moment_text,
     parse_count,
 )
-from .tenant_credentials import add_identifier, add_secret_sources, add_token
 
 if not describing():
     from ..records.tenants import AuditRecord, Tenant, TenantCredentials, source_to_text

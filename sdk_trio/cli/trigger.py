@@ -140,8 +140,6 @@ def _target(settings: Settings, url: str | None) -> Target:
     if url is None:
         presence = find(settings.storage.path)
         return Target(presence.url, secret_of(settings, presence), _vouching(settings, presence))
-    # For another receiver only the configured secrets can be right: what `dev` has generated is
-    # this directory's.
     return Target(_whole(url, settings.webhooks.path), for_signing(known_secrets(settings)))
 
 

@@ -79,6 +79,9 @@ for command in COMMANDS:
     if main([*command.words.split(), "--help"]):
         sys.exit(command.words)
     loaded = {{name for name in {HEAVY.split()!r} if name in sys.modules}}
+    # A half of a group that stayed would be taken for the whole by the next command.
+    names = {{name for name in sys.modules if name.startswith("sdk_trio.cli.")}}
+    loaded |= names - {{f"sdk_trio.cli.{{name}}" for name in ("main", "parse", "doctor")}}
     if loaded:
         sys.exit(f"{{command.words}}: {{loaded}}")
 """

@@ -136,6 +136,8 @@ class Settings:
         default=3,
         metadata=about("Retries of one upstream call.", minimum=0, maximum=10, live=True),
     )
+    # Null, so that it follows from the others: a fixed time would cut the first attempt where
+    # TimeoutMs is at its maximum (ADR 29).
     total_timeout_ms: int | None = attrs.field(
         default=None,
         metadata=about(
@@ -146,6 +148,7 @@ class Settings:
             live=True,
         ),
     )
+    # Production for every other name: a slip in it must not show errors in full.
     environment: str = attrs.field(
         default=PRODUCTION,
         metadata=about(
@@ -175,6 +178,7 @@ class Settings:
     @property
     def has_access_token(self) -> bool:
         """Return whether there is an access token; one that is blank counts for none."""
+        # An empty variable is what a missing secret of an orchestrator looks like.
         return self.access_token is not None and bool(self.access_token.reveal().strip())
 
     @property

@@ -59,6 +59,7 @@ class UpstreamOptions:
 class ResilienceOptions:
     """Circuit breaker and hedging of the client."""
 
+    # In a row, so that a few failures among many successes do not stop every call.
     circuit_breaker_failure_threshold: int = attrs.field(
         default=5,
         metadata=about("Consecutive failures before the circuit opens.", minimum=1),
@@ -75,6 +76,7 @@ class ResilienceOptions:
             unit="seconds",
         ),
     )
+    # Reads alone: a duplicate of a write would be executed twice.
     hedge_after_ms: int | None = attrs.field(
         default=None,
         metadata=about(
@@ -122,6 +124,7 @@ class ConnectionOptions:
             default_note="no proxy",
         ),
     )
+    # Not in ProxyUrl: URLs end up in logs and messages.
     proxy_credentials_env_var: str = attrs.field(
         default="SDK_PROXY_CREDENTIALS",
         metadata=about(
@@ -130,6 +133,7 @@ class ConnectionOptions:
             required=True,
         ),
     )
+    # In place of the public authorities and not beside them: whoever names one trusts no other.
     ca_file: str | None = attrs.field(
         default=None,
         metadata=about(

@@ -343,12 +343,15 @@ class NotificationsOptions:
         metadata=about("Master toggle; when false the section is ignored."),
     )
     enabled_channels: EnabledChannelsOptions = attrs.field(factory=EnabledChannelsOptions)
+    # An address that was mistyped belongs to somebody else, who would learn of a tenant's
+    # suspension.
     send_to_unverified_email: bool = attrs.field(
         default=False,
         metadata=about(
             "When false, the email channel skips recipients whose email is not verified."
         ),
     )
+    # With the waits below, eight attempts take half an hour on average.
     max_attempts: int = attrs.field(
         default=8,
         metadata=about("Attempts of one message on one channel.", minimum=1),

@@ -30,6 +30,8 @@ class ObjectStoreOptions:
         default=None,
         metadata=about("Address of a compatible store.", form=Form.URL),
     )
+    # Else the bucket's name is put before the host's, and a bare name such as localhost has none
+    # below it.
     force_path_style: bool = attrs.field(
         default=False, metadata=about("Needed by some compatible stores.")
     )
@@ -92,6 +94,7 @@ class SftpOptions:
             required=True,
         ),
     )
+    # Without it any host that answers is trusted; that is a warning at the start.
     host_key: str | None = attrs.field(
         default=None,
         metadata=about("Public key that the host must have.", default_note="any"),
@@ -129,6 +132,7 @@ class ReplicationOptions:
             unit="seconds",
         ),
     )
+    # RetentionDays divided by this is the number of full copies of each database: 720 by default.
     snapshot_interval_minutes: int = attrs.field(
         default=60,
         metadata=about("Time between snapshots.", minimum=1, maximum=1440, unit="minutes"),
@@ -137,6 +141,8 @@ class ReplicationOptions:
         default=30,
         metadata=about("Point-in-time restore window.", minimum=1, maximum=365, unit="days"),
     )
+    # The replicator serves it on 127.0.0.1 without a password, and Go's profiler as well: every
+    # user of the machine can ask it.
     metrics_port: int = attrs.field(
         default=9090,
         metadata=about("Port of the replicator's metrics endpoint.", minimum=1024, maximum=65_535),
@@ -145,6 +151,7 @@ class ReplicationOptions:
         default=True,
         metadata=about("Query the metrics endpoint and report the lag."),
     )
+    # Counted from when a sync is due, so up to SyncIntervalSeconds more may be missing.
     health_check_max_lag_seconds: int = attrs.field(
         default=30,
         metadata=about(
@@ -178,6 +185,7 @@ class ReplicationOptions:
         default=timedelta(seconds=2),
         metadata=about("Collapses bursts of events into one regeneration."),
     )
+    # Less work than a process of its own, which goes on replicating while the daemon is restarted.
     supervise: bool = attrs.field(
         default=False,
         metadata=about("Run the replicator as our own child instead of signalling another's."),
@@ -238,6 +246,7 @@ class SingleTenantUpgradeOptions:
             required=True,
         ),
     )
+    # An organization is one tenant's: deliveries that name several cannot say which.
     literal_default_tenant_organization_id: str | None = attrs.field(
         default=None,
         metadata=about(
@@ -250,10 +259,12 @@ class SingleTenantUpgradeOptions:
         default=True,
         metadata=about("Refuse to run unless the host has signalled quiescence."),
     )
+    # The steps go on from where they were, but a copy of the database begins anew: it has to fit.
     max_run_duration: timedelta = attrs.field(
         default=timedelta(minutes=30),
         metadata=about("Hard wall-clock cap of the upgrade.", minimum=1, unit="seconds"),
     )
+    # Copied and never removed: the operator does that when nobody needs it any more.
     source_database: str | None = attrs.field(
         default=None,
         metadata=about(
@@ -285,10 +296,12 @@ class TenantStatusOptions:
         default=True,
         metadata=about("Refuse to suspend a tenant whose site manager's email is not verified."),
     )
+    # The setting allows it, each call has to ask for it, and the audit trail names the setting.
     suspend_unverified_tenants_anyway: bool = attrs.field(
         default=False,
         metadata=about("Allow the per-call bypass of the requirement above."),
     )
+    # Until then a deleted tenant can be made active again.
     deleted_tenant_retention_days: int = attrs.field(
         default=90,
         metadata=about(

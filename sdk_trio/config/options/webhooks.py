@@ -18,6 +18,8 @@ class QueueOptions:
         default=1000,
         metadata=about("Events that wait in memory; a full queue answers 503.", minimum=1),
     )
+    # While as many runs hang as there are workers, no other queued event runs: tenants share them,
+    # too.
     workers: int = attrs.field(default=8, metadata=about("Worker tasks.", minimum=1, maximum=1024))
     max_attempts: int = attrs.field(
         default=8,
@@ -56,6 +58,7 @@ class ReconciliationOptions:
         default=15,
         metadata=about("Time between passes.", minimum=1, maximum=1440, unit="minutes"),
     )
+    # Further back the inbox has forgotten what it has handled, and would handle it again.
     max_lookback_hours: int = attrs.field(
         default=24,
         metadata=about(
@@ -65,6 +68,7 @@ class ReconciliationOptions:
             unit="hours",
         ),
     )
+    # An organization may have further endpoints, whose deliveries are not this receiver's.
     endpoint_ids: tuple[str, ...] = attrs.field(
         default=(),
         metadata=about(
@@ -99,10 +103,13 @@ class WebhooksOptions:
         default="/hooks/sdk",
         metadata=about("Route that receives deliveries.", form=Form.ROUTE, required=True),
     )
+    # The scheme of the sender counts, not that of the hop behind the proxy.
     require_https: bool = attrs.field(
         default=True,
         metadata=about("Requests that are not HTTPS are rejected with 400, not redirected."),
     )
+    # A captured delivery stays valid for so long, and the memory of ids is what stops it: they have
+    # to be remembered for longer.
     tolerance_seconds: int = attrs.field(
         default=300,
         metadata=about(
@@ -119,6 +126,7 @@ class WebhooksOptions:
             "Startup fails if any known event type has no handler; otherwise a warning."
         ),
     )
+    # Senders do both: some sign with the decoded key, some with the text, and Auto accepts either.
     key_derivation: KeyDerivation = attrs.field(
         default=KeyDerivation.AUTO,
         metadata=about(
@@ -156,6 +164,7 @@ class WebhooksOptions:
         ),
     )
     queue: QueueOptions = attrs.field(factory=QueueOptions)
+    # Answered 200 then, because senders disable an endpoint that goes on failing.
     inline_max_attempts: int = attrs.field(
         default=5,
         metadata=about(
@@ -172,6 +181,7 @@ class WebhooksOptions:
         default=30,
         metadata=about("How long bodies are kept.", minimum=1, unit="days"),
     )
+    # By the sender's address: without TrustedProxies everybody behind a proxy has the proxy's.
     allowed_source_ip_ranges: tuple[str, ...] = attrs.field(
         default=(),
         metadata=about(
@@ -202,6 +212,8 @@ class WebhooksOptions:
 class SimulatorOptions:
     """The simulator, which Development alone maps."""
 
+    # A variable of its own, because whoever reaches the simulator has it sign anything: with a
+    # secret that another installation verifies with, that could be sent on (ADR 27).
     secret_env_var: str | None = attrs.field(
         default=None,
         metadata=about(
