@@ -120,7 +120,7 @@ DECISIONS = {
     "sdk_trio.client.pages": "Page read_page with_page start_page",
     "sdk_trio.client.pipeline": "ClientConfig plan_of join_base origin_of token_problem",
     "sdk_trio.notifications.pump": "Pace",
-    "sdk_trio.notifications.send": "classify_response accepted document_of explained",
+    "sdk_trio.notifications.send": "RetrySchedule ending_of interrupted classify_response",
     "sdk_trio.replication.manifest": "render_manifest replica_path replica_url child_environment",
     "sdk_trio.replication.plan": "live_change difference with_control_socket",
     "sdk_trio.replication.replica": "parse_files parse_plan why_impossible find_gap",
