@@ -39,8 +39,7 @@ if not describing():
     from ..replication.supervisor import Supervisor
     from ..replication.verification import Verification, Verifier
     from ..replication.verification_schedule import VerificationKeeper
-    from ..replication.watch import find_databases
-    from ..runtime.replication import render_for
+    from ..replication.watch import find_databases, render_for
     from ..storage.data_directory import create_data_directory, keep_files_private
     from ..storage.open import open_store
     from ..tenants.databases import databases_directory

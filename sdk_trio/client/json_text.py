@@ -69,6 +69,7 @@ def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
     try:
         if not is_read:
             value = _read_otherwise(content, max_depth)
+        # msgspec and Python bound the depth by their stacks alone.
         if max_depth < MAX_DEPTH and _is_deeper(value, max_depth):
             fault = f"nested deeper than {max_depth}"
     except UnreadableJsonError as error:

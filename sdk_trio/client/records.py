@@ -150,6 +150,7 @@ def _models_of(origin: Origin) -> frozenset[str]:
         return frozenset()
     if isinstance(origin, str):
         return _members(RESULTS.get(origin, origin))
+    # Followed up to the operation only when it is asked for, which is where a field is absent.
     parent, name = origin
     models = (_fields_of(model).get(name, "") for model in _models_of(parent))
     return frozenset[str]().union(*map(_members, models))

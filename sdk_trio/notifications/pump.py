@@ -26,8 +26,16 @@ from ..base.throttle import TokenBucket
 from ..errors import StoreUnavailableError
 from ..records.notifications import NotificationRecord, NotificationState, SendResult
 from ..storage.ports import NotificationStore
-from .schedule import RetrySchedule, ending_of, interrupted
-from .send import Again, Ambiguous, Channel, Outcome, log_fault
+from .send import (
+    Again,
+    Ambiguous,
+    Channel,
+    Outcome,
+    RetrySchedule,
+    ending_of,
+    interrupted,
+    log_fault,
+)
 
 _log = get_logger("notifications")
 

@@ -18,10 +18,13 @@ from typing import Any, Final, Protocol
 import trio
 
 from ..base.logs import get_logger
+from ..config import Settings
 from ..errors import ReplicationError, SdkError
 from ..records.tenants import Tenant, TenantStatus
+from ..tenants.databases import databases_directory
 from ..tenants.feed import TransitionFeed
-from .manifest import ManifestWriter, TenantDatabaseFile
+from .control import control_socket_path
+from .manifest import ManifestWriter, TenantDatabaseFile, is_large_fleet, render_manifest
 
 # linux/fcntl.h and linux/stat.h
 _AT_FDCWD: Final = -100
@@ -191,6 +194,56 @@ RETRY_SECONDS = 5.0
 
 #: Time after which a replicator that did not reload is asked again, in seconds.
 RETELL_SECONDS = 30.0
+
+#: Sync interval that the warning about a large fleet suggests, in seconds: each busy database makes
+#: a request to the target every interval, and object stores bill them.
+_FLEET_SYNC_SECONDS = 10
+
+
+class ManifestRenderer:
+    """Renders manifests, and warns once of a fleet that is large for its sync interval."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._warned = False
+
+    def __call__(self, databases: Sequence[TenantDatabaseFile]) -> str:
+        """Return the manifest of these databases; see :func:`render_for`."""
+        options = self._settings.multi_tenant.file_db.replication
+        sync = options.sync_interval_seconds
+        costly = is_large_fleet(options, len(databases)) and sync < _FLEET_SYNC_SECONDS
+        if costly and not self._warned:
+            self._warned = True
+            _log.warning(
+                "replication.fleet_is_large",
+                databases=len(databases),
+                detail=f"each busy database makes a request every {sync} s: SyncIntervalSeconds of "
+                f"{_FLEET_SYNC_SECONDS} or more costs less",
+            )
+        return render_for(self._settings, databases)
+
+
+def render_for(settings: Settings, databases: Sequence[TenantDatabaseFile]) -> str:
+    """Return the manifest of these databases, with the control socket that reports their lag.
+
+    Args:
+        settings: with ``UseReplication``; relative paths start in the current directory.
+        databases: those of the active tenants.
+
+    Raises:
+        ReplicatorError: the socket's path would be too long.
+        ValueError: as of :func:`~sdk_trio.replication.manifest.render_manifest`.
+    """
+    options = settings.multi_tenant.file_db.replication
+    directory = str(databases_directory(settings).absolute())
+    return render_manifest(
+        options,
+        databases,
+        # The replicator may be started in another directory, where a relative path of the settings
+        # would be another place.
+        working_directory=os.getcwd(),
+        socket_path=control_socket_path(directory),
+    )
 
 
 class Reloader(Protocol):

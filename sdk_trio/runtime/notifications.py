@@ -19,8 +19,7 @@ from ..notifications.channels.email import EmailSender
 from ..notifications.channels.sms import SmsSender
 from ..notifications.channels.webhook import WebhookSender
 from ..notifications.pump import RESULTS, ChannelLimits, NotificationPump
-from ..notifications.schedule import RetrySchedule
-from ..notifications.send import Channel, Poster, ReadVariable
+from ..notifications.send import Channel, Poster, ReadVariable, RetrySchedule
 from ..storage.ports import Store
 from ..tenants.tenancy import TenantRuntime
 from ..webhooks.signed_request import sign_body

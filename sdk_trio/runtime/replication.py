@@ -4,8 +4,7 @@ They are siblings of the other parts in the runtime's nursery, and show their st
 (docs/reference/metrics.md).
 """
 
-import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import attrs
@@ -16,29 +15,27 @@ from ..config import Settings
 from ..replication.control import control_socket_path
 from ..replication.health import HealthState, ReplicationHealth
 from ..replication.health_check import HealthChecker, LagSurveyor
-from ..replication.manifest import (
-    ManifestWriter,
-    TenantDatabaseFile,
-    is_large_fleet,
-    render_manifest,
-)
+from ..replication.manifest import ManifestWriter
 from ..replication.plan import SupervisorTimeouts
 from ..replication.replica import ReplicaReader
 from ..replication.running_replicator import Signaler
 from ..replication.supervisor import Supervisor
 from ..replication.verification import Verifier
 from ..replication.verification_schedule import VerificationKeeper, VerificationScheduler
-from ..replication.watch import Reloader, TenantList, WatchedTenants, Watcher, find_databases
+from ..replication.watch import (
+    ManifestRenderer,
+    Reloader,
+    TenantList,
+    WatchedTenants,
+    Watcher,
+    find_databases,
+)
 from ..storage.data_directory import create_data_directory
 from ..storage.ports import Inbox
 from ..tenants.databases import databases_directory
 from ..webhooks.companion import Part
 
 _log = get_logger("replication")
-
-#: Sync interval that the warning about a large fleet suggests, in seconds: each busy database makes
-#: a request to the target every interval, and object stores bill them.
-_FLEET_SYNC_SECONDS = 10
 
 
 def sample_replication(health: ReplicationHealth | None) -> tuple[Sample, ...]:
@@ -96,55 +93,10 @@ def build_watcher(
     return Watcher(
         tenants,
         databases_directory(settings),
-        render=_Renderer(settings),
+        render=ManifestRenderer(settings),
         writer=ManifestWriter(Path(options.config_output_path)),
         reloader=supervisor or Signaler(Path(options.replicator_pid_file_path)),
         window=options.auto_regenerate_debounce_window.total_seconds(),
-    )
-
-
-class _Renderer:
-    """Renders manifests, and warns once of a fleet that is large for its sync interval."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._warned = False
-
-    def __call__(self, databases: Sequence[TenantDatabaseFile]) -> str:
-        options = self._settings.multi_tenant.file_db.replication
-        sync = options.sync_interval_seconds
-        costly = is_large_fleet(options, len(databases)) and sync < _FLEET_SYNC_SECONDS
-        if costly and not self._warned:
-            self._warned = True
-            _log.warning(
-                "replication.fleet_is_large",
-                databases=len(databases),
-                detail=f"each busy database makes a request every {sync} s: SyncIntervalSeconds of "
-                f"{_FLEET_SYNC_SECONDS} or more costs less",
-            )
-        return render_for(self._settings, databases)
-
-
-def render_for(settings: Settings, databases: Sequence[TenantDatabaseFile]) -> str:
-    """Return the manifest of these databases, with the control socket that reports their lag.
-
-    Args:
-        settings: with ``UseReplication``; relative paths start in the current directory.
-        databases: those of the active tenants.
-
-    Raises:
-        ReplicatorError: the socket's path would be too long.
-        ValueError: as of :func:`~sdk_trio.replication.manifest.render_manifest`.
-    """
-    options = settings.multi_tenant.file_db.replication
-    directory = str(databases_directory(settings).absolute())
-    return render_manifest(
-        options,
-        databases,
-        # The replicator may be started in another directory, where a relative path of the settings
-        # would be another place.
-        working_directory=os.getcwd(),
-        socket_path=control_socket_path(directory),
     )
 
 

@@ -117,6 +117,7 @@ class Runtime:
         # that.
         if standalone is None:
             standalone = client is None and not settings.has_access_token
+        # Made before the receiver, whose services hand it out; opened when the runtime runs.
         self._client = None if standalone else client or make_client(settings)
         self._reconciles = settings.webhooks.reconciliation.enabled
         if self._reconciles and self._client is None:
@@ -333,6 +334,7 @@ class Runtime:
         self._stop_wanted.set()
         self._leaving.cancel()
         if self.replication is not None:
+            # The child has a shield of its own, which cancelling our scope does not open.
             self.replication.force()
         self._scope.cancel()
 

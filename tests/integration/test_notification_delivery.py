@@ -23,8 +23,7 @@ from support.notified import LEASE, FakeChannel, Stores, states, stores_of, tran
 from support.waiting import until
 
 from sdk_trio.notifications.pump import ChannelLimits, NotificationPump
-from sdk_trio.notifications.schedule import RetrySchedule
-from sdk_trio.notifications.send import Outcome, Sent
+from sdk_trio.notifications.send import Outcome, RetrySchedule, Sent
 from sdk_trio.records.notifications import NotificationState, SendResult
 from sdk_trio.runtime.notifications import make_channels
 

@@ -18,8 +18,15 @@ from sdk_trio.notifications.pump import (
     ChannelLimits,
     NotificationPump,
 )
-from sdk_trio.notifications.schedule import RetrySchedule
-from sdk_trio.notifications.send import Again, Ambiguous, Outcome, Refused, Sent, Skipped
+from sdk_trio.notifications.send import (
+    Again,
+    Ambiguous,
+    Outcome,
+    Refused,
+    RetrySchedule,
+    Sent,
+    Skipped,
+)
 from sdk_trio.storage.memory.inbox import MemoryInbox
 
 TERMS = {"lease_seconds": 75.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}

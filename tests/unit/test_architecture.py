@@ -111,6 +111,29 @@ SMALL = {
     "sdk_trio.testing.notifications": "one subject of the kit, loaded when it is used",
 }
 
+#: Decisions in files that also do what was decided. Whole modules of decisions are in the import
+#: contract in pyproject.toml instead.
+DECISIONS = {
+    "sdk_trio.client.layers.admission": "LimitPolicy RateLimiter",
+    "sdk_trio.client.layers.breaker": "BreakerPolicy CircuitBreaker outcome_of_status",
+    "sdk_trio.client.layers.retry": "RetryPolicy RetryBudget may_retry_status may_retry_failure",
+    "sdk_trio.client.pages": "Page read_page with_page start_page",
+    "sdk_trio.client.pipeline": "ClientConfig plan_of join_base origin_of token_problem",
+    "sdk_trio.notifications.pump": "Pace",
+    "sdk_trio.notifications.send": "RetrySchedule ending_of interrupted classify_response",
+    "sdk_trio.replication.manifest": "render_manifest replica_path replica_url child_environment",
+    "sdk_trio.replication.plan": "live_change difference with_control_socket",
+    "sdk_trio.replication.replica": "parse_files parse_plan why_impossible find_gap",
+    "sdk_trio.replication.verification": "VerificationState state_from_text",
+    "sdk_trio.replication.watch": "Debounce",
+    "sdk_trio.runtime.reload": "plan_reload",
+    "sdk_trio.runtime.systemd": "read_environment with_inherited_sockets",
+    "sdk_trio.tenants.service": "in_status audit_of refused outbox_of",
+    "sdk_trio.tenants.upgrade": "choose_tenant step_names remaining_steps begin enter leave finish",
+}
+
+#: Modules that wait, know the time, throw dice or know the machine.
+WORLD = {"apsw", "httpx", "hypercorn", "os", "random", "socket", "time", "trio"}
 
 #: Above this, remarks have become a habit: the rule or the code is wrong.
 MOST_REMARKS = 60
@@ -143,6 +166,18 @@ def test_imports_inside_functions_are_doors_only():
     )
     closed = set(DOORS) - set(inside)
     assert not closed, f"take out of DOORS what imports nothing inside a function: {closed}"
+
+
+@pytest.mark.parametrize("module", DECISIONS)
+def test_a_decision_takes_clock_randomness_and_environment_as_arguments(module):
+    body = ast.parse(FILES[module].read_text(encoding="utf-8")).body
+    found = {node.name: node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    gone = [name for name in DECISIONS[module].split() if name not in found]
+    assert not gone, f"name in DECISIONS what {module} has now: {gone}"
+    for name in DECISIONS[module].split():
+        # A name that is read, not the ``time`` of an attribute or of an argument.
+        used = {each.id for each in ast.walk(found[name]) if isinstance(each, ast.Name)} & WORLD
+        assert not used, f"{module}.{name} uses {used}: give it the value as an argument"
 
 
 def test_small_files_have_a_reason():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-PICTURE, WALK = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)[1:3]
+PICTURE, WALK, OTHER_WALKS = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)[1:4]
 
 
 def test_the_files_that_it_names_are_there():
@@ -36,3 +36,15 @@ def test_the_way_of_a_delivery_leads_through_functions_that_are_there():
         for name in first.split("."):
             assert re.search(rf"\b(def|class) {name}\b", source), (path, name)
     assert len({path for path, _ in steps}) <= 7
+
+
+def test_the_other_ways_lead_through_files_that_are_there():
+    steps = re.findall(r"^ +([a-z]+)/(\w+\.py) +(\w+)", OTHER_WALKS, re.MULTILINE)
+    assert len(steps) == 9
+    for room, file, first in steps:
+        source = (ROOT / "sdk_trio" / room / file).read_text("utf-8")
+        assert re.search(rf"\b(def|class) {first}\b", source), (file, first)
+    names = set(re.findall(r"[\w/]+\.py", OTHER_WALKS))
+    there = {str(path) for path in (ROOT / "sdk_trio").rglob("*.py")}
+    gone = [name for name in names if not any(path.endswith(f"/{name}") for path in there)]
+    assert not gone

@@ -5,8 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.notifications.pump import Pace
-from sdk_trio.notifications.schedule import MAX_REASON_LENGTH, RetrySchedule, ending_of, interrupted
-from sdk_trio.notifications.send import Again, Ambiguous, Outcome, Refused, Sent, Skipped
+from sdk_trio.notifications.send import (
+    MAX_REASON_LENGTH,
+    Again,
+    Ambiguous,
+    Outcome,
+    Refused,
+    RetrySchedule,
+    Sent,
+    Skipped,
+    ending_of,
+    interrupted,
+)
 from sdk_trio.records.notifications import NotificationId, NotificationState, parse_notification_id
 from sdk_trio.runtime.notifications import sample_notifications
 from sdk_trio.runtime.wiring import Sample

@@ -187,6 +187,8 @@ class RetryLayer(CallLayer):
         failures = 0
         paid: float | None = None  # for the attempt that comes next; the first one is free
         while True:
+            # Compared below: a hedge or the breaker may or may not have sent something, and only
+            # the count tells.
             sent = call.attempts
             try:
                 last: httpx.Response | ConnectionFailedError = await self.next.send(call, kind)
@@ -389,6 +391,8 @@ class HedgeLayer(CallLayer):
             and first.error.kind is not FailureKind.REFUSED
         ):
             return False
+        # A hedge never waits for its turn: it would delay the calls behind it, for a request that
+        # may not be needed.
         if self._clock() >= call.deadline or not self._gate.admit_now(call):
             return False
         if self._budget.withdraw() is not None:

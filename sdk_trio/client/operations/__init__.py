@@ -174,6 +174,8 @@ def _unknown(text: str) -> UnknownOperationError:
     # The portal has resources and no operation of its own, so no row names it.
     if any(_letters(resource) == letters for resource in {*by_resource, "customer_portal"}):
         return UnknownOperationError(f"{text} is a resource; it has: {_listed(below)}", below)
+    # Somebody who types the beginning of a name wants to see how it goes on; only then comes a
+    # guess.
     near = below or _near(letters, by_resource)
     shown = _listed(near[:_SHOWN]) + (", ..." if len(near) > _SHOWN else "")
     hint = f"; did you mean {shown}?" if near else ""
