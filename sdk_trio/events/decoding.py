@@ -8,8 +8,9 @@ fit is *drift*, which is reported and dispatched all the same.
 The organization of an event is read from its data, or guessed from a body that nobody has verified.
 """
 
+import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
@@ -18,8 +19,8 @@ import attrs
 import msgspec
 
 from ..errors import DeliveryDecodingError
-from .catalog import DEFAULT_CATALOG, Catalog
-from .event import Event, Payload, Time, UnknownEvent, keep_raw
+from .catalog import DEFAULT_CATALOG, Catalog, EventType
+from .event import Event, Payload, Time, UnknownEvent, keep_document, keep_raw, make_event
 from .values import UNFIT, NotJsonError, decoder_for, fit, identifier_in, legible, members_of
 
 #: Characters of a type: the upstream's have up to 30, and each is kept, counted and logged.
@@ -53,6 +54,86 @@ class LegibleEnvelope(Envelope, frozen=True, gc=False):
     changes: tuple[str, ...] = ()
 
 
+class _Identified(msgspec.Struct, frozen=True, gc=False):
+    id: str = ""
+
+
+class Outline(msgspec.Struct, frozen=True, gc=False):
+    """The members that decide where an event goes, of a body that holds no surprise.
+
+    It is read in the time of an :class:`Envelope`, and knows the subject; ``data`` itself is read
+    once more from the body. Of a *document* (see :class:`Documents`) ``data`` is the typed payload.
+    """
+
+    type: _TypeName
+    timestamp: Time | None = None
+    api_version: str | None = None
+    data: Any = msgspec.UNSET
+
+
+class _PlainOutline(Outline, frozen=True, gc=False, kw_only=True):
+    data: _Identified
+
+
+def _build_document_decoder(data_class: type[Any]) -> msgspec.json.Decoder[Any]:
+    document = msgspec.defstruct(
+        "Document",
+        [("data", data_class)],
+        bases=(Outline,),
+        frozen=True,
+        gc=False,
+        kw_only=True,
+    )
+    return msgspec.json.Decoder(document)
+
+
+#: Returns the compiled decoder of a whole body whose ``data`` has the given class.
+_document_decoder_for: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(
+    _build_document_decoder
+)
+
+#: Finds the type where nearly all senders put it: at the beginning, without an escape.
+_opening_type = re.compile(rb'\s*+\{\s*+"type"\s*+:\s*+"([^"\\]{1,256})"').match
+
+
+class Documents:
+    """Decoders of whole bodies, for types whose events are wanted at once.
+
+    The outline and the typed payload are then read in one pass instead of two.
+
+    Args:
+        rows: their rows of the catalogue. Those whose class does not read ``data.id`` as it was
+            sent are left out, because the subject is taken from there.
+    """
+
+    def __init__(self, rows: Iterable[EventType]) -> None:
+        self._decoders = {
+            row.wire_type.encode(): (row.wire_type, _document_decoder_for(row.data_class))
+            for row in rows
+            if _reads_id_as_sent(row.data_class)
+        }
+
+    def decode(self, raw: bytes) -> Outline | None:
+        """Return the document of a body in UTF-8; None if its type or payload is another."""
+        opening = _opening_type(raw)
+        wanted = None if opening is None else self._decoders.get(opening[1])
+        if wanted is None:
+            return None
+        try:
+            document: Outline = wanted[1].decode(raw)
+        except Exception:  # a type of the application may raise anything
+            return None
+        # Of a member that comes twice, the last one counts.
+        return document if document.type == wanted[0] else None
+
+
+def _reads_id_as_sent(data_class: type[Any]) -> bool:
+    if not issubclass(data_class, Payload) or hasattr(data_class, "__post_init__"):
+        return False
+    fields = {field.name: field for field in msgspec.structs.fields(data_class)}
+    return fields["id"].encode_name == "id" and fields["id"].type is str
+
+
 @attrs.frozen
 class Drift:
     """One value that does not fit the class of its event's data.
@@ -81,6 +162,23 @@ def plain_envelope(raw: bytes) -> Envelope | None:
         # Any kind: bytes of a sender must never end in an answer that tells checks apart.
         return None
     return envelope
+
+
+def plain_outline(raw: bytes, documents: Documents | None = None) -> Outline | None:
+    """Return the outline of a body without surprises, as nearly all are; else None.
+
+    ``documents`` are those whose payload is wanted at once. Whatever it is None for may have an
+    envelope all the same; it agrees with :func:`plain_envelope` and :func:`subject_of`.
+    """
+    try:
+        if not raw.isascii():
+            raw.decode()  # the decoder skips over the text of members it was not asked for
+        document = None if documents is None else documents.decode(raw)
+        outline: Outline = document or decoder_for(_PlainOutline).decode(raw)
+    except Exception:
+        # Any kind: bytes of a sender must never end in an answer that tells checks apart.
+        return None
+    return outline
 
 
 def decode_envelope(raw: bytes) -> Envelope:
@@ -128,7 +226,7 @@ def _close_look(raw: bytes) -> Envelope:
 
 
 def decode_event(
-    envelope: Envelope,
+    envelope: Envelope | Outline,
     *,
     webhook_id: str,
     raw: bytes,
@@ -143,7 +241,7 @@ def decode_event(
     """Return the typed event; never raises for what a sender can send.
 
     Args:
-        envelope: of :func:`decode_envelope` for the same ``raw``.
+        envelope: of :func:`decode_envelope` or :func:`plain_outline` for the same ``raw``.
         webhook_id: the ``webhook-id`` header.
         raw: the exact body, kept as it is.
         header_timestamp: the signed header, in Unix seconds; stands in for an unfit ``timestamp``.
@@ -166,29 +264,46 @@ def decode_event(
         for change in envelope.changes:
             report("", f"JSON that strict decoders refuse: {change}; raw has it as it was sent")
     row = catalog.by_type(envelope.type)
-    if row is None:
-        # A type that is new at the upstream is no error: a fallback handles it, or it is parked.
-        event_class: type[Event[Any]] = UnknownEvent
-        data = _decode_data(Payload, envelope.data_raw, report)
+    # A type that is new at the upstream is no error: a fallback handles it, or it is parked.
+    event_class: type[Event[Any]] = UnknownEvent if row is None else row.event_class
+    data_class = Payload if row is None else row.data_class
+    if isinstance(envelope, Outline):
+        data = _payload_of(envelope, data_class, raw, report)
     else:
-        event_class = row.event_class
-        data = _decode_data(row.data_class, envelope.data_raw, report)
+        data = _decode_data(data_class, envelope.data_raw, report)
     timestamp = envelope.timestamp
     if timestamp is None:
         report("timestamp", "absent, or no RFC 3339 time with an offset; the header's is used")
         timestamp = _moment(header_timestamp)
-    return event_class(
-        webhook_id=webhook_id,
-        key=key or webhook_id,
-        type=envelope.type,
-        timestamp=timestamp,
-        data=data,
-        raw=raw,
-        attempt=attempt,
-        received_at=_moment(received_at),
-        tenant=tenant,
-        api_version=envelope.api_version,
+    return make_event(
+        event_class,
+        webhook_id,
+        envelope.type,
+        timestamp,
+        data,
+        raw,
+        attempt,
+        _moment(received_at),
+        tenant,
+        envelope.api_version,
+        key or webhook_id,
     )
+
+
+def _payload_of(
+    outline: Outline, data_class: type[Any], raw: bytes, report: Callable[[str, str], None]
+) -> Any:
+    data = outline.data
+    if isinstance(data, _Identified):
+        try:
+            data = _document_decoder_for(data_class).decode(raw).data
+        except Exception:  # a type of the application may raise anything
+            return _decode_data(data_class, decode_envelope(raw).data_raw, report)
+    if isinstance(data, Payload):
+        keep_document(data, raw)
+        if not data.id:
+            report("data.id", "absent or empty")
+    return data
 
 
 def _decode_data(
@@ -226,8 +341,10 @@ class _Subject(msgspec.Struct, frozen=True, gc=False):
     id: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
-def subject_of(envelope: Envelope) -> str | None:
+def subject_of(envelope: Envelope | Outline) -> str | None:
     """Return ``data.id`` without decoding the rest; a number as text, None when there is none."""
+    if isinstance(envelope, Outline):
+        return envelope.data.id or None
     try:
         subject: _Subject = decoder_for(_Subject).decode(envelope.data_raw)
     except UNFIT:

@@ -6,6 +6,7 @@ import msgspec
 import trio
 
 from ..events import Envelope, decode_envelope, plain_envelope
+from ..events.decoding import Outline
 from ..records.deliveries import DeliveryRecord, NewDelivery
 
 #: Bodies above this are looked at closely in a thread: at half a second for a megabyte, it would
@@ -20,7 +21,7 @@ class VerifiedDelivery(msgspec.Struct, frozen=True, gc=False):
     """
 
     delivery: NewDelivery
-    envelope: Envelope
+    envelope: Envelope | Outline
     earlier_attempts: int = 0
 
 

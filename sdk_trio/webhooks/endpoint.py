@@ -17,6 +17,7 @@ from ..base.http import SHORTCUT, DirectRequest, Expiry, Receive, RequestTemplat
 from ..base.logs import Throttle, get_logger
 from ..config import Secret, Settings
 from ..errors import StoreUnavailableError
+from ..events.decoding import Documents
 from . import answers
 from .answers import Answer
 from .arrival import VerifiedDelivery
@@ -123,10 +124,14 @@ class _Passed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ways(NamedTuple):
-    """The two ways of a verified delivery, which exist while the store is open."""
+    """The two ways of a verified delivery, which exist while the store is open.
+
+    ``documents`` are the types that an inline handler takes: their payload is wanted at once.
+    """
 
     runner: DeliveryRunner
     queue: WorkerPool
+    documents: Documents | None = None
 
 
 class Endpoint:
@@ -318,7 +323,12 @@ class Endpoint:
         webhook_id = None
         try:
             verified = await self.verification.verify(
-                request, body, rules.keyring, tolerance=rules.tolerance, now=self._clock()
+                request,
+                body,
+                rules.keyring,
+                tolerance=rules.tolerance,
+                now=self._clock(),
+                documents=None if self.ways is None else self.ways.documents,
             )
             if isinstance(verified, Unverified):
                 refused = self._reject(verified.cause, verified.detail, request, **verified.fields)
@@ -355,7 +365,7 @@ class Endpoint:
                 _log.warning("webhook.refused", cause=cause, **extra)
             await trio.lowlevel.checkpoint()
             return answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
-        runner, queue = self.ways
+        runner, queue, _ = self.ways
         delivery = arrival.delivery
         handler = runner.handlers.find(delivery.type)
         # Nearly all deliveries have no tenant: what is asked of each is asked without a call.

@@ -354,7 +354,9 @@ class WebhookReceiver:
                     await _start(beside, may_end, "the sending of notifications", companion)
                 await start("the queue", running.queue.run)
                 self._running = running
-                self._endpoint.ways = Ways(running.runner, running.queue)
+                self._endpoint.ways = Ways(
+                    running.runner, running.queue, running.runner.handlers.documents
+                )
                 task_status.started()
                 await running.queue.ended.wait()
             nursery.cancel_scope.cancel()

@@ -14,6 +14,7 @@ import attrs
 
 from ..errors import HandlerRegistrationError, MissingHandlersError
 from ..events import DEFAULT_CATALOG, Catalog, Event, EventType
+from ..events.decoding import Documents
 from .outcomes import describe_error, is_interrupt
 from .services import Services
 
@@ -104,6 +105,13 @@ class BoundHandlers:
     catalog: Catalog
     by_type: dict[str, BoundHandler]
     fallback: BoundHandler | None
+
+    @property
+    def documents(self) -> Documents:
+        """Return the decoders of the types that have an inline handler of their own."""
+        inline = [wire_type for wire_type, handler in self.by_type.items() if not handler.enqueue]
+        rows = (self.catalog.by_type(wire_type) for wire_type in inline)
+        return Documents(row for row in rows if row is not None)
 
     def find(self, event_type: str) -> BoundHandler | None:
         """Return the handler of ``event_type``, else the fallback, else None."""

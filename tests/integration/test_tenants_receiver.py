@@ -3,7 +3,7 @@
 import json
 import secrets
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from sdk_trio import (
 from sdk_trio.config import Secret, Settings
 from sdk_trio.config.options import MultiTenantOptions
 from sdk_trio.events import OrderPaidEvent, plain_envelope
+from sdk_trio.events.decoding import plain_outline
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.storage.open import open_inbox
 from sdk_trio.tenants import EnvironmentVariable, TenantService
@@ -436,11 +437,15 @@ async def test_a_body_is_not_decoded_before_it_is_verified(
 ) -> None:
     decoded = []
 
-    def count(raw: bytes) -> Any:
-        decoded.append(raw)
-        return plain_envelope(raw)
+    def counting(decode: Callable[..., Any]) -> Callable[..., Any]:
+        def count(raw: bytes, *more: Any) -> Any:
+            decoded.append(raw)
+            return decode(raw, *more)
 
-    monkeypatch.setattr("sdk_trio.webhooks.verify.plain_envelope", count)
+        return count
+
+    for decode in (plain_envelope, plain_outline):
+        monkeypatch.setattr(f"sdk_trio.webhooks.verify.{decode.__name__}", counting(decode))
     async with app_with_two_tenants(tmp_path, Seen().registry()) as (app, keys):
         assert (await app.deliver(signed(keys["b"], "org_a"))).status == 400
         assert decoded == []

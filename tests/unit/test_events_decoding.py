@@ -5,6 +5,7 @@ import json
 import math
 import re
 import threading
+import types
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -18,6 +19,7 @@ from sdk_trio.errors import DeliveryDecodingError
 from sdk_trio.events import (
     DEFAULT_CATALOG,
     Drift,
+    Envelope,
     Event,
     Order,
     OrderPaidEvent,
@@ -28,7 +30,13 @@ from sdk_trio.events import (
     decode_event,
     subject_of,
 )
-from sdk_trio.events.decoding import MAX_DRIFTS, MAX_TYPE_LENGTH
+from sdk_trio.events.decoding import (
+    MAX_DRIFTS,
+    MAX_TYPE_LENGTH,
+    Documents,
+    Outline,
+    plain_outline,
+)
 from sdk_trio.events.samples import sample, sample_body
 from sdk_trio.events.values import (
     MAX_DEPTH,
@@ -43,11 +51,37 @@ NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 TYPES = [row.wire_type for row in DEFAULT_CATALOG]
 
 
+DOCUMENTS = Documents(DEFAULT_CATALOG)
+
+
 def decode(raw: bytes, **arguments: Any) -> tuple[Event[Any], list[Drift]]:
+    """Decode in the three ways that there are, and see that none differs from the others."""
+    catalog = arguments.get("catalog", DEFAULT_CATALOG)
+    documents = DOCUMENTS if catalog is DEFAULT_CATALOG else Documents(catalog)
+    outlines = [plain_outline(raw), plain_outline(raw, documents)]
+    try:
+        envelope = decode_envelope(raw)
+    except DeliveryDecodingError:
+        assert outlines == [None, None]
+        raise
+    event, drifts = decode_from(envelope, raw, **arguments)
+    for outline in outlines:
+        if outline is not None:
+            assert subject_of(outline) == subject_of(envelope)
+            again, told = decode_from(outline, raw, **arguments)
+            assert type(again) is type(event)
+            assert (again, told) == (event, drifts)
+            assert getattr(again.data, "extra", None) == getattr(event.data, "extra", None)
+    return event, drifts
+
+
+def decode_from(
+    envelope: Envelope | Outline, raw: bytes, **arguments: Any
+) -> tuple[Event[Any], list[Drift]]:
     drifts: list[Drift] = []
     known: dict[str, Any] = {"header_timestamp": 1_700_000_000, "received_at": 1_700_000_001.5}
     event = decode_event(
-        decode_envelope(raw),
+        envelope,
         webhook_id="msg_1",
         raw=raw,
         on_drift=drifts.append,
@@ -63,6 +97,64 @@ def body(data: object, wire_type: str = "order.paid") -> bytes:
 
 def around(value: bytes) -> bytes:
     return b'{"type":"order.paid","data":{"id":"a","unheard":' + value + b"}}"
+
+
+# In one pass
+
+
+@pytest.mark.parametrize("wire_type", TYPES)
+def test_a_known_type_at_the_beginning_is_read_in_one_pass(wire_type: str) -> None:
+    raw = sample_body(wire_type, now=NOW)
+    row = DEFAULT_CATALOG.by_type(wire_type)
+    assert row is not None
+    outline = plain_outline(raw, DOCUMENTS)
+    assert outline is not None
+    assert type(outline.data) is row.data_class
+    event, drifts = decode(raw)
+    assert drifts == []
+    assert event.data == outline.data
+    assert plain_outline(raw, Documents([])) == plain_outline(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "wire_type"),
+    [
+        (b'{"type":"order.paid","type":"refund.created","data":{"id":"a"}}', "refund.created"),
+        (b'{"type":"order.p\\u0061id","data":{"id":"a"}}', "order.paid"),
+        (b'{"data":{"type":"refund.created","id":"a"},"type":"order.paid"}', "order.paid"),
+        (b' {\n"type" : "order.paid", "data":{"id":"a"}}', "order.paid"),
+        (b'{"type":"order.paid","data":{"id":"b"},"data":{"id":"a"}}', "order.paid"),
+        (b'{"type":"order.paid","data":{"id":"b","id":"a"}}', "order.paid"),
+        (b'{"type":"order.paid","data":5,"data":{"id":"a"}}', "order.paid"),
+    ],
+)
+def test_the_type_and_the_subject_are_those_of_the_whole_document(
+    raw: bytes, wire_type: str
+) -> None:
+    event, _ = decode(raw)
+    assert (event.type, event.data.id) == (wire_type, "a")
+
+
+def test_a_class_that_reads_the_id_otherwise_is_decoded_after_the_outline() -> None:
+    class Renamed(Payload, frozen=True, rename={"id": "name"}):
+        pass
+
+    class Changed(Payload, frozen=True):
+        def __post_init__(self) -> None:
+            msgspec.structs.force_setattr(self, "id", "changed")
+
+    for data_class in (Renamed, Changed):
+        event_class = types.new_class(
+            "AcmeEvent",
+            (Event[data_class],),  # type: ignore[valid-type]
+            exec_body=lambda namespace: namespace.update(wire_type="acme.renamed"),
+        )
+        catalog = DEFAULT_CATALOG.with_event(event_class)
+        raw = body({"id": "a", "name": "b"}, "acme.renamed")
+        outline = plain_outline(raw, Documents(catalog))
+        assert outline is not None
+        assert subject_of(outline) == "a"
+        decode(raw, catalog=catalog)
 
 
 # Bodies that are no event
