@@ -76,6 +76,11 @@ CHECKPOINT_PAGES = 4000
 _PROOF = "INSERT INTO checkpoint VALUES ('storage.proof', '') ON CONFLICT DO UPDATE SET value = ''"
 
 
+def sync_log(connection: apsw.Connection) -> None:
+    """Write something of no meaning: a job whose commit syncs all that was not synced before it."""
+    connection.execute(_PROOF)
+
+
 _CRASHED = "the store's thread has failed; restart the process and report the traceback"
 _SILENT = (
     "the store {file} has not answered for {seconds:.0f} s: its disk hangs, or another process "
@@ -87,7 +92,8 @@ class _Entry(Generic[T]):
     """One job on its way through the thread, and the task that waits for it, if any.
 
     ``posted``: nobody waits. ``told``: a sender will be answered on its result. ``alone``: it runs
-    outside of any transaction. ``silent``: its caller was released because the disk hangs.
+    outside of any transaction. ``synced``: its change must survive a power cut. ``silent``: its
+    caller was released because the disk hangs.
     """
 
     __slots__ = (
@@ -98,6 +104,7 @@ class _Entry(Generic[T]):
         "job",
         "posted",
         "silent",
+        "synced",
         "task",
         "told",
         "value",
@@ -110,11 +117,13 @@ class _Entry(Generic[T]):
         posted: bool = False,
         told: bool = False,
         alone: bool = False,
+        synced: bool = True,
     ) -> None:
         self.job: Callable[[apsw.Connection], T] = job
         self.posted: bool = posted
         self.told: bool = told
         self.alone: bool = alone
+        self.synced: bool = synced
         # The time at which its caller began to wait; infinite for one that waits without a limit.
         self.asked_at: float = math.inf
         self.silent: bool = False
@@ -170,6 +179,8 @@ class Committer(trio.abc.Instrument):
         self._ended = trio.Event()
         self._watching = trio.CancelScope()
         self._connection: apsw.Connection | None = None
+        # Whether its transactions are synced now; a new connection syncs them.
+        self._synced = True
         # Holds a read transaction during each commit, which keeps other processes from clearing
         # the log before the commit was looked for there.
         self._reader: apsw.Connection | None = None
@@ -192,6 +203,7 @@ class Committer(trio.abc.Instrument):
         told: bool = False,
         patient: bool = False,
         alone: bool = False,
+        synced: bool = True,
     ) -> T:
         """Run ``job`` in a transaction and return its result once that is durable.
 
@@ -206,6 +218,8 @@ class Committer(trio.abc.Instrument):
             patient: wait without the limit of :data:`ANSWER_SECONDS`, as for a change of the
                 schema.
             alone: run ``job`` outside of any transaction, as ``VACUUM`` needs it.
+            synced: False for a change that must survive this process and not a power cut, because
+                no sender is answered on it: its transaction is not synced, unless it shares one.
 
         Raises:
             StoreUnavailableError: the store failed, does not answer, is closed, or the thread has
@@ -222,7 +236,7 @@ class Committer(trio.abc.Instrument):
         if (refusal := self._refuse()) is not None:
             await trio.lowlevel.cancel_shielded_checkpoint()
             raise refusal
-        entry = _Entry(job, told=told, alone=alone)
+        entry = _Entry(job, told=told, alone=alone, synced=synced)
         if not patient:
             entry.asked_at = time.monotonic()
             self._waiting.add(entry)
@@ -273,7 +287,7 @@ class Committer(trio.abc.Instrument):
             if entry.error is None:
                 undo(connection, cast("T", entry.value))
 
-        self.post(job)
+        self.post(job, synced=entry.synced)
 
     def lose(self, error: StoreLostError) -> None:
         """Refuse every call from now on; the first ``error`` counts. Callable from any thread."""
@@ -281,15 +295,16 @@ class Committer(trio.abc.Instrument):
             self.lost = str(error)
             self._call(partial(_log.error, "store.lost", error=str(error)))
 
-    def post(self, job: Callable[[apsw.Connection], T]) -> Posted:
+    def post(self, job: Callable[[apsw.Connection], T], *, synced: bool = True) -> Posted:
         """Run ``job`` before every job that is submitted later, without waiting for it.
 
         An error of it is logged. Once the store is closed or its thread has ended, nothing happens.
+        ``synced`` is that of :meth:`submit`.
 
         Returns:
             a handle for :meth:`withdraw`.
         """
-        entry: Posted = _Entry(job, posted=True)
+        entry: Posted = _Entry(job, posted=True, synced=synced)
         if self._refusal is None:
             self._asked.append(entry)
         return entry
@@ -484,6 +499,7 @@ class Committer(trio.abc.Instrument):
         try:
             connection = self._connected()
             if not alone:
+                self._sync(connection, any(entry.synced for entry in batch))
                 # The write lock is taken first: a transaction that reads and then asks for it can
                 # fail in the middle, when another process has written in between.
                 connection.execute("BEGIN IMMEDIATE")
@@ -512,6 +528,18 @@ class Committer(trio.abc.Instrument):
             return error
         return None
 
+    def _sync(self, connection: apsw.Connection, synced: bool) -> None:
+        """Choose whether the next transaction is synced; SQLite changes that only between two.
+
+        A commit that is not synced stands in the page cache, which survives this process. The next
+        synced one takes it to the disk, because a sync is that of the whole log. After a power cut
+        before that, SQLite reads the log up to the first frame whose checksum fails, so what is
+        lost is the end of the log and never something before a synced commit (docs/adr/0047).
+        """
+        if synced is not self._synced:
+            connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+            self._synced = synced
+
     def _confirm(self, connection: apsw.Connection, *, told: bool) -> None:
         """Raise :class:`StoreLostError` unless the commit is in the files that a restart opens.
 
@@ -525,7 +553,7 @@ class Committer(trio.abc.Instrument):
             self._look(partial(opened.require_written, frames))
         elif not self._look(opened.is_unchanged) and told:
             # The log was begun anew: by a checkpoint, or by somebody who cut it. Write and see.
-            connection.execute(_PROOF)
+            sync_log(connection)
             frames, self._frames = self._frames, 0
             self._look(partial(opened.require_written, frames))
 
@@ -608,6 +636,7 @@ class Committer(trio.abc.Instrument):
             # It replaces SQLite's own hook, which checkpoints inside the commit, while senders
             # wait.
             connection.set_wal_hook(self._note_frames)
+            self._synced = True
         except BaseException:
             self._connection = connection
             self._disconnect()

@@ -26,7 +26,7 @@ from ..admission import LeaseTerms
 from . import leases as leaser
 from . import reads as reader
 from . import writes as writer
-from .committer import CLOSE_SECONDS, Committer, Posted
+from .committer import CLOSE_SECONDS, Committer, Posted, sync_log
 from .connect import BUSY_SECONDS, clear_log, connect_writer, describe_failure, overwrite_remnants
 from .notifications import SqliteNotifications
 from .queries import QueryRunner
@@ -139,11 +139,17 @@ class SqliteInbox:
     async def claim(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`Inbox.claim`."""
         terms = self._terms
-        return await self._committer.submit(
+        # No sender is told of a claim: after a power cut it delivers again.
+        admitted: Admitted = await self._committer.submit(
             lambda c: writer.claim(c, terms, delivery),
             undo=partial(self._give_up, delivery),
             told=True,
+            synced=False,
         )
+        # But one whose other body was kept is told that now, and is not run, which would sync.
+        if not admitted.same_body and admitted.admission is not Admission.NEW:
+            await self._committer.submit(sync_log)
+        return admitted
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
         """See :meth:`Inbox.park`."""
@@ -179,7 +185,7 @@ class SqliteInbox:
     def begin(self, key: str, *, now: float) -> None:
         """See :meth:`Inbox.begin`."""
         terms = self._terms
-        posted = self._committer.post(lambda c: writer.start(c, terms, key, now))
+        posted = self._committer.post(lambda c: writer.start(c, terms, key, now), synced=False)
         self._begun[key] = (posted, now)
 
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
