@@ -3,7 +3,6 @@
 A claim of an inline run is not synced: nobody was told of it, and its sender delivers it again.
 """
 
-import sqlite3
 import threading
 
 import httpx
@@ -28,14 +27,6 @@ def power(daemon):
     power = PowerCut(daemon.directory / "data", daemon.directory / "kept")
     daemon.environment |= power.environment
     return power
-
-
-def rows(daemon, statement):
-    connection = sqlite3.connect(daemon.directory / "data" / "inbox.db")
-    try:
-        return connection.execute(statement).fetchall()
-    finally:
-        connection.close()
 
 
 def deliver(daemon, type_, webhook_id, **fields):
@@ -68,14 +59,14 @@ def test_what_was_told_last_survives_a_power_cut_and_a_claim_need_not(daemon, po
         daemon.signal(SIGKILL)
         daemon.ended()
         sender.join()
-        power.happen()
-        assert rows(daemon, "PRAGMA integrity_check") == [("ok",)]
-        states = dict(rows(daemon, "SELECT webhook_id, state FROM inbox"))
+        assert power.left("PRAGMA integrity_check") == [("ok",)]
+        states = dict(power.left("SELECT webhook_id, state FROM inbox"))
         assert states["inline-1"] == "done"
         assert last != "inline" or states["inline-2"] == "done"
         assert last not in ("queued", "parked") or f"{last}-1" in states
-        kept = rows(daemon, "SELECT raw FROM evidence")
+        kept = power.left("SELECT raw FROM evidence")
         assert [b"another" in raw for (raw,) in kept] == [True] * (last == "other-body")
+        power.happen()
         daemon.environment["ASIDE"] = "0"
         assert daemon.start(), daemon.log()
         for webhook_id in ("inline-1", ASIDE):

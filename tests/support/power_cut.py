@@ -1,6 +1,8 @@
 """A power cut: of the files of a process, what was synced is left."""
 
 import shutil
+import sqlite3
+import tempfile
 from pathlib import Path
 
 from .preloaded import compiled
@@ -28,10 +30,30 @@ class PowerCut:
             "SDK_POWER_CUT_TO": str(kept),
         }
 
+    def kill_after_sync(self, wanted: bool) -> None:
+        """Let the next sync end the process, as soon as what it has synced is safe."""
+        if wanted:
+            (self._kept / "kill").touch()
+        else:
+            (self._kept / "kill").unlink()
+
     def happen(self) -> None:
         """Leave of the data directory what was synced; its processes have been killed before."""
         for file in self._data.iterdir():
             file.unlink()
+        self._copy_to(self._data)
+
+    def left(self, statement: str) -> list[tuple[object, ...]]:
+        """Ask the store that a power cut would leave, without touching it."""
+        with tempfile.TemporaryDirectory() as name:
+            self._copy_to(Path(name))
+            connection = sqlite3.connect(Path(name) / "inbox.db")
+            try:
+                return connection.execute(statement).fetchall()
+            finally:
+                connection.close()
+
+    def _copy_to(self, directory: Path) -> None:
         for file in self._kept.iterdir():
-            if not file.name.endswith(".partial"):
-                shutil.copy2(file, self._data / file.name)
+            if file.suffix not in ("", ".partial"):
+                shutil.copy2(file, directory / file.name)

@@ -68,6 +68,10 @@ CLOSE_SECONDS = 4.0
 #: Time between two looks at the waiting callers, in seconds.
 WATCH_SECONDS = 0.5
 
+#: A store whose callers have waited for longer, in seconds, is not prompt: what needs not be waited
+#: for is waited for then.
+PROMPT_SECONDS = 0.1
+
 #: Pages in the write-ahead log before they are copied into the database. SQLite's default is 1000.
 #: Events come in bursts; a log of 16 MB copies each page of an index once for many commits.
 CHECKPOINT_PAGES = 4000
@@ -176,9 +180,14 @@ class Committer(trio.abc.Instrument):
         self._waiting: set[_Entry[Any]] = set()
         self._someone_waits = trio.Event()
         self._silent_since: float | None = None
+        # Since when nothing was answered although callers wait; whether the last batch has failed.
+        self._answered_at = 0.0
+        self._failing = False
         self._ended = trio.Event()
         self._watching = trio.CancelScope()
         self._connection: apsw.Connection | None = None
+        #: How many connections it has opened so far.
+        self.connections = 0
         # Whether its transactions are synced now; a new connection syncs them.
         self._synced = True
         # Holds a read transaction during each commit, which keeps other processes from clearing
@@ -239,6 +248,8 @@ class Committer(trio.abc.Instrument):
         entry = _Entry(job, told=told, alone=alone, synced=synced)
         if not patient:
             entry.asked_at = time.monotonic()
+            if not self._waiting:
+                self._answered_at = entry.asked_at
             self._waiting.add(entry)
             self._someone_waits.set()
         self._asked.append(entry)
@@ -259,6 +270,18 @@ class Committer(trio.abc.Instrument):
         if entry.error is not None:
             raise entry.error
         return cast("T", entry.value)
+
+    @property
+    def prompt(self) -> bool:
+        """Say whether the store is in order and answers at once.
+
+        After a failure it is so again when a commit has succeeded.
+        """
+        if self._failing or self._silent_since is not None:
+            return False
+        if self.lost is not None or self._refusal is not None:
+            return False
+        return not self._waiting or time.monotonic() - self._answered_at < PROMPT_SECONDS
 
     def _silence(self, seconds: float) -> str:
         return _SILENT.format(file=self._file, seconds=seconds)
@@ -400,7 +423,11 @@ class Committer(trio.abc.Instrument):
         if self._silent_since is not None and batch:
             self._silent_since = None
             _log.info("store.answers")
+        self._answered_at = time.monotonic()
+        failing = False
         for entry in batch:
+            if entry.error is not None:
+                failing = failing or isinstance(entry.error, StoreUnavailableError)
             entry.finished = True
             self._waiting.discard(entry)
             if entry.task is not None:
@@ -408,6 +435,8 @@ class Committer(trio.abc.Instrument):
                 entry.task = None
             elif entry.posted and entry.error is not None:
                 _log.store_unavailable(entry.error)
+        if batch:
+            self._failing = failing
 
     def _end(self, crashed: bool) -> None:
         """Fail the jobs that the thread left behind, so that no caller waits for ever."""
@@ -637,6 +666,7 @@ class Committer(trio.abc.Instrument):
             # wait.
             connection.set_wal_hook(self._note_frames)
             self._synced = True
+            self.connections += 1
         except BaseException:
             self._connection = connection
             self._disconnect()
