@@ -6,6 +6,7 @@ from pathlib import Path
 import apsw
 import pytest
 import trio
+import trio.testing
 from msgspec.structs import replace
 
 from sdk_trio.errors import StoreUnavailableError
@@ -204,10 +205,11 @@ async def test_an_end_that_only_the_claims_file_knows_is_counted_once(tmp_path):
     assert await inbox.get("m1") is None
     await learned(inbox)
     assert not inbox.claim_new(delivery("m1"))
-    # Given up in the middle, and claimed again: the end is the same one.
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await inbox.claim(delivery("m1"))
+    # Given up when it was written already, and claimed again: the end is the same one.
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(inbox.claim, delivery("m1"))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
     assert (await inbox.claim(delivery("m1"))).attempts == 1
     await inbox.finish("m1", Released(), now=1001.0)
     assert (await inbox.claim(delivery("m1"))).attempts == 1
@@ -218,11 +220,18 @@ async def test_an_end_that_only_the_claims_file_knows_is_counted_once(tmp_path):
     assert b"m1" not in (tmp_path / "inbox.claims").read_bytes()
 
 
-async def test_a_filter_that_is_built_anew_forgets_nothing(inbox, monkeypatch):
+async def test_a_filter_that_is_built_anew_forgets_nothing(inbox, tmp_path, monkeypatch):
     monkeypatch.setattr(keys_module, "KEYS_BEFORE_REBUILD", 5)
     await learned(inbox)
     before = inbox._keys.filter
+    # A run whose claim has failed: the store does not know it before it has ended.
+    await inbox._committer.submit(lambda c: c.set_busy_timeout(1))
+    lock = apsw.Connection(str(tmp_path / "inbox.db"))
+    lock.execute("BEGIN IMMEDIATE")
     assert inbox.claim_new(delivery("held"))
+    with pytest.raises(StoreUnavailableError):
+        await inbox.get("held")
+    lock.close()
     number = 0
     with trio.fail_after(30):
         while inbox._keys.filter is before:
