@@ -30,7 +30,7 @@ __all__ = ["LEASE_SECONDS", "open_inbox", "open_store"]
 
 @asynccontextmanager
 async def open_store(
-    settings: "Settings", *, owner: str, lease_seconds: float = LEASE_SECONDS
+    settings: "Settings", *, owner: str, lease_seconds: float = LEASE_SECONDS, sole: bool = False
 ) -> "AsyncIterator[Store]":
     """Open the store that ``settings.storage`` names, and close it at the end of the block.
 
@@ -41,6 +41,7 @@ async def open_store(
         settings: validated settings; ``storage`` and the retentions of ``webhooks`` are used.
         owner: the name that holds the leases taken here; not empty, unique among living processes.
         lease_seconds: duration of a lease without renewal, in seconds; above 0.
+        sole: the caller holds the lock of the data directory, so no other process runs deliveries.
 
     Raises:
         NotInThisVersionError: the backend is not part of this version.
@@ -51,7 +52,7 @@ async def open_store(
     """
     from .ports import Store
 
-    inbox = await _open(settings, owner, lease_seconds)
+    inbox = await _open(settings, owner, lease_seconds, sole=sole)
     try:
         yield Store(inbox)
     finally:
@@ -69,7 +70,7 @@ async def open_inbox(
 
 
 async def _open(
-    settings: "Settings", owner: str, lease_seconds: float
+    settings: "Settings", owner: str, lease_seconds: float, *, sole: bool
 ) -> "MemoryInbox | SqliteInbox":
     await trio.lowlevel.checkpoint()
     backend = str(settings.storage.backend)
@@ -88,6 +89,7 @@ async def _open(
         )
     if backend == "Sqlite":
         from .data_directory import create_data_directory
+        from .sqlite.claims import CLAIMS_NAME
         from .sqlite.inbox import SqliteInbox
         from .sqlite.schema import DATABASE_NAME
 
@@ -98,6 +100,7 @@ async def _open(
             lease_seconds=lease_seconds,
             dedup_seconds=dedup_seconds,
             payload_seconds=payload_seconds,
+            claims=directory / CLAIMS_NAME if sole else None,
         )
     raise NotInThisVersionError(
         [

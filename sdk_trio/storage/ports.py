@@ -92,6 +92,16 @@ class Inbox(Protocol):
         """
         ...
 
+    def claim_new(self, delivery: NewDelivery) -> bool:
+        """Claim ``delivery`` for an inline run without waiting, if its key is surely new.
+
+        False changes nothing: ask :meth:`claim`. After True it is ``running`` and ours for every
+        later call of this inbox, and :meth:`finish` ends it. It returns at once and raises nothing;
+        a failure of the store is the one of ``finish``. A run in which the process ends is counted,
+        from its first moment on (docs/adr/0047-one-sync-for-an-inline-delivery.md).
+        """
+        ...
+
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
         """Keep ``delivery`` as ``parked``, and ``reason`` as its last error: nothing runs it.
 

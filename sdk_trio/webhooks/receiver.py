@@ -306,7 +306,9 @@ class WebhookReceiver:
             return self._given_inbox, None, None
         if self.settings.storage.backend is not StorageBackend.MEMORY:
             stack.enter_context(lock_data_directory(self.settings.storage.path))
-        store = await stack.enter_async_context(open_store(self.settings, owner=str(uuid.uuid4())))
+        store = await stack.enter_async_context(
+            open_store(self.settings, owner=str(uuid.uuid4()), sole=True)
+        )
         if not self.settings.multi_tenant.enabled:
             return store.inbox, None, store
         # Imported here, so that receivers without tenants do not load SQLite for it.

@@ -233,16 +233,20 @@ class DeliveryRunner:
         # No await between the look-up and this line: two deliveries cannot both be the first.
         flight = self._flights[key] = _Flight(delivery.raw)
         try:
-            admitted = await self._inbox.claim(delivery)
-            if admitted.admission is not Admission.NEW:
-                flight.answer = self.answer_known(delivery, admitted)
-                return flight.answer
-            if not admitted.same_body:
-                self.note_other_body(delivery)
-            if admitted.earlier:
-                arrival = replace(arrival, earlier_attempts=admitted.earlier)
+            attempt = 1
+            # A claim of a new key is not waited for; most handlers have ended before it is written.
+            if not self._inbox.claim_new(delivery):
+                admitted = await self._inbox.claim(delivery)
+                if admitted.admission is not Admission.NEW:
+                    flight.answer = self.answer_known(delivery, admitted)
+                    return flight.answer
+                if not admitted.same_body:
+                    self.note_other_body(delivery)
+                if admitted.earlier:
+                    arrival = replace(arrival, earlier_attempts=admitted.earlier)
+                attempt += admitted.attempts
             outcome, failure = await self.run(
-                arrival, handler, tenant, admitted.attempts + 1, self._inline, expiry
+                arrival, handler, tenant, attempt, self._inline, expiry
             )
             flight.answer = _ask_again(failure) if isinstance(outcome, Retry) else answers.OK
             return flight.answer

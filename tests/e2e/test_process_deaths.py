@@ -7,6 +7,7 @@ import json
 
 import pytest
 from support.supervised import Daemon, running
+from support.unawaited import SEEN_SECONDS, wait_until_unawaited
 from support.waiting import wait_until
 
 HARD = ("exit", "segfault", "kill", "abort")
@@ -49,6 +50,46 @@ def test_a_run_that_ends_the_process_is_repeated_as_often_as_the_setting_says(da
         # The sender's next delivery of it must not begin all over.
         assert daemon.deliver(webhook_id, inline=inline) == 200
         assert daemon.runs(webhook_id) == ATTEMPTS
+
+
+@pytest.mark.parametrize("kind", HARD)
+def test_an_end_in_the_first_moment_of_an_inline_run_is_counted(daemon, kind):
+    """Its claim was not waited for, and no commit knew of the run."""
+    webhook_id = f"{kind}-now"
+    daemon.environment["ASIDE"] = SEEN_SECONDS
+    with running(daemon):
+        wait_until_unawaited(daemon)
+        daemon.deliver(webhook_id, inline=True)
+        daemon.ended()
+        assert daemon.state(webhook_id) is None, "the store knew of it"
+        assert daemon.start(), daemon.log()
+        (found,) = events_of(daemon, "store.run_ended_process")
+        assert (found["key"], found["process_ends"]) == (webhook_id, 1)
+        # Nobody was answered, so the sender delivers it again.
+        daemon.deliver(webhook_id, inline=True)
+        daemon.supervise(webhook_id)
+        record = daemon.wait_for_state(webhook_id, "dead")
+        assert daemon.runs(webhook_id) == ATTEMPTS
+        assert record["attempts"] == ATTEMPTS
+        assert record["last_error"] == f"the process ended {ATTEMPTS} times while it ran"
+        assert daemon.deliver(webhook_id, inline=True) == 200
+        assert daemon.runs(webhook_id) == ATTEMPTS
+        assert daemon.deliver("fine-2", inline=True) == 200
+
+
+def test_an_inline_event_that_may_run_once_runs_twice_if_it_ends_the_process_at_once(daemon):
+    """Nothing is known of what ran beside it, so it may not be dead for another event's fault."""
+    daemon.environment["ASIDE"] = SEEN_SECONDS
+    daemon.settings["Webhooks:InlineMaxAttempts"] = "1"
+    with running(daemon):
+        wait_until_unawaited(daemon)
+        daemon.deliver("exit-now", inline=True)
+        daemon.ended()
+        assert daemon.start(), daemon.log()
+        daemon.deliver("exit-now", inline=True)
+        daemon.supervise("exit-now")
+        assert daemon.wait_for_state("exit-now", "dead")
+        assert daemon.runs("exit-now") == 2
 
 
 def test_an_end_in_the_first_moment_of_the_first_run_is_the_only_one_not_counted(daemon):

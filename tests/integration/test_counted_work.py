@@ -19,6 +19,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+import apsw
 import attrs
 import pytest
 import trio
@@ -33,15 +34,39 @@ from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
 DELIVERIES = 50
 WARM_UP = 20
 
+#: SQLite's number of the synchronous setting that syncs every commit.
+FULL = 2
+
 
 @attrs.define
 class Work:
-    """Counted work of one delivery; ``objects`` are those that it leaves behind."""
+    """Counted work of one delivery; ``objects`` are those that it leaves behind.
+
+    ``commits`` are those of the store in SQLite, ``syncs`` those of them that wait for the disk.
+    """
 
     steps: float = 0
     tasks: float = 0
     calls: float = 0
     objects: float = 0
+    commits: float = 0
+    syncs: float = 0
+
+
+class Commits:
+    """Counts the commits of a connection, and those that it syncs."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self.commits = self.syncs = 0
+        self._synced = connection.pragma("synchronous") == FULL
+        connection.trace_v2(apsw.SQLITE_TRACE_STMT, self._note)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event["sql"].startswith("PRAGMA synchronous ="):
+            self._synced = event["sql"].endswith("FULL")
+        elif event["sql"] == "COMMIT":
+            self.commits += 1
+            self.syncs += self._synced
 
 
 class Counter(trio.abc.Instrument):
@@ -159,6 +184,9 @@ async def measure(backend: str, *, enqueue: bool, path: Any) -> tuple[Work, int]
         trio.lowlevel.add_instrument(counter)
         for request in requests[:WARM_UP]:
             await counter.count(partial(app.serve_direct, request))
+        store = app._last.inbox
+        tracing = Commits if backend == "Sqlite" else None
+        counted = await store._committer.submit(tracing) if tracing else Work()
         threads = set(threading.enumerate())
         gc.collect()
         gc.disable()
@@ -176,10 +204,13 @@ async def measure(backend: str, *, enqueue: bool, path: Any) -> tuple[Work, int]
             trio.lowlevel.remove_instrument(counter)
             objects = sys.getallocatedblocks() - before
             gc.enable()
+            if tracing:
+                await store._committer.submit(lambda c: c.trace_v2(0))
         made = len(set(threading.enumerate()) - threads)
         nursery.cancel_scope.cancel()
     middle = (statistics.median(figures) for figures in (steps, tasks, calls))
-    return Work(*middle, objects / DELIVERIES), made
+    per_delivery = (objects, counted.commits, counted.syncs)
+    return Work(*middle, *(each / DELIVERIES for each in per_delivery)), made
 
 
 async def measure_with_log(path: Any) -> Work:
@@ -206,7 +237,8 @@ async def test_the_lines_of_a_delivery_cost_no_more_than_they_did(tmp_path, capl
     ("backend", "enqueue", "most"),
     [
         pytest.param("Memory", False, Work(0, 0, 130, 11), id="inline"),
-        pytest.param("Sqlite", True, Work(6, 0, 520, 8), id="enqueued"),
+        pytest.param("Sqlite", False, Work(2, 0, 300, 8, 1.2, 1.2), id="inline-on-sqlite"),
+        pytest.param("Sqlite", True, Work(6, 0, 520, 8, 2.2, 2.2), id="enqueued"),
     ],
 )
 async def test_a_delivery_costs_no_more_than_it_did(backend, enqueue, most, tmp_path, caplog):

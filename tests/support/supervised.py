@@ -299,3 +299,4 @@ def running(daemon: Daemon) -> Iterator[Daemon]:
 
 
 SIGTERM, SIGINT, SIGHUP = signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", None)
+SIGKILL = getattr(signal, "SIGKILL", None)

@@ -218,6 +218,10 @@ class MemoryInbox(MemoryBackend):
         self._require_open()
         return self._admit(delivery, CLAIMING, DeliveryState.RUNNING, True)
 
+    def claim_new(self, delivery: NewDelivery) -> bool:
+        """See :meth:`Inbox.claim_new`; here :meth:`claim` waits for nothing, either."""
+        return False
+
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
         """See :meth:`Inbox.park`."""
         await self._begin()

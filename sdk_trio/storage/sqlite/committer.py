@@ -68,12 +68,21 @@ CLOSE_SECONDS = 4.0
 #: Time between two looks at the waiting callers, in seconds.
 WATCH_SECONDS = 0.5
 
+#: A store whose callers have waited for longer, in seconds, is not prompt: what needs not be waited
+#: for is waited for then.
+PROMPT_SECONDS = 0.1
+
 #: Pages in the write-ahead log before they are copied into the database. SQLite's default is 1000.
 #: Events come in bursts; a log of 16 MB copies each page of an index once for many commits.
 CHECKPOINT_PAGES = 4000
 
 # A write that nobody reads. If it is found in the log, writes still arrive in the right files.
 _PROOF = "INSERT INTO checkpoint VALUES ('storage.proof', '') ON CONFLICT DO UPDATE SET value = ''"
+
+
+def sync_log(connection: apsw.Connection) -> None:
+    """Write something of no meaning: a job whose commit syncs all that was not synced before it."""
+    connection.execute(_PROOF)
 
 
 _CRASHED = "the store's thread has failed; restart the process and report the traceback"
@@ -87,7 +96,8 @@ class _Entry(Generic[T]):
     """One job on its way through the thread, and the task that waits for it, if any.
 
     ``posted``: nobody waits. ``told``: a sender will be answered on its result. ``alone``: it runs
-    outside of any transaction. ``silent``: its caller was released because the disk hangs.
+    outside of any transaction. ``synced``: its change must survive a power cut. ``silent``: its
+    caller was released because the disk hangs.
     """
 
     __slots__ = (
@@ -98,6 +108,7 @@ class _Entry(Generic[T]):
         "job",
         "posted",
         "silent",
+        "synced",
         "task",
         "told",
         "value",
@@ -110,11 +121,13 @@ class _Entry(Generic[T]):
         posted: bool = False,
         told: bool = False,
         alone: bool = False,
+        synced: bool = True,
     ) -> None:
         self.job: Callable[[apsw.Connection], T] = job
         self.posted: bool = posted
         self.told: bool = told
         self.alone: bool = alone
+        self.synced: bool = synced
         # The time at which its caller began to wait; infinite for one that waits without a limit.
         self.asked_at: float = math.inf
         self.silent: bool = False
@@ -167,9 +180,16 @@ class Committer(trio.abc.Instrument):
         self._waiting: set[_Entry[Any]] = set()
         self._someone_waits = trio.Event()
         self._silent_since: float | None = None
+        # Since when nothing was answered although callers wait; whether the last batch has failed.
+        self._answered_at = 0.0
+        self._failing = False
         self._ended = trio.Event()
         self._watching = trio.CancelScope()
         self._connection: apsw.Connection | None = None
+        #: How many connections it has opened so far.
+        self.connections = 0
+        # Whether its transactions are synced now; a new connection syncs them.
+        self._synced = True
         # Holds a read transaction during each commit, which keeps other processes from clearing
         # the log before the commit was looked for there.
         self._reader: apsw.Connection | None = None
@@ -192,6 +212,7 @@ class Committer(trio.abc.Instrument):
         told: bool = False,
         patient: bool = False,
         alone: bool = False,
+        synced: bool = True,
     ) -> T:
         """Run ``job`` in a transaction and return its result once that is durable.
 
@@ -206,6 +227,8 @@ class Committer(trio.abc.Instrument):
             patient: wait without the limit of :data:`ANSWER_SECONDS`, as for a change of the
                 schema.
             alone: run ``job`` outside of any transaction, as ``VACUUM`` needs it.
+            synced: False for a change that must survive this process and not a power cut, because
+                no sender is answered on it: its transaction is not synced, unless it shares one.
 
         Raises:
             StoreUnavailableError: the store failed, does not answer, is closed, or the thread has
@@ -222,9 +245,11 @@ class Committer(trio.abc.Instrument):
         if (refusal := self._refuse()) is not None:
             await trio.lowlevel.cancel_shielded_checkpoint()
             raise refusal
-        entry = _Entry(job, told=told, alone=alone)
+        entry = _Entry(job, told=told, alone=alone, synced=synced)
         if not patient:
             entry.asked_at = time.monotonic()
+            if not self._waiting:
+                self._answered_at = entry.asked_at
             self._waiting.add(entry)
             self._someone_waits.set()
         self._asked.append(entry)
@@ -245,6 +270,18 @@ class Committer(trio.abc.Instrument):
         if entry.error is not None:
             raise entry.error
         return cast("T", entry.value)
+
+    @property
+    def prompt(self) -> bool:
+        """Say whether the store is in order and answers at once.
+
+        After a failure it is so again when a commit has succeeded.
+        """
+        if self._failing or self._silent_since is not None:
+            return False
+        if self.lost is not None or self._refusal is not None:
+            return False
+        return not self._waiting or time.monotonic() - self._answered_at < PROMPT_SECONDS
 
     def _silence(self, seconds: float) -> str:
         return _SILENT.format(file=self._file, seconds=seconds)
@@ -273,7 +310,7 @@ class Committer(trio.abc.Instrument):
             if entry.error is None:
                 undo(connection, cast("T", entry.value))
 
-        self.post(job)
+        self.post(job, synced=entry.synced)
 
     def lose(self, error: StoreLostError) -> None:
         """Refuse every call from now on; the first ``error`` counts. Callable from any thread."""
@@ -281,15 +318,16 @@ class Committer(trio.abc.Instrument):
             self.lost = str(error)
             self._call(partial(_log.error, "store.lost", error=str(error)))
 
-    def post(self, job: Callable[[apsw.Connection], T]) -> Posted:
+    def post(self, job: Callable[[apsw.Connection], T], *, synced: bool = True) -> Posted:
         """Run ``job`` before every job that is submitted later, without waiting for it.
 
         An error of it is logged. Once the store is closed or its thread has ended, nothing happens.
+        ``synced`` is that of :meth:`submit`.
 
         Returns:
             a handle for :meth:`withdraw`.
         """
-        entry: Posted = _Entry(job, posted=True)
+        entry: Posted = _Entry(job, posted=True, synced=synced)
         if self._refusal is None:
             self._asked.append(entry)
         return entry
@@ -385,7 +423,11 @@ class Committer(trio.abc.Instrument):
         if self._silent_since is not None and batch:
             self._silent_since = None
             _log.info("store.answers")
+        self._answered_at = time.monotonic()
+        failing = False
         for entry in batch:
+            if entry.error is not None:
+                failing = failing or isinstance(entry.error, StoreUnavailableError)
             entry.finished = True
             self._waiting.discard(entry)
             if entry.task is not None:
@@ -393,6 +435,8 @@ class Committer(trio.abc.Instrument):
                 entry.task = None
             elif entry.posted and entry.error is not None:
                 _log.store_unavailable(entry.error)
+        if batch:
+            self._failing = failing
 
     def _end(self, crashed: bool) -> None:
         """Fail the jobs that the thread left behind, so that no caller waits for ever."""
@@ -484,6 +528,7 @@ class Committer(trio.abc.Instrument):
         try:
             connection = self._connected()
             if not alone:
+                self._sync(connection, any(entry.synced for entry in batch))
                 # The write lock is taken first: a transaction that reads and then asks for it can
                 # fail in the middle, when another process has written in between.
                 connection.execute("BEGIN IMMEDIATE")
@@ -512,6 +557,18 @@ class Committer(trio.abc.Instrument):
             return error
         return None
 
+    def _sync(self, connection: apsw.Connection, synced: bool) -> None:
+        """Choose whether the next transaction is synced; SQLite changes that only between two.
+
+        A commit that is not synced stands in the page cache, which survives this process. The next
+        synced one takes it to the disk, because a sync is that of the whole log. After a power cut
+        before that, SQLite reads the log up to the first frame whose checksum fails, so what is
+        lost is the end of the log and never something before a synced commit (docs/adr/0047).
+        """
+        if synced is not self._synced:
+            connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+            self._synced = synced
+
     def _confirm(self, connection: apsw.Connection, *, told: bool) -> None:
         """Raise :class:`StoreLostError` unless the commit is in the files that a restart opens.
 
@@ -525,7 +582,7 @@ class Committer(trio.abc.Instrument):
             self._look(partial(opened.require_written, frames))
         elif not self._look(opened.is_unchanged) and told:
             # The log was begun anew: by a checkpoint, or by somebody who cut it. Write and see.
-            connection.execute(_PROOF)
+            sync_log(connection)
             frames, self._frames = self._frames, 0
             self._look(partial(opened.require_written, frames))
 
@@ -608,6 +665,8 @@ class Committer(trio.abc.Instrument):
             # It replaces SQLite's own hook, which checkpoints inside the commit, while senders
             # wait.
             connection.set_wal_hook(self._note_frames)
+            self._synced = True
+            self.connections += 1
         except BaseException:
             self._connection = connection
             self._disconnect()

@@ -3,8 +3,10 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple, TypeVar
 
 import apsw
+import msgspec
 import trio
 
 from ...base.logs import get_logger
@@ -26,8 +28,11 @@ from ..admission import LeaseTerms
 from . import leases as leaser
 from . import reads as reader
 from . import writes as writer
-from .committer import CLOSE_SECONDS, Committer, Posted
+from .claims import ClaimsFile, read_claims
+from .committer import CLOSE_SECONDS, Committer, Posted, sync_log
 from .connect import BUSY_SECONDS, clear_log, connect_writer, describe_failure, overwrite_remnants
+from .keys import StoreKeys, read_keys
+from .known import key_hash
 from .notifications import SqliteNotifications
 from .queries import QueryRunner
 from .tenants import SqliteTenants
@@ -42,7 +47,17 @@ PURGE_CHUNK = 500
 #: Time to wait for a reader that keeps the log from being cleared, in seconds. Deliveries wait too.
 SHORT_SECONDS = 0.2
 
+T = TypeVar("T")
+
 _log = get_logger("storage")
+
+
+class _Unawaited(NamedTuple):
+    """A run whose claim is not waited for: the delivery, its claim, and its slot of the file."""
+
+    delivery: NewDelivery
+    claim: Posted
+    slot: int
 
 
 class SqliteInbox:
@@ -62,6 +77,10 @@ class SqliteInbox:
         self._data_version: int | None = None
         # Starts of runs that were posted without waiting, by key, with the time of the start.
         self._begun: dict[str, tuple[Posted, float]] = {}
+        # What claims that are not waited for need; without the file every claim is waited for.
+        self._claims: ClaimsFile | None = None
+        self._claimed: dict[str, _Unawaited] = {}
+        self._keys = StoreKeys(committer, self._queries, self._claimed)
         self.tenants: SqliteTenants = SqliteTenants(file, committer)
         self.upgrade: SqliteUpgrade = SqliteUpgrade(committer, self._queries)
         self.notifications: SqliteNotifications = SqliteNotifications(
@@ -77,6 +96,7 @@ class SqliteInbox:
         lease_seconds: float,
         dedup_seconds: float,
         payload_seconds: float,
+        claims: str | os.PathLike[str] | None = None,
     ) -> "SqliteInbox":
         """Open the database file ``path``, creating or migrating its tables.
 
@@ -87,6 +107,8 @@ class SqliteInbox:
             lease_seconds: duration of a lease without renewal; above 0.
             dedup_seconds: time that a finished id is remembered; 0 or more.
             payload_seconds: time that bodies are kept; 0 or more.
+            claims: the claims file, for the one process that runs deliveries: :meth:`claim_new`
+                needs it. None: every claim is waited for.
 
         Raises:
             StoreVersionError: the file is of a newer version or of another program.
@@ -112,6 +134,8 @@ class SqliteInbox:
             # The first job connects and migrates an older file, which may take minutes.
             await committer.submit(lambda _: None, patient=True)
             await inbox.changed_elsewhere()
+            if claims is not None:
+                await inbox._open_claims(claims)
         except BaseException:
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await inbox.close()
@@ -128,6 +152,8 @@ class SqliteInbox:
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
         """See :meth:`Inbox.accept`."""
         terms = self._terms
+        if self._keys.filter is not None:
+            self._keys.filter.add(key_hash(delivery.key))
         return await self._committer.submit(
             lambda c: writer.accept(c, terms, delivery, leased),
             # A caller that is cancelled, or hears of no answer in time, will not run it: with the
@@ -139,15 +165,62 @@ class SqliteInbox:
     async def claim(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`Inbox.claim`."""
         terms = self._terms
-        return await self._committer.submit(
-            lambda c: writer.claim(c, terms, delivery),
+        key = delivery.key
+        if self._keys.filter is not None:
+            self._keys.filter.add(key_hash(key))
+        if (stale := self._claimed.pop(key, None)) is not None:
+            self._give_back(stale.slot)  # whoever has begun it, its end could not be recorded
+        ended = None if self._claims is None else self._claims.ended.get(key)
+
+        def job(connection: apsw.Connection) -> Admitted:
+            admitted = writer.claim(connection, terms, delivery)
+            if ended is None or admitted.admission is not Admission.NEW:
+                return admitted
+            now = delivery.received_at
+            counted = writer.count_ends(connection, key, ended.ends, ended.begun, now)
+            return msgspec.structs.replace(admitted, attempts=admitted.attempts + counted)
+
+        # No sender is told of a claim: after a power cut it delivers again.
+        admitted: Admitted = await self._committer.submit(
+            job,
             undo=partial(self._give_up, delivery),
             told=True,
+            synced=False,
         )
+        # But one whose other body was kept is told that now, and is not run, which would sync.
+        if not admitted.same_body and admitted.admission is not Admission.NEW:
+            await self._committer.submit(sync_log)
+        if ended is not None and self._claims is not None:
+            self._claims.counted(key)
+        return admitted
+
+    def claim_new(self, delivery: NewDelivery) -> bool:
+        """See :meth:`Inbox.claim_new`."""
+        claims = self._claims
+        if claims is None or not self._committer.prompt:
+            return False
+        keys = self._keys
+        if keys.filter is None:
+            keys.begin()
+            return False
+        key = delivery.key
+        if not keys.note_new(key) or key in claims.ended:
+            return False
+        if delivery.signer and keys.filter.may_hold(key_hash(delivery.webhook_id)):
+            return False  # there may be a row from before signers were kept
+        slot = claims.take(key, delivery.received_at)
+        if slot is None:
+            return False
+        terms = self._terms
+        claim = self._committer.post(lambda c: writer.claim(c, terms, delivery), synced=False)
+        self._claimed[key] = _Unawaited(delivery, claim, slot)
+        return True
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
         """See :meth:`Inbox.park`."""
         terms = self._terms
+        if self._keys.filter is not None:
+            self._keys.filter.add(key_hash(delivery.key))
         return await self._committer.submit(
             lambda c: writer.park(c, terms, delivery, reason), told=True
         )
@@ -179,7 +252,7 @@ class SqliteInbox:
     def begin(self, key: str, *, now: float) -> None:
         """See :meth:`Inbox.begin`."""
         terms = self._terms
-        posted = self._committer.post(lambda c: writer.start(c, terms, key, now))
+        posted = self._committer.post(lambda c: writer.start(c, terms, key, now), synced=False)
         self._begun[key] = (posted, now)
 
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
@@ -187,6 +260,9 @@ class SqliteInbox:
         # Checked first: if it is cancelled here, the posted start is not withdrawn.
         await trio.lowlevel.checkpoint_if_cancelled()
         terms = self._terms
+        if (claimed := self._claimed.pop(key, None)) is not None:
+            await self._finish_claimed(claimed, outcome, now)
+            return
         begun = self._begun.pop(key, None)
         # The handler ended within the turn of the loop in which it began, so the start was not
         # handed over yet: start and end are written by one statement.
@@ -195,6 +271,35 @@ class SqliteInbox:
             await self._committer.submit(lambda c: writer.run(c, terms, key, started_at, now))
             return
         await self._committer.submit(lambda c: writer.finish(c, terms, key, outcome, now))
+
+    async def _finish_claimed(self, begun: _Unawaited, outcome: Outcome, now: float) -> None:
+        """Record the end of a run whose claim was not waited for.
+
+        Where the claim was not handed over yet, or has failed meanwhile, both are one transaction.
+        """
+        delivery, claim, slot = begun
+        terms = self._terms
+        withdrawn = self._committer.withdraw(claim)
+
+        def job(connection: apsw.Connection) -> None:
+            if withdrawn or claim.error is not None or not _is_new(claim.value):
+                writer.record_run(connection, terms, delivery, outcome, now)
+            else:
+                writer.finish(connection, terms, delivery.key, outcome, now)
+            self._keys.check(connection)
+
+        try:
+            await self._committer.submit(job)
+        finally:
+            self._give_back(slot)
+            self._keys.catch_up()
+
+    def _give_back(self, slot: int) -> None:
+        claims = self._claims
+        if claims is not None and self._committer.prompt:
+            claims.clear(slot)
+        elif claims is not None:
+            claims.clear_later(slot)
 
     async def replay(self, keys: Sequence[str]) -> Sequence[str]:
         """See :meth:`Inbox.replay`."""
@@ -233,25 +338,31 @@ class SqliteInbox:
 
     # -- reading ---------------------------------------------------------------------------------
 
+    async def _read(self, query: Callable[[apsw.Connection], T]) -> T:
+        """Run ``query`` after the claims that nobody has waited for."""
+        if any(not begun.claim.finished for begun in self._claimed.values()):
+            await self._committer.submit(lambda _: None, synced=False)
+        return await self._queries.run(query)
+
     async def get(self, key: str) -> DeliveryRecord | None:
         """See :meth:`Inbox.get`."""
-        return await self._queries.run(lambda c: reader.get(c, key))
+        return await self._read(lambda c: reader.get(c, key))
 
     async def find_by_id(self, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
         """See :meth:`Inbox.find_by_id`."""
-        return await self._queries.run(lambda c: reader.find_by_id(c, webhook_id, limit))
+        return await self._read(lambda c: reader.find_by_id(c, webhook_id, limit))
 
     async def evidence(self, key: str) -> Sequence[EvidenceRecord]:
         """See :meth:`Inbox.evidence`."""
-        return await self._queries.run(lambda c: reader.evidence(c, key))
+        return await self._read(lambda c: reader.evidence(c, key))
 
     async def known(self, keys: Sequence[str]) -> frozenset[str]:
         """See :meth:`Inbox.known`."""
-        return await self._queries.run(lambda c: reader.known(c, tuple(keys)))
+        return await self._read(lambda c: reader.known(c, tuple(keys)))
 
     async def attempts(self, key: str) -> Sequence[AttemptRecord]:
         """See :meth:`Inbox.attempts`."""
-        return await self._queries.run(lambda c: reader.attempts(c, key))
+        return await self._read(lambda c: reader.attempts(c, key))
 
     async def find(
         self,
@@ -268,7 +379,7 @@ class SqliteInbox:
         limit: int = 50,
     ) -> Sequence[DeliveryRecord]:
         """See :meth:`Inbox.find`."""
-        return await self._queries.run(
+        return await self._read(
             lambda c: reader.find(
                 c,
                 type=type,
@@ -286,24 +397,54 @@ class SqliteInbox:
 
     async def counts(self) -> dict[DeliveryState, int]:
         """See :meth:`Inbox.counts`."""
-        return await self._queries.run(reader.counts)
+        return await self._read(reader.counts)
 
     async def oldest_waiting(self) -> float | None:
         """See :meth:`Inbox.oldest_waiting`."""
-        return await self._queries.run(reader.oldest_waiting)
+        return await self._read(reader.oldest_waiting)
 
     async def changed_elsewhere(self) -> bool:
         """See :meth:`Inbox.changed_elsewhere`."""
         # On the writing connection, because the number counts the changes of all *others*.
         version = await self._committer.submit(lambda c: int(c.pragma("data_version")))
         before, self._data_version = self._data_version, version
-        return before is not None and version != before
+        changed = before is not None and version != before
+        self._keys.catch_up(changed=changed)
+        return changed
+
+    # -- what is known without asking --------------------------------------------------------------
+
+    async def _open_claims(self, path: str | os.PathLike[str]) -> None:
+        """Open the claims file, and begin to learn the keys of the store.
+
+        Raises:
+            StoreUnavailableError: the store cannot be read.
+        """
+        is_new = not await self._queries.run(lambda c: read_keys(c, 0))
+        try:
+            left = await trio.to_thread.run_sync(partial(read_claims, path, is_new=is_new))
+            committed = await self._queries.run(
+                lambda c: reader.known(c, [run.key for run in left])
+            )
+            lost = [run for run in left if run.key not in committed]
+            self._claims = await trio.to_thread.run_sync(ClaimsFile, path, lost)
+        except OSError as error:
+            _log.warning(
+                "store.claims_unused",
+                file=os.fspath(path),
+                error=str(error),
+                hint="the start of each inline run is waited for, which costs it a commit",
+            )
+            await trio.lowlevel.checkpoint()
+            return
+        # A system task, as it lives as long as the store and no nursery of a caller does.
+        trio.lowlevel.spawn_system_task(self._keys.run)
 
     # -- what is remembered beside deliveries ----------------------------------------------------
 
     async def read_checkpoint(self, name: str) -> str | None:
         """See :meth:`Inbox.read_checkpoint`."""
-        return await self._queries.run(lambda c: reader.read_checkpoint(c, name))
+        return await self._read(lambda c: reader.read_checkpoint(c, name))
 
     async def write_checkpoint(self, name: str, value: str | None) -> None:
         """See :meth:`Inbox.write_checkpoint`."""
@@ -330,11 +471,11 @@ class SqliteInbox:
 
     async def holdings(self, tenant_id: str) -> Mapping[str, int]:
         """See :meth:`Inbox.holdings`."""
-        return await self._queries.run(lambda c: reader.holdings(c, tenant_id))
+        return await self._read(lambda c: reader.holdings(c, tenant_id))
 
     async def unowned(self) -> Sequence[str]:
         """See :meth:`Inbox.unowned`."""
-        return await self._queries.run(reader.unowned)
+        return await self._read(reader.unowned)
 
     async def erase(self, tenant_id: str) -> int:
         """See :meth:`Inbox.erase`."""
@@ -343,7 +484,7 @@ class SqliteInbox:
             find = partial(reader.of_tenant, tenant_id=tenant_id, after=after, limit=PURGE_CHUNK)
             # Found by the reading connection, so that the scan holds up no delivery; deleted in
             # short transactions.
-            found = await self._queries.run(find)
+            found = await self._read(find)
             if not found:
                 break
             after = found[-1]
@@ -382,7 +523,7 @@ class SqliteInbox:
         deleted = after = 0
         with_body = delete is writer.delete_bodies
         while True:
-            found = await self._queries.run(
+            found = await self._read(
                 partial(
                     reader.find_old,
                     state=state,
@@ -403,9 +544,18 @@ class SqliteInbox:
         """See :meth:`Inbox.close`; the tenants are closed with it."""
         # Readers first: the last connection to go clears the write-ahead log, which a connection
         # that may only read cannot do.
+        self._keys.stop()
         await self.tenants.close()
         await self._queries.close()
-        await self._committer.close()
+        try:
+            await self._committer.close()
+        finally:
+            if self._claims is not None:
+                self._claims.close()
+
+
+def _is_new(admitted: Admitted | None) -> bool:
+    return admitted is not None and admitted.admission is Admission.NEW
 
 
 def _delete_chunk(

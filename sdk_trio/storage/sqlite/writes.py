@@ -14,6 +14,7 @@ import apsw
 
 from ...records.deliveries import (
     MOST_EVIDENCE,
+    PROCESS_ENDED,
     Admission,
     Admitted,
     Dead,
@@ -45,6 +46,13 @@ _INSERT = """
 INSERT INTO inbox (delivery_key, signer, type, state, queued, attempts, received_at, timestamp,
                    subject, ordered, tenant_id, started_at, lease_owner, lease_until)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (delivery_key) DO NOTHING
+"""
+
+_INSERT_DONE = """
+INSERT INTO inbox (delivery_key, signer, type, state, queued, attempts, received_at, timestamp,
+                   subject, ordered, tenant_id, started_at, finished_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (delivery_key) DO NOTHING
 """
 
@@ -314,6 +322,59 @@ def join(connection: apsw.Connection, terms: LeaseTerms, key: str) -> None:
 def run(connection: apsw.Connection, terms: LeaseTerms, key: str, begun: float, now: float) -> None:
     """Record a whole run that ended well: :func:`start` at ``begun`` and :func:`finish`, in one."""
     connection.execute(_RUN, {"key": key, "begun": begun, "now": now, "owner": terms.owner})
+
+
+def record_run(
+    connection: apsw.Connection,
+    terms: LeaseTerms,
+    delivery: NewDelivery,
+    outcome: Outcome,
+    now: float,
+) -> None:
+    """Record the first inline run of a new delivery, which has ended: claim and finish, in one.
+
+    Should its key be known after all, because another process has just kept it, a run that ended
+    well ends that record, unless another owner holds it.
+    """
+    done = isinstance(outcome, Done)
+    of_before = delivery.signer and _is_of_before(connection, delivery)
+    if done and not of_before and _insert_done(connection, delivery, now):
+        return
+    admitted = claim(connection, terms, delivery)
+    if admitted.admission is Admission.NEW:
+        finish(connection, terms, delivery.key, outcome, now)
+    elif done:
+        run(connection, terms, delivery.key, delivery.received_at, now)
+
+
+def _insert_done(connection: apsw.Connection, delivery: NewDelivery, now: float) -> bool:
+    """Insert a delivery as done, with its body; False when its key is known."""
+    begun = delivery.received_at
+    row = (delivery.key, delivery.signer, delivery.type, DeliveryState.DONE, False, 1, begun)
+    more = (delivery.timestamp, delivery.subject, delivery.ordered, delivery.tenant_id, begun, now)
+    connection.execute(_INSERT_DONE, row + more)
+    if not connection.changes():
+        return False
+    connection.execute(_INSERT_BODY, (connection.last_insert_rowid(), delivery.raw))
+    return True
+
+
+_COUNT_ENDS = """
+UPDATE inbox SET attempts = attempts + :ends, process_ends = process_ends + :ends
+WHERE delivery_key = :key AND process_ends < :ends RETURNING sequence
+"""
+
+
+def count_ends(connection: apsw.Connection, key: str, ends: int, begun: float, now: float) -> int:
+    """Count runs during which a process ended before the store knew of them; return how many.
+
+    They are counted once: a second call changes nothing.
+    """
+    counted = connection.execute(_COUNT_ENDS, {"key": key, "ends": ends}).fetchall()
+    for (sequence,) in counted:
+        told = (PROCESS_ENDED, None, None)
+        connection.execute(_INSERT_ATTEMPT, (sequence, ends, begun, max(begun, now), *told))
+    return ends if counted else 0
 
 
 def finish(

@@ -1,0 +1,135 @@
+"""The keys that the store has, known without asking it; see :class:`StoreKeys`."""
+
+import time
+from collections.abc import Collection, Sequence
+from functools import partial
+
+import apsw
+import trio
+
+from ...errors import StoreLostError, StoreUnavailableError
+from .committer import Committer
+from .known import KnownKeys, key_hash
+from .queries import QueryRunner
+
+#: Keys that come after a filter was built, beyond twice as many as it had, after which it is built
+#: anew: without that it would hold every key that ever came.
+KEYS_BEFORE_REBUILD = 1_000_000
+
+#: Pause after a failure to read the keys of the store, in seconds.
+LEARN_AGAIN_SECONDS = 5.0
+
+#: Rows that are read at a time to learn their keys: a millisecond of Python.
+LEARNED_AT_ONCE = 500
+
+_KEYS = "SELECT sequence, delivery_key FROM inbox WHERE sequence > ? ORDER BY sequence LIMIT ?"
+
+
+def read_keys(connection: apsw.Connection, after: int) -> Sequence[tuple[int, int]]:
+    """Return sequence and hash of the next deliveries in the order of their arrival."""
+    found = connection.execute(_KEYS, (after, LEARNED_AT_ONCE))
+    return [(int(sequence), key_hash(key)) for sequence, key in found]
+
+
+class StoreKeys:
+    """Knows of a key that the store surely does not have it, without asking the store.
+
+    The filter is built in the background, from the first question on: who never asks pays nothing.
+    This process notes each key before it writes it. What other connections write shows in the
+    number ``data_version``, which is compared in each transaction that relied on the answer; then
+    the rows that came since are read before anything is surely new again.
+
+    Args:
+        committer: runs what reads the number.
+        queries: reads the rows.
+        held: keys that are to be written and may not have been handed to ``committer`` yet.
+    """
+
+    def __init__(
+        self, committer: Committer, queries: QueryRunner, held: Collection[str] = ()
+    ) -> None:
+        self._committer = committer
+        self._queries = queries
+        self._held = held
+        #: Every key that is about to be written is added to it; None before the first question.
+        self.filter: KnownKeys | None = None
+        self._complete = False
+        # Another connection has written since: set by the committing thread as well.
+        self._behind = False
+        self._version = (0, 0)
+        self._most = KEYS_BEFORE_REBUILD
+        self._up_to = 0
+        self._wanted = trio.Event()
+        self._scope = trio.CancelScope()
+
+    def begin(self) -> None:
+        """Begin to learn the keys of the store."""
+        self._begin_filter()
+        self._wanted.set()
+
+    def _begin_filter(self) -> KnownKeys:
+        # What was handed to the committer before this is committed before the rows are read,
+        # because jobs are committed in their order; what comes later is added by its caller.
+        self._complete, self._up_to, self._most = False, 0, KEYS_BEFORE_REBUILD
+        self.filter = KnownKeys()
+        for key in self._held:
+            self.filter.add(key_hash(key))
+        return self.filter
+
+    def note_new(self, key: str) -> bool:
+        """Add a key, and return whether it is surely new; False until all keys are known."""
+        # Added whatever follows: a further delivery of it is new on no way.
+        added = self.filter is not None and self.filter.add(key_hash(key))
+        return added and self._complete and not self._behind
+
+    def check(self, connection: apsw.Connection) -> None:
+        """Notice in the committing thread, within a transaction, that others have written."""
+        if self._number(connection) != self._version:
+            self._behind = True
+
+    def catch_up(self, *, changed: bool = False) -> None:
+        """Read what others have written, if that was noticed; ``changed`` says that it was."""
+        if self.filter is not None and (changed or self._behind or self.filter.added > self._most):
+            self._behind = True
+            self._wanted.set()
+
+    def stop(self) -> None:
+        """End :meth:`run`."""
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """Learn whenever that is wanted, until :meth:`stop`, or until the store is lost."""
+        with self._scope:
+            while True:
+                await self._wanted.wait()
+                self._wanted = trio.Event()
+                try:
+                    await self._learn()
+                except StoreLostError:
+                    return
+                except StoreUnavailableError:
+                    await trio.sleep(LEARN_AGAIN_SECONDS)
+                    self._wanted.set()
+
+    async def _learn(self) -> None:
+        keys = self.filter
+        if keys is None or keys.added > self._most:
+            # It holds keys that the retention has removed long since.
+            keys = self._begin_filter()
+        # In this order: what others write after the number was read changes it again.
+        self._behind = False
+        self._version = await self._committer.submit(self._number, synced=False)
+        while found := await self._queries.run(partial(read_keys, after=self._up_to)):
+            begun = time.monotonic()
+            for sequence, hashed in found:
+                keys.add(hashed)
+                self._up_to = sequence
+            # A large store is learned in the background of the deliveries.
+            await trio.sleep(2 * (time.monotonic() - begun))
+        if not self._complete:
+            self._complete = True
+            self._most = 2 * keys.added + KEYS_BEFORE_REBUILD
+
+    def _number(self, connection: apsw.Connection) -> tuple[int, int]:
+        """Return a number that changes when another connection writes."""
+        return self._committer.connections, int(connection.pragma("data_version"))

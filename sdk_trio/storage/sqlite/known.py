@@ -1,0 +1,80 @@
+"""Keys of deliveries as the store in SQLite compares them: by a hash of 64 bits.
+
+A text index of random ids changes a page of its own for nearly every delivery. A hash is short, and
+with the text compared on every hit, two keys of one hash are still two keys.
+"""
+
+import hashlib
+
+
+def key_hash(key: str) -> int:
+    """Return the hash of a delivery's key (:func:`key_of`), a signed number of 64 bits.
+
+    The senders choose the keys, so it is a cryptographic one: nobody can make many keys of one hash
+    at less than the price of finding them by trial. It is stored, so it never changes.
+    """
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+#: Keys that the first generation of a filter is made for; each further one is twice as large.
+FIRST_GENERATION = 1 << 16
+
+# Bits for each key, and how many of them it sets. A generation that is full takes 1 of 200 new keys
+# for known ones; to be wrong costs no more than a claim that is waited for.
+_BITS_FOR_KEY = 16
+_STEPS = (0, 1, 2)
+
+
+class KnownKeys:
+    """Says of a key that it is surely new, or that it may be known (a Bloom filter).
+
+    It never takes a known key for a new one once the key was added. What was added stays: keys
+    that the retention has removed are merely not sure to be new. It belongs to one thread.
+
+    Burton H. Bloom, "Space/Time Trade-offs in Hash Coding with Allowable Errors", 1970; the places
+    are made of two halves of one hash, as Kirsch and Mitzenmacher ("Less Hashing, Same
+    Performance", 2006) show to be as good.
+    """
+
+    def __init__(self) -> None:
+        self._generations: list[bytearray] = []
+        #: How many keys were added that were new.
+        self.added = 0
+        self._grow(FIRST_GENERATION)
+
+    def _grow(self, keys: int) -> None:
+        # A power of two, so that a place is found by a mask.
+        size = 1 << (keys * _BITS_FOR_KEY - 1).bit_length()
+        self._newest = bytearray(size // 8)
+        self._generations.append(self._newest)
+        self._mask = size - 1
+        self._room = size // _BITS_FOR_KEY
+
+    def add(self, hashed: int) -> bool:
+        """Add a key by its :func:`key_hash`, and return whether it was surely new."""
+        if self.may_hold(hashed):
+            return False
+        if not self._room:
+            self._grow(2 * (self._mask + 1) // _BITS_FOR_KEY)
+        bits, mask = self._newest, self._mask
+        stride = (hashed >> 32) | 1
+        for step in _STEPS:
+            place = (hashed + step * stride) & mask
+            bits[place >> 3] |= 1 << (place & 7)
+        self._room -= 1
+        self.added += 1
+        return True
+
+    def may_hold(self, hashed: int) -> bool:
+        """Return whether a key may have been added; False: it was surely not."""
+        stride = (hashed >> 32) | 1
+        for bits in self._generations:
+            mask = len(bits) * 8 - 1
+            for step in _STEPS:
+                place = (hashed + step * stride) & mask
+                if not bits[place >> 3] & (1 << (place & 7)):
+                    break
+            else:
+                return True
+        return False

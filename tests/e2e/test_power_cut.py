@@ -1,0 +1,76 @@
+"""The machine loses its power: what a sender was told is on the disk, whatever was told last.
+
+A claim of an inline run is not synced: nobody was told of it, and its sender delivers it again.
+"""
+
+import threading
+
+import httpx
+import pytest
+from support.deliveries import SECRET
+from support.power_cut import PowerCut
+from support.supervised import SIGKILL, Daemon, running
+from support.waiting import wait_until
+
+from sdk_trio.testing import sign_delivery
+
+ASIDE = "aside-long"
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    return Daemon(tmp_path)
+
+
+@pytest.fixture
+def power(daemon):
+    power = PowerCut(daemon.directory / "data", daemon.directory / "kept")
+    daemon.environment |= power.environment
+    return power
+
+
+def deliver(daemon, type_, webhook_id, **fields):
+    signed = sign_delivery(type_, fields or None, secret=SECRET, webhook_id=webhook_id)
+    answer = httpx.post(daemon.url, headers=signed.headers, content=signed.body, timeout=60)
+    return answer.status_code
+
+
+TOLD = {
+    "inline": lambda daemon: deliver(daemon, "order.created", "inline-2"),
+    "queued": lambda daemon: deliver(daemon, "order.paid", "queued-1"),
+    "parked": lambda daemon: deliver(daemon, "benefit.created", "parked-1"),
+    "other-body": lambda daemon: deliver(
+        daemon, "order.created", "inline-1", metadata={"is": "another"}
+    ),
+}
+
+
+@pytest.mark.parametrize("last", TOLD)
+def test_what_was_told_last_survives_a_power_cut_and_a_claim_need_not(daemon, power, last):
+    daemon.environment["ASIDE"] = "600"
+    with running(daemon):
+        assert deliver(daemon, "order.created", "inline-1") == 200
+        assert TOLD[last](daemon) == 200
+        # Begun after that and running when the power goes: its claim is on no disk.
+        sender = threading.Thread(target=daemon.deliver, args=(ASIDE,), kwargs={"inline": True})
+        sender.start()
+        wait_until(lambda: daemon.runs(ASIDE), daemon.log)
+        wait_until(lambda: daemon.state(ASIDE) == "running", daemon.log)
+        daemon.signal(SIGKILL)
+        daemon.ended()
+        sender.join()
+        assert power.left("PRAGMA integrity_check") == [("ok",)]
+        states = dict(power.left("SELECT webhook_id, state FROM inbox"))
+        assert states["inline-1"] == "done"
+        assert last != "inline" or states["inline-2"] == "done"
+        assert last not in ("queued", "parked") or f"{last}-1" in states
+        kept = power.left("SELECT raw FROM evidence")
+        assert [b"another" in raw for (raw,) in kept] == [True] * (last == "other-body")
+        power.happen()
+        daemon.environment["ASIDE"] = "0"
+        assert daemon.start(), daemon.log()
+        for webhook_id in ("inline-1", ASIDE):
+            assert daemon.deliver(webhook_id, inline=True) == 200
+            daemon.wait_for_state(webhook_id, "done")
+        assert daemon.runs("inline-1") == 1
+        assert daemon.runs(ASIDE, "ended") == 1

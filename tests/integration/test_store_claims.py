@@ -1,0 +1,255 @@
+"""Claims of the store in SQLite that nobody waits for, and which keys are surely new."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import apsw
+import pytest
+import trio
+import trio.testing
+from msgspec.structs import replace
+
+from sdk_trio.errors import StoreUnavailableError
+from sdk_trio.records.deliveries import (
+    Admission,
+    Dead,
+    DeliveryState,
+    Done,
+    NewDelivery,
+    Released,
+    Retry,
+)
+from sdk_trio.storage.sqlite import keys as keys_module
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.storage.sqlite.known import KnownKeys
+
+
+def delivery(webhook_id: str, **fields: object) -> NewDelivery:
+    return replace(NewDelivery(webhook_id, "order.paid", b"{}", 7, 1000.0), **fields)
+
+
+async def open_inbox(directory: Path, owner: str = "one", *, claims: bool = True) -> SqliteInbox:
+    return await SqliteInbox.open(
+        directory / "inbox.db",
+        owner=owner,
+        lease_seconds=10,
+        dedup_seconds=100,
+        payload_seconds=40,
+        claims=directory / "inbox.claims" if claims else None,
+    )
+
+
+@pytest.fixture
+async def inbox(tmp_path: Path) -> AsyncIterator[SqliteInbox]:
+    inbox = await open_inbox(tmp_path)
+    yield inbox
+    await inbox.close()
+
+
+async def learned(inbox: SqliteInbox) -> None:
+    """Wait until a claim need not be waited for; what it takes for that is finished."""
+    with trio.fail_after(30):
+        number = 0
+        while not inbox.claim_new(delivery(f"learned-{number}")):
+            number += 1
+            await trio.sleep(0.001)
+        await inbox.finish(f"learned-{number}", Done(), now=1000.0)
+
+
+async def transactions(inbox: SqliteInbox) -> list[str]:
+    """A list that grows by each COMMIT of the store from now on."""
+    commits: list[str] = []
+
+    def trace(event: dict[str, str]) -> None:
+        if event["sql"] == "COMMIT":
+            commits.append(event["sql"])
+
+    await inbox._committer.submit(lambda c: c.trace_v2(apsw.SQLITE_TRACE_STMT, trace))
+    commits.clear()
+    return commits
+
+
+OUTCOMES = [
+    (Done(), DeliveryState.DONE, 1),
+    (Retry(None, "failed"), DeliveryState.RETRYING, 1),
+    (Dead("failed"), DeliveryState.DEAD, 1),
+    (Released(), DeliveryState.RECEIVED, 0),
+]
+
+
+@pytest.mark.parametrize(("outcome", "state", "attempts"), OUTCOMES)
+async def test_a_run_that_ends_at_once_is_one_transaction(inbox, outcome, state, attempts):
+    await learned(inbox)
+    commits = await transactions(inbox)
+    assert inbox.claim_new(delivery("m1"))
+    await inbox.finish("m1", outcome, now=1001.0)
+    assert len(commits) <= 2, "one, and that of the list itself"
+    record = await inbox.get("m1")
+    assert (record.state, record.attempts, record.queued) == (state, attempts, False)
+    assert len(await inbox.attempts("m1")) == (
+        state in (DeliveryState.RETRYING, DeliveryState.DEAD)
+    )
+
+
+@pytest.mark.parametrize(("outcome", "state", "attempts"), OUTCOMES)
+async def test_both_ways_leave_the_same_record(tmp_path, outcome, state, attempts):
+    records = []
+    for name, waits in (("waited", True), ("at-once", False), ("later", False)):
+        (tmp_path / name).mkdir()
+        inbox = await open_inbox(tmp_path / name)
+        await learned(inbox)
+        if waits:
+            await inbox.claim(delivery("m1", subject="s", tenant_id="t"))
+        else:
+            assert inbox.claim_new(delivery("m1", subject="s", tenant_id="t"))
+        if name == "later":
+            await inbox.counts()
+        await inbox.finish("m1", outcome, now=1001.0)
+        records.append((await inbox.get("m1"), await inbox.attempts("m1")))
+        await inbox.close()
+    sequences = {record.sequence for record, _ in records}
+    assert len(sequences) == 1
+    assert records[0] == records[1] == records[2]
+
+
+async def test_a_run_that_lasts_is_seen_by_others_as_running(inbox, tmp_path):
+    await learned(inbox)
+    assert inbox.claim_new(delivery("m1"))
+    # What a method of this inbox reads is what its other methods have written.
+    assert (await inbox.get("m1")).state is DeliveryState.RUNNING
+    other = await open_inbox(tmp_path, "two", claims=False)
+    assert (await other.get("m1")).state is DeliveryState.RUNNING
+    assert (await other.claim(delivery("m1"))).admission is Admission.RUNNING
+    await inbox.finish("m1", Done(), now=1001.0)
+    assert (await other.get("m1")).state is DeliveryState.DONE
+    await other.close()
+
+
+async def test_a_key_that_any_way_has_taken_is_not_new(inbox):
+    await inbox.accept(delivery("of-before"), leased=False)
+    await learned(inbox)
+    await inbox.accept(delivery("accepted"), leased=False)
+    await inbox.park(delivery("parked"))
+    await inbox.claim(delivery("claimed"))
+    assert inbox.claim_new(delivery("begun"))
+    for key in ("of-before", "accepted", "parked", "claimed", "begun"):
+        assert not inbox.claim_new(delivery(key)), key
+    # Two signers may use one id; a row of before signers were kept would be of either.
+    assert inbox.claim_new(delivery("fresh", signer="tenant", tenant_id="tenant"))
+    assert not inbox.claim_new(delivery("accepted", signer="tenant", tenant_id="tenant"))
+    await inbox.finish("begun", Done(), now=1001.0)
+    await inbox.finish("fresh.tenant", Done(), now=1001.0)
+
+
+async def test_what_another_process_has_written_is_read_before_a_key_is_new(inbox, tmp_path):
+    await learned(inbox)
+    other = await open_inbox(tmp_path, "two", claims=False)
+    await other.accept(delivery("theirs"), leased=False)
+    # Nobody has noticed yet: the transaction itself finds it, and it is done once and for all.
+    assert inbox.claim_new(delivery("theirs"))
+    await inbox.finish("theirs", Done(), now=1001.0)
+    assert (await other.get("theirs")).state is DeliveryState.DONE
+    assert (await other.take_due(limit=9, now=1002.0)).records == []
+    # Now it is noticed: nothing is surely new until what they have written is read.
+    await other.accept(delivery("theirs, too"), leased=False)
+    assert await inbox.changed_elsewhere()
+    assert not inbox.claim_new(delivery("ours"))
+    await learned(inbox)
+    assert not inbox.claim_new(delivery("theirs, too"))
+    await other.close()
+
+
+async def test_a_run_of_another_owner_is_not_ended_by_ours(inbox, tmp_path):
+    await learned(inbox)
+    other = await open_inbox(tmp_path, "two", claims=False)
+    await other.claim(delivery("m1"))
+    assert inbox.claim_new(delivery("m1"))
+    await inbox.finish("m1", Done(), now=1001.0)
+    assert (await other.get("m1")).state is DeliveryState.RUNNING
+    await other.close()
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["at-once", "lasting"])
+async def test_a_claim_that_cannot_be_written_is_written_with_the_outcome(inbox, tmp_path, lasts):
+    await learned(inbox)
+    await inbox._committer.submit(lambda c: c.set_busy_timeout(1))
+    lock = apsw.Connection(str(tmp_path / "inbox.db"))
+    lock.execute("BEGIN IMMEDIATE")
+    assert inbox.claim_new(delivery("m1"))
+    if lasts:
+        with pytest.raises(StoreUnavailableError):
+            await inbox.get("m1")
+        assert not inbox.claim_new(delivery("m2")), "a store that fails is waited for"
+        lock.execute("ROLLBACK")
+        await inbox.finish("m1", Done(), now=1001.0)
+        assert (await inbox.get("m1")).state is DeliveryState.DONE
+    else:
+        with pytest.raises(StoreUnavailableError):
+            await inbox.finish("m1", Done(), now=1001.0)
+        lock.execute("ROLLBACK")
+        assert (await inbox.claim(delivery("m1"))).attempts == 0
+    lock.close()
+    await learned(inbox)
+
+
+async def test_an_end_that_only_the_claims_file_knows_is_counted_once(tmp_path):
+    inbox = await open_inbox(tmp_path)
+    await learned(inbox)
+    assert inbox.claim_new(delivery("m1"))
+    # The process ends here: nothing is handed over, and the file stays as it is.
+    (tmp_path / "inbox.claims").rename(tmp_path / "kept")
+    inbox._committer.withdraw(inbox._claimed["m1"].claim)
+    await inbox.close()
+    (tmp_path / "kept").rename(tmp_path / "inbox.claims")
+    inbox = await open_inbox(tmp_path, "two")
+    assert await inbox.get("m1") is None
+    await learned(inbox)
+    assert not inbox.claim_new(delivery("m1"))
+    # Given up when it was written already, and claimed again: the end is the same one.
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(inbox.claim, delivery("m1"))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert (await inbox.claim(delivery("m1"))).attempts == 1
+    await inbox.finish("m1", Released(), now=1001.0)
+    assert (await inbox.claim(delivery("m1"))).attempts == 1
+    record = await inbox.get("m1")
+    assert (record.attempts, record.process_ends) == (2, 1)
+    assert [one.error for one in await inbox.attempts("m1")] == ["the process ended while it ran"]
+    await inbox.close()
+    assert b"m1" not in (tmp_path / "inbox.claims").read_bytes()
+
+
+async def test_a_filter_that_is_built_anew_forgets_nothing(inbox, tmp_path, monkeypatch):
+    monkeypatch.setattr(keys_module, "KEYS_BEFORE_REBUILD", 5)
+    await learned(inbox)
+    before = inbox._keys.filter
+    # A run whose claim has failed: the store does not know it before it has ended.
+    await inbox._committer.submit(lambda c: c.set_busy_timeout(1))
+    lock = apsw.Connection(str(tmp_path / "inbox.db"))
+    lock.execute("BEGIN IMMEDIATE")
+    assert inbox.claim_new(delivery("held"))
+    with pytest.raises(StoreUnavailableError):
+        await inbox.get("held")
+    lock.close()
+    number = 0
+    with trio.fail_after(30):
+        while inbox._keys.filter is before:
+            await inbox.accept(delivery(f"m{number}"), leased=False)
+            await inbox.changed_elsewhere()
+            number += 1
+    await learned(inbox)
+    for key in ("held", *(f"m{one}" for one in range(number))):
+        assert not inbox.claim_new(delivery(key)), key
+    await inbox.finish("held", Done(), now=1001.0)
+
+
+async def test_learning_reads_every_row_in_small_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(keys_module, "LEARNED_AT_ONCE", 3)
+    inbox = await open_inbox(tmp_path)
+    for number in range(20):
+        await inbox.park(delivery(f"m{number}"))
+    await learned(inbox)
+    assert isinstance(inbox._keys.filter, KnownKeys)
+    assert not any(inbox.claim_new(delivery(f"m{number}")) for number in range(20))
+    await inbox.close()

@@ -1,0 +1,141 @@
+"""The claims file: what a process that ended has left in it, whatever has become of it since."""
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdk_trio.storage.sqlite.claims import (
+    MOST_ENDED,
+    SLOTS,
+    ClaimsFile,
+    EndedRun,
+    read_claims,
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "inbox.claims"
+
+
+def keys_in(path):
+    return [run.key for run in read_claims(path, is_new=False)]
+
+
+def test_a_run_is_found_until_its_slot_is_cleared(path):
+    claims = ClaimsFile(path, [])
+    slots = {key: claims.take(key, now) for now, key in enumerate(("a", "b.tenant", "c"))}
+    # Read without a word to the process that has it open, as after its end.
+    assert keys_in(path) == ["a", "b.tenant", "c"]
+    claims.clear(slots["b.tenant"])
+    assert keys_in(path) == ["a", "c"]
+    assert b"b.tenant" not in path.read_bytes()
+    claims.clear_later(slots["a"])
+    assert keys_in(path) == ["a", "c"]
+    claims.take("d", 9)
+    assert keys_in(path) == ["c", "d"]
+    claims.close()
+    assert keys_in(path) == ["c", "d"]
+
+
+def test_there_is_room_for_so_many_runs_and_the_next_one_waits(path):
+    claims = ClaimsFile(path, [])
+    slots = [claims.take(f"m{number}", 1.0) for number in range(SLOTS)]
+    assert len(set(slots)) == SLOTS
+    assert None not in slots
+    assert claims.take("one more", 1.0) is None
+    claims.clear(slots[3])
+    assert claims.take("one more", 1.0) == slots[3]
+    claims.close()
+    assert len(keys_in(path)) == SLOTS
+
+
+def test_the_longest_key_has_room_and_a_longer_one_waits(path):
+    claims = ClaimsFile(path, [])
+    longest = f"{'x' * 256}.{'0' * 36}"
+    assert claims.take(longest, 1.0) is not None
+    assert claims.take("x" * 320, 1.0) is None
+    claims.close()
+    assert keys_in(path) == [longest]
+
+
+def test_runs_that_ended_a_process_stay_until_they_are_counted(path, caplog):
+    claims = ClaimsFile(path, [EndedRun("a", 0, 5.0, 1), EndedRun("b", 0, 6.0, 2)])
+    assert ["key='a'" in caplog.messages[0], "key='b'" in caplog.messages[1]] == [True, True]
+    claims.take("running", 7.0)
+    claims.close()
+    found = read_claims(path, is_new=False)
+    assert [(run.key, run.ends, run.begun) for run in found] == [
+        ("a", 1, 5.0),
+        ("b", 1, 6.0),
+        ("running", 0, 7.0),
+    ]
+    claims = ClaimsFile(path, found)
+    assert {key: run.ends for key, run in claims.ended.items()} == {"a": 2, "b": 2, "running": 1}
+    claims.counted("a")
+    claims.counted("unknown")
+    claims.close()
+    assert keys_in(path) == ["b", "running"]
+
+
+def test_ended_runs_do_not_take_all_places(path):
+    left = [EndedRun(f"m{number}", 0, number, number + 1) for number in range(SLOTS)]
+    claims = ClaimsFile(path, left)
+    assert list(claims.ended) == [f"m{number}" for number in range(SLOTS - MOST_ENDED, SLOTS)]
+    assert claims.take("new", 1.0) is not None
+    claims.close()
+
+
+@given(cut=st.integers(0, 320), place=st.integers(0, 319), byte=st.integers(1, 255))
+def test_a_torn_or_changed_slot_is_passed_over(tmp_path_factory, cut, place, byte):
+    path = tmp_path_factory.mktemp("claims") / "inbox.claims"
+    claims = ClaimsFile(path, [])
+    claims.take("whole", 1.0)
+    slot = claims.take("torn", 2.0)
+    claims.close()
+    content = bytearray(path.read_bytes())
+    begin = slot * 320
+    content[begin + cut : begin + 320] = bytes(320 - cut)
+    content[begin + place] ^= byte
+    path.write_bytes(content)
+    found = keys_in(path)
+    assert "whole" in found
+    # What stands behind the key says nothing.
+    assert found == ["whole"] or (cut >= 20 and place >= 20 and found == ["whole", "torn"])
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [(None, "nothing"), (b"", "nothing"), (b"sdk-trio claims 1\n", "damaged"), (b"x", "damaged")],
+)
+def test_a_missing_or_damaged_file_is_said_and_made_anew(path, caplog, content, found):
+    caplog.set_level(logging.WARNING, "sdk_trio")
+    if content is not None:
+        path.write_bytes(content)
+    assert read_claims(path, is_new=False) == []
+    (said,) = caplog.messages
+    assert f"found='{found}'" in said
+    claims = ClaimsFile(path, [])
+    claims.take("a", 1.0)
+    claims.close()
+    assert keys_in(path) == ["a"]
+
+
+def test_nothing_is_said_of_a_new_store(path, caplog):
+    assert read_claims(path, is_new=True) == []
+    assert caplog.records == []
+
+
+def test_a_link_or_a_directory_in_its_place_is_refused(path):
+    path.mkdir()
+    with pytest.raises(OSError, match=r"inbox\.claims"):
+        read_claims(path, is_new=False)
+    path.rmdir()
+    other = path.with_name("other")
+    other.write_bytes(b"of somebody")
+    path.symlink_to(other)
+    with pytest.raises(OSError, match=r"inbox\.claims"):
+        ClaimsFile(path, [])
+    assert other.read_bytes() == b"of somebody"

@@ -1,0 +1,34 @@
+"""The filter of known keys never takes a known one for a new one, and rarely the other way."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdk_trio.storage.sqlite import known
+from sdk_trio.storage.sqlite.known import KnownKeys, key_hash
+
+HASHES = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(st.lists(HASHES), st.lists(HASHES))
+def test_what_was_added_may_be_held_for_ever(first, later):
+    keys = KnownKeys()
+    added = set()
+    for hashed in (*first, *later):
+        # A key that was added is never new; one that is said to be new was not there.
+        assert not (keys.add(hashed) and hashed in added)
+        added.add(hashed)
+    assert all(keys.may_hold(hashed) for hashed in added)
+    assert keys.added <= len(added)
+
+
+def test_it_grows_and_keeps_what_it_had_and_is_rarely_wrong(monkeypatch):
+    monkeypatch.setattr(known, "FIRST_GENERATION", 256)
+    keys = KnownKeys()
+    hashes = [key_hash(f"msg_{number}") for number in range(20_000)]
+    taken_for_known = sum(not keys.add(hashed) for hashed in hashes)
+    assert all(keys.may_hold(hashed) for hashed in hashes)
+    strangers = [key_hash(f"other_{number}") for number in range(20_000)]
+    wrong = sum(keys.may_hold(hashed) for hashed in strangers)
+    # Seven full generations of 0.5 %, each.
+    assert wrong < 20_000 * 0.05
+    assert taken_for_known < 20_000 * 0.05
