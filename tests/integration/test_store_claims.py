@@ -205,11 +205,14 @@ async def test_an_end_that_only_the_claims_file_knows_is_counted_once(tmp_path):
     assert await inbox.get("m1") is None
     await learned(inbox)
     assert not inbox.claim_new(delivery("m1"))
-    # Given up when it was written already, and claimed again: the end is the same one.
+    # Given up while it is written, and claimed again: the end is the same one.
+    lock = apsw.Connection(str(tmp_path / "inbox.db"))
+    lock.execute("BEGIN IMMEDIATE")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(inbox.claim, delivery("m1"))
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
+        lock.close()
     assert (await inbox.claim(delivery("m1"))).attempts == 1
     await inbox.finish("m1", Released(), now=1001.0)
     assert (await inbox.claim(delivery("m1"))).attempts == 1
