@@ -232,6 +232,22 @@ def test_a_docstring_begins_with_a_verb_or_a_noun():
     assert not found, f'begin with a verb or a noun, such as "Return ..." or "The ...": {found}'
 
 
+def _comments():
+    """Yield the place and the first line of each block of whole-line comments."""
+    for path in FILES.values():
+        before = ""
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if line.lstrip().startswith("#") and not before.lstrip().startswith("#"):
+                yield f"{path.relative_to(PACKAGE)}:{number}", line.strip()
+            before = line
+
+
+def test_a_comment_begins_as_a_docstring_does():
+    headless = re.compile(r"#:? (What|Who|Whom|Whose|Those who|That which|Where|How)\b")
+    found = [f"{place}: {line}" for place, line in _comments() if headless.match(line)]
+    assert not found, f'write a sentence with a subject, such as "The seconds that ...": {found}'
+
+
 def test_remarks_to_the_linter_are_few_and_say_why():
     remarks = [
         (f"{path.relative_to(PACKAGE)}:{number}", line)
