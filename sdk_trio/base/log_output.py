@@ -24,7 +24,7 @@ from logging import WARNING
 from threading import get_ident
 from typing import NamedTuple, TextIO
 
-#: How much the buffer holds, in bytes: some five thousand lines, which outlast a reader that is
+#: The size of the buffer in bytes: some five thousand lines, which outlast a reader that is
 #: restarted, and no matter for the memory of a daemon.
 MOST_BYTES = 1 << 20
 
@@ -33,17 +33,17 @@ MOST_BYTES = 1 << 20
 #: written alone.
 WRITE_BYTES: int = getattr(select, "PIPE_BUF", 4096)
 
-#: How many lines a turn of the loop gathers at most, so that a long turn cannot fill the memory.
+#: The most lines that a turn of the loop gathers, so that a long turn cannot fill the memory.
 TURN_LINES = 128
 
-#: How long the thread waits before it tries a failing descriptor again, in seconds: a full disk, a
-#: pipe that its reader has closed.
+#: The seconds that the thread waits before it tries a failing descriptor again: a full disk, a pipe
+#: that its reader has closed.
 RETRY_SECONDS = 1.0
 
-#: How long the thread waits for further lines before it ends, in seconds.
+#: The seconds that the thread waits for further lines before it ends.
 IDLE_SECONDS = 5.0
 
-#: How long the end of a program waits for a slow reader, in seconds.
+#: The seconds that the end of a program waits for a slow reader.
 EXIT_SECONDS = 1.0
 
 #: Levels and the label of the metric.

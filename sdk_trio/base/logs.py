@@ -35,7 +35,7 @@ LEVELS = {
 
 DEBUG, INFO, WARNING, ERROR = LEVELS.values()
 
-#: How far up the stack the caller of :meth:`Logger.info` and its like is found.
+#: The height in the stack at which the caller of :meth:`Logger.info` and its like is found.
 _STACK_LEVEL = 3
 
 
@@ -149,7 +149,8 @@ class Throttle:
 
     __slots__ = ("_clock", "_kinds", "_lines", "_seconds")
 
-    #: How many kinds are known at a time; the one that came first is forgotten for another one.
+    #: The most kinds that are known at a time; the one that came first is forgotten for another
+    #: one.
     MOST_KINDS = 1024
 
     def __init__(
@@ -246,7 +247,7 @@ class _Quoted(dict[str, str]):
 class _JsonLines:
     """Renders events as JSON lines, as ``json.dumps`` writes them, in a fraction of its time."""
 
-    #: How many beginnings are kept; there are as many as places that log, some two hundred.
+    #: The most beginnings that are kept; there are as many as places that log, some two hundred.
     MOST = 1024
 
     def __init__(self) -> None:
@@ -349,7 +350,7 @@ _call_handlers = logging.Logger.callHandlers
 _tracebacks = logging.Formatter()
 
 
-#: What stands at the beginning of a line, or below it; all else are fields.
+#: Members that stand at the beginning of a line, or below it; all others are fields.
 _NO_FIELDS = {"event", "level", "logger", "timestamp", "exception"}
 
 #: Colors of a terminal (ECMA-48, 8.3.117); what is not here is shown as an error.

@@ -167,7 +167,7 @@ class HeadTemplate:
                 length = int(value)
             headers[place - 1] = (name, value)
             values.append(value)
-            # What the prefix was not removed from still has its colon, and all that follows.
+            # A line from which no prefix was removed still has its colon, and all that follows.
             if value == lines[place]:
                 return None
             lines[place] = prefix
@@ -198,8 +198,8 @@ class HeadTemplate:
             if line != known or place in known_places
         ]
         names = {head.headers[place - 1][0] for place in places}
-        # What a decisive header says is read from its value by the rules of parse_head alone; only
-        # the length is read here as well.
+        # A decisive header's value is read by the rules of parse_head alone; only the length is
+        # read here as well.
         return [] if names & _DECISIVE - {b"content-length"} else places
 
 

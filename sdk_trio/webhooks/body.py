@@ -10,18 +10,18 @@ from ..base.http import Receive, Send
 from . import answers
 from .answers import Answer
 
-#: How long a sender may take for its body, in seconds. The upstream gives up on a delivery after 10
+#: The seconds that a sender may take for its body. The upstream gives up on a delivery after 10
 #: seconds itself, so waiting longer serves nobody but a client that means to hold a connection.
 BODY_SECONDS: Final = 10.0
 
 #: Pieces below this size are copied together: kept apart, small ones take ten times their size.
 _SMALL_BYTES: Final = 16 * 1024
 
-#: What they are copied into is closed at this size: buffers that grow further and further leave
-#: gaps behind that nothing fits into, as much again as they hold.
+#: The buffer that they are copied into is closed at this size: buffers that grow further and
+#: further leave gaps behind that nothing fits into, as much again as they hold.
 _BLOCK_BYTES: Final = 64 * 1024
 
-#: What a sender is asked to wait when too many bodies are in flight, in seconds.
+#: The Retry-After, in seconds, when too many bodies are in flight.
 CROWDED_RETRY_SECONDS: Final = 5.0
 
 
@@ -116,7 +116,8 @@ class Bodies:
     ) -> bytes | Unread | None:
         while True:
             message = await receive()
-            # Who gave way may have had a piece on its way all the same, which nobody counts.
+            # A body that gave way may have had a piece on its way all the same, which nobody
+            # counts.
             if body.gave_way or message["type"] != "http.request":
                 return None
             chunk: bytes = message.get("body", b"")

@@ -42,7 +42,7 @@ from .verify import Unverified, WebhookRequest, WebhookVerification
 
 _log = get_logger("webhooks")
 
-#: How much of a path or method that is not ours is logged.
+#: The most characters that are logged of a path or method that is not ours.
 SHOWN_PATH_CHARACTERS = 200
 SHOWN_METHOD_CHARACTERS = 32
 
@@ -170,7 +170,7 @@ class Endpoint:
         self._rules = Rules.of(settings)
         self.secret_usage: SecretUsage = SecretUsage(len(options.all_secrets), clock())
         self.verification = WebhookVerification(settings, self.secret_usage)
-        #: Where verified deliveries go; None: the receiver does not run, and they are refused.
+        #: The ways of verified deliveries; None: the receiver does not run, and they are refused.
         self.ways: Ways | None = None
         #: True from the beginning of the drain on: verified deliveries are refused.
         self.draining = False

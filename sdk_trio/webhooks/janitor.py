@@ -12,7 +12,7 @@ from .secret_usage import SecretUsage
 
 _log = get_logger("webhooks")
 
-#: How often retention is applied, in seconds: the settings count in hours.
+#: The seconds between two passes of retention: the settings count in hours.
 INTERVAL_SECONDS = 3600.0
 
 

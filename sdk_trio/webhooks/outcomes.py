@@ -34,8 +34,8 @@ MAX_TRACEBACK_LENGTH = 20_000
 #: names its cause. A single end proves little: it may be a restart, or the fault of another event.
 ENDS_BEFORE_ALONE = 2
 
-#: How many runs beyond MaxAttempts an event gets at most while none of its runs was alone, so that
-#: it is not dead for another event's fault.
+#: The most runs beyond MaxAttempts of an event while none of its runs was alone, so that it is not
+#: dead for another event's fault.
 RUNS_FOR_PROOF = 2
 
 #: Directories whose code is not the user's: this package, the standard library, installed packages.

@@ -33,7 +33,7 @@ from .run import CLEANUP_SECONDS, STORE_RETRY_SECONDS, DeliveryRunner
 
 _log = get_logger("webhooks")
 
-#: How often the feeder looks for changes that other processes made (``events replay``), in
+#: The interval at which the feeder looks for changes of other processes (``events replay``), in
 #: seconds. It costs no disk access, because SQLite keeps a counter of changes in memory.
 POLL_SECONDS = 0.5
 
@@ -43,19 +43,19 @@ FEED_LIMIT = 100
 #: The Retry-After, in seconds, when the queue is full.
 FULL_RETRY_SECONDS = 5.0
 
-#: How often leases are renewed, in seconds. ``storage.LEASE_SECONDS`` allows for two missed
+#: The seconds after which leases are renewed. ``storage.LEASE_SECONDS`` allows for two missed
 #: renewals, so that a short fault of the disk hands no running event to another process.
 RENEW_SECONDS = 20.0
 
-#: How long other runs wait for a suspect that runs alone, in seconds. A handler that ends the
-#: process does so early as a rule, and one that never returns must not hold up all others for ever.
+#: The seconds that other runs wait for a suspect that runs alone. A handler that ends the process
+#: does so early as a rule, and one that never returns must not hold up all others for ever.
 ALONE_SECONDS = 30.0
 
-#: How long suspects run alone altogether, in seconds: inline deliveries are refused meanwhile, and
+#: The seconds that suspects run alone altogether: inline deliveries are refused meanwhile, and
 #: senders disable an endpoint that refuses for long.
 QUARANTINE_SECONDS = 60.0
 
-#: How long the remaining suspects wait, in seconds, for a suspect that takes longer than
+#: The seconds that the remaining suspects wait for a suspect that takes longer than
 #: ``ALONE_SECONDS``: beside it they would be blamed if it ended the process. The wait is bounded,
 #: because that handler may never return.
 APART_SECONDS = 600.0

@@ -64,14 +64,14 @@ _log = get_logger("webhooks")
 
 T = TypeVar("T")
 
-#: How long a cancelled task may take to tell the store how its run ended, in seconds: longer than a
+#: The seconds that a cancelled task may take to tell the store how its run ended: longer than a
 #: slow disk's sync. If the store does not answer by then, the next start takes the delivery over.
 CLEANUP_SECONDS = 5.0
 
 #: The Retry-After, in seconds, while another delivery of the same key is still being handled.
 BUSY_RETRY_SECONDS = 5.0
 
-#: How long the queue waits, in seconds, before it asks a failing store again.
+#: The seconds that the queue waits before it asks a failing store again.
 STORE_RETRY_SECONDS = 1.0
 
 

@@ -11,8 +11,8 @@ from ..config import KeyDerivation, Secret
 from ..errors import EXIT_UNAVAILABLE, SdkError
 from .signature import sign
 
-#: How long one delivery may take, in seconds. The upstream gives up after 10, so a test delivery
-#: that takes longer would fail in production, too (Standard Webhooks advises senders 15 to 30).
+#: The seconds that one delivery may take. The upstream gives up after 10, so a test delivery that
+#: takes longer would fail in production, too (Standard Webhooks advises senders 15 to 30).
 DELIVERY_SECONDS = 10.0
 
 

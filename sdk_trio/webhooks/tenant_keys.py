@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _log = get_logger("webhooks")
 
-#: How many tenants' keys are kept prepared. Key files are read at each delivery that needs them, so
-#: that a rotation counts at once; only the derived keys are remembered, under the secrets they were
-#: derived from.
+#: The number of tenants whose keys are kept prepared. Key files are read at each delivery that
+#: needs them, so that a rotation counts at once; only the derived keys are remembered, under the
+#: secrets they were derived from.
 CAPACITY = 1024
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _log = get_logger("webhooks")
 
-#: How much of a tenant's identifier that may be made up is logged.
+#: The most characters that are logged of a tenant's identifier, which may be made up.
 SHOWN_IDENTIFIER_CHARACTERS = 64
 
 

@@ -186,7 +186,7 @@ class Committer(trio.abc.Instrument):
         self._ended = trio.Event()
         self._watching = trio.CancelScope()
         self._connection: apsw.Connection | None = None
-        #: How many connections it has opened so far.
+        #: The number of connections that it has opened so far.
         self.connections = 0
         # Whether its transactions are synced now; a new connection syncs them.
         self._synced = True

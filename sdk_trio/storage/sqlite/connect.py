@@ -210,7 +210,7 @@ def _migrate(connection: apsw.Connection, file: str) -> None:
     # Nearly every start ends here, without asking for the write lock.
     if not _plan(connection, file):
         return
-    # What a migration removes is overwritten like everything else.
+    # Rows that a migration removes are overwritten like all others.
     connection.execute("PRAGMA secure_delete = ON").fetchall()
     # Two processes may open a file at once: the second waits until the first has brought it up to
     # date, and finds it done within its own lock.

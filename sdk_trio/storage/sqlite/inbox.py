@@ -77,7 +77,7 @@ class SqliteInbox:
         self._data_version: int | None = None
         # Starts of runs that were posted without waiting, by key, with the time of the start.
         self._begun: dict[str, tuple[Posted, float]] = {}
-        # What claims that are not waited for need; without the file every claim is waited for.
+        # For claims that are not waited for; without the file every claim is waited for.
         self._claims: ClaimsFile | None = None
         self._claimed: dict[str, _Unawaited] = {}
         self._keys = StoreKeys(committer, self._queries, self._claimed)
@@ -464,7 +464,7 @@ class SqliteInbox:
             finished=await self._delete(DeliveryState.DONE, forgotten, delete),
             parked=await self._delete(DeliveryState.PARKED, old_body, delete),
         )
-        # What was deleted is still in the log until that is cleared.
+        # Deleted rows are still in the log until that is cleared.
         if purged != Purged(0, 0, 0):
             await self._clear_log(SHORT_SECONDS)
         return purged

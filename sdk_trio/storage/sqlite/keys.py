@@ -68,8 +68,8 @@ class StoreKeys:
         self._wanted.set()
 
     def _begin_filter(self) -> KnownKeys:
-        # What was handed to the committer before this is committed before the rows are read,
-        # because jobs are committed in their order; what comes later is added by its caller.
+        # Jobs that the committer got before this are committed before the rows are read, because it
+        # keeps their order; what comes later is added by its caller.
         self._complete, self._up_to, self._most = False, 0, KEYS_BEFORE_REBUILD
         self.filter = KnownKeys()
         for key in self._held:

@@ -39,7 +39,7 @@ class KnownKeys:
 
     def __init__(self) -> None:
         self._generations: list[bytearray] = []
-        #: How many keys were added that were new.
+        #: The number of keys that were added and new.
         self.added = 0
         self._grow(FIRST_GENERATION)
 

@@ -212,7 +212,7 @@ _INBOX_ENDS = (
     "ALTER TABLE inbox ADD COLUMN failed_at REAL",
 )
 
-# Where in the user's code a run failed.
+# The place in the user's code at which a run failed.
 _ATTEMPT_PLACE = (
     "ALTER TABLE attempt ADD COLUMN place TEXT",
     "ALTER TABLE attempt ADD COLUMN traceback TEXT",
@@ -256,7 +256,8 @@ _SUSPECT = """
 CREATE INDEX inbox_suspect ON inbox (sequence) WHERE process_ends > 0 AND state = 'received'
 """
 
-# Whose the other body is, as far as its signature and what it names say: it goes with that tenant.
+# The tenant of the other body, as far as its signature and what it names say: it goes with that
+# tenant.
 _EVIDENCE_TENANT = (
     "ALTER TABLE evidence ADD COLUMN tenant_id TEXT",
     "CREATE INDEX evidence_of ON evidence (tenant_id) WHERE tenant_id IS NOT NULL",

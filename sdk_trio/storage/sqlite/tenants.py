@@ -133,8 +133,8 @@ def purge(
     connection.execute("DELETE FROM tenant WHERE id = ?", (tenant.id,))
     if tenant.organization_id is not None:
         connection.execute(_KEEP_MARK, (erasure_mark(tenant.organization_id), tenant.id))
-    # What was deleted here may have left copies in pages that were split; the wipe that follows
-    # rewrites the database, also after a crash in between (ADR 37).
+    # Rows that were deleted here may have left copies in pages that were split; the wipe that
+    # follows rewrites the database, also after a crash in between (ADR 37).
     connection.execute(MARK_AS_UNWIPED)
     connection.execute(_INSERT_AUDIT, attrs.asdict(audit))
     return TenantPurged(outbox_rows, audit_rows)
