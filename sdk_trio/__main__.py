@@ -20,21 +20,31 @@ class HeldSignal:
         self.called = True
 
 
+class Interruption:
+    """The handler of INT while nothing has begun that would have to be ended in order."""
+
+    #: The command line gives INT back to Python, and knows by this that it is to.
+    for_the_start: bool = True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """End the process, with the status that shells give to an interrupted command."""
+        os._exit(130)
+
+
 def main() -> int:
     """Run the command line, from the first moment on with signals that end nothing by accident.
 
-    HUP, which asks a daemon to reload, would end a process that has not got so far; INT would leave
-    a traceback of whatever is being imported.
+    HUP, which asks a daemon to reload, would end a process that has not got so far. INT would leave
+    a traceback of whatever is being imported, or none and no end: an exception that is raised in a
+    callback of an import is printed and forgotten.
     """
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is not None and signal.getsignal(hangup) is signal.SIG_DFL:
         signal.signal(hangup, HeldSignal())
-    interrupt = signal.getsignal(signal.SIGINT)
-    if interrupt is signal.default_int_handler:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, Interruption())
     from .cli.main import main as run
 
-    signal.signal(signal.SIGINT, interrupt)
     return run()
 
 

@@ -20,6 +20,10 @@ PIPE_CLOSED = 141
 #: Commands for which HUP means reload; it never ends them, however early it comes.
 OBEYING = ("run", "replication run")
 
+#: Commands that give INT back to Python themselves, when their event loop begins: until then it
+#: interrupts imports, of the application's modules, too.
+SERVING = ("run", "dev")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
@@ -57,8 +61,16 @@ def _command(parsed: Namespace) -> int:
         _release_hangup()
     module, _, name = parsed.target.partition(":")
     function = getattr(importlib.import_module(f".{module}", __package__), name)
+    if parsed.words not in SERVING:
+        release_interrupt()
     status: int = function(parsed)
     return status
+
+
+def release_interrupt() -> None:
+    """Let INT raise KeyboardInterrupt again, where ``__main__`` has had it end the process."""
+    if getattr(signal.getsignal(signal.SIGINT), "for_the_start", False):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _release_hangup() -> None:

@@ -30,6 +30,7 @@ if not describing():
     from ..storage.data_directory import keep_files_private
     from ..webhooks.signed_request import own_url
     from .application import import_part, import_registry
+    from .main import release_interrupt
     from .receiver import SETTINGS_SECRET, Presence, announced
     from .settings import read
     from .shutdown import ExitReport
@@ -301,6 +302,8 @@ def serve(
     """
     ends_too = () if reloader is not None or _HANGUP is None else (_HANGUP,)
     with ExitReport(runtime, (*_ENDING, *ends_too)) as ending:
+        # Trio takes INT over from Python's own handler and from no other.
+        release_interrupt()
         return trio.run(
             _serve,
             runtime,

@@ -178,6 +178,30 @@ def test_int_in_the_first_moment_of_a_start_leaves_no_traceback(daemon):
         assert "Traceback" not in daemon.log()
 
 
+#: What is raised while an object is finalised is printed and forgotten by Python.
+FINALISED = """
+import pathlib, time
+
+class Late:
+    def __del__(self):
+        pathlib.Path("finalising").touch()
+        time.sleep(60)
+
+Late()
+from application import handlers
+"""
+
+
+def test_int_is_not_lost_in_what_an_import_of_the_application_finalises(daemon, tmp_path):
+    (tmp_path / "late.py").write_text(FINALISED)
+    daemon.application = "late:handlers"
+    with daemon:
+        process = daemon.begin()
+        wait_until((tmp_path / "finalising").exists, daemon.log)
+        process.send_signal(signal.SIGINT)
+        assert daemon.ended() == 130
+
+
 def test_retries_of_a_machine_that_booted_two_hours_fast_are_due_when_its_clock_is_right(daemon):
     """The store holds times of the wrong clock; the next start finds them too far ahead."""
     with running(daemon):

@@ -150,6 +150,7 @@ class Daemon:
     directory: Path
     settings: dict[str, str] = attrs.Factory(dict)
     environment: dict[str, str] = attrs.Factory(dict)
+    application: str = "application:handlers"
     port: int = attrs.Factory(free_port)
     admin_port: int = attrs.Factory(free_port)
     process: subprocess.Popen[bytes] | None = None
@@ -166,7 +167,7 @@ class Daemon:
             **self.settings,
         }
         command = [sys.executable, "-m", "sdk_trio", "run", "--standalone"]
-        command += ["--app", "application:handlers"]
+        command += ["--app", self.application]
         for key, value in settings.items():
             command += ["--set", f"Sdk:{key}={value}"]
         environment = {
