@@ -186,8 +186,8 @@ class Committer(trio.abc.Instrument):
         self._ended = trio.Event()
         self._watching = trio.CancelScope()
         self._connection: apsw.Connection | None = None
-        #: The number of connections that it has opened so far.
-        self.connections = 0
+        #: The numbers of connections that it has opened, and of transactions that it has begun.
+        self.connections = self.transactions = 0
         # Whether its transactions are synced now; a new connection syncs them.
         self._synced = True
         # Holds a read transaction during each commit, which keeps other processes from clearing
@@ -532,6 +532,7 @@ class Committer(trio.abc.Instrument):
                 # The write lock is taken first: a transaction that reads and then asks for it can
                 # fail in the middle, when another process has written in between.
                 connection.execute("BEGIN IMMEDIATE")
+                self.transactions += 1
         except Exception as error:
             return error
         try:

@@ -57,6 +57,7 @@ class StoreKeys:
         # Another connection has written since: set by the committing thread as well.
         self._behind = False
         self._version = (0, 0)
+        self._checked = 0
         self._most = KEYS_BEFORE_REBUILD
         self._up_to = 0
         self._wanted = trio.Event()
@@ -84,8 +85,11 @@ class StoreKeys:
 
     def check(self, connection: apsw.Connection) -> None:
         """Notice in the committing thread, within a transaction, that others have written."""
-        if self._number(connection) != self._version:
-            self._behind = True
+        # Nobody else writes within one transaction, so its first job has asked for all of them.
+        if self._checked != self._committer.transactions:
+            self._checked = self._committer.transactions
+            if self._number(connection) != self._version:
+                self._behind = True
 
     def catch_up(self, *, changed: bool = False) -> None:
         """Read what others have written, if that was noticed; ``changed`` says that it was."""
