@@ -272,14 +272,24 @@ class Http1Request:
         Raises:
             AnswerError: it cannot be sent, or an answer has begun.
         """
-        status, headers, body = answer
         if self._answer is not None:
             raise AnswerError("an answer has begun")
-        self._answer = head = answer_head(self._head, status, headers, close=self._must_close())
+        connection, close = self._connection, self._must_close()
+        kept, template, head, data = connection.kept_answer
+        # The same answer to a request of the same form has the same bytes.
+        if answer is kept and template is self._head.template is not None and not close:
+            self._answer = head
+            self.begun = self.answered = True
+            await connection.send(data)
+            return
+        status, headers, body = answer
+        self._answer = head = answer_head(self._head, status, headers, close=close)
         self._to_send = head.length
         data = self._frame(head, body, more=False)
         self.answered = True
-        await self._connection.send(data)
+        if not head.closes and len(data) <= _KEPT_ANSWER_BYTES and _is_constant(answer):
+            connection.kept_answer = (answer, self._head.template, head, data)
+        await connection.send(data)
 
     def _must_close(self) -> bool:
         """Whether the connection ends after this answer.
@@ -320,6 +330,11 @@ class Http1Request:
         """Whether the connection ends after this answer."""
         return self._answer is None or self._answer.closes
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it was answered whole, its body is taken, and the connection goes on."""
+        return self.answered and not self._left and not self.closes
+
     def finish(self) -> None:
         """Prepare for the next request, or mark the connection as finished."""
         connection = self._connection
@@ -334,6 +349,22 @@ class Http1Request:
             connection.ended = True
         elif self.error is None:
             self.error = RequestError(500, "the application gave no answer")
+
+
+def _is_constant(answer: Whole) -> bool:
+    """Say whether nothing in an answer can change after it was sent: then it has a hash."""
+    try:
+        hash(answer)
+    except TypeError:
+        return False
+    return True
+
+
+#: The longest answer that a connection keeps, in bytes: the receiver's have about a hundred.
+_KEPT_ANSWER_BYTES = 1024
+
+_KeptAnswer = tuple[Whole | None, HeadTemplate | None, AnswerHead, bytes]
+_NO_ANSWER: _KeptAnswer = (None, None, AnswerHead(b"", Framing.NO_BODY, 0, True), b"")
 
 
 class Surroundings(Protocol):
@@ -375,6 +406,7 @@ class Http1ServerConnection:
         "client",
         "ended",
         "expiry",
+        "kept_answer",
         "limits",
         "read_deadline",
         "scheme",
@@ -404,6 +436,9 @@ class Http1ServerConnection:
         self.expiry = RequestDeadline(around.limits.sweep_seconds)
         self.client = client
         self.server = server
+        #: The last answer that an application gave whole, the template of its request, and what
+        #: was made of it.
+        self.kept_answer: _KeptAnswer = _NO_ANSWER
         self._pending = sock.pending if isinstance(sock, TlsSocket) else None
         self.scheme = "http" if self._pending is None else "https"
         self.read_deadline = around.now + self.limits.first_byte_seconds
@@ -493,6 +528,9 @@ class Http1ServerConnection:
             except Exception:
                 # ASGI leaves this to the server. The client gets a 500 in _conclude.
                 _log.exception("server.application_failed", method=head.method)
+            # Nearly always there is nothing left to do: a look is cheaper than a coroutine.
+            if exchange.is_settled and not (self.waiting or self.ended or self.expiry.spent):
+                continue
             if self.expiry.spent or not await self._conclude(exchange):
                 return
 
@@ -557,8 +595,15 @@ class Http1ServerConnection:
                 )
                 self._idle_since = self._around.now
                 self.read_deadline = self._idle_since + patience
-            chunk = await self._read_for_head()
-            if chunk is None:
+            try:
+                chunk = await self.read(idle=True)
+            except Expired:
+                if buffer and not self._around.draining:
+                    raise RequestError(408, "the headers took too long") from None
+                return None
+            if not chunk:
+                if buffer:
+                    raise RequestError(400, "the headers are not complete")
                 return None
             if isinstance(buffer, bytearray):
                 buffer += chunk
@@ -572,20 +617,6 @@ class Http1ServerConnection:
         self._template = head.template
         self._buffer = bytes(buffer[end:])
         return head
-
-    async def _read_for_head(self) -> bytes | None:
-        """Return the next bytes of a head; None if the connection ends before another request."""
-        try:
-            chunk = await self.read(idle=True)
-        except Expired:
-            if self._buffer and not self._around.draining:
-                raise RequestError(408, "the headers took too long") from None
-            return None
-        if not chunk:
-            if self._buffer:
-                raise RequestError(400, "the headers are not complete")
-            return None
-        return chunk
 
     # -- bytes -------------------------------------------------------------------------------
 

@@ -693,10 +693,21 @@ class DeliveryRunner:
         return self._inline_max_attempts if inline else self._retries.max_attempts
 
     def _report(self, delivery: NewDelivery, attempt: int, outcome: Outcome) -> None:
+        if isinstance(outcome, Done):
+            self._counters.count("handled")
+            if delivery.tenant_id is None:
+                # Nearly always: no dictionary is made, which would be thrown away by a log that is
+                # off.
+                _log.info(
+                    "webhook.handled",
+                    webhook_id=delivery.webhook_id,
+                    type=delivery.type,
+                    attempt=attempt,
+                )
+                return
         fields = {**_names_of(delivery), "type": delivery.type, "attempt": attempt}
         match outcome:
             case Done():
-                self._counters.count("handled")
                 _log.info("webhook.handled", **fields)
             case Retry(at):
                 self._counters.count("failed")

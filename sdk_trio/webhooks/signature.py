@@ -50,7 +50,12 @@ _LETTER_V: Final = ord("v")
 _opens_entry = re.compile(rb"v\d+[a-z]?").fullmatch
 
 # The dot separates the signed parts, so an id that held one could move bytes into the timestamp.
-_ID_CHARACTERS: Final = bytes(code for code in range(0x21, 0x7F) if code != ord("."))
+# The translation leaves what an id may hold as it is, and nothing else; deleting these characters
+# and looking for a rest would take three times as long.
+_ID_CHARACTERS: Final = frozenset(range(0x21, 0x7F)) - {ord(".")}
+_ONLY_ID_CHARACTERS: Final = bytes(
+    code if code in _ID_CHARACTERS else ord("_") for code in range(256)
+)
 
 _SHA256_BLOCK_BYTES: Final = 64
 #: hashlib releases the interpreter's lock for 2048 bytes and more. Beside a busy thread, such as
@@ -66,7 +71,10 @@ _SEED_BYTES: Final = 32
 
 def is_valid_id(webhook_id: bytes) -> bool:
     """Say whether this is 1 to 256 visible ASCII characters, none of them a dot."""
-    return 0 < len(webhook_id) <= MAX_ID_BYTES and not webhook_id.translate(None, _ID_CHARACTERS)
+    return (
+        0 < len(webhook_id) <= MAX_ID_BYTES
+        and webhook_id.translate(_ONLY_ID_CHARACTERS) == webhook_id
+    )
 
 
 def is_valid_timestamp(timestamp: bytes) -> bool:

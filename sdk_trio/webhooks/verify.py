@@ -157,25 +157,25 @@ class WebhookVerification:
                 return Unverified(  # noqa: ASYNC910 - answering is a checkpoint
                     "own_secrets", _NOT_THE_HOSTS, {"claimed_tenant": tenant.identifier}
                 )
-        named = {} if tenant is None else {"tenant": tenant.identifier}
-        _log.info(
-            "webhook.received",
-            webhook_id=verdict.webhook_id,
-            type=envelope.type,
-            address=request.origin.address,
-            **named,
-        )
+        webhook_id, kind, address = verdict.webhook_id, envelope.type, request.origin.address
+        if tenant is None:
+            _log.info("webhook.received", webhook_id=webhook_id, type=kind, address=address)
+        else:
+            name = tenant.identifier
+            _log.info(
+                "webhook.received", webhook_id=webhook_id, type=kind, address=address, tenant=name
+            )
         return VerifiedDelivery(  # noqa: ASYNC910 - answering is a checkpoint
             NewDelivery(
-                webhook_id=verdict.webhook_id,
-                type=envelope.type,
+                webhook_id=webhook_id,
+                type=kind,
                 raw=body,
                 timestamp=verdict.timestamp,
                 received_at=now,
                 subject=subject_of(envelope),
                 tenant_id=erased if tenant is None else tenant.id,
                 signer=signer,
-                address=request.origin.address,
+                address=address,
             ),
             envelope,
         )

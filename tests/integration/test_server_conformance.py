@@ -186,6 +186,42 @@ async def test_head_has_the_headers_of_get_and_no_body(fast):
     assert body == b"no"
 
 
+async def test_an_answer_that_is_given_again_is_that_of_its_own_request():
+    constant = (200, ((b"content-length", b"2"),), b"ok")
+    changing = (200, [(b"content-length", b"1"), (b"x", b"0")], b"o")
+
+    async def app(scope, receive, send):
+        shortcut = scope["extensions"]["sdk_trio.shortcut"]
+        if scope["path"] == "/changing":
+            changing[1][1] = (b"x", str(int(changing[1][1][1]) + 1).encode())
+            await shortcut.answer(changing)
+        else:
+            await shortcut.answer(constant)
+
+    ok = b"HTTP/1.1 200 \r\ncontent-length: 2"
+    async with http_server(True, app=app) as server:
+        with await server.connect() as wire:
+            for method, number in [
+                *[(b"GET", 0)] * 3,
+                *[(b"HEAD", 0)] * 3,
+                *[(b"GET", 0)] * 2,
+                (b"GET", 1),
+                (b"GET", 2),
+                (b"GET", 3),
+                (b"GET", 0),
+            ]:
+                await wire.send(get(b"/changing" if number else b"/", method=method))
+                if method == b"HEAD":
+                    assert await wire.rest_of_head() == ok
+                    continue
+                answer = await wire.answer()
+                assert answer.body == (b"o" if number else b"ok")
+                assert answer.headers.get("x") == (str(number) if number else None)
+                assert number or answer.head == ok
+            await wire.send(get(b"/", b"Connection: close"))
+            assert (await wire.answer()).headers["connection"] == "close"
+
+
 @both
 async def test_204_has_no_body(fast):
     async with http_server(fast) as server:
@@ -240,6 +276,19 @@ async def test_the_connection_ends_after_its_last_request(fast):
         answer = await server.exchange(get() * 10, half_close=False)
     assert len(statuses(answer)) in (3, 4)  # hypercorn announces it one request later
     assert b"connection: close" in answer.lower()
+
+
+async def test_an_answer_that_was_given_before_announces_the_end_as_well():
+    constant = (200, ((b"content-length", b"0"),), b"")
+
+    async def app(scope, receive, send):
+        await scope["extensions"]["sdk_trio.shortcut"].answer(constant)
+
+    limits = attrs.evolve(QUICK, keep_alive_requests=5)
+    async with http_server(True, app=app, limits=limits) as server:
+        answers = await server.exchange(get() * 7, half_close=False)
+    assert statuses(answers) == [200] * 5
+    assert answers.lower().count(b"connection: close") == 1
 
 
 @both
