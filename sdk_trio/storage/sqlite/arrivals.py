@@ -5,8 +5,8 @@ the idea: what has just arrived is *fresh*, has no row in ``open`` yet, and most
 ever needs one.
 """
 
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 import apsw
 
@@ -27,47 +27,46 @@ SELECT sequence FROM arrival WHERE delivery_key = ?2 AND sequence = (
     SELECT sequence FROM key WHERE bucket = (SELECT max(bucket) FROM key) AND hash = ?1)
 """
 
-# From the newest bucket to the oldest, until it is found.
-_IN_ANY = """
-WITH RECURSIVE each (bucket) AS (
-    SELECT max(bucket) FROM key
-    UNION ALL
-    SELECT (SELECT max(bucket) FROM key WHERE bucket < each.bucket) FROM each
-    WHERE each.bucket IS NOT NULL)
-SELECT key.sequence FROM each CROSS JOIN key ON key.bucket = each.bucket AND key.hash = ?1
-WHERE (SELECT delivery_key FROM arrival WHERE arrival.sequence = key.sequence) = ?2
-LIMIT 1
+# One bucket at a time, from the newest to the oldest: 1.2 us each, and 25 us for one statement that
+# walks through them.
+_IN_BUCKET = """
+SELECT (SELECT max(bucket) FROM key WHERE bucket < ?1),
+    (SELECT sequence FROM key WHERE bucket = ?1 AND hash = ?2)
 """
 
-# As _IN_ANY, for the rows of any key whose text says so.
-_ALL_OF_HASH = """
-WITH RECURSIVE each (bucket) AS (
-    SELECT max(bucket) FROM key
-    UNION ALL
-    SELECT (SELECT max(bucket) FROM key WHERE bucket < each.bucket) FROM each
-    WHERE each.bucket IS NOT NULL)
-SELECT arrival.sequence, delivery_key
-FROM each CROSS JOIN key ON key.bucket = each.bucket AND key.hash = ?1
-    CROSS JOIN arrival ON arrival.sequence = key.sequence
-WHERE signer > '' AND substr(delivery_key, 1, length(?2)) = ?2
+_NEWEST = "SELECT max(bucket) FROM key"
+
+_OF_HASH = """
+SELECT arrival.sequence, delivery_key, signer > ''
+FROM key CROSS JOIN arrival ON arrival.sequence = key.sequence WHERE bucket = ? AND hash = ?
 """
 
 
 def sequence_of(connection: apsw.Connection, key: str) -> int | None:
     """Return the sequence of the delivery with this key, or None."""
-    bindings = (known.key_hash(key), key)
-    row = (
-        connection.execute(_IN_NEWEST, bindings).fetchone()
-        or connection.execute(_IN_ANY, bindings).fetchone()
-    )
-    return None if row is None else cast("int", row[0])
+    hashed = known.key_hash(key)
+    row = connection.execute(_IN_NEWEST, (hashed, key)).fetchone()
+    if row is not None:
+        return cast("int", row[0])
+    of_hash = _of_hash(connection, hashed)
+    return next((sequence for sequence, text, _ in of_hash if text == key), None)
+
+
+def _of_hash(connection: apsw.Connection, hashed: int) -> Iterator[tuple[int, str, int]]:
+    """Yield the sequence and the key of what has this hash, and whether a tenant signed it."""
+    bucket = connection.execute(_NEWEST).get
+    while bucket is not None:
+        ((older, found),) = connection.execute(_IN_BUCKET, (bucket, hashed))
+        if found is not None:
+            yield from cast("Any", connection.execute(_OF_HASH, (bucket, hashed)).fetchall())
+        bucket = older
 
 
 def signed_by_tenants(connection: apsw.Connection, webhook_id: str, limit: int) -> list[int]:
     """Return the sequences of up to ``limit`` deliveries of one id that tenants signed, by key."""
     prefix = f"{webhook_id}."
-    rows = connection.execute(_ALL_OF_HASH, (known.key_hash(prefix), prefix)).fetchall()
-    found = sorted((cast("str", key), cast("int", sequence)) for sequence, key in rows)
+    rows = _of_hash(connection, known.key_hash(prefix))
+    found = sorted((key, row) for row, key, signed in rows if signed and key.startswith(prefix))
     return [sequence for _, sequence in found[:limit]]
 
 
