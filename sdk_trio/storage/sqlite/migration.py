@@ -14,11 +14,11 @@ import apsw
 from ...base.logs import get_logger
 from ...errors import StoreUnavailableError
 from . import known
+from .arrivals import index_keys
 from .schema import BUCKET_BITS
 
-#: Rows that are moved between two looks at the clock. Those of a range get their keys in the order
-#: of the hashes, so that each page of a bucket is written once or twice.
-_RANGE = 1 << BUCKET_BITS
+#: Sequences that are moved at once: whole buckets of keys, in less than a second.
+_RANGE = 4 << BUCKET_BITS
 
 #: Time between two lines of the log, in seconds.
 _TELL_SECONDS = 5.0
@@ -26,20 +26,12 @@ _TELL_SECONDS = 5.0
 # Arrivals as they were is not known any more; `received` for all of them, and whatever became of it
 # is in `open` or `outcome`.
 _ARRIVAL = """
-INSERT INTO arrival (sequence, delivery_key, signer, type, received_at, timestamp, subject, ordered,
-                     tenant_id, state)
-SELECT sequence, delivery_key, signer, type, received_at, timestamp, subject, ordered, tenant_id,
-    'received'
+INSERT INTO arrival (sequence, hash, id_hash, delivery_key, signer, type, received_at, timestamp,
+                     subject, ordered, tenant_id, state)
+SELECT sequence, key_hash(delivery_key),
+    CASE WHEN signer > '' THEN key_hash(webhook_id || '.') END, delivery_key, signer, type,
+    received_at, timestamp, subject, ordered, tenant_id, 'received'
 FROM inbox_before WHERE sequence > ? AND sequence <= ? ORDER BY sequence
-"""
-
-_KEY = """
-INSERT INTO key (bucket, hash, sequence)
-SELECT sequence >> ?3 AS bucket, key_hash(delivery_key) AS hash, sequence
-    FROM inbox_before WHERE sequence > ?1 AND sequence <= ?2
-UNION ALL SELECT sequence >> ?3, key_hash(webhook_id || '.'), sequence
-    FROM inbox_before WHERE sequence > ?1 AND sequence <= ?2 AND signer > ''
-ORDER BY 1, 2
 """
 
 _OUTCOME = """
@@ -97,7 +89,7 @@ def move_deliveries(connection: apsw.Connection, file: str) -> None:
     for after in range(0, last, _RANGE):
         for statement in (_ARRIVAL, _OUTCOME, _OPEN):
             connection.execute(statement, (after, after + _RANGE))
-        connection.execute(_KEY, (after, after + _RANGE, BUCKET_BITS))
+        index_keys(connection)
         if time.monotonic() - told >= _TELL_SECONDS:
             told = time.monotonic()
             _log.info(

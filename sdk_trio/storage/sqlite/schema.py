@@ -3,7 +3,9 @@
 A delivery costs as much after a million events as after none, because its way is appended and never
 rewritten (docs/adr/0046-arrivals-and-outcomes-are-appended.md):
 
-- ``arrival`` and ``body`` get a row when it comes, ``key`` the hash that it is found by;
+- ``arrival`` and ``body`` get a row when it comes. It is found by the hash of its key: among the
+  newest arrivals by looking at each, among all others in ``key``, to which many hashes are moved
+  at once (``arrivals.index_keys``);
 - ``outcome`` gets a row when it is done. A run that is recorded together with its arrival stands in
   ``arrival`` alone;
 - ``open`` has a row for what is not done *and* has a story of its own: a run that took its time, a
@@ -317,10 +319,13 @@ _OLD_INBOX = (
 
 # `state` to `finished_at` say how it arrived: `received` for our workers (or for an inline run that
 # was cut short), `running` inline, or `done` at once. Only `tenant_id`, and the key of a row from
-# before signers were kept, are changed later.
+# before signers were kept, are changed later. `hash` is that of the key, and stands first, because
+# the newest arrivals are compared with it; `id_hash` finds what tenants signed under one id.
 _ARRIVAL = """
 CREATE TABLE arrival (
     sequence INTEGER PRIMARY KEY,
+    hash INTEGER NOT NULL,
+    id_hash INTEGER,
     delivery_key TEXT NOT NULL,
     signer TEXT,
     type TEXT NOT NULL,
@@ -337,9 +342,9 @@ CREATE TABLE arrival (
 ) STRICT
 """
 
-# Random hashes in one tree would change a page each, and each such page goes through the log. In
-# buckets by age all new ones meet in the few hundred pages of the newest bucket. The price is a
-# look into each bucket for a key that is not found in the newest.
+# Random hashes in one tree would change a page each, and each such page goes through the log. So
+# they are added a thousand at a time, sorted, to the hundred pages of the newest bucket. The price
+# is a look into each bucket for a key that nothing says is new.
 _KEY_TABLE = """
 CREATE TABLE key (
     bucket INTEGER NOT NULL,
@@ -349,8 +354,11 @@ CREATE TABLE key (
 ) STRICT, WITHOUT ROWID
 """
 
-#: Arrivals whose keys share a bucket, as a power of two: 65 536 of them take 2 MB.
-BUCKET_BITS = 16
+# The buckets that there are: one statement looks into all of them.
+_BUCKET = "CREATE TABLE bucket (number INTEGER PRIMARY KEY) STRICT"
+
+#: Arrivals whose keys share a bucket, as a power of two: 16 384 of them take half a megabyte.
+BUCKET_BITS = 14
 
 _OUTCOME = """
 CREATE TABLE outcome (
@@ -406,15 +414,16 @@ WHERE subject IS NOT NULL AND {UNFINISHED}
 
 # last, removed: the highest sequence among removed arrivals, and their number. Sequences have no
 # other gaps, so the number of arrivals is known without counting, and none is given twice.
-# settled: up to here nothing is fresh. unsigned: up to here rows may be from before signers were
-# kept. dead, parked: how many there are.
+# settled: up to here nothing is fresh. indexed: up to here all are in `key`. unsigned: up to here
+# rows may be from before signers were kept. dead, parked: how many there are.
 _TALLY = (
     """
 CREATE TABLE tally (name TEXT PRIMARY KEY, number INTEGER NOT NULL) STRICT, WITHOUT ROWID
 """,
     """
 INSERT INTO tally VALUES
-    ('last', 0), ('removed', 0), ('settled', 0), ('unsigned', 0), ('dead', 0), ('parked', 0)
+    ('last', 0), ('removed', 0), ('settled', 0), ('indexed', 0), ('unsigned', 0), ('dead', 0),
+    ('parked', 0)
 """,
     """
 CREATE TRIGGER open_added AFTER INSERT ON open WHEN NEW.state IN ('dead', 'parked')
@@ -433,6 +442,9 @@ CREATE TRIGGER open_removed AFTER DELETE ON open WHEN OLD.state IN ('dead', 'par
 BEGIN UPDATE tally SET number = number - 1 WHERE name = OLD.state; END
 """,
 )
+
+#: SQL of the highest sequence whose hash has been added to ``key``, as of all before.
+INDEXED = "(SELECT number FROM tally WHERE name = 'indexed')"
 
 #: SQL of the highest sequence up to which nothing is fresh.
 SETTLED = "(SELECT number FROM tally WHERE name = 'settled')"
@@ -512,6 +524,7 @@ MIGRATIONS: Sequence[Sequence[str]] = (
         *_OLD_INBOX,
         _ARRIVAL,
         _KEY_TABLE,
+        _BUCKET,
         _OUTCOME,
         _OPEN_TABLE,
         *_OPEN_INDEXES,
