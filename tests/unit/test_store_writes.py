@@ -57,7 +57,7 @@ class Writes(RuleBasedStateMachine):
         # With so few keys, all that is done a thousand at a time would never be done at all; and
         # keys must be told from each other where their hashes are the same.
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(arrivals, "SETTLE_EVERY", 4)
+        self.patch.setattr(arrivals, "SETTLE_EVERY", 2)
         self.patch.setattr(arrivals, "_remembered", {})
         self.patch.setattr(known, "key_hash", lambda key: ord(key[0]) % 2)
 
