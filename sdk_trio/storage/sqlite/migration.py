@@ -101,7 +101,7 @@ def move_deliveries(connection: apsw.Connection, file: str) -> None:
 
 
 _PAGES = """
-SELECT sum(pgsize) FROM dbstat WHERE aggregate AND name IN (
+SELECT sum(pgsize) FROM dbstat WHERE aggregate = TRUE AND name IN (
     SELECT name FROM sqlite_schema WHERE tbl_name = 'inbox_before')
 """
 
