@@ -65,14 +65,27 @@ UPDATE open SET state = 'parked', queued = 0, last_error = ? WHERE sequence = ?
 
 
 def accept(
-    connection: apsw.Connection, terms: LeaseTerms, delivery: NewDelivery, leased: bool
+    connection: apsw.Connection,
+    terms: LeaseTerms,
+    delivery: NewDelivery,
+    leased: bool,
+    *,
+    is_new: bool = False,
 ) -> Admitted:
-    """Keep ``delivery`` for our own workers."""
+    """Keep ``delivery`` for our own workers; ``is_new``: its key is surely not in the store."""
+    if is_new:
+        _add(connection, terms, delivery, DeliveryState.RECEIVED, leased)
+        return Admitted(Admission.NEW)
     return _admit(connection, terms, delivery, ACCEPTING, DeliveryState.RECEIVED, leased)
 
 
-def claim(connection: apsw.Connection, terms: LeaseTerms, delivery: NewDelivery) -> Admitted:
-    """Claim ``delivery`` for an inline run."""
+def claim(
+    connection: apsw.Connection, terms: LeaseTerms, delivery: NewDelivery, *, is_new: bool = False
+) -> Admitted:
+    """Claim ``delivery`` for an inline run; ``is_new``: its key is surely not in the store."""
+    if is_new:
+        _add(connection, terms, delivery, DeliveryState.RUNNING, True)
+        return Admitted(Admission.NEW)
     return _admit(connection, terms, delivery, CLAIMING, DeliveryState.RUNNING, True)
 
 
@@ -155,7 +168,7 @@ def _add(
     delivery: NewDelivery,
     state: DeliveryState,
     leased: bool,
-    reason: str | None,
+    reason: str | None = None,
 ) -> None:
     """Add a delivery that is not known."""
     now = delivery.received_at
@@ -381,14 +394,16 @@ def record_run(
     delivery: NewDelivery,
     outcome: Outcome,
     now: float,
+    *,
+    is_new: bool = False,
 ) -> None:
     """Record the first inline run of a new delivery, which has ended: claim and finish, in one.
 
-    Should its key be known after all, because another process has just kept it, a run that ended
-    well ends that record, unless another owner holds it.
+    ``is_new``: its key is surely not in the store. Should it be known after all, because another
+    process has just kept it, a run that ended well ends that record, unless another owner holds it.
     """
     done = isinstance(outcome, Done)
-    if done and _sequence_of(connection, delivery) is None:
+    if done and (is_new or _sequence_of(connection, delivery) is None):
         begun = delivery.received_at
         arrivals.add(connection, delivery, state="done", started_at=begun, finished_at=now)
         return
