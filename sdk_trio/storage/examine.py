@@ -7,8 +7,9 @@ import apsw
 import attrs
 
 from ..records.deliveries import DeliveryState
+from .sqlite.arrivals import sequence_of
 from .sqlite.connect import connect_reader, describe_failure
-from .sqlite.schema import APPLICATION_ID, UNFINISHED, VERSION
+from .sqlite.schema import APPLICATION_ID, NOT_DONE, UNFINISHED, VERSION
 
 #: Instructions of SQLite's virtual machine between two looks at the clock.
 _STEPS = 20_000
@@ -107,19 +108,22 @@ def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | Non
 def _with_contents(
     connection: apsw.Connection, known: Examination, now: float, besides: str
 ) -> Examination:
-    # Finished deliveries are in no index but that of keys, and may be millions: they are not
-    # counted.
+    # Finished deliveries may be millions: they are not counted.
+    sequence = sequence_of(connection, besides)
     states = connection.execute(
-        "SELECT state, count(*) FROM inbox WHERE state <> 'done' AND delivery_key <> ? "
-        "GROUP BY state",
-        (besides,),
+        f"SELECT state, count(*) FROM ({NOT_DONE}) WHERE sequence IS NOT ? GROUP BY state",
+        (sequence,),
     ).fetchall()
     parked = connection.execute(
-        "SELECT type, count(*) FROM inbox WHERE state = 'parked' AND delivery_key <> ? "
+        "SELECT type, count(*) FROM open JOIN arrival USING (sequence) "
+        "WHERE open.state = 'parked' AND sequence IS NOT ? "
         "GROUP BY type ORDER BY 2 DESC LIMIT 20",
-        (besides,),
+        (sequence,),
     ).fetchall()
-    oldest = connection.execute(f"SELECT min(received_at) FROM inbox WHERE {UNFINISHED}").get
+    oldest = connection.execute(
+        "SELECT min(received_at) FROM arrival "
+        f"WHERE sequence IN (SELECT sequence FROM ({NOT_DONE}) WHERE {UNFINISHED})"
+    ).get
     return attrs.evolve(
         known,
         states={DeliveryState(str(state)): int(str(count)) for state, count in states},
@@ -131,13 +135,13 @@ def _with_contents(
 
 def _growth(connection: apsw.Connection, size: int, now: float) -> float | None:
     """Estimate the growth in bytes a day from the arrival times of the last events."""
-    first = connection.execute("SELECT min(sequence) FROM inbox").get
-    last = connection.execute("SELECT max(sequence) FROM inbox").get
+    first = connection.execute("SELECT min(sequence) FROM arrival").get
+    last = connection.execute("SELECT max(sequence) FROM arrival").get
     if not (isinstance(first, int) and isinstance(last, int)):
         return None
     start = max(first, last - _SAMPLE)
     since = connection.execute(
-        "SELECT received_at FROM inbox WHERE sequence >= ? LIMIT 1", (start,)
+        "SELECT received_at FROM arrival WHERE sequence >= ? LIMIT 1", (start,)
     )
     hours = (now - float(str(since.get))) / 3600
     if hours < 1:

@@ -271,7 +271,7 @@ def test_a_store_with_work_for_somebody(doctor):
         ("msg_done", DeliveryState.DONE),
     )
     connection = apsw.Connection(str(doctor.data / "inbox.db"))
-    connection.execute("UPDATE inbox SET received_at = received_at - 1e9")
+    connection.execute("UPDATE arrival SET received_at = received_at - 1e9")
     connection.close()
     found = doctor.alone()
     found.one("store", "ok", "no damage")
@@ -329,7 +329,7 @@ def test_a_write_ahead_log_that_is_held_back(doctor, monkeypatch):
     reader = apsw.Connection(str(doctor.data / "inbox.db"))
     reader.execute("BEGIN; SELECT * FROM inbox").fetchall()
     writer = apsw.Connection(str(doctor.data / "inbox.db"))
-    writer.execute("UPDATE inbox SET attempts = attempts + 1")
+    writer.execute("UPDATE outcome SET attempts = attempts + 1")
     monkeypatch.setattr(store, "LARGE_LOG_BYTES", 1000)
     doctor.alone().one("store", "warning", "a reader that never ends")
     reader.close()

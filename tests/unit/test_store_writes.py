@@ -20,7 +20,7 @@ from sdk_trio.records.deliveries import (
     Retry,
 )
 from sdk_trio.storage.admission import LeaseTerms
-from sdk_trio.storage.sqlite import writes
+from sdk_trio.storage.sqlite import arrivals, known, leases, reads, writes
 from sdk_trio.storage.sqlite.schema import MIGRATIONS
 
 HERE, THERE = (
@@ -53,8 +53,16 @@ class Writes(RuleBasedStateMachine):
         super().__init__()
         self.connection = opened()
         self.now = 1000.0
+        self.known: dict[int, str] = {}
+        # With so few keys, all that is done a thousand at a time would never be done at all; and
+        # keys must be told from each other where their hashes are the same.
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(arrivals, "SETTLE_EVERY", 2)
+        self.patch.setattr(arrivals, "_remembered", {})
+        self.patch.setattr(known, "key_hash", lambda key: ord(key[0]) % 2)
 
     def teardown(self) -> None:
+        self.patch.undo()
         self.connection.close()
 
     @rule(seconds=st.sampled_from([0.5, 9.0, 11.0, 40.0]))
@@ -63,7 +71,7 @@ class Writes(RuleBasedStateMachine):
 
     @rule(key=KEYS, terms=OWNERS, how=st.sampled_from(["leased", "left", "claimed", "parked"]))
     def arrives(self, key: str, terms: LeaseTerms, how: str) -> None:
-        new = delivery(key, self.now)
+        new = delivery(key, self.now, tenant="acme")
         if how == "claimed":
             writes.claim(self.connection, terms, new)
         elif how == "parked":
@@ -94,6 +102,50 @@ class Writes(RuleBasedStateMachine):
     def runs_whole(self, key: str, terms: LeaseTerms) -> None:
         writes.run(self.connection, terms, key, self.now, self.now)
 
+    @rule(terms=OWNERS, limit=st.integers(0, 2))
+    def taken_as_due(self, terms: LeaseTerms, limit: int) -> None:
+        due = leases.take_due(self.connection, terms, limit, self.now)
+        assert all(self.row(record.key)["lease_owner"] == terms.owner for record in due.records)
+
+    @rule(terms=OWNERS, what=st.sampled_from([leases.renew, leases.take_suspects]))
+    def leases_change(self, terms: LeaseTerms, what: object) -> None:
+        if what is leases.renew:
+            leases.renew(self.connection, terms, self.now)
+        else:
+            leases.take_suspects(self.connection, terms, 9, self.now)
+
+    @rule(terms=OWNERS)
+    def recovers(self, terms: LeaseTerms) -> None:
+        leases.recover(self.connection, terms)
+        assert self.none(f"lease_owner IS NOT NULL AND lease_owner <> '{terms.owner}'")
+
+    @rule(what=st.sampled_from(["bodies", "done", "parked"]))
+    def grows_old(self, what: str) -> None:
+        every = "SELECT sequence FROM inbox"
+        sequences = [sequence for (sequence,) in self.connection.execute(every).fetchall()]
+        before = self.now - 20.0
+        if what == "bodies":
+            writes.delete_bodies(self.connection, sequences, DeliveryState.DONE, before)
+        else:
+            state = DeliveryState(what)
+            writes.delete_deliveries(self.connection, sequences, state, before)
+
+    @rule(key=KEYS)
+    def is_erased(self, key: str) -> None:
+        row = self.row(key)
+        if row is not None:
+            assert writes.erase(self.connection, "acme", [row["sequence"]]) == 1
+            assert self.row(key) is None
+
+    @rule()
+    def is_rolled_back(self) -> None:
+        before = self.connection.execute("SELECT * FROM inbox").fetchall()
+        self.connection.execute("SAVEPOINT batch")
+        for number in range(3):
+            writes.accept(self.connection, HERE, delivery(f"lost-{number}", self.now), True)
+        self.connection.execute("ROLLBACK TO batch; RELEASE batch")
+        assert self.connection.execute("SELECT * FROM inbox").fetchall() == before
+
     @rule(key=KEYS)
     def is_replayed(self, key: str) -> None:
         row = self.row(key)
@@ -111,6 +163,34 @@ class Writes(RuleBasedStateMachine):
         return self.connection.execute(f"SELECT 1 FROM inbox WHERE {condition}").fetchone() is None
 
     @invariant()
+    def what_is_kept_of_the_numbers_is_what_counting_finds(self) -> None:
+        counted = "SELECT state, count(*) FROM inbox GROUP BY state"
+        expected = dict.fromkeys(DeliveryState, 0)
+        for state, number in self.connection.execute(counted).fetchall():
+            expected[DeliveryState(state)] = number
+        assert reads.counts(self.connection) == expected
+
+    @invariant()
+    def every_delivery_is_found_by_its_key_and_no_sequence_is_given_twice(self) -> None:
+        rows = self.connection.execute("SELECT delivery_key, sequence FROM inbox").fetchall()
+        assert {key: arrivals.sequence_of(self.connection, key) for key, _ in rows} == dict(rows)
+        for key, sequence in rows:
+            assert self.known.setdefault(sequence, key) == key
+
+    @invariant()
+    def what_was_rolled_back_is_not_found(self) -> None:
+        assert arrivals.sequence_of(self.connection, "lost-0") is None
+
+    @invariant()
+    def few_arrivals_are_fresh(self) -> None:
+        assert self.connection.execute("SELECT count(*) FROM fresh").get < arrivals.SETTLE_EVERY
+
+    @invariant()
+    def what_is_over_is_in_one_place(self) -> None:
+        twice = "SELECT 1 FROM open JOIN outcome USING (sequence)"
+        assert self.connection.execute(twice).fetchone() is None
+
+    @invariant()
     def only_what_is_to_be_retried_has_a_time(self) -> None:
         assert self.none("next_attempt_at IS NOT NULL AND state <> 'retrying'")
 
@@ -125,7 +205,7 @@ class Writes(RuleBasedStateMachine):
 
     @invariant()
     def every_body_and_failure_belongs_to_a_delivery(self) -> None:
-        for table in ("body", "attempt", "evidence"):
+        for table in ("body", "attempt", "evidence", "open", "outcome", "key"):
             strays = f"SELECT 1 FROM {table} WHERE sequence NOT IN (SELECT sequence FROM inbox)"
             assert self.connection.execute(strays).fetchone() is None
 

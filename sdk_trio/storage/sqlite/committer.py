@@ -76,8 +76,12 @@ PROMPT_SECONDS = 0.1
 #: Events come in bursts; a log of 16 MB copies each page of an index once for many commits.
 CHECKPOINT_PAGES = 4000
 
-# A write that nobody reads. If it is found in the log, writes still arrive in the right files.
-_PROOF = "INSERT INTO checkpoint VALUES ('storage.proof', '') ON CONFLICT DO UPDATE SET value = ''"
+# A write that nobody reads. If it is found in the log, writes still arrive in the right files. The
+# value changes each time, because SQLite writes no page for a row that stays the same.
+_PROOF = """
+INSERT INTO checkpoint VALUES ('storage.proof', '')
+ON CONFLICT DO UPDATE SET value = CASE value WHEN '' THEN '1' ELSE '' END
+"""
 
 
 def sync_log(connection: apsw.Connection) -> None:

@@ -15,7 +15,8 @@ import apsw
 
 from ...base.logs import get_logger
 from ...errors import StoreUnavailableError
-from .schema import VERSION, plan_migration
+from .migration import move_deliveries
+from .schema import DELIVERIES_MOVED, VERSION, plan_migration
 
 #: Time that a statement waits for another process's write to end, in seconds. Writes of this
 #: package take milliseconds, so this outlasts a daemon under load; every delivery waits meanwhile.
@@ -227,6 +228,8 @@ def _migrate(connection: apsw.Connection, file: str) -> None:
             _log.info("store.migrating", **told, bytes=os.path.getsize(file))
         for statement in statements:
             connection.execute(statement)
+        if statements and before < DELIVERIES_MOVED:
+            move_deliveries(connection, file)
         if is_new:
             connection.execute(MARK_AS_WIPED)
         connection.execute("COMMIT")

@@ -31,7 +31,7 @@ from . import writes as writer
 from .claims import ClaimsFile, read_claims
 from .committer import CLOSE_SECONDS, Committer, Posted, sync_log
 from .connect import BUSY_SECONDS, clear_log, connect_writer, describe_failure, overwrite_remnants
-from .keys import StoreKeys, read_keys
+from .keys import StoreKeys, Version, read_keys
 from .known import key_hash
 from .notifications import SqliteNotifications
 from .queries import QueryRunner
@@ -53,11 +53,15 @@ _log = get_logger("storage")
 
 
 class _Unawaited(NamedTuple):
-    """A run whose claim is not waited for: the delivery, its claim, and its slot of the file."""
+    """A run whose claim is not waited for.
+
+    It has the delivery, its claim, its slot of the file, and when its key was noted as new.
+    """
 
     delivery: NewDelivery
     claim: Posted
     slot: int
+    version: Version
 
 
 class SqliteInbox:
@@ -152,10 +156,17 @@ class SqliteInbox:
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
         """See :meth:`Inbox.accept`."""
         terms = self._terms
-        if self._keys.filter is not None:
-            self._keys.filter.add(key_hash(delivery.key))
+        keys = self._keys
+        if keys.filter is None and self._claims is not None:
+            keys.begin()
+        version = keys.version if keys.note_new(delivery.key) else None
+
+        def job(connection: apsw.Connection) -> Admitted:
+            is_new = version is not None and keys.is_still(connection, version)
+            return writer.accept(connection, terms, delivery, leased, is_new=is_new)
+
         return await self._committer.submit(
-            lambda c: writer.accept(c, terms, delivery, leased),
+            job,
             # A caller that is cancelled, or hears of no answer in time, will not run it: with the
             # lease kept, nobody else would either.
             undo=partial(self._give_up, delivery) if leased else None,
@@ -212,8 +223,14 @@ class SqliteInbox:
         if slot is None:
             return False
         terms = self._terms
-        claim = self._committer.post(lambda c: writer.claim(c, terms, delivery), synced=False)
-        self._claimed[key] = _Unawaited(delivery, claim, slot)
+        version = keys.version
+
+        def job(connection: apsw.Connection) -> Admitted:
+            is_new = keys.is_still(connection, version)
+            return writer.claim(connection, terms, delivery, is_new=is_new)
+
+        claim = self._committer.post(job, synced=False)
+        self._claimed[key] = _Unawaited(delivery, claim, slot, version)
         return True
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
@@ -277,13 +294,14 @@ class SqliteInbox:
 
         Where the claim was not handed over yet, or has failed meanwhile, both are one transaction.
         """
-        delivery, claim, slot = begun
+        delivery, claim, slot, version = begun
         terms = self._terms
         withdrawn = self._committer.withdraw(claim)
 
         def job(connection: apsw.Connection) -> None:
             if withdrawn or claim.error is not None or not _is_new(claim.value):
-                writer.record_run(connection, terms, delivery, outcome, now)
+                is_new = withdrawn and self._keys.is_still(connection, version)
+                writer.record_run(connection, terms, delivery, outcome, now, is_new=is_new)
             else:
                 writer.finish(connection, terms, delivery.key, outcome, now)
             self._keys.check(connection)

@@ -22,13 +22,17 @@ LEARN_AGAIN_SECONDS = 5.0
 #: Rows that are read at a time to learn their keys: a millisecond of Python.
 LEARNED_AT_ONCE = 500
 
-_KEYS = "SELECT sequence, delivery_key FROM inbox WHERE sequence > ? ORDER BY sequence LIMIT ?"
+_KEYS = "SELECT sequence, hash FROM arrival WHERE sequence > ? ORDER BY sequence LIMIT ?"
 
 
 def read_keys(connection: apsw.Connection, after: int) -> Sequence[tuple[int, int]]:
     """Return sequence and hash of the next deliveries in the order of their arrival."""
     found = connection.execute(_KEYS, (after, LEARNED_AT_ONCE))
-    return [(int(sequence), key_hash(key)) for sequence, key in found]
+    return [(int(sequence), int(hashed)) for sequence, hashed in found]
+
+
+#: The number of the writing connection, and how often it has seen others write.
+Version = tuple[int, int]
 
 
 class StoreKeys:
@@ -91,6 +95,18 @@ class StoreKeys:
             if self._number(connection) != self._version:
                 self._behind = True
 
+    @property
+    def version(self) -> Version:
+        """A number for :meth:`is_still`, from when a key was noted."""
+        return self._version
+
+    def is_still(self, connection: apsw.Connection, version: Version) -> bool:
+        """Say in the committing thread, within a transaction, that no other has written since.
+
+        Then a key that was surely new when ``version`` was read is not in the store.
+        """
+        return self._number(connection) == version
+
     def catch_up(self, *, changed: bool = False) -> None:
         """Read what others have written, if that was noticed; ``changed`` says that it was."""
         if self.filter is not None and (changed or self._behind or self.filter.added > self._most):
@@ -120,9 +136,8 @@ class StoreKeys:
         if keys is None or keys.added > self._most:
             # It holds keys that the retention has removed long since.
             keys = self._begin_filter()
-        # In this order: what others write after the number was read changes it again.
-        self._behind = False
-        self._version = await self._committer.submit(self._number, synced=False)
+        # Before the rows: what others write after the number was read changes it again.
+        version = await self._committer.submit(self._number, synced=False)
         while found := await self._queries.run(partial(read_keys, after=self._up_to)):
             begun = time.monotonic()
             for sequence, hashed in found:
@@ -130,10 +145,12 @@ class StoreKeys:
                 self._up_to = sequence
             # A large store is learned in the background of the deliveries.
             await trio.sleep(2 * (time.monotonic() - begun))
+        # Only now: a row that was still to be read is not surely new.
+        self._version, self._behind = version, False
         if not self._complete:
             self._complete = True
             self._most = 2 * keys.added + KEYS_BEFORE_REBUILD
 
-    def _number(self, connection: apsw.Connection) -> tuple[int, int]:
+    def _number(self, connection: apsw.Connection) -> Version:
         """Return a number that changes when another connection writes."""
         return self._committer.connections, int(connection.pragma("data_version"))

@@ -12,16 +12,17 @@ import apsw
 
 from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, Due
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
-from .reads import COLUMNS, LATER_COLUMNS, record_of
+from . import arrivals
+from .reads import COLUMNS, LATER_COLUMNS, RAW, record_of
 from .schema import UNFINISHED
 
 # SQLite uses a partial index only for a query that repeats its condition.
-_OPEN = "FROM inbox AS this INDEXED BY inbox_open WHERE state <> 'done' AND queued = 1"
+_OPEN = f"FROM open AS this INDEXED BY open_due WHERE {UNFINISHED} AND queued = 1"
 
 _FIRST_IN_LINE = f"""
-NOT (ordered = 1 AND EXISTS (
-    SELECT 1 FROM inbox AS earlier INDEXED BY inbox_line
-    WHERE earlier.ordered = 1 AND earlier.{UNFINISHED}
+NOT (this.subject IS NOT NULL AND EXISTS (
+    SELECT 1 FROM open AS earlier INDEXED BY open_line
+    WHERE earlier.subject IS NOT NULL AND earlier.{UNFINISHED}
         AND earlier.subject = this.subject AND earlier.tenant_id IS this.tenant_id
         AND earlier.sequence < this.sequence))
 """
@@ -41,14 +42,14 @@ ORDER BY sequence LIMIT :limit
 """
 
 _EXPIRED = f"""
-SELECT sequence {_OPEN} AND {UNFINISHED} AND lease_owner > ''
+SELECT sequence {_OPEN} AND lease_owner > ''
     AND lease_owner <> :owner AND (lease_until <= :now OR lease_until > :farthest)
     AND {_FIRST_IN_LINE}
 ORDER BY sequence LIMIT :limit
 """
 
 _SUSPECTS = f"""
-SELECT sequence FROM inbox AS this INDEXED BY inbox_suspect
+SELECT sequence FROM open AS this INDEXED BY open_suspect
 WHERE process_ends > 0 AND state = 'received' AND queued = 1 AND lease_owner IS NULL
     AND {_FIRST_IN_LINE}
 ORDER BY sequence LIMIT :limit
@@ -59,31 +60,28 @@ SELECT min(next_attempt_at) {_OPEN} AND state = 'retrying' AND lease_owner IS NU
     AND next_attempt_at > :now
 """
 
-_LEASE = "UPDATE inbox SET lease_owner = ?, lease_until = ? WHERE sequence = ?"
+_LEASE = "UPDATE open SET lease_owner = ?, lease_until = ? WHERE sequence = ?"
 
-_LEASED_RECORD = f"""
-SELECT {COLUMNS}, raw, {LATER_COLUMNS}
-FROM inbox LEFT JOIN body USING (sequence) WHERE sequence = ?
-"""
+_LEASED_RECORD = f"SELECT {COLUMNS}, {RAW}, {LATER_COLUMNS} FROM inbox WHERE sequence = ?"
 
 _RELEASE = """
-UPDATE inbox SET lease_owner = NULL, lease_until = NULL
-WHERE delivery_key = ? AND lease_owner = ? AND state IN ('received', 'retrying')
+UPDATE open SET lease_owner = NULL, lease_until = NULL
+WHERE sequence = ? AND lease_owner = ? AND state IN ('received', 'retrying')
 """
 
 _RENEW = f"""
-UPDATE inbox INDEXED BY inbox_open SET lease_until = ?
-WHERE state <> 'done' AND {UNFINISHED} AND queued IN (0, 1) AND lease_owner = ?
+UPDATE open INDEXED BY open_due SET lease_until = ?
+WHERE {UNFINISHED} AND queued IN (0, 1) AND lease_owner = ?
 """
 
 _OF_OTHERS = f"""
-state <> 'done' AND {UNFINISHED} AND queued IN (0, 1) AND lease_owner > '' AND lease_owner <> :owner
+{UNFINISHED} AND queued IN (0, 1) AND lease_owner > '' AND lease_owner <> :owner
 """
 
-_HELD = f"SELECT sequence, state FROM inbox INDEXED BY inbox_open WHERE {_OF_OTHERS}"
+_HELD = f"SELECT sequence, state FROM open INDEXED BY open_due WHERE {_OF_OTHERS}"
 
 _RECOVER = f"""
-UPDATE inbox INDEXED BY inbox_open SET lease_owner = NULL, lease_until = NULL WHERE {_OF_OTHERS}
+UPDATE open INDEXED BY open_due SET lease_owner = NULL, lease_until = NULL WHERE {_OF_OTHERS}
 """
 
 # The end of the run is taken from the last renewal of its lease, the last sign of life.
@@ -95,22 +93,23 @@ FROM inbox WHERE sequence = :sequence
 """
 
 _CUT_SHORT = """
-UPDATE inbox SET state = 'received', queued = 1, process_ends = process_ends + 1,
+UPDATE open SET state = 'received', queued = 1, process_ends = process_ends + 1,
     ran_alone = ran_alone OR :sole, last_error = :error
 WHERE sequence = :sequence
 """
 
 # A clock that was ahead when a retry was planned would make it wait for hours after it was set
 # right.
-_RESCHEDULE = """
-UPDATE inbox INDEXED BY inbox_open SET next_attempt_at = :now, failed_at = :now
-WHERE state <> 'done' AND state = 'retrying' AND queued = 1
+_RESCHEDULE = f"""
+UPDATE open INDEXED BY open_due SET next_attempt_at = :now, failed_at = :now
+WHERE {UNFINISHED} AND state = 'retrying' AND queued = 1
     AND next_attempt_at > :now AND coalesce(failed_at, started_at) > :latest
 """
 
 
 def take_due(connection: apsw.Connection, terms: LeaseTerms, limit: int, now: float) -> Due:
     """Lease due deliveries, oldest arrival first."""
+    arrivals.settle(connection)
     bindings = {
         # One more than wanted tells whether there are more.
         "limit": limit + 1,
@@ -139,6 +138,7 @@ def take_suspects(
     connection: apsw.Connection, terms: LeaseTerms, limit: int, now: float
 ) -> list[DeliveryRecord]:
     """Lease deliveries that ran when a process ended, oldest arrival first."""
+    arrivals.settle(connection)
     found = [sequence for (sequence,) in connection.execute(_SUSPECTS, {"limit": limit})]
     until = now + terms.lease_seconds
     return [_lease(connection, sequence, terms.owner, until) for sequence in found]
@@ -149,7 +149,7 @@ def _cut_short(
 ) -> None:
     """Put a run of another owner back to ``received``, because its process has ended."""
     (state,) = connection.execute(
-        "SELECT state FROM inbox WHERE sequence = ?", (sequence,)
+        "SELECT state FROM open WHERE sequence = ?", (sequence,)
     ).fetchone() or ("",)
     if state == "running":
         bindings = {"sequence": sequence, "error": PROCESS_ENDED}
@@ -165,17 +165,20 @@ def _lease(connection: apsw.Connection, sequence: int, owner: str, until: float)
 
 def release(connection: apsw.Connection, terms: LeaseTerms, keys: Sequence[str]) -> None:
     """Give up leases of ours whose run was never started."""
+    arrivals.settle(connection)
     for key in keys:
-        connection.execute(_RELEASE, (key, terms.owner))
+        connection.execute(_RELEASE, (arrivals.sequence_of(connection, key), terms.owner))
 
 
 def renew(connection: apsw.Connection, terms: LeaseTerms, now: float) -> None:
     """Extend all leases of ours."""
+    arrivals.settle(connection)
     connection.execute(_RENEW, (now + terms.lease_seconds, terms.owner))
 
 
 def recover(connection: apsw.Connection, terms: LeaseTerms) -> int:
     """Take away the leases of all other owners; return how many."""
+    arrivals.settle(connection)
     bindings = {"owner": terms.owner}
     held: list[Any] = connection.execute(_HELD, bindings).fetchall()
     for sequence, state in held:

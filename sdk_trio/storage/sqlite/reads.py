@@ -6,54 +6,49 @@ from typing import Any, cast
 import apsw
 
 from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
+from .arrivals import sequence_of, signed_by_tenants
+from .schema import UNFINISHED
 
-#: The columns of a record, in the order of :class:`DeliveryRecord`, up to the body; and
-#: those after it.
+#: The columns of a record, in the order of :class:`DeliveryRecord`, up to the body; the
+#: body; and those after it.
 COLUMNS = (
-    "inbox.sequence, webhook_id, type, state, queued, attempts, received_at, timestamp, subject, "
+    "sequence, webhook_id, type, state, queued, attempts, received_at, timestamp, subject, "
     "ordered, next_attempt_at, started_at, finished_at, last_error"
 )
+RAW = "(SELECT raw FROM body WHERE body.sequence = inbox.sequence)"
 LATER_COLUMNS = "tenant_id, process_ends, ran_alone, earlier_attempts, signer"
 
-_GET = f"""
-SELECT {COLUMNS}, raw, {LATER_COLUMNS}
-FROM inbox LEFT JOIN body USING (sequence) WHERE delivery_key = ?
-"""
-
-# The keys of one id are the id itself and those that begin with the id and a dot. "/" is the
-# character after the dot, so a range of the index has them all.
-_OF_TENANTS = f"""
-SELECT {COLUMNS}, raw, {LATER_COLUMNS}
-FROM inbox LEFT JOIN body USING (sequence) WHERE delivery_key > ? AND delivery_key < ?
-ORDER BY delivery_key LIMIT ?
-"""
+_GET = f"SELECT {COLUMNS}, {RAW}, {LATER_COLUMNS} FROM inbox WHERE sequence = ?"
 
 _ATTEMPTS = """
-SELECT number, attempt.started_at, attempt.finished_at, error, place, traceback
-FROM attempt JOIN inbox USING (sequence) WHERE delivery_key = ? ORDER BY id
+SELECT number, started_at, finished_at, error, place, traceback
+FROM attempt WHERE sequence = ? ORDER BY id
 """
 
 _EVIDENCE = """
-SELECT evidence.received_at, address, raw, evidence.tenant_id
-FROM evidence JOIN inbox USING (sequence) WHERE delivery_key = ? ORDER BY id
+SELECT received_at, address, raw, tenant_id FROM evidence WHERE sequence = ? ORDER BY id
 """
-
-_KNOWN = "SELECT 1 FROM inbox WHERE delivery_key = ?"
 
 _CHECKPOINT = "SELECT value FROM checkpoint WHERE name = ?"
 
-# One statement, so that both numbers are of one moment. It reads rows that are not done and counts
-# the done ones as the rest of the total, for which SQLite only counts index entries.
-_COUNTS = """
-SELECT state, count(*) FROM inbox INDEXED BY inbox_open WHERE state <> 'done' GROUP BY state
-UNION ALL SELECT 'total', count(*) FROM inbox
+# One statement, so that all numbers are of one moment. No finished row is read: sequences have no
+# gaps but the removed ones, and dead and parked deliveries are counted as they become so.
+_COUNTS = f"""
+SELECT state, count(*) FROM open INDEXED BY open_due WHERE {UNFINISHED} GROUP BY state
+UNION ALL SELECT state, count(*) FROM fresh GROUP BY state
+UNION ALL SELECT name, number FROM tally WHERE name IN ('dead', 'parked')
+UNION ALL SELECT 'total', max(coalesce((SELECT max(sequence) FROM arrival), 0), last.number)
+    - removed.number
+FROM tally AS last, tally AS removed WHERE last.name = 'last' AND removed.name = 'removed'
 """
 
 # The smallest sequence comes from the index alone; only its row is read.
-_OLDEST_WAITING = """
-SELECT received_at FROM inbox WHERE sequence = (
-    SELECT min(sequence) FROM inbox INDEXED BY inbox_open
-    WHERE state <> 'done' AND state IN ('received', 'running') AND queued = 1)
+_OLDEST_WAITING = f"""
+SELECT min(received_at) FROM (
+    SELECT received_at FROM arrival WHERE sequence = (
+        SELECT min(sequence) FROM open INDEXED BY open_due
+        WHERE {UNFINISHED} AND state IN ('received', 'running') AND queued = 1)
+    UNION ALL SELECT received_at FROM fresh WHERE queued = 1)
 """
 
 # A scan by key and not by time: an index on ``finished_at`` would hold every finished delivery, and
@@ -70,8 +65,9 @@ ORDER BY sequence LIMIT ?
 """
 
 _OLD_PARKED = """
-SELECT sequence FROM inbox INDEXED BY inbox_open
-WHERE sequence > ? AND state <> 'done' AND state = 'parked' AND received_at < ?
+SELECT sequence FROM open INDEXED BY open_aside
+WHERE sequence > ? AND state IN ('dead', 'parked') AND state = 'parked'
+    AND (SELECT received_at FROM arrival WHERE arrival.sequence = open.sequence) < ?
 ORDER BY sequence LIMIT ?
 """
 
@@ -97,7 +93,11 @@ def record_of(row: tuple[Any, ...]) -> DeliveryRecord:
 
 def get(connection: apsw.Connection, key: str) -> DeliveryRecord | None:
     """Return one delivery with its body, or None."""
-    row = connection.execute(_GET, (key,)).fetchone()
+    return _get(connection, sequence_of(connection, key))
+
+
+def _get(connection: apsw.Connection, sequence: int | None) -> DeliveryRecord | None:
+    row = connection.execute(_GET, (sequence,)).fetchone()
     return None if row is None else record_of(row)
 
 
@@ -105,15 +105,15 @@ def find_by_id(
     connection: apsw.Connection, webhook_id: str, limit: int
 ) -> Sequence[DeliveryRecord]:
     """Return the deliveries of one id, whoever signed them, the host's first."""
-    own = connection.execute(_GET, (webhook_id,)).fetchall()
-    bounds = (f"{webhook_id}.", f"{webhook_id}/")
-    others = connection.execute(_OF_TENANTS, (*bounds, limit)).fetchall()
-    return [record_of(row) for row in (*own, *others)][:limit]
+    own = sequence_of(connection, webhook_id)
+    others = signed_by_tenants(connection, webhook_id, limit)
+    records = (_get(connection, sequence) for sequence in (own, *others))
+    return [record for record in records if record is not None][:limit]
 
 
 def known(connection: apsw.Connection, keys: Sequence[str]) -> frozenset[str]:
     """Return those of ``keys`` that have a row."""
-    return frozenset(i for i in keys if connection.execute(_KNOWN, (i,)).fetchone())
+    return frozenset(key for key in keys if sequence_of(connection, key) is not None)
 
 
 def read_checkpoint(connection: apsw.Connection, name: str) -> str | None:
@@ -124,12 +124,15 @@ def read_checkpoint(connection: apsw.Connection, name: str) -> str | None:
 
 def attempts(connection: apsw.Connection, key: str) -> Sequence[AttemptRecord]:
     """Return the failed runs of one delivery, oldest first."""
-    return [AttemptRecord(*row) for row in connection.execute(_ATTEMPTS, (key,))]
+    return [
+        AttemptRecord(*row)
+        for row in connection.execute(_ATTEMPTS, (sequence_of(connection, key),))
+    ]
 
 
 def evidence(connection: apsw.Connection, key: str) -> Sequence[EvidenceRecord]:
     """Return the other bodies that came under a key, oldest first."""
-    rows: Any = connection.execute(_EVIDENCE, (key,))
+    rows: Any = connection.execute(_EVIDENCE, (sequence_of(connection, key),))
     return [EvidenceRecord(*row) for row in rows]
 
 
@@ -160,9 +163,14 @@ def find(
     }
     given = {text: value for text, value in choices.items() if value is not None}
     conditions = list(given)
+    values = [*given.values()]
     if state is not None and state is not DeliveryState.DONE:
-        # Repeats the condition of the partial index, without which SQLite would read every row.
-        conditions.append("state <> 'done'")
+        # What is not done is fresh or in a table of its own; the finished ones are not read.
+        conditions.append(
+            "sequence IN (SELECT sequence FROM open WHERE state = ? "
+            "UNION ALL SELECT sequence FROM fresh WHERE state = ?)"
+        )
+        values += [state, state]
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     if oldest_first is None:
         oldest_first = after_sequence is not None
@@ -171,23 +179,26 @@ def find(
         f"SELECT {COLUMNS}, NULL, {LATER_COLUMNS} FROM inbox {where} "
         f"ORDER BY sequence {order} LIMIT ?"
     )
-    return [record_of(row) for row in connection.execute(statement, (*given.values(), limit))]
+    return [record_of(row) for row in connection.execute(statement, (*values, limit))]
 
 
 def counts(connection: apsw.Connection) -> dict[DeliveryState, int]:
     """Return how many deliveries are in each state."""
-    found: dict[str, int] = dict(cast("Any", connection.execute(_COUNTS)))
-    total = found.pop("total")
     result = dict.fromkeys(DeliveryState, 0)
-    result.update({DeliveryState(state): number for state, number in found.items()})
-    result[DeliveryState.DONE] = total - sum(found.values())
+    total = 0
+    for name, number in cast("Any", connection.execute(_COUNTS)):
+        if name == "total":
+            total = number
+        else:
+            result[DeliveryState(name)] += number
+    result[DeliveryState.DONE] = total - sum(result.values())
     return result
 
 
 def oldest_waiting(connection: apsw.Connection) -> float | None:
     """Return the arrival time of the oldest queued delivery that waits or runs, or None."""
     row = connection.execute(_OLDEST_WAITING).fetchone()
-    return None if row is None else float(row[0])
+    return None if row is None or row[0] is None else float(cast("float", row[0]))
 
 
 def find_old(
@@ -209,11 +220,11 @@ def find_old(
 
 _HOLDINGS = """
 SELECT
-    (SELECT count(*) FROM inbox WHERE tenant_id = :id),
-    (SELECT count(*) FROM inbox JOIN body USING (sequence) WHERE tenant_id = :id),
-    (SELECT count(*) FROM attempt JOIN inbox USING (sequence) WHERE tenant_id = :id),
-    (SELECT count(*) FROM evidence JOIN inbox USING (sequence)
-        WHERE inbox.tenant_id = :id OR evidence.tenant_id = :id),
+    (SELECT count(*) FROM arrival WHERE tenant_id = :id),
+    (SELECT count(*) FROM arrival JOIN body USING (sequence) WHERE tenant_id = :id),
+    (SELECT count(*) FROM attempt JOIN arrival USING (sequence) WHERE tenant_id = :id),
+    (SELECT count(*) FROM evidence JOIN arrival USING (sequence)
+        WHERE arrival.tenant_id = :id OR evidence.tenant_id = :id),
     (SELECT count(*) FROM notification JOIN outbox USING (sequence) WHERE tenant_id = :id),
     (SELECT count(*) FROM outbox WHERE tenant_id = :id),
     (SELECT count(*) FROM audit WHERE tenant_id = :id)
@@ -228,7 +239,7 @@ def holdings(connection: apsw.Connection, tenant_id: str) -> Mapping[str, int]:
 
 
 _UNOWNED = """
-SELECT tenant_id FROM inbox
+SELECT tenant_id FROM arrival
 WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
 UNION SELECT tenant_id FROM evidence
 WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
@@ -241,7 +252,7 @@ def unowned(connection: apsw.Connection) -> Sequence[str]:
 
 
 _OF_TENANT = """
-SELECT sequence FROM inbox WHERE tenant_id = ? AND sequence > ? ORDER BY sequence LIMIT ?
+SELECT sequence FROM arrival WHERE tenant_id = ? AND sequence > ? ORDER BY sequence LIMIT ?
 """
 
 

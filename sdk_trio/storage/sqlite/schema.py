@@ -1,9 +1,19 @@
 """The tables of the store in SQLite, and the migrations that bring an older file up to date.
 
-Two rules keep a delivery as cheap after a million events as after none. Bodies have a table of
-their own, so that a change of state rewrites a short row. And every index but that of the key is
-partial: a finished delivery is in none of them. Looking for due work took 68 us beside a million
-finished deliveries and 69 us beside none (docs/adr/0002-own-commit-thread.md).
+A delivery costs as much after a million events as after none, because its way is appended and never
+rewritten (docs/adr/0046-arrivals-and-outcomes-are-appended.md):
+
+- ``arrival`` and ``body`` get a row when it comes. It is found by the hash of its key: among the
+  newest arrivals by looking at each, among all others in ``key``, to which many hashes are moved
+  at once (``arrivals.index_keys``);
+- ``outcome`` gets a row when it is done. A run that is recorded together with its arrival stands in
+  ``arrival`` alone;
+- ``open`` has a row for what is not done *and* has a story of its own: a run that took its time, a
+  failure, a lease that was renewed, a dead letter. What came a moment ago and has no such row yet
+  is *fresh*: its row of ``arrival`` says all. From time to time all that is fresh is given rows
+  (``arrivals.settle``), so that only arrivals above ``tally.settled`` have to be looked at.
+
+The view ``inbox`` puts them together again: a row for each delivery.
 """
 
 from collections.abc import Sequence
@@ -300,6 +310,195 @@ BEGIN {_SOURCE_GONE}; {_NEW}; END
     f"CREATE TRIGGER source_gone AFTER DELETE ON tenant BEGIN {_SOURCE_GONE}; END",
 )
 
+# The table that held everything until now. Its rows are moved, see ``storage.sqlite.migration``.
+_OLD_INBOX = (
+    "DROP INDEX inbox_open",
+    "DROP INDEX inbox_line",
+    "DROP INDEX inbox_suspect",
+    "ALTER TABLE inbox RENAME TO inbox_before",
+)
+
+# `state` to `finished_at` say how it arrived: `received` for our workers (or for an inline run that
+# was cut short), `running` inline, or `done` at once. Only `tenant_id`, and the key of a row from
+# before signers were kept, are changed later. `hash` is that of the key, and stands first, because
+# the newest arrivals are compared with it; `id_hash` finds what tenants signed under one id.
+_ARRIVAL = """
+CREATE TABLE arrival (
+    sequence INTEGER PRIMARY KEY,
+    hash INTEGER NOT NULL,
+    id_hash INTEGER,
+    delivery_key TEXT NOT NULL,
+    signer TEXT,
+    type TEXT NOT NULL,
+    received_at REAL NOT NULL,
+    timestamp INTEGER NOT NULL,
+    subject TEXT,
+    ordered INTEGER NOT NULL,
+    tenant_id TEXT,
+    state TEXT NOT NULL CHECK (state IN ('received', 'running', 'done')),
+    started_at REAL,
+    finished_at REAL,
+    lease_owner TEXT,
+    lease_until REAL
+) STRICT
+"""
+
+# Random hashes in one tree would change a page each, and each such page goes through the log. So
+# they are added a thousand at a time, sorted, to the hundred pages of the newest bucket. The price
+# is a look into each bucket for a key that nothing says is new.
+_KEY_TABLE = """
+CREATE TABLE key (
+    bucket INTEGER NOT NULL,
+    hash INTEGER NOT NULL,
+    sequence INTEGER NOT NULL,
+    PRIMARY KEY (bucket, hash, sequence)
+) STRICT, WITHOUT ROWID
+"""
+
+# The buckets that there are: one statement looks into all of them.
+_BUCKET = "CREATE TABLE bucket (number INTEGER PRIMARY KEY) STRICT"
+
+#: Arrivals whose keys share a bucket, as a power of two: 16 384 of them take half a megabyte.
+BUCKET_BITS = 14
+
+_OUTCOME = """
+CREATE TABLE outcome (
+    sequence INTEGER PRIMARY KEY,
+    finished_at REAL NOT NULL,
+    started_at REAL,
+    queued INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    earlier_attempts INTEGER NOT NULL DEFAULT 0,
+    process_ends INTEGER NOT NULL DEFAULT 0,
+    ran_alone INTEGER NOT NULL DEFAULT 0,
+    last_error TEXT
+) STRICT
+"""
+
+# `subject` is that of an ordered delivery alone, with its tenant: what it stands in line by.
+# `process_ends`, `ran_alone`, `earlier_attempts` and `failed_at` are as they were in the old table.
+_OPEN_TABLE = """
+CREATE TABLE open (
+    sequence INTEGER PRIMARY KEY,
+    state TEXT NOT NULL CHECK (state IN ('received', 'running', 'retrying', 'dead', 'parked')),
+    queued INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    started_at REAL,
+    finished_at REAL,
+    next_attempt_at REAL,
+    failed_at REAL,
+    last_error TEXT,
+    lease_owner TEXT,
+    lease_until REAL,
+    earlier_attempts INTEGER NOT NULL DEFAULT 0,
+    process_ends INTEGER NOT NULL DEFAULT 0,
+    ran_alone INTEGER NOT NULL DEFAULT 0,
+    subject TEXT,
+    tenant_id TEXT
+) STRICT
+"""
+
+# The first serves the queries for due and leased deliveries and their counts: its columns are
+# compared for equality from the left, and with all four given, rows come in order of arrival.
+# The second lists dead and parked ones, which may be many, in order of arrival.
+_OPEN_INDEXES = (
+    f"""
+CREATE INDEX open_due ON open (state, queued, lease_owner, next_attempt_at) WHERE {UNFINISHED}
+""",
+    "CREATE INDEX open_aside ON open (state, sequence) WHERE state IN ('dead', 'parked')",
+    f"""
+CREATE INDEX open_line ON open (subject, tenant_id, sequence)
+WHERE subject IS NOT NULL AND {UNFINISHED}
+""",
+    "CREATE INDEX open_suspect ON open (sequence) WHERE process_ends > 0 AND state = 'received'",
+)
+
+# last, removed: the highest sequence among removed arrivals, and their number. Sequences have no
+# other gaps, so the number of arrivals is known without counting, and none is given twice.
+# settled: up to here nothing is fresh. indexed: up to here all are in `key`. unsigned: up to here
+# rows may be from before signers were kept. dead, parked: how many there are.
+_TALLY = (
+    """
+CREATE TABLE tally (name TEXT PRIMARY KEY, number INTEGER NOT NULL) STRICT, WITHOUT ROWID
+""",
+    """
+INSERT INTO tally VALUES
+    ('last', 0), ('removed', 0), ('settled', 0), ('indexed', 0), ('unsigned', 0), ('dead', 0),
+    ('parked', 0)
+""",
+    """
+CREATE TRIGGER open_added AFTER INSERT ON open WHEN NEW.state IN ('dead', 'parked')
+BEGIN UPDATE tally SET number = number + 1 WHERE name = NEW.state; END
+""",
+    """
+CREATE TRIGGER open_changed AFTER UPDATE OF state ON open
+WHEN OLD.state <> NEW.state AND (OLD.state IN ('dead', 'parked') OR NEW.state IN ('dead', 'parked'))
+BEGIN
+    UPDATE tally SET number = number - 1 WHERE name = OLD.state;
+    UPDATE tally SET number = number + 1 WHERE name = NEW.state;
+END
+""",
+    """
+CREATE TRIGGER open_removed AFTER DELETE ON open WHEN OLD.state IN ('dead', 'parked')
+BEGIN UPDATE tally SET number = number - 1 WHERE name = OLD.state; END
+""",
+)
+
+#: SQL of the highest sequence whose hash has been added to ``key``, as of all before.
+INDEXED = "(SELECT number FROM tally WHERE name = 'indexed')"
+
+#: SQL of the highest sequence up to which nothing is fresh.
+SETTLED = "(SELECT number FROM tally WHERE name = 'settled')"
+
+# What is not done and has no row in `open` yet, in the columns of `open`.
+_FRESH = f"""
+CREATE VIEW fresh AS
+SELECT sequence, state, state = 'received' AS queued, state = 'running' AS attempts, started_at,
+    lease_owner, lease_until, CASE WHEN ordered THEN subject END AS subject, tenant_id, received_at
+FROM arrival
+WHERE sequence > {SETTLED} AND state <> 'done'
+    AND NOT EXISTS (SELECT 1 FROM outcome WHERE outcome.sequence = arrival.sequence)
+    AND NOT EXISTS (SELECT 1 FROM open WHERE open.sequence = arrival.sequence)
+"""
+
+#: SQL of the sequence and the state of all that is not done.
+NOT_DONE = "SELECT sequence, state FROM open UNION ALL SELECT sequence, state FROM fresh"
+
+
+def _told_by(column: str, *, fresh: str, done: str | None = None) -> str:
+    """Return SQL of ``column``: of the row in ``open``, else in ``outcome``, else as it arrived."""
+    done = f"outcome.{column}" if done is None else done
+    return (
+        f"CASE WHEN open.sequence IS NOT NULL THEN open.{column} "
+        f"WHEN outcome.sequence IS NOT NULL THEN {done} ELSE {fresh} END AS {column}"
+    )
+
+
+# Every delivery with its present state. The id is computed from the key.
+_WHOLE = f"""
+CREATE VIEW inbox AS
+SELECT arrival.sequence AS sequence, delivery_key, signer,
+    CASE WHEN signer > '' THEN substr(delivery_key, 1, length(delivery_key) - length(signer) - 1)
+        ELSE delivery_key END AS webhook_id,
+    type, received_at, timestamp, arrival.subject AS subject, ordered,
+    arrival.tenant_id AS tenant_id,
+    {_told_by("state", fresh="arrival.state", done="'done'")},
+    {_told_by("queued", fresh="arrival.state = 'received'")},
+    {_told_by("attempts", fresh="arrival.state <> 'received'")},
+    {_told_by("started_at", fresh="arrival.started_at")},
+    {_told_by("finished_at", fresh="arrival.finished_at")},
+    {_told_by("last_error", fresh="NULL")},
+    {_told_by("lease_owner", fresh="arrival.lease_owner", done="NULL")},
+    {_told_by("lease_until", fresh="arrival.lease_until", done="NULL")},
+    {_told_by("process_ends", fresh="0")},
+    {_told_by("ran_alone", fresh="0")},
+    {_told_by("earlier_attempts", fresh="0")},
+    open.next_attempt_at AS next_attempt_at, open.failed_at AS failed_at
+FROM arrival
+LEFT JOIN open ON open.sequence = arrival.sequence
+LEFT JOIN outcome ON outcome.sequence = arrival.sequence
+"""
+
 #: Statements that lead from version N to N + 1; ``PRAGMA user_version`` counts those applied.
 MIGRATIONS: Sequence[Sequence[str]] = (
     (_INBOX, _BODY, _ATTEMPT, _OPEN, _LINE, _ATTEMPT_OF),
@@ -322,7 +521,22 @@ MIGRATIONS: Sequence[Sequence[str]] = (
     (*_INBOX_ENDS, *_ATTEMPT_PLACE, _SUSPECT),
     (*_KEY, *_TENANT_LINE, _EVIDENCE),
     (*_EVIDENCE_TENANT, *_SOURCES),
+    (
+        *_OLD_INBOX,
+        _ARRIVAL,
+        _KEY_TABLE,
+        _BUCKET,
+        _OUTCOME,
+        _OPEN_TABLE,
+        *_OPEN_INDEXES,
+        *_TALLY,
+        _FRESH,
+        _WHOLE,
+    ),
 )
+
+#: The version since which ``arrival``, ``open`` and ``outcome`` hold the deliveries.
+DELIVERIES_MOVED = 8
 
 #: The version of the schema that this package reads and writes.
 VERSION = len(MIGRATIONS)

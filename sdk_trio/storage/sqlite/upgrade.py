@@ -36,7 +36,7 @@ FROM upgrade
 """
 
 _BODIES = """
-SELECT sequence, type, raw FROM inbox JOIN body USING (sequence)
+SELECT sequence, type, raw FROM arrival JOIN body USING (sequence)
 WHERE sequence > ? AND tenant_id IS ? ORDER BY sequence LIMIT ?
 """
 
@@ -44,12 +44,12 @@ WHERE sequence > ? AND tenant_id IS ? ORDER BY sequence LIMIT ?
 # tenant.
 _END_OF_BATCH = """
 SELECT max(sequence), count(*) FROM (
-    SELECT sequence FROM inbox WHERE sequence > ? ORDER BY sequence LIMIT ?
+    SELECT sequence FROM arrival WHERE sequence > ? ORDER BY sequence LIMIT ?
 )
 """
 
 _ASSIGN = """
-UPDATE inbox SET tenant_id = ? WHERE sequence > ? AND sequence <= ? AND tenant_id IS NULL
+UPDATE {} SET tenant_id = ? WHERE sequence > ? AND sequence <= ? AND tenant_id IS NULL
 """
 
 
@@ -71,7 +71,7 @@ class SqliteUpgrade:
     async def count_unassigned(self) -> int:
         """See :meth:`UpgradeStore.count_unassigned`."""
         return await self._queries.run(
-            lambda c: c.execute("SELECT count(*) FROM inbox WHERE tenant_id IS NULL").get
+            lambda c: c.execute("SELECT count(*) FROM arrival WHERE tenant_id IS NULL").get
         )
 
     async def bodies(
@@ -127,7 +127,9 @@ def _assign(connection: apsw.Connection, marker: UpgradeMarker, limit: int) -> A
     end, count = cast("tuple[int | None, int]", row)
     if end is None:
         return Assigned(0, marker, last=True)
-    connection.execute(_ASSIGN, (marker.tenant_id, after, end))
+    # What is open repeats the tenant, which it stands in line by.
+    for table in ("open", "arrival"):
+        connection.execute(_ASSIGN.format(table), (marker.tenant_id, after, end))
     assigned = connection.changes()
     moved = attrs.evolve(marker, position=str(end))
     _save(connection, moved)

@@ -1,0 +1,293 @@
+"""Arrivals in SQLite: how they are added, found by their key, given a row in ``open``, removed.
+
+Plain functions of a connection, within a transaction of the caller's. ``storage.sqlite.schema`` has
+the idea: what has just arrived is *fresh*, has no row in ``open`` yet, and most is done before it
+ever needs one.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import apsw
+
+from ...records.deliveries import NewDelivery
+from . import known
+from .schema import BUCKET_BITS, INDEXED, SETTLED
+
+#: Arrivals between two times at which all that is fresh gets rows in ``open``, and the hashes are
+#: moved to ``key``: so many of the newest rows at most are looked at one by one. At 1024 a look
+#: takes up to 80 us, and the move 2 ms.
+SETTLE_EVERY = 1024
+
+#: The most sequences that are remembered by their keys.
+_MOST_REMEMBERED = 8192
+
+# Sequences of what this process has added and not finished yet. They only save the look: whoever
+# uses one compares the key of its row, so one that was rolled back, or is of another store, is no
+# harm.
+_remembered: dict[str, int] = {}
+
+# -- finding -----------------------------------------------------------------------------------
+
+_HAS_KEY = "SELECT sequence FROM arrival WHERE sequence = ? AND delivery_key = ?"
+
+_AMONG_NEWEST = f"""
+SELECT sequence FROM arrival WHERE sequence > {INDEXED} AND hash = ? AND delivery_key = ?
+"""
+
+# One look into each bucket, 1.1 us; a million arrivals have 61. It is spared where something else
+# says that a key is new.
+_IN_BUCKETS = """
+SELECT sequence FROM key WHERE bucket IN (SELECT number FROM bucket) AND hash = ?
+"""
+
+_KEY_OF = "SELECT delivery_key, signer > '' FROM arrival WHERE sequence = ?"
+
+_SIGNED_AMONG_NEWEST = f"""
+SELECT sequence, delivery_key, 1 FROM arrival WHERE sequence > {INDEXED} AND id_hash = ?
+"""
+
+
+def remembered(key: str) -> int | None:
+    """Return the sequence that a delivery with this key probably has, or None."""
+    return _remembered.get(key)
+
+
+def forget(key: str) -> None:
+    """Forget the sequence of a delivery that is done."""
+    _remembered.pop(key, None)
+
+
+def sequence_of(connection: apsw.Connection, key: str) -> int | None:
+    """Return the sequence of the delivery with this key, or None."""
+    probable = _remembered.get(key)
+    if probable is not None and connection.execute(_HAS_KEY, (probable, key)).fetchone():
+        return probable
+    hashed = known.key_hash(key)
+    row = connection.execute(_AMONG_NEWEST, (hashed, key)).fetchone()
+    if row is not None:
+        return cast("int", row[0])
+    of_hash = _of_hash(connection, hashed)
+    return next((sequence for sequence, text, _ in of_hash if text == key), None)
+
+
+def _of_hash(connection: apsw.Connection, hashed: int) -> Iterator[tuple[int, str, int]]:
+    """Yield the sequence and the key of what is in ``key``, and whether a tenant signed it."""
+    for (sequence,) in cast("Any", connection.execute(_IN_BUCKETS, (hashed,)).fetchall()):
+        for key, signed in cast("Any", connection.execute(_KEY_OF, (sequence,)).fetchall()):
+            yield sequence, key, signed
+
+
+def signed_by_tenants(connection: apsw.Connection, webhook_id: str, limit: int) -> list[int]:
+    """Return the sequences of up to ``limit`` deliveries of one id that tenants signed, by key."""
+    prefix = f"{webhook_id}."
+    hashed = known.key_hash(prefix)
+    newest: Any = connection.execute(_SIGNED_AMONG_NEWEST, (hashed,)).fetchall()
+    rows = (*newest, *_of_hash(connection, hashed))
+    found = sorted((key, row) for row, key, signed in rows if signed and key.startswith(prefix))
+    return [sequence for _, sequence in found[:limit]]
+
+
+def is_of_before(connection: apsw.Connection, delivery: NewDelivery) -> bool:
+    """Whether the delivery's signer has a row of this id from before signers were kept."""
+    unsigned = "SELECT number FROM tally WHERE name = 'unsigned'"
+    if not connection.execute(unsigned).get:
+        return False
+    sequence = sequence_of(connection, delivery.webhook_id)
+    found = connection.execute(
+        "SELECT 1 FROM arrival WHERE sequence = ? AND signer IS NULL AND tenant_id = ?",
+        (sequence, delivery.signer),
+    )
+    return found.fetchone() is not None
+
+
+# -- adding ------------------------------------------------------------------------------------
+
+# One more than the last one ever, also where that has been removed: who lists deliveries goes on
+# after a sequence, and must not miss one that has got it again.
+_ADD = """
+INSERT INTO arrival (sequence, hash, id_hash, delivery_key, signer, type, received_at, timestamp,
+                     subject, ordered, tenant_id, state, started_at, finished_at, lease_owner,
+                     lease_until)
+VALUES (1 + max(coalesce((SELECT max(sequence) FROM arrival), 0),
+                (SELECT number FROM tally WHERE name = 'last')),
+        ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+_ADD_BODY = "INSERT INTO body (sequence, raw) VALUES (?, ?)"
+
+
+def add(
+    connection: apsw.Connection,
+    delivery: NewDelivery,
+    *,
+    state: str,
+    started_at: float | None = None,
+    finished_at: float | None = None,
+    lease_owner: str | None = None,
+    lease_until: float | None = None,
+) -> int:
+    """Add a delivery with its body, whose key is not known, and return its sequence.
+
+    ``state`` is ``received``, ``running`` or ``done``; ``storage.sqlite.schema`` says what for.
+    """
+    key = delivery.key
+    connection.execute(
+        _ADD,
+        (
+            *_hashes_of(key, delivery),
+            key,
+            delivery.signer,
+            delivery.type,
+            delivery.received_at,
+            delivery.timestamp,
+            delivery.subject,
+            delivery.ordered,
+            delivery.tenant_id,
+            state,
+            started_at,
+            finished_at,
+            lease_owner,
+            lease_until,
+        ),
+    )
+    sequence = connection.last_insert_rowid()
+    connection.execute(_ADD_BODY, (sequence, delivery.raw))
+    if lease_owner is not None:
+        _remembered[key] = sequence
+        if len(_remembered) > _MOST_REMEMBERED:
+            _remembered.pop(next(iter(_remembered)), None)
+    if not sequence % SETTLE_EVERY:
+        settle(connection)
+        index_keys(connection)
+    return sequence
+
+
+def _hashes_of(key: str, delivery: NewDelivery) -> tuple[int, int | None]:
+    """Return the hash of a delivery's key, and of its id and a dot if a tenant has signed it.
+
+    By the second all deliveries of one id are found without knowing the signers. No key ends with a
+    dot.
+    """
+    by_id = known.key_hash(f"{delivery.webhook_id}.") if delivery.signer else None
+    return known.key_hash(key), by_id
+
+
+# Sorted, so that each page is changed once.
+_INDEX = f"""
+INSERT INTO key (bucket, hash, sequence)
+SELECT sequence >> {BUCKET_BITS} AS bucket, hash, sequence FROM arrival WHERE sequence > {INDEXED}
+UNION ALL SELECT sequence >> {BUCKET_BITS}, id_hash, sequence FROM arrival
+    WHERE sequence > {INDEXED} AND id_hash IS NOT NULL
+ORDER BY 1, 2
+"""
+
+_ADD_BUCKETS = f"""
+INSERT OR IGNORE INTO bucket (number)
+SELECT DISTINCT sequence >> {BUCKET_BITS} FROM arrival WHERE sequence > {INDEXED}
+"""
+
+_INDEXED_NOW = """
+UPDATE tally SET number = max(number, coalesce((SELECT max(sequence) FROM arrival), 0))
+WHERE name = 'indexed'
+"""
+
+
+def index_keys(connection: apsw.Connection) -> None:
+    """Add the hashes of the newest arrivals to ``key``."""
+    connection.execute(_ADD_BUCKETS)
+    connection.execute(_INDEX)
+    connection.execute(_INDEXED_NOW)
+
+
+_IS_INDEXED = f"SELECT hash, id_hash, sequence <= {INDEXED} FROM arrival WHERE sequence = ?"
+
+_REMOVE_KEY = "DELETE FROM key WHERE bucket = ? AND hash = ? AND sequence = ?"
+
+_TAKE_UP = """
+UPDATE arrival SET delivery_key = ?, signer = ?, ordered = ?, hash = ?, id_hash = ?
+WHERE sequence = ?
+"""
+
+
+def take_up(connection: apsw.Connection, sequence: int, delivery: NewDelivery) -> None:
+    """Make ``delivery`` the one that a known row stands for: its signer, and whether it is ordered.
+
+    A row of before has no signer; its key becomes that of the delivery.
+    """
+    hashes = _hashes_of(delivery.key, delivery)
+    if _remove_keys(connection, sequence):
+        for each in hashes:
+            if each is not None:
+                bindings = (sequence >> BUCKET_BITS, each, sequence)
+                connection.execute("INSERT INTO key VALUES (?, ?, ?)", bindings)
+    values = (delivery.key, delivery.signer, delivery.ordered, *hashes, sequence)
+    connection.execute(_TAKE_UP, values)
+
+
+def _remove_keys(connection: apsw.Connection, sequence: int) -> bool:
+    """Remove what finds this arrival in ``key``; False if nothing does yet."""
+    ((hashed, id_hash, indexed),) = connection.execute(_IS_INDEXED, (sequence,))
+    if indexed:
+        for each in (hashed, id_hash):
+            connection.execute(_REMOVE_KEY, (sequence >> BUCKET_BITS, each, sequence))
+    return bool(indexed)
+
+
+# -- rows in `open` ----------------------------------------------------------------------------
+
+_SETTLE = """
+INSERT INTO open (sequence, state, queued, attempts, started_at, lease_owner, lease_until, subject,
+                  tenant_id)
+SELECT sequence, state, queued, attempts, started_at, lease_owner, lease_until, subject, tenant_id
+FROM fresh
+"""
+
+_SETTLE_ONE = f"{_SETTLE} WHERE sequence = ?"
+
+_SETTLED_NOW = f"""
+UPDATE tally SET number = (SELECT max(sequence) FROM arrival)
+WHERE name = 'settled' AND (SELECT max(sequence) FROM arrival) > {SETTLED}
+"""
+
+
+def settle(connection: apsw.Connection) -> None:
+    """Give all that is fresh a row in ``open``; writes nothing if nothing has come since."""
+    connection.execute(_SETTLE)
+    connection.execute(_SETTLED_NOW)
+
+
+def settle_one(connection: apsw.Connection, sequence: int) -> None:
+    """Give this delivery a row in ``open``, if it is fresh."""
+    connection.execute(_SETTLE_ONE, (sequence,))
+
+
+# -- removing ----------------------------------------------------------------------------------
+
+_REMOVE_BUCKET = """
+DELETE FROM bucket WHERE number = ?1 AND NOT EXISTS (SELECT 1 FROM key WHERE bucket = ?1)
+"""
+
+_COUNT_REMOVED = """
+UPDATE tally SET number = CASE name WHEN 'last' THEN max(number, ?1) ELSE number + ?2 END
+WHERE name IN ('last', 'removed')
+"""
+
+
+def remove(connection: apsw.Connection, sequences: Iterable[int]) -> int:
+    """Remove these deliveries with all that belongs to them; count those that were there."""
+    removed = last = 0
+    buckets = set()
+    for sequence in sequences:
+        if connection.execute(_IS_INDEXED, (sequence,)).fetchone() is None:
+            continue
+        if _remove_keys(connection, sequence):
+            buckets.add(sequence >> BUCKET_BITS)
+        for table in ("body", "evidence", "attempt", "open", "outcome", "arrival"):
+            connection.execute(f"DELETE FROM {table} WHERE sequence = ?", (sequence,))
+        removed, last = removed + 1, max(last, sequence)
+    if removed:
+        connection.execute(_COUNT_REMOVED, (last, removed))
+        for bucket in buckets:
+            connection.execute(_REMOVE_BUCKET, (bucket,))
+    return removed
