@@ -187,6 +187,8 @@ class Committer(trio.abc.Instrument):
         # Since when nothing was answered although callers wait; whether the last batch has failed.
         self._answered_at = 0.0
         self._failing = False
+        # Whether the batch in the thread has written anything.
+        self._wrote = False
         self._ended = trio.Event()
         self._watching = trio.CancelScope()
         self._connection: apsw.Connection | None = None
@@ -279,7 +281,7 @@ class Committer(trio.abc.Instrument):
     def prompt(self) -> bool:
         """Say whether the store is in order and answers at once.
 
-        After a failure it is so again when a commit has succeeded.
+        After a failure it is so again when a commit has written something.
         """
         if self._failing or self._silent_since is not None:
             return False
@@ -423,7 +425,7 @@ class Committer(trio.abc.Instrument):
 
     # -- in Trio's thread, called by the committing one ------------------------------------------
 
-    def _deliver(self, batch: Sequence[_Entry[Any]]) -> None:
+    def _deliver(self, batch: Sequence[_Entry[Any]], wrote: bool = False) -> None:
         if self._silent_since is not None and batch:
             self._silent_since = None
             _log.info("store.answers")
@@ -439,7 +441,8 @@ class Committer(trio.abc.Instrument):
                 entry.task = None
             elif entry.posted and entry.error is not None:
                 _log.store_unavailable(entry.error)
-        if batch:
+        # A transaction that had nothing to write succeeds on a disk that takes no write.
+        if failing or wrote:
             self._failing = failing
 
     def _end(self, crashed: bool) -> None:
@@ -468,8 +471,9 @@ class Committer(trio.abc.Instrument):
             while not last:
                 batch, last = self._take_batch()
                 if batch:
+                    self._wrote = False
                     self._commit(batch)
-                    self._call(self._deliver, batch)
+                    self._call(self._deliver, batch, self._wrote)
                     self._checkpoint()
                 batch = []
             crashed = False
@@ -585,6 +589,7 @@ class Committer(trio.abc.Instrument):
         frames, self._frames = self._frames, 0
         if frames:
             self._look(partial(opened.require_written, frames))
+            self._wrote = True
         elif not self._look(opened.is_unchanged) and told:
             # The log was begun anew: by a checkpoint, or by somebody who cut it. Write and see.
             sync_log(connection)
