@@ -206,12 +206,22 @@ class Acceptor:
 
     async def _serve(self, sock: socket.socket, source: Hashable) -> None:
         """Serve one connection; whatever its client sends ends this connection at worst."""
+        connection = None
         try:
-            await self._serve_connection(sock)
+            connection = self._connect(sock)
+            if connection is not None:
+                await connection.run()
+        except* Exception as errors:
+            reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
+            _log.warning("server.connection_failed", error=reason)
         finally:
             self._places.leave(source)
+            if connection is not None:
+                del self._connections[connection]
+                self._changed.ring()
 
-    async def _serve_connection(self, sock: socket.socket) -> None:
+    def _connect(self, sock: socket.socket) -> Http1ServerConnection | None:
+        """Return the connection on a socket; None if the client left before it was served."""
         try:
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -219,18 +229,11 @@ class Acceptor:
             context = self._certificate()
             stream = sock if context is None else TlsSocket(sock, context)
         except OSError:
-            sock.close()  # the client left before it was served
-            return
+            sock.close()
+            return None
         connection = Http1ServerConnection(self, stream, client, server)
         self._connections[connection] = None
-        try:
-            await connection.run()
-        except* Exception as errors:
-            reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
-            _log.warning("server.connection_failed", error=reason)
-        finally:
-            del self._connections[connection]
-            self._changed.ring()
+        return connection
 
     async def _refuse(self, sock: socket.socket) -> None:
         """Answer 503 and wait a moment for the client to read it.

@@ -65,11 +65,19 @@ class Http1Request:
         "answered",
         "begun",
         "error",
+        "expiry",
+        "headers",
+        "template",
     )
 
     def __init__(self, connection: "Http1ServerConnection", head: RequestHead) -> None:
         self._connection = connection
         self._head = head
+        # Plain attributes, as a property is a call: all of DirectRequest's are read by each
+        # delivery.
+        self.headers: list[Header] = head.headers
+        self.template: HeadTemplate | None = head.template
+        self.expiry: RequestDeadline = connection.expiry
         self._left = head.length
         self._chunked = ChunkedBody() if head.length is None else None
         self._waiting_for_continue = head.expects_continue
@@ -103,25 +111,10 @@ class Http1Request:
         }
 
     @property
-    def expiry(self) -> RequestDeadline:
-        """The deadline that the application can set for itself."""
-        return self._connection.expiry
-
-    @property
     def path(self) -> str:
         """The path, decoded, as in the scope."""
         path = self._head.target.partition(b"?")[0].decode("ascii")
         return unquote(path) if "%" in path else path
-
-    @property
-    def headers(self) -> list[Header]:
-        """The headers, names in lower case."""
-        return self._head.headers
-
-    @property
-    def template(self) -> HeadTemplate | None:
-        """The common part of it and other requests of the connection."""
-        return self._head.template
 
     # -- the request -------------------------------------------------------------------------
 
@@ -297,7 +290,12 @@ class Http1Request:
         It does if parts of the request's body have not arrived: skipping them would mean to wait
         for as much as the client likes to send.
         """
-        return self._connection.is_last or not self._head.keep_alive or self.unread
+        # A body that has been taken leaves 0: then there is nothing to look at.
+        return (
+            not self._head.keep_alive
+            or self._connection.is_last
+            or (self._left != 0 and self.unread)
+        )
 
     @property
     def unread(self) -> bool:
@@ -333,7 +331,8 @@ class Http1Request:
     @property
     def is_settled(self) -> bool:
         """Whether it was answered whole, its body is taken, and the connection goes on."""
-        return self.answered and not self._left and not self.closes
+        answer = self._answer
+        return self.answered and not self._left and answer is not None and not answer.closes
 
     def finish(self) -> None:
         """Prepare for the next request, or mark the connection as finished."""
@@ -393,7 +392,6 @@ class Http1ServerConnection:
 
     __slots__ = (
         "_around",
-        "_buffer",
         "_descriptor",
         "_exchange",
         "_idle",
@@ -403,6 +401,7 @@ class Http1ServerConnection:
         "_requests",
         "_socket",
         "_template",
+        "buffer",
         "client",
         "ended",
         "expiry",
@@ -425,7 +424,8 @@ class Http1ServerConnection:
         self._around = around
         self._socket = sock
         self._descriptor = sock.fileno()
-        self._buffer: bytes | bytearray = b""
+        #: Bytes that were read and not taken yet. A plain attribute, as a property is a call.
+        self.buffer: bytes | bytearray = b""
         self._template: HeadTemplate | None = None
         self._requests = 0
         self._idle = True
@@ -472,7 +472,7 @@ class Http1ServerConnection:
     @property
     def idle_since(self) -> float | None:
         """The time at which the connection became idle; None while a request is in progress."""
-        if not self._idle or self._buffer:
+        if not self._idle or self.buffer:
             return None
         return self._idle_since
 
@@ -563,7 +563,7 @@ class Http1ServerConnection:
         Returns None if the connection ends before another request.
         """
         limits = self.limits
-        buffer = self._buffer
+        buffer = self.buffer
         searched = 0
         skipped = False
         if buffer:
@@ -574,7 +574,7 @@ class Http1ServerConnection:
             if buffer[:2] == b"\r\n" and not skipped:
                 # One empty line before a request is ignored: old clients send it after a body
                 # (RFC 9112, 2.2).
-                self._buffer = buffer = bytes(buffer[2:])
+                self.buffer = buffer = bytes(buffer[2:])
                 skipped = True
                 searched = 0
             if buffer:
@@ -586,7 +586,7 @@ class Http1ServerConnection:
                 if not isinstance(buffer, bytearray):
                     # Nearly all heads arrive in one piece. Only a second piece is worth a
                     # bytearray, in which many small pieces cost linear time.
-                    self._buffer = buffer = bytearray(buffer)
+                    self.buffer = buffer = bytearray(buffer)
                     self.read_deadline = self._around.now + limits.head_seconds
             else:
                 # A new connection gets less time than a kept one: its client opened it to send.
@@ -608,14 +608,14 @@ class Http1ServerConnection:
             if isinstance(buffer, bytearray):
                 buffer += chunk
             else:
-                self._buffer = buffer = chunk
+                self.buffer = buffer = chunk
         self.read_deadline = inf
         end += 4
         if end > limits.head_bytes:
             raise RequestError(431, "the headers are too large")
         head = read_head(bytes(buffer[:end]), limits, self._template)
         self._template = head.template
-        self._buffer = bytes(buffer[end:])
+        self.buffer = bytes(buffer[end:])
         return head
 
     # -- bytes -------------------------------------------------------------------------------
@@ -625,28 +625,23 @@ class Http1ServerConnection:
         """The event loop's clock as of the last sweep."""
         return self._around.now
 
-    @property
-    def buffer(self) -> bytes | bytearray:
-        """Bytes that were read and not taken yet."""
-        return self._buffer
-
     def take(self, size: int) -> bytes:
         """Remove at most ``size`` bytes from the buffer and return them."""
-        buffer = self._buffer
+        buffer = self.buffer
         if len(buffer) <= size:
-            self._buffer = b""
+            self.buffer = b""
             return bytes(buffer)
-        self._buffer = buffer[size:]
+        self.buffer = buffer[size:]
         return bytes(buffer[:size])
 
     def give_back(self, data: bytes) -> None:
         """Push surplus bytes back in front of the buffer."""
-        self._buffer = data + self._buffer
+        self.buffer = data + self.buffer
 
     async def read_ahead(self) -> bool:
         """Append the client's next bytes to the buffer; return False at the end of its stream."""
         chunk = await self.read()
-        self._buffer = bytes(self._buffer) + chunk
+        self.buffer = bytes(self.buffer) + chunk
         return bool(chunk)
 
     async def read(self, *, idle: bool = False) -> bytes:
