@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from sdk_trio.config.options import KeyDerivation, Secret
 from sdk_trio.webhooks.signature import Keyring, new_secret, sign
-from sdk_trio.webhooks.verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
+from sdk_trio.webhooks.verdict import (
+    Accepted,
+    Cause,
+    Delivery,
+    Rejected,
+    signed_places,
+    verify_delivery,
+)
 
 SECRET = new_secret(b"k" * 32)
 RING = Keyring.from_secrets([Secret(SECRET)], KeyDerivation.AUTO)
@@ -48,6 +55,38 @@ def verdict(
 
 def cause(judged: Accepted | Rejected) -> Cause | None:
     return judged.cause if isinstance(judged, Rejected) else None
+
+
+class TestPlacesThatAreKnown:
+    @pytest.mark.parametrize("turn", range(5))
+    def test_headers_that_came_once_are_found_wherever_they_stand(self, turn: int) -> None:
+        headers = [*signed(), (b"x", b"y")]
+        headers = headers[turn:] + headers[:turn]
+        places = signed_places(headers)
+        assert places is not None
+        values = [headers[place] for place in places]
+        assert values == signed()[1:]
+
+    @pytest.mark.parametrize("name", [b"webhook-id", b"webhook-timestamp", b"webhook-signature"])
+    def test_one_that_came_twice_or_not_at_all_has_no_place(self, name: bytes) -> None:
+        others = [header for header in signed() if header[0] != name]
+        assert signed_places(others) is None
+        assert signed_places([*signed(), (name, b"x")]) is None
+        assert signed_places([*signed(), (name, b"x"), (name, b"y")]) is None
+
+    def test_values_that_are_known_are_not_looked_for(self) -> None:
+        values = (ID.encode(), b"%d" % NOW, SIGNATURE)
+        known = Delivery([], BODY, NOW, values)
+        assert verify_delivery(known, RING, tolerance_seconds=300) == verdict(signed())
+        for wrong in (
+            (b"msg_2", values[1], values[2]),
+            (values[0], b"%d" % (NOW + 1), values[2]),
+            (values[0], values[1], b"v1,x"),
+        ):
+            judged = verify_delivery(
+                Delivery(signed(), BODY, NOW, wrong), RING, tolerance_seconds=300
+            )
+            assert isinstance(judged, Rejected)
 
 
 class TestAccepted:
