@@ -112,6 +112,7 @@ class StoreKeys:
 
         Then a key that was surely new when ``version`` was read is not in the store.
         """
+        self.check(connection)
         return self._number(connection) == version
 
     def catch_up(self, *, changed: bool = False) -> None:
