@@ -57,42 +57,58 @@ def die_with(daemon, webhook_id, faults, fault):
 def test_a_kill_between_the_end_of_the_run_and_its_commit_is_counted(daemon, faults):
     with running(daemon):
         wait_until_unawaited(daemon)
-        die_with(daemon, "m1", faults, hanging("write", daemon.directory / "data" / "inbox.db-wal"))
-        assert daemon.state("m1") is None
-        assert b"m1" in claims_of(daemon)
+        die_with(
+            daemon,
+            "unanswered-1",
+            faults,
+            hanging("write", daemon.directory / "data" / "inbox.db-wal"),
+        )
+        assert daemon.state("aside-1-0") == "done"
+        assert daemon.state("unanswered-1") is None
+        assert b"unanswered-1" in claims_of(daemon)
         assert daemon.start(), daemon.log()
-        assert logged(daemon, "store.run_ended_process")[0]["key"] == "m1"
+        assert logged(daemon, "store.run_ended_process")[0]["key"] == "unanswered-1"
         # Nobody was answered: it is delivered again, and its first run counts as an attempt.
-        assert daemon.deliver("m1", inline=True) == 200
-        record = daemon.wait_for_state("m1", "done")
+        assert daemon.deliver("unanswered-1", inline=True) == 200
+        record = daemon.wait_for_state("unanswered-1", "done")
         assert (record["attempts"], record["process_ends"]) == (2, 1)
-        assert daemon.runs("m1") == 2
-        assert b"m1" not in claims_of(daemon)
+        assert daemon.runs("unanswered-1") == 2
+        assert b"unanswered-1" not in claims_of(daemon)
 
 
 def test_a_kill_between_write_and_sync_leaves_the_run_recorded(daemon, faults):
     """What was written is in the page cache, which only the machine's death takes."""
     with running(daemon):
         wait_until_unawaited(daemon)
-        die_with(daemon, "m1", faults, hanging("sync", daemon.directory / "data" / "inbox.db-wal"))
+        die_with(
+            daemon,
+            "unanswered-1",
+            faults,
+            hanging("sync", daemon.directory / "data" / "inbox.db-wal"),
+        )
         assert daemon.start(), daemon.log()
         assert logged(daemon, "store.run_ended_process") == []
-        assert daemon.deliver("m1", inline=True) == 200
-        assert daemon.state("m1") == "done"
-        assert daemon.runs("m1") == 1
+        assert daemon.deliver("unanswered-1", inline=True) == 200
+        assert daemon.state("unanswered-1") == "done"
+        assert daemon.runs("unanswered-1") == 1
 
 
 def test_a_power_cut_between_write_and_sync_leaves_nothing(daemon, faults, power):
     with running(daemon):
         wait_until_unawaited(daemon)
-        die_with(daemon, "m1", faults, hanging("sync", daemon.directory / "data" / "inbox.db-wal"))
-        assert power.left("SELECT * FROM inbox WHERE webhook_id = 'm1'") == []
+        die_with(
+            daemon,
+            "unanswered-1",
+            faults,
+            hanging("sync", daemon.directory / "data" / "inbox.db-wal"),
+        )
+        assert power.left("SELECT * FROM inbox WHERE webhook_id = 'unanswered-1'") == []
         power.happen()
         assert daemon.start(), daemon.log()
         # The claims file is gone with the rest that nobody has synced, and that is said.
         assert logged(daemon, "store.claims_lost")[0]["found"] == "nothing"
-        assert daemon.deliver("m1", inline=True) == 200
-        assert daemon.wait_for_state("m1", "done")["attempts"] == 1
+        assert daemon.deliver("unanswered-1", inline=True) == 200
+        assert daemon.wait_for_state("unanswered-1", "done")["attempts"] == 1
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["kill", "power-cut"])
@@ -100,29 +116,29 @@ def test_an_end_between_sync_and_answer_leaves_the_run_done(daemon, power, cut):
     with running(daemon):
         wait_until_unawaited(daemon)
         power.kill_after_sync(True)
-        assert daemon.deliver("m1", inline=True) is None
+        assert daemon.deliver("unanswered-1", inline=True) is None
         daemon.ended()
         power.kill_after_sync(False)
         if cut:
             power.happen()
         assert daemon.start(), daemon.log()
-        assert daemon.state("m1") == "done"
+        assert daemon.state("unanswered-1") == "done"
         assert logged(daemon, "store.run_ended_process") == []
-        assert daemon.deliver("m1", inline=True) == 200
-        assert daemon.runs("m1") == 1
+        assert daemon.deliver("unanswered-1", inline=True) == 200
+        assert daemon.runs("unanswered-1") == 1
 
 
 def test_a_disk_that_fails_makes_the_sender_deliver_again_and_later_runs_wait(daemon, faults):
     with running(daemon):
         wait_until_unawaited(daemon)
         faults.set(broken("write", daemon.directory / "data" / "inbox.db"))
-        assert daemon.deliver("m1", inline=True) == 503
-        assert daemon.runs("m1", "ended") == 1, "it ran before anything failed"
+        assert daemon.deliver("unanswered-1", inline=True) == 503
+        assert daemon.runs("unanswered-1", "ended") == 1, "it ran before anything failed"
         # From here on a claim is waited for, so that nothing runs that cannot be recorded.
-        assert daemon.deliver("m2", inline=True) == 503
-        assert daemon.runs("m2") == 0
+        assert daemon.deliver("unanswered-2", inline=True) == 503
+        assert daemon.runs("unanswered-2") == 0
         faults.clear()
-        for webhook_id in ("m1", "m2"):
+        for webhook_id in ("unanswered-1", "unanswered-2"):
             assert daemon.deliver(webhook_id, inline=True) == 200
             daemon.wait_for_state(webhook_id, "done")
         wait_until_unawaited(daemon)

@@ -141,6 +141,22 @@ async def test_a_key_that_any_way_has_taken_is_not_new(inbox):
     await inbox.finish("fresh.tenant", Done(), now=1001.0)
 
 
+async def test_a_row_of_before_signers_were_kept_is_found_on_every_way(inbox):
+    """Its tenant's redelivery has another key, which is surely new, and must not run again."""
+    for webhook_id in ("old-1", "old-2"):
+        await inbox.accept(delivery(webhook_id, tenant_id="tenant"), leased=False)
+    for statement in (
+        "UPDATE arrival SET signer = NULL",
+        "UPDATE tally SET number = 2 WHERE name = 'unsigned'",
+    ):
+        await inbox._committer.submit(lambda c, text=statement: c.execute(text).fetchall())
+    await learned(inbox)
+    again = delivery("old-1", tenant_id="tenant", signer="tenant")
+    assert (await inbox.accept(again, leased=False)).admission is Admission.QUEUED
+    assert not inbox.claim_new(replace(again, webhook_id="old-2"))
+    assert len(await inbox.find(limit=9)) == 3, "two, and that of learned"
+
+
 async def test_what_another_process_has_written_is_read_before_a_key_is_new(inbox, tmp_path):
     await learned(inbox)
     other = await open_inbox(tmp_path, "two", claims=False)

@@ -159,7 +159,7 @@ class SqliteInbox:
         keys = self._keys
         if keys.filter is None and self._claims is not None:
             keys.begin()
-        version = keys.version if keys.note_new(delivery.key) else None
+        version = keys.version if keys.note_new(delivery) else None
 
         def job(connection: apsw.Connection) -> Admitted:
             is_new = version is not None and keys.is_still(connection, version)
@@ -215,10 +215,8 @@ class SqliteInbox:
             keys.begin()
             return False
         key = delivery.key
-        if not keys.note_new(key) or key in claims.ended:
+        if not keys.note_new(delivery) or key in claims.ended:
             return False
-        if delivery.signer and keys.filter.may_hold(key_hash(delivery.webhook_id)):
-            return False  # there may be a row from before signers were kept
         slot = claims.take(key, delivery.received_at)
         if slot is None:
             return False

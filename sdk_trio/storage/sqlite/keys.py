@@ -8,6 +8,7 @@ import apsw
 import trio
 
 from ...errors import StoreLostError, StoreUnavailableError
+from ...records.deliveries import NewDelivery
 from .committer import Committer
 from .known import KnownKeys, key_hash
 from .queries import QueryRunner
@@ -61,7 +62,8 @@ class StoreKeys:
         # Another connection has written since: set by the committing thread as well.
         self._behind = False
         self._version = (0, 0)
-        self._checked = 0
+        # The last number that was asked for, and in which transaction.
+        self._answer, self._asked = (0, 0), 0
         self._most = KEYS_BEFORE_REBUILD
         self._up_to = 0
         self._wanted = trio.Event()
@@ -81,19 +83,24 @@ class StoreKeys:
             self.filter.add(key_hash(key))
         return self.filter
 
-    def note_new(self, key: str) -> bool:
-        """Add a key, and return whether it is surely new; False until all keys are known."""
+    def note_new(self, delivery: NewDelivery) -> bool:
+        """Add the key of a delivery, and return whether no row is of it, surely.
+
+        False until all keys are known.
+        """
+        keys = self.filter
         # Added whatever follows: a further delivery of it is new on no way.
-        added = self.filter is not None and self.filter.add(key_hash(key))
-        return added and self._complete and not self._behind
+        if keys is None or not keys.add(key_hash(delivery.key)):
+            return False
+        # A row from before signers were kept has the id alone for a key, and may be of this signer.
+        if delivery.signer and keys.may_hold(key_hash(delivery.webhook_id)):
+            return False
+        return self._complete and not self._behind
 
     def check(self, connection: apsw.Connection) -> None:
         """Notice in the committing thread, within a transaction, that others have written."""
-        # Nobody else writes within one transaction, so its first job has asked for all of them.
-        if self._checked != self._committer.transactions:
-            self._checked = self._committer.transactions
-            if self._number(connection) != self._version:
-                self._behind = True
+        if self._number(connection) != self._version:
+            self._behind = True
 
     @property
     def version(self) -> Version:
@@ -105,6 +112,7 @@ class StoreKeys:
 
         Then a key that was surely new when ``version`` was read is not in the store.
         """
+        self.check(connection)
         return self._number(connection) == version
 
     def catch_up(self, *, changed: bool = False) -> None:
@@ -153,4 +161,8 @@ class StoreKeys:
 
     def _number(self, connection: apsw.Connection) -> Version:
         """Return a number that changes when another connection writes."""
-        return self._committer.connections, int(connection.pragma("data_version"))
+        # Nobody else writes within a transaction: its first job asks for all of them.
+        if self._asked != self._committer.transactions:
+            self._asked = self._committer.transactions
+            self._answer = self._committer.connections, int(connection.pragma("data_version"))
+        return self._answer
