@@ -165,7 +165,7 @@ def find(
     conditions = list(given)
     values = [*given.values()]
     if state is not None and state is not DeliveryState.DONE:
-        # What is not done is fresh or in a table of its own; the finished ones are not read.
+        # Deliveries that are not done are fresh or in a table of their own; no other is read.
         conditions.append(
             "sequence IN (SELECT sequence FROM open WHERE state = ? "
             "UNION ALL SELECT sequence FROM fresh WHERE state = ?)"

@@ -450,7 +450,7 @@ INDEXED = "(SELECT number FROM tally WHERE name = 'indexed')"
 #: SQL of the highest sequence up to which nothing is fresh.
 SETTLED = "(SELECT number FROM tally WHERE name = 'settled')"
 
-# What is not done and has no row in `open` yet, in the columns of `open`.
+# Deliveries that are not done and have no row in `open` yet, in the columns of `open`.
 _FRESH = f"""
 CREATE VIEW fresh AS
 SELECT sequence, state, state = 'received' AS queued, state = 'running' AS attempts, started_at,

@@ -127,7 +127,7 @@ def _assign(connection: apsw.Connection, marker: UpgradeMarker, limit: int) -> A
     end, count = cast("tuple[int | None, int]", row)
     if end is None:
         return Assigned(0, marker, last=True)
-    # What is open repeats the tenant, which it stands in line by.
+    # A row of `open` repeats the tenant, because ordered deliveries stand in line by it.
     for table in ("open", "arrival"):
         connection.execute(_ASSIGN.format(table), (marker.tenant_id, after, end))
     assigned = connection.changes()
