@@ -22,7 +22,7 @@ SETTLE_EVERY = 1024
 #: The most sequences that are remembered by their keys.
 _MOST_REMEMBERED = 8192
 
-# Sequences of what this process has added and not finished yet. They only save the look: whoever
+# Sequences of what this process has leased and not finished yet. They only save the look: whoever
 # uses one compares the key of its row, so one that was rolled back, or is of another store, is no
 # harm.
 _remembered: dict[str, int] = {}
@@ -51,6 +51,13 @@ SELECT sequence, delivery_key, 1 FROM arrival WHERE sequence > {INDEXED} AND id_
 def remembered(key: str) -> int | None:
     """Return the sequence that a delivery with this key probably has, or None."""
     return _remembered.get(key)
+
+
+def remember(key: str, sequence: int) -> None:
+    """Remember the sequence of a delivery that is about to run."""
+    _remembered[key] = sequence
+    if len(_remembered) > _MOST_REMEMBERED:
+        _remembered.pop(next(iter(_remembered)), None)
 
 
 def forget(key: str) -> None:
@@ -154,9 +161,7 @@ def add(
     sequence = connection.last_insert_rowid()
     connection.execute(_ADD_BODY, (sequence, delivery.raw))
     if lease_owner is not None:
-        _remembered[key] = sequence
-        if len(_remembered) > _MOST_REMEMBERED:
-            _remembered.pop(next(iter(_remembered)), None)
+        remember(key, sequence)
     if not sequence % SETTLE_EVERY:
         settle(connection)
         index_keys(connection)

@@ -40,8 +40,8 @@ from .upgrade import SqliteUpgrade
 
 _Delete = Callable[[apsw.Connection, Sequence[int], DeliveryState, float], int]
 
-#: Deliveries that one transaction of the retention removes, in 2 ms: a new delivery may have to wait
-#: for it. A pass over a large store takes many such transactions.
+#: Deliveries that one transaction of the retention removes, in 2 ms, for which a new delivery may
+#: have to wait. A pass over a large store takes many such transactions.
 PURGE_CHUNK = 50
 
 #: Time to wait for a reader that keeps the log from being cleared, in seconds. Deliveries wait too.
