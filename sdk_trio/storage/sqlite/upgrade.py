@@ -9,6 +9,7 @@ import attrs
 
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker, UpgradeState
 from .committer import Committer
+from .listing import note_tenants
 from .queries import QueryRunner
 
 _SAVE = """
@@ -131,6 +132,7 @@ def _assign(connection: apsw.Connection, marker: UpgradeMarker, limit: int) -> A
     for table in ("open", "arrival"):
         connection.execute(_ASSIGN.format(table), (marker.tenant_id, after, end))
     assigned = connection.changes()
+    note_tenants(connection, after, end)
     moved = attrs.evolve(marker, position=str(end))
     _save(connection, moved)
     return Assigned(assigned, moved, last=count < limit)
