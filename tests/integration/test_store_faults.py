@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -18,7 +19,7 @@ from sdk_trio.storage.sqlite import committer as committer_module
 from sdk_trio.storage.sqlite import writes
 from sdk_trio.storage.sqlite.arrivals import SETTLE_EVERY
 from sdk_trio.storage.sqlite.files import StoreFile
-from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.storage.sqlite.inbox import PURGE_CHUNK, SqliteInbox
 from sdk_trio.storage.sqlite.schema import APPLICATION_ID, VERSION
 
 
@@ -460,6 +461,30 @@ async def test_what_retention_removes_is_in_no_file_any_more(
     assert found_in(file.parent) == set()
     await inbox.close()
     assert found_in(file.parent) == set()
+
+
+async def test_deliveries_wait_for_a_few_removed_ones_at_a_time(inbox: SqliteInbox) -> None:
+    """Counted, because seconds depend on the disk: rows of a transaction, and whether it syncs."""
+    for number in range(3 * PURGE_CHUNK):
+        await accept(inbox, f"m{number}")
+        await inbox.finish(f"m{number}", Done(), now=1001)
+    steps: list[int] = []
+    synced: list[str] = []
+
+    def note(event: dict[str, Any]) -> None:
+        statement = event["sql"]
+        if statement.startswith("PRAGMA synchronous"):
+            synced.append(statement)
+        elif statement.startswith("BEGIN"):
+            steps.append(0)
+        elif statement.startswith(("DELETE FROM body", "DELETE FROM arrival")):
+            steps[-1] += 1
+
+    await inbox._committer.submit(lambda c: c.trace_v2(apsw.SQLITE_TRACE_STMT, note))
+    purged = await inbox.purge(now=1200)
+    assert (purged.bodies, purged.finished) == (3 * PURGE_CHUNK, 3 * PURGE_CHUNK)
+    assert max(steps) <= 2 * 50, "each with its body"
+    assert synced[0] == "PRAGMA synchronous = NORMAL"
 
 
 async def test_wiping_reaches_what_earlier_versions_left_behind(

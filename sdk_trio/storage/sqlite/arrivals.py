@@ -11,7 +11,7 @@ from typing import Any, cast
 import apsw
 
 from ...records.deliveries import NewDelivery
-from . import known
+from . import known, listing
 from .schema import BUCKET_BITS, INDEXED, SETTLED
 
 #: Arrivals between two times at which all that is fresh gets rows in ``open``, and the hashes are
@@ -22,7 +22,7 @@ SETTLE_EVERY = 1024
 #: The most sequences that are remembered by their keys.
 _MOST_REMEMBERED = 8192
 
-# Sequences of what this process has added and not finished yet. They only save the look: whoever
+# Sequences of what this process has leased and not finished yet. They only save the look: whoever
 # uses one compares the key of its row, so one that was rolled back, or is of another store, is no
 # harm.
 _remembered: dict[str, int] = {}
@@ -51,6 +51,13 @@ SELECT sequence, delivery_key, 1 FROM arrival WHERE sequence > {INDEXED} AND id_
 def remembered(key: str) -> int | None:
     """Return the sequence that a delivery with this key probably has, or None."""
     return _remembered.get(key)
+
+
+def remember(key: str, sequence: int) -> None:
+    """Remember the sequence of a delivery that is about to run."""
+    _remembered[key] = sequence
+    if len(_remembered) > _MOST_REMEMBERED:
+        _remembered.pop(next(iter(_remembered)), None)
 
 
 def forget(key: str) -> None:
@@ -154,9 +161,7 @@ def add(
     sequence = connection.last_insert_rowid()
     connection.execute(_ADD_BODY, (sequence, delivery.raw))
     if lease_owner is not None:
-        _remembered[key] = sequence
-        if len(_remembered) > _MOST_REMEMBERED:
-            _remembered.pop(next(iter(_remembered)), None)
+        remember(key, sequence)
     if not sequence % SETTLE_EVERY:
         settle(connection)
         index_keys(connection)
@@ -194,13 +199,15 @@ WHERE name = 'indexed'
 
 
 def index_keys(connection: apsw.Connection) -> None:
-    """Add the hashes of the newest arrivals to ``key``."""
-    connection.execute(_ADD_BUCKETS)
-    connection.execute(_INDEX)
+    """Add the newest arrivals to ``key`` and to the indexes of listings."""
+    for statement in (_ADD_BUCKETS, _INDEX, *listing.INDEX):
+        connection.execute(statement)
     connection.execute(_INDEXED_NOW)
 
 
-_IS_INDEXED = f"SELECT hash, id_hash, sequence <= {INDEXED} FROM arrival WHERE sequence = ?"
+_IS_INDEXED = f"""
+SELECT hash, id_hash, sequence <= {INDEXED}, subject FROM arrival WHERE sequence = ?
+"""
 
 _REMOVE_KEY = "DELETE FROM key WHERE bucket = ? AND hash = ? AND sequence = ?"
 
@@ -216,7 +223,7 @@ def take_up(connection: apsw.Connection, sequence: int, delivery: NewDelivery) -
     A row of before has no signer; its key becomes that of the delivery.
     """
     hashes = _hashes_of(delivery.key, delivery)
-    if _remove_keys(connection, sequence):
+    if _remove_keys(connection, sequence)[0]:
         for each in hashes:
             if each is not None:
                 bindings = (sequence >> BUCKET_BITS, each, sequence)
@@ -225,13 +232,15 @@ def take_up(connection: apsw.Connection, sequence: int, delivery: NewDelivery) -
     connection.execute(_TAKE_UP, values)
 
 
-def _remove_keys(connection: apsw.Connection, sequence: int) -> bool:
-    """Remove what finds this arrival in ``key``; False if nothing does yet."""
-    ((hashed, id_hash, indexed),) = connection.execute(_IS_INDEXED, (sequence,))
+def _remove_keys(connection: apsw.Connection, sequence: int) -> tuple[bool, str | None]:
+    """Remove what finds this arrival in ``key``; return whether it was indexed, and its subject."""
+    ((hashed, id_hash, indexed, subject),) = cast(
+        "Any", connection.execute(_IS_INDEXED, (sequence,))
+    )
     if indexed:
         for each in (hashed, id_hash):
             connection.execute(_REMOVE_KEY, (sequence >> BUCKET_BITS, each, sequence))
-    return bool(indexed)
+    return bool(indexed), subject
 
 
 # -- rows in `open` ----------------------------------------------------------------------------
@@ -276,18 +285,21 @@ WHERE name IN ('last', 'removed')
 
 def remove(connection: apsw.Connection, sequences: Iterable[int]) -> int:
     """Remove these deliveries with all that belongs to them; count those that were there."""
-    removed = last = 0
+    removed: list[int] = []
     buckets = set()
     for sequence in sequences:
         if connection.execute(_IS_INDEXED, (sequence,)).fetchone() is None:
             continue
-        if _remove_keys(connection, sequence):
+        indexed, subject = _remove_keys(connection, sequence)
+        if indexed:
+            listing.remove_subject(connection, sequence, subject)
             buckets.add(sequence >> BUCKET_BITS)
         for table in ("body", "evidence", "attempt", "open", "outcome", "arrival"):
             connection.execute(f"DELETE FROM {table} WHERE sequence = ?", (sequence,))
-        removed, last = removed + 1, max(last, sequence)
+        removed.append(sequence)
     if removed:
-        connection.execute(_COUNT_REMOVED, (last, removed))
+        connection.execute(_COUNT_REMOVED, (max(removed), len(removed)))
+        listing.remove_blocks(connection, removed)
         for bucket in buckets:
             connection.execute(_REMOVE_BUCKET, (bucket,))
-    return removed
+    return len(removed)

@@ -40,9 +40,9 @@ from .upgrade import SqliteUpgrade
 
 _Delete = Callable[[apsw.Connection, Sequence[int], DeliveryState, float], int]
 
-#: Deliveries that one transaction of the retention removes. A pass over a large store takes many
-#: short transactions, between which new deliveries are committed.
-PURGE_CHUNK = 500
+#: Deliveries that one transaction of the retention removes, in 2 ms, for which a new delivery may
+#: have to wait. A pass over a large store takes many such transactions.
+PURGE_CHUNK = 50
 
 #: Time to wait for a reader that keeps the log from being cleared, in seconds. Deliveries wait too.
 SHORT_SECONDS = 0.2
@@ -552,8 +552,9 @@ class SqliteInbox:
             if not found:
                 return deleted
             after = found[-1]
+            # Nobody is told of it. A power cut leaves some of them, and the next pass takes them.
             deleted += await self._committer.submit(
-                partial(_delete_chunk, delete, found, state, before)
+                partial(_delete_chunk, delete, found, state, before), synced=False
             )
 
     async def close(self) -> None:

@@ -7,7 +7,8 @@ import apsw
 
 from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
 from .arrivals import sequence_of, signed_by_tenants
-from .schema import UNFINISHED
+from .listing import search
+from .schema import NOT_DONE, UNFINISHED
 
 #: The columns of a record, in the order of :class:`DeliveryRecord`, up to the body; the
 #: body; and those after it.
@@ -136,6 +137,19 @@ def evidence(connection: apsw.Connection, key: str) -> Sequence[EvidenceRecord]:
     return [EvidenceRecord(*row) for row in rows]
 
 
+# Each repeats the condition of the index that it needs. Only what is received or runs may be fresh.
+_OF_OPEN = "sequence IN (SELECT sequence FROM open WHERE state IN ({}) AND state = ?)"
+_OF_ANY = f"sequence IN (SELECT sequence FROM ({NOT_DONE}) WHERE state = ?)"
+
+_IN_STATE = {
+    DeliveryState.RECEIVED: _OF_ANY,
+    DeliveryState.RUNNING: _OF_ANY,
+    DeliveryState.RETRYING: _OF_OPEN.format("'received', 'running', 'retrying'"),
+    DeliveryState.DEAD: _OF_OPEN.format("'dead', 'parked'"),
+    DeliveryState.PARKED: _OF_OPEN.format("'dead', 'parked'"),
+}
+
+
 def find(
     connection: apsw.Connection,
     *,
@@ -161,25 +175,23 @@ def find(
         "subject = ?": subject,
         "tenant_id = ?": tenant_id,
     }
-    given = {text: value for text, value in choices.items() if value is not None}
-    conditions = list(given)
-    values = [*given.values()]
-    if state is not None and state is not DeliveryState.DONE:
-        # A delivery that is not done is fresh or in a table of its own; the finished are not read.
-        conditions.append(
-            "sequence IN (SELECT sequence FROM open WHERE state = ? "
-            "UNION ALL SELECT sequence FROM fresh WHERE state = ?)"
-        )
-        values += [state, state]
-    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    given: dict[str, object] = {text: value for text, value in choices.items() if value is not None}
     if oldest_first is None:
         oldest_first = after_sequence is not None
+    if state is None or state is DeliveryState.DONE:
+        columns = f"{COLUMNS}, NULL, {LATER_COLUMNS}"
+        # One moment for all statements of the search.
+        with connection:
+            found = [*search(connection, columns, given, oldest_first=oldest_first, limit=limit)]
+        return [record_of(row) for row in found]
+    # Deliveries that are not done are fresh or in a table of their own; no other is read.
+    given[_IN_STATE[state]] = state
     order = "ASC" if oldest_first else "DESC"
     statement = (
-        f"SELECT {COLUMNS}, NULL, {LATER_COLUMNS} FROM inbox {where} "
+        f"SELECT {COLUMNS}, NULL, {LATER_COLUMNS} FROM inbox WHERE {' AND '.join(given)} "
         f"ORDER BY sequence {order} LIMIT ?"
     )
-    return [record_of(row) for row in connection.execute(statement, (*values, limit))]
+    return [record_of(row) for row in connection.execute(statement, (*given.values(), limit))]
 
 
 def counts(connection: apsw.Connection) -> dict[DeliveryState, int]:

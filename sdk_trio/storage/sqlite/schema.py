@@ -361,6 +361,37 @@ _BUCKET = "CREATE TABLE bucket (number INTEGER PRIMARY KEY) STRICT"
 #: Arrivals whose keys share a bucket, as a power of two: 16 384 of them take half a megabyte.
 BUCKET_BITS = 14
 
+#: Arrivals of a block, as a power of two. Listings read whole blocks, 0.2 ms each.
+BLOCK_BITS = 10
+
+# Listings have indexes of blocks instead of rows, which are filled when the keys are: the time in
+# which a block came, and the types and tenants that are in it. They may say too much, because a
+# removed one stays until its block is empty, and never too little. A subject is found by its last
+# eight characters, in which random ids differ, and compared whole.
+_LISTING = (
+    """
+CREATE TABLE block (
+    number INTEGER PRIMARY KEY, first_at REAL NOT NULL, last_at REAL NOT NULL
+) STRICT
+""",
+    """
+CREATE TABLE block_with (
+    kind TEXT NOT NULL CHECK (kind IN ('type', 'tenant')),
+    value TEXT NOT NULL,
+    block INTEGER NOT NULL,
+    PRIMARY KEY (kind, value, block)
+) STRICT, WITHOUT ROWID
+""",
+    """
+CREATE TABLE subject_end (
+    bucket INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    PRIMARY KEY (bucket, text, sequence)
+) STRICT, WITHOUT ROWID
+""",
+)
+
 _OUTCOME = """
 CREATE TABLE outcome (
     sequence INTEGER PRIMARY KEY,
@@ -450,7 +481,7 @@ INDEXED = "(SELECT number FROM tally WHERE name = 'indexed')"
 #: SQL of the highest sequence up to which nothing is fresh.
 SETTLED = "(SELECT number FROM tally WHERE name = 'settled')"
 
-# Arrivals that are not done and have no row in `open` yet, in the columns of `open`.
+# Deliveries that are not done and have no row in `open` yet, in the columns of `open`.
 _FRESH = f"""
 CREATE VIEW fresh AS
 SELECT sequence, state, state = 'received' AS queued, state = 'running' AS attempts, started_at,
@@ -526,6 +557,7 @@ MIGRATIONS: Sequence[Sequence[str]] = (
         _ARRIVAL,
         _KEY_TABLE,
         _BUCKET,
+        *_LISTING,
         _OUTCOME,
         _OPEN_TABLE,
         *_OPEN_INDEXES,

@@ -9,6 +9,7 @@ import attrs
 
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker, UpgradeState
 from .committer import Committer
+from .listing import note_tenants
 from .queries import QueryRunner
 
 _SAVE = """
@@ -127,10 +128,11 @@ def _assign(connection: apsw.Connection, marker: UpgradeMarker, limit: int) -> A
     end, count = cast("tuple[int | None, int]", row)
     if end is None:
         return Assigned(0, marker, last=True)
-    # A row of `open` repeats the tenant, which it stands in line by.
+    # A row of `open` repeats the tenant, because ordered deliveries stand in line by it.
     for table in ("open", "arrival"):
         connection.execute(_ASSIGN.format(table), (marker.tenant_id, after, end))
     assigned = connection.changes()
+    note_tenants(connection, after, end)
     moved = attrs.evolve(marker, position=str(end))
     _save(connection, moved)
     return Assigned(assigned, moved, last=count < limit)

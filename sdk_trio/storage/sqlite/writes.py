@@ -37,7 +37,7 @@ from ..admission import (
     LeaseTerms,
     standing_of,
 )
-from . import arrivals
+from . import arrivals, listing
 from .connect import MARK_AS_UNWIPED
 from .schema import UNFINISHED
 
@@ -556,6 +556,7 @@ def erase(connection: apsw.Connection, tenant_id: str, sequences: Sequence[int])
     ours = [each for each in sequences if connection.execute(owned, (each, tenant_id)).get]
     if ours:
         arrivals.remove(connection, ours)
+        listing.forget_tenant(connection, tenant_id)
         connection.execute(MARK_AS_UNWIPED)
     return len(ours)
 

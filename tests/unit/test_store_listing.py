@@ -1,0 +1,152 @@
+"""Listings of the store in SQLite find what a look at every row finds, by whatever is asked for."""
+
+from collections.abc import Iterator
+
+import apsw
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sdk_trio.records.deliveries import Dead, DeliveryRecord, DeliveryState, NewDelivery
+from sdk_trio.storage.admission import LeaseTerms
+from sdk_trio.storage.sqlite import arrivals, reads, writes
+from sdk_trio.storage.sqlite.schema import BLOCK_BITS, MIGRATIONS
+
+TERMS = LeaseTerms(owner="o", lease_seconds=10.0, dedup_seconds=1e9, payload_seconds=1e9)
+BLOCK = 1 << BLOCK_BITS
+ROWS = 5 * BLOCK // 2
+
+FILTERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["common", "rare", "newest", "never"]),
+        "state": st.sampled_from(DeliveryState),
+        "tenant_id": st.sampled_from(["acme", "bolt", "nobody"]),
+        "subject": st.sampled_from(["s-7", "twin-12345678", "other-12345678", "never"]),
+        "since": st.floats(990.0, 1000.0 + ROWS),
+        "until": st.floats(990.0, 1000.0 + ROWS),
+        "after_sequence": st.integers(0, ROWS),
+        "before_sequence": st.integers(0, ROWS),
+        "oldest_first": st.booleans(),
+        "limit": st.integers(1, 40),
+    },
+)
+
+
+def delivery(number: int) -> NewDelivery:
+    subject = {7: "s-7", 8: "s-7", 2000: "twin-12345678", 2001: "other-12345678"}.get(number)
+    kinds = {5: "rare", BLOCK + 9: "rare", ROWS - 1: "newest"}
+    return NewDelivery(
+        f"m{number}",
+        kinds.get(number, "common"),
+        b"{}",
+        1,
+        # The clock is set back once.
+        1000.0 + number - (300.0 if number > BLOCK else 0.0),
+        subject=subject,
+        tenant_id={3: "acme", 2100: "acme", 4: "bolt"}.get(number),
+    )
+
+
+@pytest.fixture(scope="module")
+def connection() -> Iterator[apsw.Connection]:
+    """A store with two blocks that are indexed, and half a one that is not."""
+    connection = apsw.Connection(":memory:")
+    for step in MIGRATIONS:
+        for statement in step:
+            connection.execute(statement)
+    for number in range(ROWS):
+        told = delivery(number)
+        if number % 100 == 0:
+            writes.park(connection, TERMS, told, None)
+            continue
+        writes.accept(connection, TERMS, told, True)
+        if number % 100 == 1:
+            writes.finish(connection, TERMS, told.key, Dead("E"), told.received_at)
+        elif number % 50 != 2:
+            writes.run(connection, TERMS, told.key, told.received_at, told.received_at)
+    arrivals.remove(connection, range(40, 50))
+    yield connection
+    connection.close()
+
+
+def meets(record: DeliveryRecord, filters: dict[str, object]) -> bool:
+    same = all(
+        getattr(record, name) == filters.get(name, getattr(record, name))
+        for name in ("type", "state", "tenant_id", "subject")
+    )
+    return (
+        same
+        and filters.get("since", 0.0) <= record.received_at < filters.get("until", 1e9)  # type: ignore[operator] # numbers
+        and filters.get("after_sequence", 0) < record.sequence < filters.get("before_sequence", 1e9)  # type: ignore[operator] # numbers
+    )
+
+
+_BY = ("type", "state", "since", "until", "after_sequence", "before_sequence", "subject")
+NONE = dict.fromkeys((*_BY, "tenant_id", "oldest_first"))
+
+
+@given(FILTERS)
+@example({"type": "rare"})
+@example({"subject": "twin-12345678", "oldest_first": True})
+@example({"since": 1000.0 + BLOCK, "until": 1010.0 + BLOCK})
+def test_a_listing_finds_what_a_look_at_every_row_finds(
+    connection: apsw.Connection, filters: dict[str, object]
+) -> None:
+    every = f"SELECT {reads.COLUMNS}, NULL, {reads.LATER_COLUMNS} FROM inbox ORDER BY sequence"
+    records = [reads.record_of(row) for row in connection.execute(every)]
+    oldest_first = filters.get("oldest_first", "after_sequence" in filters)
+    limit = filters.get("limit", 50)
+    expected = [record for record in records if meets(record, filters)]
+    if not oldest_first:
+        expected.reverse()
+    found = reads.find(connection, **{**NONE, "limit": limit, **filters})  # type: ignore[arg-type] # of each kind
+    assert list(found) == expected[: int(str(limit))]
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"type": "never"},
+        {"tenant_id": "bolt"},
+        {"subject": "s-7"},
+        {"subject": "never"},
+        {"since": 1e9},
+        {"until": 0.0},
+        {"state": DeliveryState.DEAD, "type": "rare"},
+    ],
+    ids=str,
+)
+def test_a_listing_reads_few_blocks(
+    connection: apsw.Connection, filters: dict[str, object]
+) -> None:
+    """Counted in steps of SQLite's machine: a look at every row takes 15 for each."""
+    steps = 0
+
+    def count() -> bool:
+        nonlocal steps
+        steps += 1
+        return False
+
+    connection.set_progress_handler(count, 1)
+    reads.find(connection, **{**NONE, "limit": 50, **filters})  # type: ignore[arg-type] # of each kind
+    connection.set_progress_handler(None)
+    assert steps < 15 * (BLOCK + BLOCK // 2)
+
+
+def test_what_is_removed_is_in_no_index_of_listings() -> None:
+    connection = apsw.Connection(":memory:")
+    for step in MIGRATIONS:
+        for statement in step:
+            connection.execute(statement)
+    for number in range(2 * BLOCK):
+        told = delivery(number)
+        writes.accept(connection, TERMS, told, True)
+    acme = "SELECT count(*) FROM block_with WHERE value = 'acme'"
+    assert connection.execute(acme).get == 1
+    assert writes.erase(connection, "acme", [4]) == 1
+    assert connection.execute(acme).get == 0
+    arrivals.remove(connection, range(1, 2 * BLOCK + 1))
+    for table in ("block", "block_with", "subject_end", "key", "bucket"):
+        assert connection.execute(f"SELECT count(*) FROM {table}").get == 0, table
+    connection.close()
