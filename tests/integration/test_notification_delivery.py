@@ -49,7 +49,7 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 @asynccontextmanager
-async def dispatching(
+async def running_pump(
     channels: Any, store: Any, limits: ChannelLimits = QUICK
 ) -> AsyncIterator[NotificationPump]:
     pump = NotificationPump(channels, store.notifications, limits=dict.fromkeys(channels, limits))
@@ -132,7 +132,7 @@ async def test_what_becomes_of_a_message_whatever_the_provider_does(
     async with stores_of("memory", tmp_path) as stores, fake_provider(behave=script) as provider:
         store = await stores.open("a")
         made = make_channels(loopback(provider), read_variable=VARIABLES.get)
-        async with dispatching({channel: made[channel]}, store) as pump:
+        async with running_pump({channel: made[channel]}, store) as pump:
             await transition(store, now=time.time())
             pump.wake()
             await until(all_in(store, "sent", "failed", "unknown"))
@@ -150,7 +150,7 @@ async def test_a_webhook_that_answers_nothing_in_time_is_posted_again(tmp_path: 
     async with stores_of("memory", tmp_path) as stores, fake_provider(behave=script) as provider:
         store = await stores.open("a")
         made = make_channels(loopback(provider, timeout_seconds=2), read_variable=VARIABLES.get)
-        async with dispatching({"webhook": made["webhook"]}, store) as pump:
+        async with running_pump({"webhook": made["webhook"]}, store) as pump:
             await transition(store, now=time.time())
             pump.wake()
             await until(all_in(store, "sent"))
@@ -164,7 +164,7 @@ async def test_retry_after_of_one_provider_pauses_that_channel_alone(tmp_path: P
         store = await stores.open("a")
         made = make_channels(loopback(provider), read_variable=VARIABLES.get)
         other = FakeChannel()
-        async with dispatching({"email": made["email"], "sms": other}, store) as pump:
+        async with running_pump({"email": made["email"], "sms": other}, store) as pump:
             await transition(store, "a", now=time.time())
             pump.wake()
             await until(lambda: script.number == 1)
@@ -188,7 +188,7 @@ async def test_without_its_variable_a_message_is_skipped_until_it_is_set_and_ret
     async with stores_of("memory", tmp_path) as stores, fake_provider(behave=script) as provider:
         store = await stores.open("a")
         made = make_channels(loopback(provider), read_variable=variables.get)
-        async with dispatching({"email": made["email"]}, store) as pump:
+        async with running_pump({"email": made["email"]}, store) as pump:
             await transition(store, now=time.time())
             pump.wake()
             await until(all_in(store, "skipped"))
@@ -278,8 +278,8 @@ async def test_two_owners_of_one_store_never_send_the_same_message(stores: Store
     channels = [FakeChannel(behave=together), FakeChannel(behave=together)]
     first, second = await stores.open("a"), await stores.open("b")
     async with (
-        dispatching({"sms": channels[0]}, first) as one,
-        dispatching({"sms": channels[1]}, second) as other,
+        running_pump({"sms": channels[0]}, first) as one,
+        running_pump({"sms": channels[1]}, second) as other,
     ):
         for number in range(60):
             await transition(first, f"t{number}", now=time.time())
@@ -329,7 +329,7 @@ async def test_cancelled_at_any_point_nothing_is_lost_or_stuck_or_sent_twice(
             assert (found.state == "unknown") <= (record.delivery_id in channel.begun)
     final = FakeChannel()
     store = await stores.open("final")
-    async with dispatching({"sms": final}, store):
+    async with running_pump({"sms": final}, store):
         # Sooner than any lease expires: none was left behind.
         await until(all_in(store, "sent", "unknown"), seconds=LEASE / 2)
     sent += final.begun
