@@ -5,7 +5,7 @@
     SdkError
     ├── OptionsValidationError          settings are wrong; lists every problem with its full key
     │   └── NotInThisVersionError       a documented part that this version does not contain
-    ├── NotSupportedError               asked for by the specification to be refused
+    ├── NotSupportedError               the settings have a known value that cannot be used
     ├── HandlerAbortedError             a handler raised what is no Exception; given to on_error
     ├── PartEndedError                  a part of the runtime ended without having been asked to
     ├── HandlerRegistrationError        a handler was registered wrongly
@@ -105,7 +105,7 @@ class NotInThisVersionError(OptionsValidationError):
 
 
 class NotSupportedError(SdkError):
-    """The specification names this choice and asks for it to be refused."""
+    """The settings have a known value that cannot be used; the message says what can."""
 
     exit_code = EXIT_CONFIGURATION
 

@@ -287,7 +287,7 @@ _log = get_logger("admin")
 
 EVENTS = "/api/events"
 
-#: The actor of orders that name none: all holders of the token look the same.
+#: The actor of a request that names none: the token is the same for all who hold it.
 USUAL_ACTOR = "admin token"
 
 

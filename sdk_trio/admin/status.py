@@ -93,7 +93,7 @@ class RunningProgram(Protocol):
 
 @attrs.frozen
 class StatusProviders:
-    """The functions that report on the parts. A part joins with ``sources.checks.append(...)``."""
+    """The functions that report on the parts; each part adds its own to the lists."""
 
     checks: list[CheckSource] = attrs.Factory(list)
     samples: list[SampleSource] = attrs.Factory(list)

@@ -54,7 +54,7 @@ Whole = tuple[int, Headers, bytes]
 
 
 class Deadline(Protocol):
-    """The end of a block with a deadline, as a cancel scope of Trio's tells it, too."""
+    """Tells how a block with a deadline has ended; a cancel scope of Trio's is one, too."""
 
     @property
     def cancel_called(self) -> bool:
@@ -63,7 +63,7 @@ class Deadline(Protocol):
 
     @property
     def cancelled_caught(self) -> bool:
-        """Say whether that has cut the block short."""
+        """Say whether the deadline has cut the block short."""
         ...
 
 

@@ -505,8 +505,7 @@ def delete_arguments(parser: ArgumentParser) -> None:
 
 def delete(arguments: Namespace) -> int:
     """Delete a tenant softly, after asking; raises TenantError as :func:`suspend` does."""
-    # As a cell, because the question is printed on a terminal, and an identifier that is mistyped
-    # may hold anything.
+    # The question is printed on a terminal, and a mistyped identifier may hold control characters.
     name = cell(arguments.identifier)
     kept = f"the tenant {name} can be reactivated until its retention has passed"
     if not (arguments.yes or confirmed(f"{kept}; delete it?")):

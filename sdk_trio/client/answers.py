@@ -188,7 +188,7 @@ def bound(response: httpx.Response, *, limit: int | None, keeps_beginning: bool 
     """
     codings: list[str] = []
     length: int | None = None
-    for key, value in response.headers.raw:  # each answer comes here: a third of a look-up's time
+    for key, value in response.headers.raw:  # each answer comes here: two look-ups take longer
         lower = key.lower()
         if lower == b"content-length" and value.isdigit():
             length = int(value)

@@ -406,7 +406,7 @@ class BlockingOperation(OperationMethod[P, Result]):
         try:
             call = self._prepare(args, kwargs, is_checked=False)
         finally:
-            del args, kwargs  # as above
+            del args, kwargs  # reports of a failure show variables
         answer: Result = self._blocking(call)
         return answer
 
@@ -415,7 +415,7 @@ class BlockingOperation(OperationMethod[P, Result]):
         try:
             call = self._prepare(args, kwargs)
         finally:
-            del args, kwargs  # as above
+            del args, kwargs  # reports of a failure show variables
         return self._portal.run(self._portal.send, call)
 
     @overload
@@ -429,7 +429,7 @@ class BlockingOperation(OperationMethod[P, Result]):
         try:
             call = self._prepare(args, kwargs)
         finally:
-            del args, kwargs  # as above
+            del args, kwargs  # reports of a failure show variables
         return self._portal.run(self._send_with_response, self._portal, call)
 
     def _blocking(self, call: Call) -> Any:

@@ -195,7 +195,7 @@ class Client(Resources, path=""):
         except (TypeError, ValueError) as error:
             raise without_frames(error)
         finally:
-            del params, json, content, options, fields  # as above
+            del params, json, content, options, fields  # reports of a failure show variables
 
     def with_options(
         self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]

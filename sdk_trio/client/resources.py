@@ -250,7 +250,7 @@ class BoundOperation(OperationMethod[P, Result]):
         try:
             call = self._prepare(args, kwargs, is_checked=False)
         finally:
-            del args, kwargs  # as above
+            del args, kwargs  # reports of a failure show variables
         result: Result = self._receive(self._sender, call)
         return result
 
@@ -263,7 +263,7 @@ class BoundOperation(OperationMethod[P, Result]):
         try:
             call = self._prepare(args, kwargs)
         finally:
-            del args, kwargs  # as above
+            del args, kwargs  # reports of a failure show variables
         return await self._sender.send(call)
 
     @overload
@@ -283,7 +283,7 @@ class BoundOperation(OperationMethod[P, Result]):
         try:
             call = self._prepare(args, kwargs)
         finally:
-            del args, kwargs  # as above
+            del args, kwargs  # reports of a failure show variables
         return await self._send_with_response(self._sender, call)
 
 

@@ -544,6 +544,5 @@ def admin_token_findings(settings: Settings, token: str) -> tuple[Problem | None
     found = Problem(
         ADMIN_TOKEN, f"names the variable {settings.admin.token_env_var}, whose value {fault}"
     )
-    # On loopback and unix sockets only this machine can guess; elsewhere nothing makes a token that
-    # can be guessed right.
+    # On loopback and unix sockets only this machine can guess the token, which is worth a warning.
     return (None, found) if is_local_bind(settings.admin.bind) else (found, None)

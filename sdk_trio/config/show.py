@@ -46,7 +46,7 @@ class SettingRow:
 def describe(
     settings: Settings, origins: Mapping[str, str] | None = None
 ) -> tuple[SettingRow, ...]:
-    """Return a row for each setting, in the order of the specification.
+    """Return a row for each setting, in the order of the configuration page.
 
     Args:
         settings: the settings to show.

@@ -96,7 +96,7 @@ def split_key(text: str) -> tuple[str, ...]:
 
 
 def split_mapping_key(text: str) -> tuple[str, ...]:
-    """Split a key of a mapping into its parts; the specification writes some with a dot."""
+    """Split a key of a mapping into its parts, which ``:``, ``__`` or a dot separates."""
     return tuple(_MAPPING_SEPARATORS.split(text))
 
 

@@ -64,8 +64,8 @@ def _name_of_data(data: object) -> str:
     return f"<{type(data).__name__} id={identifier!r}>"
 
 
-# A frozen class with slots sets each member by its name, which takes four times as long as into a
-# dictionary: an event took as long to make as its signature to read.
+# Without slots: a frozen class that has them sets each member by a call, and its eleven take nearly
+# twice as long to set as in a dictionary (1.3 us instead of 0.8 with CPython 3.11).
 @attrs.frozen(slots=False)
 class Event(Generic[DataT_co]):
     """One verified delivery, typed by its event class.

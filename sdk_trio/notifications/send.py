@@ -113,7 +113,9 @@ class Channel(Protocol):
     async def send(self, record: OutboxRecord) -> Outcome:
         """Try once to announce this transition.
 
-        It raises nothing but ``Cancelled``, after which the outcome is unknown.
+        A channel that the settings do not enable, or that lacks something, returns
+        :class:`Skipped` with the reason. It raises nothing but ``Cancelled``, after which the
+        outcome is unknown.
         """
         ...
 

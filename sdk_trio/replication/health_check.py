@@ -50,6 +50,7 @@ SURVEY_SECONDS = 10.0
 #: The most databases in one survey: each costs a process of some 40 ms, and a request or more.
 SURVEYED = 50
 
+#: Databases of a survey that are asked about side by side.
 _AT_A_TIME = 2
 
 #: The level of fresh files; a listing of it is one request.

@@ -23,9 +23,10 @@ _BUSY_SECONDS = 5.0
 #: Rows between two looks at cancellation: some milliseconds of work.
 _ROWS_PER_TURN = 2000
 
-#: Its tables are named so; it writes to them as it goes.
+#: The beginning of the names of the replicator's own tables: their content is no tenant's.
 _REPLICATORS_TABLES = "_litestream_"
 
+#: Bits of the sum of the rows' hashes, by which the contents of two tables are compared.
 _SUM_BITS = 128
 
 Pause = Callable[[], None]

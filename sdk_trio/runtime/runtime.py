@@ -153,7 +153,7 @@ class Runtime:
         self.started: Started | None = None
         #: The state of replication and its metrics; None: it is off, or has not begun.
         self.replication: ReplicationOverseer | None = None
-        #: The scheduled verification of the replicas; None as above.
+        #: The scheduled verification of the replicas; None: replication is off, or has not begun.
         self.verification: VerificationScheduler | None = None
         self._reason = "the surrounding scope ended"
         self._stop_wanted = trio.Event()
@@ -185,11 +185,9 @@ class Runtime:
     def ready(self) -> bool:
         """Whether senders should send here: false from the first moment of a shutdown on.
 
-        Deliveries are still accepted for ``Server:ShutdownDelaySeconds`` then: load balancers need
-        that long to notice.
+        Deliveries are still accepted for ``Server:ShutdownDelaySeconds`` then, because a load
+        balancer learns of it by its next probe and until then sends on.
         """
-        # Unready at once, and accepting for ShutdownDelaySeconds more: a load balancer learns of it
-        # by its next probe, and until then sends on.
         return self.receiver.ready and not self._stop_wanted.is_set()
 
     @property

@@ -83,9 +83,9 @@ _plain_size = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n").match
 
 #: Bytes that the size lines of all chunks may take, beside an eighth of the body itself. Each chunk
 #: costs about the same CPU, however small it is: without this bound a body in chunks of one byte
-#: cost a hundred times a plain one (as in CVE-2023-39326). Go allows as much as the body itself; at
-#: that, chunks of five bytes cost 58 ms for a MiB on the wire, with an eighth 11 ms. Bodies up to
-#: about 9 KiB may still be cut into single bytes, and whole megabytes into pieces of 50.
+#: cost a hundred times a plain one (as in CVE-2023-39326). With as much as the body itself, chunks
+#: of five bytes cost 58 ms for a MiB on the wire, with an eighth 11 ms (ADR 26). Bodies up to about
+#: 9 KiB may still be cut into single bytes, and whole megabytes into pieces of 50.
 OVERHEAD_BYTES: Final = 16 * 1024
 _BODY_SHARE: Final = 8
 

@@ -1,10 +1,10 @@
 """The interfaces of a store; every store passes the same contract suite.
 
-Every method is a checkpoint, but for ``finish`` of an inline run in memory. A method that writes
-returns after the change is durable (SQLite: synced to disk; memory: kept by this process), and is
-*not* undone by cancellation: the write is finished, then ``Cancelled`` is raised. A lease or claim
-that such a call has taken is given up, because its caller never learns of it and will not run it;
-the same holds after the error that the store does not answer. Every method raises
+Every ``async`` method is a checkpoint, but for ``finish`` of an inline run in memory. One that
+writes returns after the change is durable (SQLite: synced to disk; memory: kept by this process),
+and is *not* undone by cancellation: the write is finished, then ``Cancelled`` is raised. A lease or
+claim that such a call has taken is given up, because its caller never learns of it and will not run
+it; the same holds after the error that the store does not answer. Every ``async`` method raises
 :class:`~sdk_trio.errors.StoreUnavailableError` when the store cannot do it at present.
 """
 

@@ -29,7 +29,7 @@ MAX_OFFENDERS: Final = 2_000
 #: Added to a wait, so that rounding never refuses a caller that waits exactly as long as told.
 _ROUNDING_SECONDS: Final = 0.001
 
-# Not plain dictionaries: their first key is found by passing the holes that were left before it.
+# A plain dictionary looks for its first key among the places of all that were removed before it.
 _Buckets = OrderedDict[str | int | None, TokenBucket]
 
 

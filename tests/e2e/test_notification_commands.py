@@ -196,7 +196,7 @@ async def test_a_running_daemon_tells_of_transitions_and_takes_up_what_a_command
         with trio.fail_after(60):
             while [r["state"] for r in await notify(shell, "list")] != ["unknown"]:
                 await trio.sleep(0.01)
-        await trio.sleep(1)  # several looks of the dispatcher, none of which sends it again
+        await trio.sleep(1)  # several looks of the pump, none of which sends it again
         assert len(channel.begun) == 1
         await notify(shell, "retry", "1-email")
         await until(lambda: len(channel.finished) == 2)

@@ -49,18 +49,16 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 @asynccontextmanager
-async def dispatching(
+async def running_pump(
     channels: Any, store: Any, limits: ChannelLimits = QUICK
 ) -> AsyncIterator[NotificationPump]:
-    dispatcher = NotificationPump(
-        channels, store.notifications, limits=dict.fromkeys(channels, limits)
-    )
+    pump = NotificationPump(channels, store.notifications, limits=dict.fromkeys(channels, limits))
     async with trio.open_nursery() as nursery:
-        await nursery.start(dispatcher.run)
-        yield dispatcher
-        dispatcher.close()
+        await nursery.start(pump.run)
+        yield pump
+        pump.close()
         with trio.move_on_after(20):
-            await dispatcher.ended.wait()
+            await pump.ended.wait()
         nursery.cancel_scope.cancel()
 
 
@@ -134,9 +132,9 @@ async def test_what_becomes_of_a_message_whatever_the_provider_does(
     async with stores_of("memory", tmp_path) as stores, fake_provider(behave=script) as provider:
         store = await stores.open("a")
         made = make_channels(loopback(provider), read_variable=VARIABLES.get)
-        async with dispatching({channel: made[channel]}, store) as dispatcher:
+        async with running_pump({channel: made[channel]}, store) as pump:
             await transition(store, now=time.time())
-            dispatcher.wake()
+            pump.wake()
             await until(all_in(store, "sent", "failed", "unknown"))
         assert states(await store.notifications.find()) == {f"1-{channel}": state}
         assert script.number == connections
@@ -152,12 +150,12 @@ async def test_a_webhook_that_answers_nothing_in_time_is_posted_again(tmp_path: 
     async with stores_of("memory", tmp_path) as stores, fake_provider(behave=script) as provider:
         store = await stores.open("a")
         made = make_channels(loopback(provider, timeout_seconds=2), read_variable=VARIABLES.get)
-        async with dispatching({"webhook": made["webhook"]}, store) as dispatcher:
+        async with running_pump({"webhook": made["webhook"]}, store) as pump:
             await transition(store, now=time.time())
-            dispatcher.wake()
+            pump.wake()
             await until(all_in(store, "sent"))
         assert script.number == 2
-        assert dispatcher.counts == {("webhook", "retried"): 1, ("webhook", "sent"): 1}
+        assert pump.counts == {("webhook", "retried"): 1, ("webhook", "sent"): 1}
 
 
 async def test_retry_after_of_one_provider_pauses_that_channel_alone(tmp_path: Path) -> None:
@@ -166,15 +164,15 @@ async def test_retry_after_of_one_provider_pauses_that_channel_alone(tmp_path: P
         store = await stores.open("a")
         made = make_channels(loopback(provider), read_variable=VARIABLES.get)
         other = FakeChannel()
-        async with dispatching({"email": made["email"], "sms": other}, store) as dispatcher:
+        async with running_pump({"email": made["email"], "sms": other}, store) as pump:
             await transition(store, "a", now=time.time())
-            dispatcher.wake()
+            pump.wake()
             await until(lambda: script.number == 1)
             # Its answer has to be read before the next one: else the pause is not known yet.
             await until(all_in(store, "retrying", "sent"))
             for number in range(5):
                 await transition(store, f"t{number}", now=time.time())
-            dispatcher.wake()
+            pump.wake()
             await until(lambda: len(other.finished) == 6)
             # Unless this machine was so slow that the pause was over.
             assert script.number == 1 or trio.current_time() >= script.times[0] + 3
@@ -190,9 +188,9 @@ async def test_without_its_variable_a_message_is_skipped_until_it_is_set_and_ret
     async with stores_of("memory", tmp_path) as stores, fake_provider(behave=script) as provider:
         store = await stores.open("a")
         made = make_channels(loopback(provider), read_variable=variables.get)
-        async with dispatching({"email": made["email"]}, store) as dispatcher:
+        async with running_pump({"email": made["email"]}, store) as pump:
             await transition(store, now=time.time())
-            dispatcher.wake()
+            pump.wake()
             await until(all_in(store, "skipped"))
             (record,) = await store.notifications.find()
             assert "EMAIL_API_KEY is not set" in record.reason
@@ -207,14 +205,14 @@ class Measured:
     """A host with a healthy email channel, whose latencies are measured, and an SMS channel."""
 
     store: Any
-    dispatcher: NotificationPump
+    pump: NotificationPump
     script: Script
     latencies: list[float] = attrs.Factory(list)
 
     async def measure(self, number: int) -> None:
         begun = trio.current_time()
         await transition(self.store, f"t{number}", now=time.time())
-        self.dispatcher.wake()
+        self.pump.wake()
         await until(lambda: len(self.script.times) == number + 1)
         self.latencies.append(self.script.times[-1] - begun)
 
@@ -242,9 +240,9 @@ async def measured(directory: Path, sms: str) -> AsyncIterator[Measured]:
             "sms": make_channels(loopback(other), read_variable=VARIABLES.get)["sms"],
         }
         limits = dict.fromkeys(channels, QUICK)
-        dispatcher = NotificationPump(channels, store.notifications, limits=limits)
-        await nursery.start(dispatcher.run)
-        yield Measured(store, dispatcher, script)
+        pump = NotificationPump(channels, store.notifications, limits=limits)
+        await nursery.start(pump.run)
+        yield Measured(store, pump, script)
         nursery.cancel_scope.cancel()
 
 
@@ -280,8 +278,8 @@ async def test_two_owners_of_one_store_never_send_the_same_message(stores: Store
     channels = [FakeChannel(behave=together), FakeChannel(behave=together)]
     first, second = await stores.open("a"), await stores.open("b")
     async with (
-        dispatching({"sms": channels[0]}, first) as one,
-        dispatching({"sms": channels[1]}, second) as other,
+        running_pump({"sms": channels[0]}, first) as one,
+        running_pump({"sms": channels[1]}, second) as other,
     ):
         for number in range(60):
             await transition(first, f"t{number}", now=time.time())
@@ -312,10 +310,10 @@ async def test_cancelled_at_any_point_nothing_is_lost_or_stuck_or_sent_twice(
         record = await transition(store, f"t{steps}", now=time.time())
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                dispatcher = NotificationPump(
+                pump = NotificationPump(
                     {"sms": channel}, store.notifications, limits={"sms": QUICK}
                 )
-                nursery.start_soon(dispatcher.run)
+                nursery.start_soon(pump.run)
                 for _ in range(steps):
                     await trio.lowlevel.checkpoint()
                     if stores.kind == "sqlite":
@@ -331,7 +329,7 @@ async def test_cancelled_at_any_point_nothing_is_lost_or_stuck_or_sent_twice(
             assert (found.state == "unknown") <= (record.delivery_id in channel.begun)
     final = FakeChannel()
     store = await stores.open("final")
-    async with dispatching({"sms": final}, store):
+    async with running_pump({"sms": final}, store):
         # Sooner than any lease expires: none was left behind.
         await until(all_in(store, "sent", "unknown"), seconds=LEASE / 2)
     sent += final.begun

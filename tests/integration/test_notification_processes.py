@@ -42,9 +42,9 @@ async def main():
     inbox = await SqliteInbox.open(file, owner=owner, **{TERMS!r})
     channels = {{"email": Channel("email", False), "webhook": Channel("webhook", True)}}
     limits = dict.fromkeys(channels, ChannelLimits(per_second=1000.0, burst=1000))
-    dispatcher = NotificationPump(channels, inbox.notifications, limits=limits)
+    pump = NotificationPump(channels, inbox.notifications, limits=limits)
     async with trio.open_nursery() as nursery:
-        await nursery.start(dispatcher.run)
+        await nursery.start(pump.run)
         print("ready", flush=True)
 
 trio.run(main)

@@ -89,9 +89,9 @@ async def test_a_run_that_ends_although_it_was_cancelled_is_not_forgotten(tmp_pa
     async def run():
         if enqueue:
             await inbox.accept(delivery.delivery, leased=True)
-            await bench.dispatcher.run_queued(delivery, attempt=1)
+            await bench.runner.run_queued(delivery, attempt=1)
         else:
-            await bench.dispatcher.run_inline(delivery, bench.handler())
+            await bench.runner.run_inline(delivery, bench.handler())
 
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:

@@ -73,10 +73,10 @@ def arrival(
 
 @attrs.define
 class Bench:
-    """A dispatcher and a queue over one inbox, on the clock of the test's event loop."""
+    """A runner and a queue over one inbox, on the clock of the test's event loop."""
 
     inbox: Any
-    dispatcher: DeliveryRunner
+    runner: DeliveryRunner
     queue: WorkerPool
     counters: Counters
 
@@ -93,7 +93,7 @@ class Bench:
         options = settings(**keys)
         inbox = memory_inbox() if inbox is None else inbox
         counters = Counters()
-        dispatcher = DeliveryRunner(
+        runner = DeliveryRunner(
             options,
             handlers.bind(Services(options, inbox)),
             inbox,
@@ -101,10 +101,8 @@ class Bench:
             clock=clock,
             jitter=lambda: 0.5,
         )
-        queue = WorkerPool(
-            options, dispatcher, inbox, counters, clock=clock, after_crash=after_crash
-        )
-        return cls(inbox, dispatcher, queue, counters)
+        queue = WorkerPool(options, runner, inbox, counters, clock=clock, after_crash=after_crash)
+        return cls(inbox, runner, queue, counters)
 
     def handler(self, event_type: str = "order.paid") -> Any:
-        return self.dispatcher.handlers.find(event_type)
+        return self.runner.handlers.find(event_type)

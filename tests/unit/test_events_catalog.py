@@ -105,7 +105,10 @@ def test_the_data_class_is_named_after_the_subject(wire_type: str) -> None:
     subject = "customer_state" if wire_type.endswith("state_changed") else wire_type.split(".")[0]
     row = DEFAULT_CATALOG.by_type(wire_type)
     assert row is not None
-    assert row.data_class.__name__ == "".join(word.capitalize() for word in subject.split("_"))
+    expected = "".join(word.capitalize() for word in subject.split("_"))
+    assert row.data_class.__name__ == expected, (
+        f"name the data of {wire_type} {expected}, after what stands before the dot"
+    )
 
 
 def test_all_exported_names_exist_once() -> None:

@@ -178,7 +178,7 @@ class Settings:
     @property
     def has_access_token(self) -> bool:
         """Return whether there is an access token; one that is blank counts for none."""
-        # An empty variable is what a missing secret of an orchestrator looks like.
+        # Orchestrators set an empty variable for a secret that they do not have.
         return self.access_token is not None and bool(self.access_token.reveal().strip())
 
     @property

@@ -238,7 +238,7 @@ class MemoryInbox(MemoryBackend):
         leased: bool,
     ) -> Admitted:
         now = delivery.received_at
-        self._forget_done(now - self._terms.dedup_seconds)
+        self._rows.forget_done(now - self._terms.dedup_seconds)
         key = delivery.key if delivery.signer else delivery.webhook_id
         row = self._rows.by_key.get(key)
         if row is None:
@@ -688,7 +688,7 @@ class MemoryInbox(MemoryBackend):
         ]
         for row in parked:
             self._forget(row)
-        return Purged(0, self._forget_done(now - self._terms.dedup_seconds), len(parked))
+        return Purged(0, self._rows.forget_done(now - self._terms.dedup_seconds), len(parked))
 
     async def holdings(self, tenant_id: str) -> Mapping[str, int]:
         """See :meth:`Inbox.holdings`."""
@@ -721,9 +721,6 @@ class MemoryInbox(MemoryBackend):
         """See :meth:`Inbox.wipe`: nothing to do in memory."""
         await self._begin()
         return True
-
-    def _forget_done(self, before: float) -> int:
-        return self._rows.forget_done(before)
 
     async def close(self) -> None:
         """See :meth:`Inbox.close`."""

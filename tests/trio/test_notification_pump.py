@@ -1,4 +1,4 @@
-"""What the dispatcher makes of each outcome, with a clock of its own and a store in memory."""
+"""What the pump makes of each outcome, with a clock of its own and a store in memory."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -44,13 +44,13 @@ def now() -> float:
 @attrs.define
 class Running:
     store: Any
-    dispatcher: NotificationPump
+    pump: NotificationPump
     nursery: trio.Nursery
 
     async def happen(self, identifier: str = "acme") -> str:
-        """A transition, at which the dispatcher is woken; its message's number."""
+        """A transition, at which the pump is woken; its message's number."""
         await transition(self.store, identifier, now=now())
-        self.dispatcher.wake()
+        self.pump.wake()
         return str(self.store.tenants.last_sequence)
 
     async def states(self) -> dict[str, str]:
@@ -69,10 +69,10 @@ def new_store(owner: str = "a", shares: Any = None) -> Any:
 async def running(
     channels: dict[str, Any], store: Any = None, *, max_attempts: int = 8, **limits: Any
 ) -> AsyncIterator[Running]:
-    """A dispatcher that runs; jitter is at its upper end."""
+    """A pump that runs; jitter is at its upper end."""
     store = new_store() if store is None else store
     each = ChannelLimits(schedule=RetrySchedule(max_attempts), **limits)
-    dispatcher = NotificationPump(
+    pump = NotificationPump(
         channels,
         store.notifications,
         limits=dict.fromkeys(channels, each),
@@ -80,8 +80,8 @@ async def running(
         fraction=lambda: 1.0,
     )
     async with trio.open_nursery() as nursery:
-        await nursery.start(dispatcher.run)
-        yield Running(store, dispatcher, nursery)
+        await nursery.start(pump.run)
+        yield Running(store, pump, nursery)
         nursery.cancel_scope.cancel()
 
 
@@ -94,7 +94,7 @@ async def test_each_transition_is_told_once_on_each_channel(autojump_clock: Mock
         assert set((await app.states()).values()) == {"sent"}
         for channel in channels.values():
             assert len(set(channel.begun)) == len(channel.begun) == 5
-        assert app.dispatcher.counts == {(name, "sent"): 5 for name in channels}
+        assert app.pump.counts == {(name, "sent"): 5 for name in channels}
         assert (await app.get("1-email")).provider_id.startswith("id-")
 
 
@@ -119,7 +119,7 @@ async def test_what_is_recorded_of_each_outcome(
         record = await app.get(id)
         assert (record.state, record.attempts) == (state, 1)
         assert record.reason == getattr(outcome, "reason", None)
-        assert app.dispatcher.counts == {("sms", result): 1}
+        assert app.pump.counts == {("sms", result): 1}
         assert (record.finished_at is None) == (state == "retrying")
 
 
@@ -136,7 +136,7 @@ async def test_retries_wait_longer_each_time_and_end_after_max_attempts(
         assert waits == pytest.approx([30, 60, 120, 240], abs=0.1)
         told = [record.sdk[1]["retry_in"] for record in caplog.records if is_retry(record)]
         assert told == pytest.approx(waits, abs=0.2)
-        assert app.dispatcher.counts == {("email", "retried"): 4, ("email", "failed"): 1}
+        assert app.pump.counts == {("email", "retried"): 4, ("email", "failed"): 1}
 
 
 def is_retry(record: Any) -> bool:
@@ -246,9 +246,9 @@ async def test_closed_it_finishes_what_was_begun_and_leaves_the_rest(
         for number in range(4):
             await app.happen(f"t{number}")
         await trio.sleep(1)
-        app.dispatcher.close()
+        app.pump.close()
         with trio.fail_after(5):
-            await app.dispatcher.ended.wait()
+            await app.pump.ended.wait()
         found = await app.states()
         assert sorted(found.values()) == ["pending", "pending", "sent", "sent"]
         store = new_store("b", shares=app.store)
@@ -268,9 +268,9 @@ async def test_what_a_shutdown_cuts_off_is_unknown_or_due_again(
     async with running({"sms": FakeChannel(repeatable, hang)}) as app:
         await app.happen()
         await wait_all_tasks_blocked()
-        app.dispatcher.close()
+        app.pump.close()
         await wait_all_tasks_blocked()
-        assert not app.dispatcher.ended.is_set()
+        assert not app.pump.ended.is_set()
         app.nursery.cancel_scope.cancel()
     assert await app.states() == {"1-sms": state}
     again = FakeChannel(repeatable)
@@ -446,7 +446,7 @@ async def test_a_process_that_dies_while_sending_leaves_it_unknown_or_due(
         await trio.sleep(30)
         assert await app.states() == {"1-webhook": "sent", "1-sms": "unknown"}
         assert channels["sms"].begun == []
-        assert app.dispatcher.counts == {("sms", "unknown"): 1, ("webhook", "sent"): 1}
+        assert app.pump.counts == {("sms", "unknown"): 1, ("webhook", "sent"): 1}
 
 
 async def test_an_attempt_whose_message_was_taken_over_is_logged_and_changes_nothing(
@@ -463,7 +463,7 @@ async def test_an_attempt_whose_message_was_taken_over_is_logged_and_changes_not
         await new_store("b", shares=inbox).notifications.recover(now=now())
         await trio.sleep(10)
         assert await app.states() == {"1-sms": "unknown"}
-        assert dict(app.dispatcher.counts) == {}
+        assert dict(app.pump.counts) == {}
     assert "notification.not_recorded id='1-sms' result='sent' provider_id='SM1'" in caplog.text
 
 
