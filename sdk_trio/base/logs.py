@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
@@ -92,7 +93,10 @@ class Logger:
         self, level: int, event: str, fields: dict[str, object], *, exc_info: bool = False
     ) -> None:
         """Hand the event to stdlib logging as a readable message, its fields in ``record.sdk``."""
-        message = " ".join([event, *(f"{key}={value!r}" for key, value in fields.items())])
+        shown = (f"{key}={value!r}" for key, value in fields.items() if key != "traceback")
+        message = " ".join([event, *shown])
+        if "traceback" in fields:
+            message += "\n" + str(fields["traceback"]).rstrip()
         self._logger.log(
             level,
             message,
@@ -282,10 +286,11 @@ class _JsonLines:
 
 
 class _ConsoleLines:
-    """Renders events for people."""
+    """Renders events for people: ``width`` says how wide their terminal is, None: there is none."""
 
-    def __init__(self, *, colors: bool) -> None:
+    def __init__(self, *, colors: bool, width: Callable[[], int] | None = None) -> None:
         self._colors = colors
+        self._width = width
 
     def of_event(self, level: int, logger: str, event: str, fields: Fields) -> str:
         """Return the line of an event."""
@@ -293,7 +298,10 @@ class _ConsoleLines:
 
     def of_keys(self, event: Mapping[str, Any]) -> str:
         """Return the line of an event whose keys are known, and its traceback below it."""
-        return render_console(event, colors=self._colors) + "\n"
+        if self._width is None:
+            return render_console(event, colors=self._colors) + "\n"
+        # Asked for each line, because people change the size of their windows.
+        return render_terminal(event, colors=self._colors, width=self._width()) + "\n"
 
 
 def _as_event(level: int, logger: str, event: str, fields: Fields) -> dict[str, Any]:
@@ -351,7 +359,7 @@ _tracebacks = logging.Formatter()
 
 
 #: Members that stand at the beginning of a line, or below it; all others are fields.
-_NO_FIELDS = {"event", "level", "logger", "timestamp", "exception"}
+_NO_FIELDS = {"event", "level", "logger", "timestamp", "exception", "traceback"}
 
 #: Colors of a terminal (ECMA-48, 8.3.117); what is not here is shown as an error.
 _LEVEL_STYLES = {"debug": "32;1", "info": "32;1", "warning": "33;1"}
@@ -361,7 +369,7 @@ _is_bare = re.compile(r"""[^\s"'=\\]+""").fullmatch
 
 
 def render_console(event: Mapping[str, Any], *, colors: bool) -> str:
-    """Return an event as a line for people, ``exception`` below it.
+    """Return an event as a line for people, its traceback below it.
 
     What strangers can put into a value must not move the cursor, change colors or begin a line that
     looks like another event: characters that cannot be seen are escaped everywhere.
@@ -382,11 +390,56 @@ def render_console(event: Mapping[str, Any], *, colors: bool) -> str:
         f"{paint('36', key)}={paint('35', _console_value(event[key]))}"
         for key in sorted(event.keys() - _NO_FIELDS)
     ]
-    below = map(_visible, event.get("exception", "").splitlines())
-    return "\n".join((" ".join(line), *below))
+    return "\n".join((" ".join(line), *_below(event)))
+
+
+def render_terminal(event: Mapping[str, Any], *, colors: bool, width: int) -> str:
+    """Return an event as :func:`render_console` does, in lines of at most ``width`` characters.
+
+    The time is the clock of UTC, and the logger is left out: on a terminal people look at what is
+    happening now. Further lines are indented, and only a word that is longer than a line is cut,
+    by the terminal.
+    """
+
+    def paint(style: str, text: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if colors else text
+
+    level, name = event["level"], _visible(event["event"])
+    clock = f"{event['timestamp'][11:19]}Z"
+    indent = " " * (len(clock) + 1)
+    line = (
+        f"{paint('2', clock)} {paint(_LEVEL_STYLES.get(level, '31;1'), f'{level:<7}')} "
+        f"{paint('1', name)}"
+    )
+    used = len(indent) + 8 + len(name)
+    lines = []
+    for key in (key for key in event if key not in _NO_FIELDS):
+        field = f"{key}={_console_value(event[key])}"
+        room = max(width - len(indent), 20)
+        for part in textwrap.wrap(field, room, break_long_words=False, break_on_hyphens=False):
+            if used + 1 + len(part) > width:
+                lines.append(line)
+                line, used = indent, len(indent)
+            else:
+                line, used = f"{line} ", used + 1
+            used += len(part)
+            begin = f"{key}="
+            shown = part.removeprefix(begin)
+            if shown != part:
+                line += f"{paint('36', key)}="
+            line += paint("35", shown)
+    return "\n".join((*lines, line, *_below(event)))
+
+
+def _below(event: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a traceback, which keep their breaks."""
+    text = event.get("exception") or event.get("traceback") or ""
+    return [_visible(each) for each in str(text).splitlines()]
 
 
 def _console_value(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(_console_value, value)) or "-"
     if isinstance(value, str) and _is_bare(value):
         return _visible(value)
     return _visible(repr(value))
@@ -416,7 +469,10 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
     lines = (
         _JsonLines()
         if format == "Json" or (format == "Auto" and not terminal)
-        else _ConsoleLines(colors=terminal and not os.environ.get("NO_COLOR"))
+        else _ConsoleLines(
+            colors=terminal and not os.environ.get("NO_COLOR"),
+            width=partial(_width_of, target) if terminal else None,
+        )
     )
     before = _installed.handler
     if before is None:
@@ -437,6 +493,17 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
     _root.handlers[:] = [_installed.handler]
     _root.setLevel(LEVELS[level])
     _root.propagate = False
+
+
+def _width_of(terminal: TextIO) -> int:
+    """Return the characters of a line: COLUMNS, as shells set it, or what the terminal says."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdigit() and len(columns) < 5 and int(columns):
+        return int(columns)
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
 
 
 def _told(dropped: Mapping[str, int]) -> str:

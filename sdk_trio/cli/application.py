@@ -19,6 +19,7 @@ from .parse import UsageError, describing
 
 if not describing():
     from .. import webhooks
+    from ..webhooks.outcomes import place_of
     from .terminal import print_text, program_name, say
 
 T = TypeVar("T")
@@ -34,10 +35,15 @@ class AppBrokenError(SdkError):
     """The module that the option names raised an exception while it was imported."""
 
 
-class AppRefusedError(AppBrokenError):
-    """The module raised an error of this package: a wrong registration or an invalid setting."""
+class AppWrongError(AppBrokenError):
+    """The module is wrong as it is written: each further start would fail in the same way."""
 
     exit_code = EXIT_CONFIGURATION
+
+
+#: Exceptions of a module that is wrong as it is written. Any other, such as that of a database that
+#: is away, may not come at the next start, which a service manager therefore tries.
+_WRONG = (SyntaxError, ImportError, NameError, AttributeError, TypeError)
 
 
 def import_registry(reference: str) -> webhooks.HandlerRegistry:
@@ -107,25 +113,18 @@ def _import(asked: str, name: str) -> ModuleType:
 
 
 def _broken(asked: str, name: str, error: BaseException) -> SdkError:
-    # The place in the application is what its author needs; the traceback is shown in Development.
-    where = _place_of(error)
-    ours = isinstance(error, SdkError) and error.exit_code == EXIT_CONFIGURATION
-    return (AppRefusedError if ours else AppBrokenError)(
-        f"{asked}: importing {name!r} failed{where}: {type(error).__name__}: {error}"
-    )
-
-
-def _place_of(error: BaseException) -> str:
-    """Return the place of the exception's innermost frame, as `` at FILE:LINE``."""
+    # The line of the application is what its author needs; Development shows the traceback.
     if isinstance(error, SyntaxError) and error.filename:
-        return f" at {error.filename}:{error.lineno}"
-    trace = error.__traceback__
-    # The innermost frame may lie in a library; it is still the line that raised.
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return ""
-    return f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        place: str | None = f"{error.filename}:{error.lineno}"
+    else:
+        place = place_of(error)
+    where = "" if place is None else f" at {place.removesuffix(' in <module>')}"
+    # Errors of this package are sentences; the class adds nothing to them.
+    kind = "" if isinstance(error, SdkError) else f"{type(error).__name__}: "
+    wrong = isinstance(error, _WRONG) or getattr(error, "exit_code", 0) == EXIT_CONFIGURATION
+    return (AppWrongError if wrong else AppBrokenError)(
+        f"{asked}: importing {name!r} failed{where}: {kind}{error}"
+    )
 
 
 def _parts_in(module: ModuleType, kind: type[object]) -> str:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import errno
+import os
 import shlex
+import signal
 import socket
+import subprocess
 import sys
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from .parse import REFERENCE, UsageError, describing
+from .parse import REFERENCE, UsageError, add_port, describing, port_settings
 
 if not describing():
     import trio
@@ -36,7 +40,7 @@ if not describing():
     from .run import announcement, begin_logs, serve
     from .settings import assignments, read
     from .sign import DEV_SECRET_NAME, provide_dev_secret
-    from .terminal import print_text, program_name
+    from .terminal import print_text, program_name, say
 
     _log = logs.get_logger("dev")
 
@@ -56,6 +60,12 @@ def dev_arguments(parser: ArgumentParser) -> None:
         metavar=REFERENCE,
         help="the HandlerRegistry to run; without it every event is logged",
     )
+    add_port(parser)
+    parser.add_argument(
+        "--reload",
+        action="store_true",
+        help="start again when a Python or settings file of this directory changes",
+    )
 
 
 def dev(arguments: Namespace) -> int:
@@ -67,10 +77,12 @@ def dev(arguments: Namespace) -> int:
     # A secret is generated and the simulator signs with it: nothing of that may happen in
     # Production.
     _refuse_another_environment(arguments)
+    if arguments.reload:
+        return run_reloading(Path.cwd(), arguments.config)
     keep_files_private()
     # Set before the settings are read, so that their errors are shown in full, too.
     arguments.development = True
-    loaded = read(arguments, defaults=_DEFAULTS)
+    loaded = read(arguments, defaults={**_DEFAULTS, **port_settings(arguments.port)})
     begin_logs(loaded)
     handlers = import_registry(arguments.app) if arguments.app else logging_handlers()
     settings = _for_development(loaded)
@@ -87,6 +99,67 @@ def dev(arguments: Namespace) -> int:
             yield
 
     return serve(runtime, announce)
+
+
+#: Directories whose files are nobody's application.
+_PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages", "sdk-data"})
+
+#: Files that the application or its settings are made of, by the end of their names.
+_WATCHED = (".py", ".json", ".toml", ".env")
+
+#: The seconds between two looks at the files; people do not notice half a second.
+LOOK_SECONDS = 0.5
+
+
+def look_at(directory: Path, others: Iterable[str] = ()) -> dict[str, int]:
+    """Return the files that a reload watches, with the time of their last change."""
+    found = list(others)
+    for place, below, names in os.walk(directory):
+        if "pyvenv.cfg" in names:
+            below.clear()  # a virtual environment
+            continue
+        below[:] = [name for name in below if name not in _PASSED_OVER and name[0] != "."]
+        found += [os.path.join(place, name) for name in names if name.endswith(_WATCHED)]
+    times: dict[str, int] = {}
+    for file in found:
+        with suppress(OSError):  # gone between the two looks
+            times[file] = os.stat(file).st_mtime_ns
+    return times
+
+
+def run_reloading(directory: Path, others: Sequence[str]) -> int:
+    """Run ``dev`` in a process of its own, and another one whenever a file has changed.
+
+    A process that has ended by itself, as one whose application cannot be imported, is started
+    again at the next change. Each one drains as at a stop: nothing that it acknowledged is lost.
+
+    Returns:
+        the status of the last process, once INT or TERM has come.
+    """
+    words = [sys.executable, "-m", "sdk_trio", *(w for w in sys.argv[1:] if w != "--reload")]
+    wanted: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: wanted.append(number))
+    while True:
+        seen = look_at(directory, others)
+        # A session of its own: a Ctrl-C of the terminal reaches it through this process, once.
+        process = subprocess.Popen(words, start_new_session=True)
+        changed: list[str] = []
+        while not wanted and not changed:
+            time.sleep(LOOK_SECONDS)
+            now = look_at(directory, others)
+            changed = sorted(file for file, _ in seen.items() ^ now.items())
+        if process.poll() is None:
+            process.send_signal(wanted[-1] if wanted else signal.SIGTERM)
+            asked = len(wanted)
+            while process.poll() is None:
+                time.sleep(0.05)
+                if len(wanted) > asked:
+                    process.send_signal(wanted[-1])  # a second one cuts the stop short
+                    asked = len(wanted)
+        if wanted:
+            return process.wait()
+        say(f"{os.path.relpath(changed[0], directory)} has changed: starting again")
 
 
 def logging_handlers() -> HandlerRegistry:

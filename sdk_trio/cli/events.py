@@ -137,7 +137,7 @@ def show_event(arguments: Namespace) -> int:
         UnknownEventError: the inbox has no event of that id, or several senders' ones.
     """
     settings = load(arguments)
-    record, attempts, evidence = trio.run(_get, settings, arguments.id)
+    record, attempts, evidence = trio.run(find_event, settings, arguments.id)
     if arguments.format == "json":
         print_json(shown(record, attempts, evidence))
     else:
@@ -146,9 +146,14 @@ def show_event(arguments: Namespace) -> int:
     return 0
 
 
-async def _get(
+async def find_event(
     settings: Settings, text: str
 ) -> tuple[DeliveryRecord, Sequence[AttemptRecord], Sequence[EvidenceRecord]]:
+    """Return an event with its failed runs and other bodies that came under its id.
+
+    Raises:
+        UnknownEventError: the inbox has no event of that id, or several senders' ones.
+    """
     async with open_inbox(settings) as inbox:
         found = await find_meant(inbox, text)
         if not found:

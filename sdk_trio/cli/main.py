@@ -134,6 +134,12 @@ def _show_detail(error: BaseException, parsed: Namespace) -> bool:
         return False
     if not is_development(parsed):
         return False
+    cause = error.__cause__
+    # A sentence of ours around another one, or around an error of the system such as a port that is
+    # taken: the way there leads through this package only.
+    told = cause is not None and (isinstance(cause, SdkError) or not _place_of(cause))
+    if isinstance(error, SdkError) and told:
+        return False
     import traceback
 
     traceback.print_exception(error)

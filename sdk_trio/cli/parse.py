@@ -55,6 +55,9 @@ COMMANDS = (
     ),
     Command("config schema", "print the JSON Schema of the settings", "settings:schema"),
     Command("doctor", "find what is wrong, with remedies", "doctor.run:doctor", "doctor_arguments"),
+    Command(
+        "events types", "list the event types and their classes", "trigger:types", "types_arguments"
+    ),
     Command("events list", "list events of the inbox", "events:list_events", "list_arguments"),
     Command("events show", "show one event", "events:show_event", "show_arguments"),
     Command(
@@ -64,6 +67,12 @@ COMMANDS = (
         "replay_arguments",
     ),
     Command("events trigger", "send a signed sample", "trigger:trigger", "trigger_arguments"),
+    Command(
+        "events resend",
+        "deliver one event to another address",
+        "trigger:resend",
+        "resend_arguments",
+    ),
     Command(
         "events reconcile",
         "ask the upstream for what was missed",
@@ -189,7 +198,86 @@ COMMANDS = (
         "retry_arguments",
     ),
     Command("openapi", "print the OpenAPI document", "settings:openapi", "openapi_arguments"),
+    Command(
+        "completion",
+        "print what completes commands in a shell",
+        "completion:complete",
+        "completion_arguments",
+    ),
 )
+
+#: Examples at the end of each command's help, by its words; they are command lines without the
+#: program's name.
+EXAMPLES = {
+    "run": (
+        "run --standalone --app app:handlers",
+        "run -c appsettings.json -p 9000 --app app:handlers",
+    ),
+    "health": ("health --ready", "health --url unix:/run/sdk-trio/admin.sock"),
+    "dev": ("dev", "dev --app app:handlers --reload", "dev -p 9000"),
+    "init": ("init --directory shop",),
+    "config check": ("config check --standalone", "config check -c appsettings.json -f json"),
+    "config show": ("config show", "config show --all"),
+    "config schema": ("config schema > sdk.schema.json",),
+    "doctor": ("doctor --standalone --app app:handlers",),
+    "events types": ("events types",),
+    "events list": ("events list --state dead", "events list --type order.paid --since 2h -n 10"),
+    "events show": ("events show msg_2f0c",),
+    "events replay": (
+        "events replay msg_2f0c",
+        "events replay --state dead --since 1d --dry-run",
+    ),
+    "events trigger": (
+        "events trigger order.paid",
+        """events trigger order.paid --data '{"amount": 100}'""",
+        "events trigger order.paid -n 100",
+    ),
+    "events resend": ("events resend msg_2f0c --to http://localhost:3000/webhooks",),
+    "events reconcile": ("events reconcile --since 2h --dry-run",),
+    "events tail": ("events tail --type order.paid",),
+    "call": ("call --list", "call orders list --limit 5", "call orders get ID"),
+    "sign": ("sign body.json", "sign body.json --format curl"),
+    "verify": ("verify --headers headers.txt body.json",),
+    "secrets new": ("secrets new",),
+    "tenant list": ("tenant list --status Active",),
+    "tenant show": ("tenant show acme",),
+    "tenant add": (
+        "tenant add acme --name 'Acme Ltd' --email ada@acme.example",
+        "tenant add acme --name Acme --webhook-secret-env ACME_SECRET",
+    ),
+    "tenant change": ("tenant change acme --name 'Acme Limited'",),
+    "tenant contact": ("tenant contact acme --email ada@acme.example --email-verified",),
+    "tenant credentials show": ("tenant credentials show acme",),
+    "tenant credentials set": ("tenant credentials set acme --webhook-secret-env ACME_SECRET",),
+    "tenant credentials rotate": (
+        "tenant credentials rotate acme --webhook-secret-env ACME_SECRET_2",
+        "tenant credentials rotate acme --remove env:ACME_SECRET",
+    ),
+    "tenant import": ("tenant import tenants.csv --dry-run",),
+    "tenant export": ("tenant export > tenants.csv",),
+    "tenant suspend": ("tenant suspend acme --reason 'invoice overdue'",),
+    "tenant reactivate": ("tenant reactivate acme --reason paid",),
+    "tenant deactivate": ("tenant deactivate acme --reason 'contract ended'",),
+    "tenant delete": ("tenant delete acme --reason 'asked by mail'",),
+    "tenant audit": ("tenant audit acme", "tenant audit --status Suspended"),
+    "tenant purge": ("tenant purge --dry-run",),
+    "replication run": ("replication run -c appsettings.json",),
+    "replication status": ("replication status",),
+    "replication render": ("replication render --check",),
+    "replication restore": (
+        "replication restore --tenant acme --output acme.db",
+        "replication restore --in-place acme --at 2h",
+    ),
+    "replication verify": ("replication verify --all",),
+    "upgrade": ("upgrade --dry-run",),
+    "notify preview": ("notify preview --transition Suspended",),
+    "notify test": ("notify test --channel email --to ada@acme.example",),
+    "notify list": ("notify list --state failed",),
+    "notify show": ("notify show 17-email",),
+    "notify retry": ("notify retry 17-email",),
+    "openapi": ("openapi", "openapi --admin"),
+    "completion": ('eval "$(sdk-trio completion bash)"', "completion fish | source"),
+}
 
 #: The help text of each group of commands.
 GROUPS = {
@@ -215,6 +303,18 @@ NOT_IN_THIS_VERSION = frozenset({"listen", "storage"})
 
 _HELP = frozenset({"-h", "--help"})
 
+#: Short forms of options that are typed often; ``-n`` is a number of records.
+SHORT_FORMS = {
+    "--app": "-a",
+    "--config": "-c",
+    "--count": "-n",
+    "--format": "-f",
+    "--limit": "-n",
+    "--port": "-p",
+    "--set": "-s",
+    "--yes": "-y",
+}
+
 
 class UsageError(SdkError):
     """A command was called wrongly: the message says which argument and what it takes."""
@@ -233,6 +333,20 @@ class Parser(argparse.ArgumentParser):
         # added.
         super().__init__(allow_abbrev=False, **options)
         self._fill: Callable[[Parser], None] | None = fill
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """Declare an argument, with its short form if it has one."""
+        return super().add_argument(*_with_short_form(names), **options)
+
+    def choose(self, words: Sequence[str]) -> "Parser":
+        """Return the parser of a command or group below this one."""
+        found = self
+        for word in words:
+            found.fill()
+            (choices,) = (a for a in found._actions if isinstance(a, argparse._SubParsersAction))
+            found = choices.choices[word]
+        found.fill()
+        return found
 
     @property
     def options(self) -> list[str]:
@@ -262,8 +376,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         UsageError: there is no such command or argument.
         SystemExit: ``--help`` or ``--version``, after printing.
     """
+    arguments = _as_options(arguments)
     # Words first: argparse would name all commands in one long list for a mistyped one.
     check_words(arguments, [command.words for command in COMMANDS])
+    if " ".join(arguments) in {"", *GROUPS}:
+        # People who know the group alone are shown its list; a script that has lost a word
+        # fails all the same.
+        build_parser(alone=True).choose(arguments).print_help(sys.stderr)
+        raise UsageError("a command is missing: choose one of this list")
     parser = build_parser(alone=not _HELP.isdisjoint(arguments))
     parsed: argparse.Namespace
     # The rest is judged here, because `call` takes options that no parser knows: the fields of the
@@ -278,6 +398,21 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
+def _as_options(arguments: Sequence[str]) -> Sequence[str]:
+    """Return the command line with ``help WORDS`` and ``version`` as the options that they are."""
+    match arguments:
+        case ["help", *words]:
+            return [*words, "--help"]
+        case ["version"]:
+            return ["--version"]
+    return arguments
+
+
+def _with_short_form(names: Sequence[Any]) -> Sequence[Any]:
+    short = SHORT_FORMS.get(names[0]) if names else None
+    return names if short is None else (short, *names)
+
+
 def build_parser(*, alone: bool = False) -> Parser:
     """Return the parser of every command in :data:`COMMANDS`.
 
@@ -285,7 +420,7 @@ def build_parser(*, alone: bool = False) -> Parser:
     """
     parser = Parser(
         prog=PROGRAM,
-        description="A runtime for signed webhooks.",
+        description="A runtime for signed webhooks. 'help COMMAND' says what a command takes.",
         epilog=_EXIT_CODES,
         # The epilog has lines of its own, which the usual formatter would fill up.
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -315,7 +450,24 @@ def _fill_group(parser: Parser, *, group: str, alone: bool) -> None:
             fill = partial(_fill_group, group=f"{prefix}{word}", alone=alone)
         else:
             continue
-        choices.add_parser(word, help=summary, description=about, fill=fill)
+        words = f"{prefix}{word}"
+        choices.add_parser(
+            word,
+            help=summary,
+            description=about,
+            epilog=_examples(words),
+            # Examples are lines of their own.
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            fill=fill,
+        )
+
+
+def _examples(words: str) -> str | None:
+    lines = EXAMPLES.get(words)
+    if lines is None:
+        return None
+    shown = (line if PROGRAM in line else f"{PROGRAM} {line}" for line in lines)
+    return "\n  ".join(("examples:", *shown))
 
 
 def _fill_command(parser: Parser, *, command: Command, alone: bool) -> None:
@@ -368,6 +520,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     # works for all.
     group = parser.add_argument_group("settings")
     group.add_argument(
+        "-c",
         "--config",
         metavar="FILE",
         action="append",
@@ -375,6 +528,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         help="a settings file, JSON or TOML; may be repeated, later ones win",
     )
     group.add_argument(
+        "-s",
         "--set",
         metavar="KEY=VALUE",
         action="append",
@@ -405,6 +559,35 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("table", "json"), default="table", help="of standard output"
     )
+
+
+def add_secret(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the secret to sign or verify with."""
+    parser.add_argument(
+        "--secret-env",
+        metavar="NAME",
+        help="the environment variable that holds the secret (default: the configured secrets)",
+    )
+
+
+def add_port(parser: argparse.ArgumentParser) -> None:
+    """Add ``--port``, see :func:`port_settings`."""
+    parser.add_argument(
+        "--port", metavar="N", help="listen on this port of 127.0.0.1; 0 takes a free one"
+    )
+
+
+def port_settings(text: str | None) -> dict[str, str]:
+    """Return what ``--port`` sets.
+
+    Raises:
+        UsageError: it is no port.
+    """
+    if text is None:
+        return {}
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65535):
+        raise UsageError(f"--port takes a whole number from 0 to 65535, not {text!r}")
+    return {"Sdk:Server:Bind": f"127.0.0.1:{int(text)}"}
 
 
 def add_who_and_why(parser: argparse.ArgumentParser) -> None:

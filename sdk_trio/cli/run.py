@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ..errors import EXIT_FAILURE, OptionsValidationError, Problem
-from .parse import REFERENCE, UsageError, describing
+from .parse import REFERENCE, UsageError, add_port, describing, port_settings
 
 if not describing():
     import trio
@@ -197,6 +197,7 @@ def run_arguments(parser: ArgumentParser) -> None:
         help="the HandlerRegistry to run, imported from the current directory as uvicorn does; "
         "without it every event is parked",
     )
+    add_port(parser)
     parser.add_argument(
         "--standalone", action="store_true", help="the receiver alone: no AccessToken is needed"
     )
@@ -218,7 +219,13 @@ def run(arguments: Namespace) -> int:
     # Before any file is created: the umask holds for the store, its logs and files of handlers.
     keep_files_private()
     manager = claim_environment(os.environ)
-    read_again = partial(read, arguments, standalone=arguments.standalone, receiver=True)
+    read_again = partial(
+        read,
+        arguments,
+        standalone=arguments.standalone,
+        receiver=True,
+        defaults=port_settings(arguments.port),
+    )
 
     def complete(loaded: Loaded) -> Settings:
         return with_inherited_sockets(loaded.require(), manager.sockets)

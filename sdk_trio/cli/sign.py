@@ -19,7 +19,15 @@ from typing import Any
 
 from ..base.http import is_token
 from ..errors import EXIT_CONFIGURATION, EXIT_FAILURE, DeliveryDecodingError, SdkError
-from .parse import UsageError, add_format, describing, moment_text, parse_count, parse_moment
+from .parse import (
+    UsageError,
+    add_format,
+    add_secret,
+    describing,
+    moment_text,
+    parse_count,
+    parse_moment,
+)
 
 if not describing():
     from msgspec.structs import replace
@@ -100,14 +108,6 @@ def _from_json(text: str) -> list[tuple[str, str]]:
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
-def _add_secret(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--secret-env",
-        metavar="NAME",
-        help="the environment variable that holds the secret (default: the configured secrets)",
-    )
-
-
 def _add_body(parser: ArgumentParser) -> None:
     parser.add_argument(
         "file", metavar="FILE", nargs="?", default="-", help="the body (default: standard input)"
@@ -116,7 +116,7 @@ def _add_body(parser: ArgumentParser) -> None:
 
 def sign_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``sign``."""
-    _add_secret(parser)
+    add_secret(parser)
     parser.add_argument("--id", metavar="ID", help="the webhook id (default: a new one)")
     parser.add_argument(
         "--timestamp", metavar="TIME", help="Unix seconds or ISO 8601 (default: now)"
@@ -203,7 +203,7 @@ def _curl(settings: Settings, headers: dict[str, str], file: str) -> str:
 
 def verify_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``verify``."""
-    _add_secret(parser)
+    add_secret(parser)
     parser.add_argument(
         "--headers",
         metavar="FILE",

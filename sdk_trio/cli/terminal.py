@@ -36,7 +36,8 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) ->
     """Print rows as a table of ``columns``, or whole as a JSON array of objects.
 
     On a terminal that is wide enough the table is drawn, and texts such as errors are shortened
-    to fit. Elsewhere every cell is printed whole, in aligned columns.
+    to fit. On a narrow one a row has several lines, each within the terminal. Elsewhere every cell
+    is printed whole, in aligned columns.
     """
     if as_json:
         print_json([dict(row) for row in rows])
@@ -51,10 +52,13 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) ->
     # Cells are shortened for eyes alone. A pipe gets them whole, because a script that cut an id
     # out of a table must not get half of it.
     if is_terminal():
-        fitted = _fit(columns, widths, shutil.get_terminal_size().columns)
-        if fitted is not None:
+        available = shutil.get_terminal_size().columns
+        fitted = _fit(columns, widths, available)
+        if fitted is None:
+            _stack(_lines_of(columns, widths, available), headings, cells)
+        else:
             _draw(headings, cells, fitted)
-            return
+        return
     for line in (headings, *cells):
         padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
         print_text("  ".join(padded).rstrip())
@@ -172,6 +176,60 @@ def _fit(columns: Sequence[str], widths: Sequence[int], available: int) -> list[
     return fitted if left >= 0 else None
 
 
+#: The number of characters by which the further lines of a row are indented.
+_INDENT = 2
+
+
+def _lines_of(
+    columns: Sequence[str], widths: Sequence[int], available: int
+) -> list[dict[int, int]]:
+    """Distribute columns over lines of ``available`` characters: for each its columns and widths.
+
+    A column that may not be shortened, and is wider than a line, has a line of its own.
+    """
+    least = [
+        min(width, _LEAST_WIDTH) if column in _SHORTENED else width
+        for column, width in zip(columns, widths, strict=True)
+    ]
+    lines: list[dict[int, int]] = [{}]
+    left = available
+    for index, width in enumerate(least):
+        gap = 2 if lines[-1] else 0
+        if lines[-1] and width + gap > left:
+            lines.append({})
+            left, gap = available - _INDENT, 0
+        lines[-1][index] = width
+        left -= width + gap
+    for number, line in enumerate(lines):
+        left = available - sum(line.values()) - 2 * (len(line) - 1) - (_INDENT if number else 0)
+        for index in reversed(line):  # the last columns hold the errors
+            more = max(0, min(left, widths[index] - line[index]))
+            line[index] += more
+            left -= more
+    return lines
+
+
+def _stack(
+    lines: Sequence[Mapping[int, int]], headings: Sequence[str], cells: Sequence[Sequence[str]]
+) -> None:
+    """Print rows of several lines each; states have their colours."""
+    colors = not os.environ.get("NO_COLOR")
+
+    def paint(style: str, text: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if colors and style else text
+
+    for row in (headings, *cells):
+        for number, line in enumerate(lines):
+            shown = []
+            for index, width in line.items():
+                text = row[index]
+                fitting = text if len(text) <= width else f"{text[: width - 1]}…"
+                style = "1" if row is headings else _ANSI.get(text, "")
+                padding = " " * (width - len(fitting)) if index != max(line) else ""
+                shown.append(paint(style, fitting) + padding)
+            print_text((" " * _INDENT if number else "") + "  ".join(shown))
+
+
 def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int]) -> None:
     # Imported here, because rich takes half of the time of a command that prints no table.
     from rich.box import SIMPLE_HEAD
@@ -189,6 +247,7 @@ def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]], widths: Seque
 
 #: The colours of states; those that a person should look at stand out.
 _STYLES = {"dead": "bold red", "retrying": "yellow", "parked": "yellow", "done": "green"}
+_ANSI = {"dead": "1;31", "retrying": "33", "parked": "33", "done": "32"}
 
 
 def confirmed(question: str) -> bool:

@@ -1,4 +1,4 @@
-"""``events trigger``: sends signed samples over the network and prints their outcomes."""
+"""``events trigger``, ``types`` and ``resend``: signed samples, and events for other receivers."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ import time
 import uuid
 from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime
+from inspect import getdoc
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import attrs
 
 from ..errors import EXIT_FAILURE, StorageError, TenantCredentialsError
-from .parse import UsageError, add_format, describing, parse_count
+from .parse import UsageError, add_format, add_secret, describing, parse_count
 
 if not describing():
     import trio
 
     from ..config import Secret, Settings
+    from ..events import DEFAULT_CATALOG
     from ..events.samples import sample_body
     from ..records.deliveries import DeliveryRecord, DeliveryState, key_of
     from ..storage.ports import Inbox
     from ..webhooks.signed_request import post, sign_body
+    from .events import find_event
     from .receiver import DEV_SECRET, Presence, find
     from .settings import load
-    from .sign import NoSecretError, for_signing, known_secrets, read_dev_secret
+    from .sign import NoSecretError, chosen_secrets, for_signing, known_secrets, read_dev_secret
     from .store import open_inbox, open_tenants, tenant_path, why_unreachable
     from .terminal import Progress, print_rows, say
 
@@ -50,7 +53,8 @@ _HINTS = {
     413: "the body is larger than Sdk:Webhooks:MaxPayloadBytes",
     429: "too many deliveries a minute: see Sdk:Webhooks:RateLimitPerMinute",
     500: "the handler raised an exception: see 'events show' and the receiver's log",
-    503: "the receiver has no room, no store, is stopping, or the handler took too long: try again",
+    503: "the receiver has no room, no store, is stopping, or the handler took too long or asked "
+    "for a later delivery (RetryLater): see 'events show'",
 }
 
 
@@ -124,6 +128,72 @@ def trigger(arguments: Namespace) -> int:
     return _verdict(sent, target)
 
 
+def types_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``events types``."""
+    add_format(parser)
+
+
+def types(arguments: Namespace) -> int:
+    """Print every event type of the upstream, its class, and what it means."""
+    rows = [
+        {
+            "type": row.wire_type,
+            "class": row.event_class.__name__,
+            "known": row in DEFAULT_CATALOG.known,
+            "meaning": (getdoc(row.event_class) or "").partition("\n")[0],
+        }
+        for row in DEFAULT_CATALOG
+    ]
+    as_json = arguments.format == "json"
+    print_rows(rows, ("type", "class", "meaning"), as_json=as_json)
+    if not as_json:
+        say("'events trigger TYPE' sends a sample; docs/reference/events.md has the data of each")
+    return 0
+
+
+def resend_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``events resend``."""
+    parser.add_argument("id", metavar="ID", help="the webhook id")
+    parser.add_argument("--to", metavar="URL", required=True, help="where to post it")
+    add_secret(parser)
+    add_format(parser)
+
+
+def resend(arguments: Namespace) -> int:
+    """Post the body of an event, with its id and a signature of now; 1 if it is not taken.
+
+    The inbox is only read: to run the event again here is ``events replay``.
+
+    Raises:
+        UsageError: the URL cannot be used, or the body is not kept any more.
+        UnknownEventError: the inbox has no event of that id, or several senders' ones.
+        NoSecretError: there is no secret to sign with.
+        DeliveryFailedError: no answer came.
+    """
+    settings = load(arguments)
+    url = _whole(arguments.to, "/", option="--to")
+    record, _, _ = trio.run(find_event, settings, arguments.id)
+    if record.raw is None:
+        raise UsageError(
+            f"the body of {arguments.id} is not kept any more: see "
+            "Sdk:Webhooks:PayloadRetentionDays"
+        )
+    try:
+        signed = sign_body(
+            record.raw,
+            secret=for_signing(chosen_secrets(arguments, settings)),
+            webhook_id=record.webhook_id,
+            timestamp=int(time.time()),
+            derivation=settings.webhooks.key_derivation,
+        )
+    except ValueError as error:
+        raise NoSecretError(f"nothing can be signed: {error}") from None
+    posted = trio.run(post, url, signed)
+    row = {"webhook_id": record.webhook_id, "type": record.type, "to": url, "status": posted.status}
+    print_rows([row], tuple(row), as_json=arguments.format == "json")
+    return 0 if 200 <= posted.status < 300 else EXIT_FAILURE
+
+
 def _overrides(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
@@ -149,12 +219,12 @@ def _vouching(settings: Settings, presence: Presence) -> str | None:
     return settings.server.cert_file if presence.url.startswith("https:") else None
 
 
-def _whole(url: str, path: str) -> str:
+def _whole(url: str, path: str, *, option: str = "--url") -> str:
     """Return the URL that somebody gave, with ``path`` where it has none."""
     if not url.startswith("unix:"):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"--url takes http://HOST:PORT/PATH or https://..., not {url!r}")
+            raise UsageError(f"{option} takes http://HOST:PORT/PATH or https://..., not {url!r}")
         # `--url http://host:8080` means the receiver there, and not its root, at which nothing is
         # served.
         if parts.path in ("", "/"):

@@ -8,7 +8,7 @@ without an import::
         return my_application.handlers
 
     async def test_paid_order_grants_access(deliver):
-        delivered = await deliver("order.paid", {"customer_id": "cus_1"})
+        delivered = await deliver("order.paid", {"customer_id": "cus_1"}, expect="done")
         assert delivered.status == 200
 
 Without pytest, :func:`running_app` does the same. Everything goes over a real connection on the
@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING
 from ..base import importing
 
 if TYPE_CHECKING:
-    from .application import AppUnderTest, Delivered, running_app, settings_for_tests
+    from .application import (
+        AppUnderTest,
+        Delivered,
+        UnexpectedStateError,
+        running_app,
+        settings_for_tests,
+    )
     from .notifications import verify_notification
     from .signing import SignedDelivery, sample, sample_body, sample_types, sign_delivery
     from .upstream import MockedCall, MockedRoute, MockUpstream
@@ -33,6 +39,7 @@ __all__ = [
     "MockedCall",
     "MockedRoute",
     "SignedDelivery",
+    "UnexpectedStateError",
     "running_app",
     "sample",
     "sample_body",
@@ -48,7 +55,14 @@ __getattr__ = importing(
     __name__,
     {
         **dict.fromkeys(
-            ("AppUnderTest", "Delivered", "running_app", "settings_for_tests"), "application"
+            (
+                "AppUnderTest",
+                "Delivered",
+                "UnexpectedStateError",
+                "running_app",
+                "settings_for_tests",
+            ),
+            "application",
         ),
         **dict.fromkeys(
             ("SignedDelivery", "sample", "sample_body", "sample_types", "sign_delivery"), "signing"

@@ -14,7 +14,9 @@ from ..events import Event
 from ..records.deliveries import DeliveryRecord, DeliveryState
 from ..runtime import Runtime
 from ..storage.ports import Inbox
-from ..webhooks import HandlerRegistry
+from ..webhooks import HandlerRegistry, Services, WebhookHandlerBase
+from ..webhooks.outcomes import place_of
+from ..webhooks.registry import BoundHandler, BoundHandlers
 from ..webhooks.signature import new_secret
 from ..webhooks.signed_request import SignedDelivery, own_url, post
 from .signing import sign_delivery
@@ -26,18 +28,73 @@ SETTLE_SECONDS = 10.0
 _UNSETTLED = (DeliveryState.RECEIVED, DeliveryState.RUNNING)
 
 
+class UnexpectedStateError(AssertionError):
+    """A delivery did not end in the state that its test expects.
+
+    The exception of the handler, if it raised one, is the cause.
+    """
+
+
+class RecordedHandler(WebhookHandlerBase[Any]):
+    """A handler whose last exception is kept for the test, by the delivery's id."""
+
+    def __init__(self, inner: WebhookHandlerBase[Any], raised: dict[str, BaseException]) -> None:
+        self._inner = inner
+        self._raised = raised
+
+    async def handle_core(self, event: Event[Any]) -> None:
+        """Run the handler, and keep what it raises, a cancellation excepted."""
+        try:
+            await self._inner.handle_core(event)
+        except trio.Cancelled:
+            raise
+        except BaseException as error:
+            self._raised[event.webhook_id] = error
+            raise
+        self._raised.pop(event.webhook_id, None)
+
+    async def on_error(self, event: Event[Any], error: Exception) -> None:
+        """Call the hook of the handler."""
+        await self._inner.on_error(event, error)
+
+
+class RecordedHandlers(HandlerRegistry):
+    """The handlers of ``registry``; ``raised`` has the last exception of each delivery's run."""
+
+    def __init__(self, registry: HandlerRegistry) -> None:
+        super().__init__(catalog=registry.catalog)
+        # The registrations are shared: a test may add one before the start.
+        vars(self).update(vars(registry))
+        self._bind = registry.bind
+        self.raised: dict[str, BaseException] = {}
+
+    def bind(self, services: Services[Any]) -> BoundHandlers:
+        """Build the handlers, each with a recorder around it."""
+        bound = self._bind(services)
+        return attrs.evolve(
+            bound,
+            by_type={name: self._record(handler) for name, handler in bound.by_type.items()},
+            fallback=bound.fallback and self._record(bound.fallback),
+        )
+
+    def _record(self, bound: BoundHandler) -> BoundHandler:
+        return attrs.evolve(bound, handler=RecordedHandler(bound.handler, self.raised))
+
+
 @attrs.frozen
 class Delivered:
     """The outcome of one delivery in a test.
 
     ``status`` and ``body`` are the receiver's answer. ``record`` is the inbox's record after the
-    handler has ended, None if nothing was kept; ``error`` is the last failure.
+    handler has ended, None if nothing was kept; ``error`` is the last failure, and ``exception``
+    the exception with its traceback, if the handler raised one.
     """
 
     webhook_id: str
     status: int
     body: bytes
     record: DeliveryRecord | None
+    exception: BaseException | None = None
 
     @property
     def state(self) -> DeliveryState | None:
@@ -78,8 +135,9 @@ def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
 class AppUnderTest:
     """A running runtime, with methods that deliver events to it as the upstream does."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, raised: Mapping[str, BaseException] | None = None) -> None:
         self.runtime = runtime
+        self._raised = {} if raised is None else raised
 
     @property
     def settings(self) -> Settings:
@@ -127,6 +185,7 @@ class AppUnderTest:
         *,
         webhook_id: str | None = None,
         settle: bool = True,
+        expect: DeliveryState | str | None = None,
     ) -> Delivered:
         """Post one delivery and, with ``settle``, wait until its handler has ended.
 
@@ -135,8 +194,11 @@ class AppUnderTest:
             data: merged into the sample's ``data``.
             webhook_id: default a new one.
             settle: False returns with the answer, while an enqueued handler may still run.
+            expect: the state that the event has to be in then, such as ``done``.
 
         Raises:
+            UnexpectedStateError: the event is in another state than ``expect``; the handler's own
+                exception is the cause.
             DeliveryFailedError: the receiver cannot be reached.
             TooSlowError: the handler did not end in 10 seconds.
         """
@@ -149,7 +211,11 @@ class AppUnderTest:
         # The answer of an enqueued delivery says only that it was kept; a test wants to know how
         # the handler ended.
         record = await self._settled(signed.webhook_id) if settle else None
-        return Delivered(signed.webhook_id, posted.status, posted.body, record)
+        exception = self._raised.get(signed.webhook_id)
+        delivered = Delivered(signed.webhook_id, posted.status, posted.body, record, exception)
+        if expect is not None and delivered.state != DeliveryState(expect):
+            raise UnexpectedStateError(_difference(delivered, expect)) from exception
+        return delivered
 
     async def settle(self) -> None:
         """Wait until no event is received or running; retries that wait for their time may remain.
@@ -177,6 +243,16 @@ class AppUnderTest:
                 await trio.sleep(0.01)
 
 
+def _difference(delivered: Delivered, expected: str) -> str:
+    state = "not in the inbox" if delivered.state is None else delivered.state.value
+    text = f"expected {DeliveryState(expected).value}, and the event is {state}"
+    text += f"; the answer was {delivered.status}"
+    if delivered.error is None:
+        return text
+    place = None if delivered.exception is None else place_of(delivered.exception)
+    return f"{text}; {delivered.error}{f' ({place})' if place else ''}"
+
+
 @asynccontextmanager
 async def running_app(
     handlers: HandlerRegistry | None = None, settings: Settings | None = None
@@ -191,11 +267,12 @@ async def running_app(
     """
     # A real runtime on a real socket: a test that passes here has gone through verification, store
     # and queue.
-    runtime = Runtime(settings or settings_for_tests(), handlers)
+    recorded = RecordedHandlers(HandlerRegistry() if handlers is None else handlers)
+    runtime = Runtime(settings or settings_for_tests(), recorded)
     async with trio.open_nursery() as nursery:
         await nursery.start(runtime.run)
         try:
-            yield AppUnderTest(runtime)
+            yield AppUnderTest(runtime, recorded.raised)
         except BaseException:
             runtime.force()  # a failed test must not wait for its handlers
             raise

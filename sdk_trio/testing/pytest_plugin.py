@@ -5,6 +5,7 @@ package is imported when a fixture is used, so that a test run without them does
 """
 
 from collections.abc import AsyncIterator, Iterator
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,18 @@ except ImportError:  # pragma: no cover - without pytest-trio there is nothing t
     def trio_fixture(function: Any) -> Any:
         """Return the fixture as it is; pytest then reports that an async test has no runner."""
         return pytest.fixture(function)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that use these fixtures as Trio's, so that no ``trio_mode`` has to be set."""
+    for item in items:
+        function = getattr(item, "obj", None)
+        if (
+            "sdk_app" in getattr(item, "fixturenames", ())
+            and iscoroutinefunction(function)
+            and item.get_closest_marker("trio") is None
+        ):
+            item.add_marker(pytest.mark.trio)
 
 
 @pytest.fixture
@@ -77,10 +90,12 @@ async def sdk_app(  # noqa: ASYNC900,ASYNC911 - pytest-trio runs it in a task of
     """Run the handlers in a real runtime on a free port; it is drained after the test."""
     from ..runtime import Runtime
     from . import AppUnderTest
+    from .application import RecordedHandlers
 
-    runtime = Runtime(sdk_settings, sdk_handlers, client=_sdk_client)
+    recorded = RecordedHandlers(sdk_handlers)
+    runtime = Runtime(sdk_settings, recorded, client=_sdk_client)
     await nursery.start(runtime.run)
-    yield AppUnderTest(runtime)
+    yield AppUnderTest(runtime, recorded.raised)
     runtime.shut_down("the test ended")
 
 

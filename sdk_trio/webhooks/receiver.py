@@ -287,7 +287,7 @@ class WebhookReceiver:
                 _log.warning("webhook.recovered", events=recovered)
             running = self._last = self._assemble(inbox, tenancy, after_crash=recovered > 0)
             running.store = store
-            self._warn_of_missing_handlers()
+            self._tell_missing_handlers()
             try:
                 await self._run_queue(running, task_status=task_status)
                 await running.runner.land()
@@ -435,9 +435,17 @@ class WebhookReceiver:
         self._endpoint.draining = draining
         return partial(TracedRunner, tracer=tracer, links=links)
 
-    def _warn_of_missing_handlers(self) -> None:
-        for line in self._registry.missing():
-            _log.warning("webhook.handler_missing", detail=line)
+    def _tell_missing_handlers(self) -> None:
+        told = self._registry.incomplete()
+        if told is not None:
+            # Info, because an application that wants two events of 28 is not at fault. An event
+            # that comes and has no handler is a warning of its own, webhook.parked.
+            _log.info(
+                "webhook.handlers_missing",
+                missing=told,
+                hint="such events are parked; doctor lists the types, handlers.ignore() settles "
+                "those left out on purpose",
+            )
 
     async def _write_report(self, inbox: Inbox, running: "_Running") -> None:
         drained = self.counters.values.get("handled", 0) - running.handled_before_drain

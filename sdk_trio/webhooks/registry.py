@@ -21,6 +21,9 @@ from .services import Services
 E = TypeVar("E", bound=Event[Any])
 H = TypeVar("H")
 
+#: The types without a handler that a start names; ``doctor`` lists all.
+_MOST_NAMED = 3
+
 
 class WebhookHandlerBase(Generic[E]):
     """Base of a handler for one event type: derive from it and implement ``handle_core``.
@@ -129,6 +132,7 @@ class HandlerRegistry:
         self.catalog = catalog
         self._registrations: dict[str, Registration] = {}
         self._fallback: Registration | None = None
+        self._ignored: set[str] = set()
 
     def register(
         self,
@@ -160,10 +164,11 @@ class HandlerRegistry:
         """
         wire_type = self._wire_type(event_class)
         if wire_type in self._registrations:
-            holder = self._registrations[wire_type].name
+            holder = self._registrations[wire_type]
             raise HandlerRegistrationError(
-                f"{event_class.__name__} ({wire_type}) has a handler already: {holder}. "
-                "One handler per event type; call both from one, or remove a registration."
+                f"{event_class.__name__} ({wire_type}) has a handler already: {holder.name}, "
+                f"registered at {holder.place}. One handler per event type; call both from one, or "
+                "remove a registration."
             )
         registration = _registration(
             handler, enqueue=enqueue, ordered=ordered, run_when_suspended=run_when_suspended
@@ -183,7 +188,20 @@ class HandlerRegistry:
         ordered: bool = False,
         run_when_suspended: bool = True,
     ) -> Callable[[H], H]:
-        """Decorate an ``async`` function or a handler class: :meth:`register` as a decorator."""
+        """Decorate an ``async`` function or a handler class: :meth:`register` as a decorator.
+
+        Raises:
+            HandlerRegistrationError: at once, if ``event_class`` is no class of the catalogue: as
+                where the decorator is written without it.
+        """
+        if inspect.isfunction(cast("object", event_class)):
+            # Python calls a decorator without parentheses with what stands below it, which would
+            # register nothing and say nothing.
+            raise HandlerRegistrationError(
+                f"@handlers.on above {event_class.__name__} has no event class: write "
+                f"@handlers.on(OrderPaidEvent), or the class that {event_class.__name__} handles."
+            )
+        self._wire_type(event_class)
 
         def decorate(handler: H) -> H:
             self.register(
@@ -212,12 +230,25 @@ class HandlerRegistry:
         """
         if self._fallback is not None:
             raise HandlerRegistrationError(
-                f"there is a fallback already: {self._fallback.name}. Only one is possible."
+                f"there is a fallback already: {self._fallback.name}, registered at "
+                f"{self._fallback.place}. Only one is possible."
             )
-        self._fallback = _registration(
+        registration = _registration(
             handler, enqueue=enqueue, ordered=ordered, run_when_suspended=run_when_suspended
         )
+        self._fallback = attrs.evolve(registration, place=_users_line())
         return handler
+
+    def ignore(self, *event_classes: type[Event[Any]]) -> None:
+        """Mark event types that are left without a handler on purpose.
+
+        The completeness check does not ask for them, and nothing is said of them at the start.
+        Their events are kept as parked, or go to the fallback, as those of any such type.
+
+        Raises:
+            HandlerRegistrationError: a class is not in the catalogue.
+        """
+        self._ignored.update(map(self._wire_type, event_classes))
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the wire types that have a handler."""
@@ -229,6 +260,8 @@ class HandlerRegistry:
     def missing(self) -> tuple[str, ...]:
         """Return a line for each known type without a handler, in catalogue order.
 
+        Types given to :meth:`ignore` are left out.
+
         Each line has the count ("N of 28"), the type, its class and the suggested registration.
         """
         known = self.catalog.known
@@ -239,6 +272,20 @@ class HandlerRegistry:
             f"register it with handlers.register({entry.event_class.__name__}, YourHandler)"
             for entry in lacking
         )
+
+    def incomplete(self) -> str | None:
+        """Say in one line how many known types nothing handles; None if there are none.
+
+        A fallback handles each type, so there are none with one.
+        """
+        lacking = self._lacking()
+        if not lacking or self._fallback is not None:
+            return None
+        if len(lacking) > _MOST_NAMED:
+            some = f"{', '.join(row.wire_type for row in lacking[:_MOST_NAMED])}, ..."
+        else:
+            some = ", ".join(row.wire_type for row in lacking)
+        return f"{len(lacking)} of {len(self.catalog.known)} known event types: {some}"
 
     def require_complete(self) -> None:
         """Raise :class:`MissingHandlersError`, with every missing type, if there is any."""
@@ -266,9 +313,17 @@ class HandlerRegistry:
         )
 
     def _lacking(self) -> list[EventType]:
-        return [row for row in self.catalog.known if row.wire_type not in self._registrations]
+        settled = self._registrations.keys() | self._ignored
+        return [row for row in self.catalog.known if row.wire_type not in settled]
 
     def _wire_type(self, event_class: type[Event[Any]]) -> str:
+        if isinstance(event_class, str):  # not typed so, but often tried
+            row = self.catalog.by_type(event_class)
+            if row is not None:
+                raise HandlerRegistrationError(
+                    f"{event_class!r} is a type's name: give its class, {row.event_class.__name__} "
+                    f"of {row.event_class.__module__.rpartition('.')[0]}."
+                )
         return self.catalog.by_class(event_class).wire_type
 
 
@@ -287,7 +342,33 @@ def _registration(
             f"{name} is no handler: give a WebhookHandlerBase, a factory of one, or an async "
             "function of the event."
         )
+    if inspect.isfunction(handler) and _is_unawaited(handler):
+        raise HandlerRegistrationError(
+            f"{name} is no coroutine function: write `async def {handler.__name__}"
+            f"{_names(handler)}`. A plain function is taken for a factory, and a factory takes "
+            "nothing or one parameter `services`."
+        )
     return Registration(name, handler, enqueue, ordered, run_when_suspended)
+
+
+def _is_unawaited(function: Callable[..., object]) -> bool:
+    """Say whether a function is a handler whose ``async`` was forgotten, and no factory.
+
+    A factory is called at the start with the services. A handler that was taken for one would run
+    then, with the services in the place of an event.
+    """
+    if inspect.iscoroutinefunction(inspect.unwrap(function)):
+        return False
+    needed = [one for one in _positional(function) if one.default is inspect.Parameter.empty]
+    if len(needed) != 1:
+        return bool(needed)
+    (parameter,) = needed
+    # An annotation may be a text, a class or one with arguments: its name is in each of these.
+    return parameter.name != "services" and "Services" not in str(parameter.annotation)
+
+
+def _names(function: Callable[..., object]) -> str:
+    return f"({', '.join(parameter.name for parameter in _positional(function))})"
 
 
 def _bind(registration: Registration, services: Services[Any]) -> BoundHandler:
@@ -300,11 +381,12 @@ def _bind(registration: Registration, services: Services[Any]) -> BoundHandler:
         function = cast("Callable[..., Awaitable[None]]", handler)
         built = _FunctionHandler(registration.name, function, services)
     else:
-        built = _build(registration.name, cast("Callable[..., object]", handler), services)
+        factory = cast("Callable[..., object]", handler)
+        built = _build(registration.name, registration.place, factory, services)
     if not isinstance(built, WebhookHandlerBase):
         raise HandlerRegistrationError(
-            f"{registration.name} returned {type(built).__name__}, which is no WebhookHandlerBase. "
-            "A handler function must be `async def`."
+            f"{registration.place}: {registration.name} returned {type(built).__name__}, which is "
+            "no WebhookHandlerBase. A handler function must be `async def`."
         )
     _require_handle_core(registration.name, type(built))
     _require_event_class(registration, type(built))
@@ -363,7 +445,9 @@ def _users_line() -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _build(name: str, factory: Callable[..., object], services: Services[Any]) -> object:
+def _build(
+    name: str, place: str, factory: Callable[..., object], services: Services[Any]
+) -> object:
     arguments = (services,) if _positional_count(factory) else ()
     try:
         return factory(*arguments)
@@ -371,14 +455,15 @@ def _build(name: str, factory: Callable[..., object], services: Services[Any]) -
         if is_interrupt(error):
             raise
         raise HandlerRegistrationError(  # noqa: ASYNC104 - no loop cancels a start's factories
-            f"building the handler {name} failed: {describe_error(error)}"
+            f"{place}: building the handler {name} failed: {describe_error(error)}"
         ) from error
 
 
 def _positional_count(function: Callable[..., object]) -> int:
     """Count the positional parameters without a default that a call must give."""
+    return sum(one.default is inspect.Parameter.empty for one in _positional(function))
+
+
+def _positional(function: Callable[..., object]) -> list[inspect.Parameter]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(
-        parameter.kind in kinds and parameter.default is inspect.Parameter.empty
-        for parameter in inspect.signature(function).parameters.values()
-    )
+    return [one for one in inspect.signature(function).parameters.values() if one.kind in kinds]

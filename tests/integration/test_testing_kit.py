@@ -397,3 +397,54 @@ def test_a_call_without_a_route_and_a_route_without_a_call_fail_the_test(project
             "*<route POST /refunds/> was never called*",
         ]
     )
+
+
+def test_no_trio_mode_is_needed(pytester):
+    pytester.makepyfile(application=APPLICATION)
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(
+        test_application="""
+        import pytest
+
+        async def test_paid(deliver):
+            await deliver("order.paid", expect="done")
+
+        @pytest.mark.parametrize("number", [1, 2])
+        class TestAll:
+            async def test_app(self, sdk_app, number):
+                assert sdk_app.runtime.ready
+
+        def test_plain():
+            pass
+        """
+    )
+    result = pytester.runpytest_subprocess(
+        "-p", "no:cacheprovider", "-p", "no:respx", "-o", "pythonpath=.", timeout=60
+    )
+    result.assert_outcomes(passed=4)
+
+
+def test_a_failure_shows_the_line_of_the_handler(project):
+    result = project(
+        """
+        async def test_expected(deliver):
+            await deliver("refund.updated", expect="done")
+
+        async def test_compared(deliver):
+            delivered = await deliver("refund.updated")
+            assert str(delivered.exception) == "no refunds"
+            assert delivered.status == 200
+        """,
+        failed=2,
+    )
+    text = result.stdout.str()
+    line = 1 + APPLICATION.strip().split("\n").index('    raise RuntimeError("no refunds")')
+    expected, _, compared = text.partition("_ test_compared _")
+    # The cause is chained, with its source.
+    assert "The above exception was the direct cause" in expected
+    assert "the event is retrying; the answer was 500; RuntimeError: no refunds" in expected
+    # Beside a comparison of the test's own it stands in the log, line by line.
+    for part in (expected, compared):
+        log = part.partition("Captured log call")[2]
+        assert f'application.py", line {line}, in refuse\n' in log
+        assert "missing" not in log

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.base import logs
-from sdk_trio.base.logs import Throttle, render_console
+from sdk_trio.base.logs import Throttle, render_console, render_terminal
 from sdk_trio.base.times import rfc3339_of
 
 
@@ -87,13 +87,46 @@ def written(monkeypatch):
 
 def test_a_terminal_shows_colors_and_the_fields_in_their_order(written):
     text = written(lambda log: log.info("webhook.accepted", key="a b", count=3), Terminal())
-    assert "\x1b[36mcount\x1b[0m=\x1b[35m3\x1b[0m \x1b[36mkey\x1b[0m=\x1b[35m'a b'" in text
+    assert "\x1b[36mkey\x1b[0m=\x1b[35m'a b'\x1b[0m \x1b[36mcount\x1b[0m=\x1b[35m3" in text
     bare = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    time, level, rest = bare.split(maxsplit=2)
-    assert time.endswith("Z")
-    datetime.fromisoformat(time)
-    assert level == "[info"
-    assert re.fullmatch(r"\] webhook\.accepted +\[sdk_trio\.webhooks\] count=3 key='a b'\n", rest)
+    assert re.fullmatch(r"\d\d:\d\d:\d\dZ info    webhook\.accepted key='a b' count=3\n", bare)
+
+
+def test_a_terminal_of_80_columns_cuts_no_word(written, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    fields = {
+        "webhook_id": "msg_3868af5cf89b4e61995b377614f2a2d2",
+        "error": "KeyError: 'missing'",
+        "place": "/home/ada/shop/app.py:7 in grant",
+        "admin": ("http://127.0.0.1:8081", "http://[::1]:8081"),
+        "hint": "such events are parked; doctor lists the types that nothing handles " * 2,
+        "traceback": "Traceback (most recent call last):\n  File 1\nKeyError: 'missing'\n",
+    }
+    lines = written(lambda log: log.warning("webhook.failed", **fields), Terminal()).splitlines()
+    bare = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    assert max(map(len, bare)) <= 80
+    assert bare[-3:] == fields["traceback"].splitlines()
+    assert all(line.startswith(" " * 10) for line in bare[1:-3])
+    text = " ".join(line.strip() for line in bare)
+    assert "webhook_id=msg_3868af5cf89b4e61995b377614f2a2d2 " in text
+    assert "admin=http://127.0.0.1:8081,http://[::1]:8081 " in text
+    assert fields["hint"].strip() in text
+
+
+@given(
+    st.dictionaries(st.text("abc_", min_size=1), st.text() | st.integers() | st.lists(st.text())),
+    st.integers(0, 200),
+)
+def test_lines_are_broken_between_words_alone(fields, width):
+    head = {"event": "webhook.failed", "level": "info", "timestamp": "2026-11-22T08:58:17.1Z"}
+    text = render_terminal({**head, **fields}, colors=False, width=width)
+    lines = text.split("\n")
+    for line in lines[1:]:
+        # What is longer than its line is one word.
+        assert len(line) <= max(width, 30) or " " not in line.strip()
+    # A sender's text cannot begin a line that looks like another event.
+    assert all(line.startswith(" " * 10) for line in lines[1:])
+    assert "".join(lines).isprintable()
 
 
 def test_colors_can_be_turned_off_and_files_have_none(written, monkeypatch):
@@ -146,7 +179,9 @@ def test_the_traceback_stands_below_its_line(written):
         ("one\ntwo", r"'one\ntwo'"),
         (3, "3"),
         (None, "None"),
-        (["a b"], "['a b']"),
+        (["a b"], "'a b'"),
+        (("http://127.0.0.1:8080", "unix:/run/x"), "http://127.0.0.1:8080,unix:/run/x"),
+        ((), "-"),
     ],
 )
 def test_values_are_quoted_where_they_could_be_taken_for_something_else(value, shown):

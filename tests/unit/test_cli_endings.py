@@ -1,5 +1,6 @@
 """How commands end: statuses, messages, and what is not shown."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 from support.deliveries import SECRET
 
+from sdk_trio import HandlerRegistry
 from sdk_trio.cli import main as command_line_main
 from sdk_trio.cli.application import AppBrokenError, AppNotFoundError, import_registry
 from sdk_trio.cli.main import main
@@ -124,6 +126,9 @@ def test_a_closed_pipe_is_quiet(tmp_path, words):
     assert (ran.returncode, ran.stderr) == (141, b"")
 
 
+registry_file = inspect.getfile(HandlerRegistry)
+
+
 # -- run, before it serves -----------------------------------------------------------------------
 
 
@@ -165,8 +170,8 @@ def test_run_refuses_parts_of_later_versions(command_line, monkeypatch):
         ("empty:handlers", 78, "empty has no attribute 'handlers'; it has no HandlerRegistry: "),
         ("fails:handlers", 1, "fails.py:1: ZeroDivisionError: division by zero"),
         ("ends:handlers", 1, "ends.py:1: SystemExit: 0"),
-        ("wants:handlers", 1, "No module named 'a_module_that_nobody_has'"),
-        ("broken_syntax:handlers", 1, "broken_syntax.py:1: SyntaxError"),
+        ("wants:handlers", 78, "No module named 'a_module_that_nobody_has'"),
+        ("broken_syntax:handlers", 78, "broken_syntax.py:1: SyntaxError"),
     ],
 )
 def test_an_application_that_cannot_be_imported(
@@ -179,6 +184,61 @@ def test_an_application_that_cannot_be_imported(
     assert SECRET not in answer.err
     if command[0] == "run":
         assert "Traceback" not in answer.err
+
+
+REGISTRY = """\
+from sdk_trio import HandlerRegistry
+from sdk_trio.events import OrderPaidEvent
+
+handlers = HandlerRegistry()
+"""
+
+
+@pytest.mark.parametrize("command", [["run", "--standalone"], ["dev"]])
+@pytest.mark.parametrize(
+    ("name", "code", "line", "message"),
+    [
+        (
+            "unawaited",
+            "@handlers.on(OrderPaidEvent)\ndef grant(event):\n    print('called')\n",
+            5,
+            "grant is no coroutine function: write `async def grant(event)`.",
+        ),
+        (
+            "bare",
+            "@handlers.on\nasync def grant(event): ...\n",
+            5,
+            "@handlers.on above grant has no event class: write @handlers.on(OrderPaidEvent)",
+        ),
+        (
+            "named",
+            "\nhandlers.on('order.paid')\n",
+            6,
+            "'order.paid' is a type's name: give its class, OrderPaidEvent of sdk_trio.events.",
+        ),
+        (
+            "twice",
+            "async def grant(event): ...\n"
+            "handlers.register(OrderPaidEvent, grant)\n"
+            "handlers.register(OrderPaidEvent, grant)\n",
+            7,
+            "has a handler already: grant, registered at ",
+        ),
+        ("number", "handlers.register(OrderPaidEvent, 5)\n", 5, "int is no handler"),
+    ],
+)
+def test_a_wrong_registration_names_the_users_line(
+    command_line, monkeypatch, command, name, code, line, message
+):
+    monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
+    (command_line.directory / f"{name}.py").write_text(REGISTRY + code)
+    answer = command_line(*command, "--app", f"{name}:handlers")
+    assert (answer.status, answer.out) == (78, "")  # nothing of the user's ran
+    assert "Traceback" not in answer.err
+    said = answer.err.splitlines()[-1]
+    assert f"{name}.py:{line}: " in said
+    assert message in said
+    assert str(registry_file) not in said
 
 
 def test_an_application_is_found_in_the_current_directory(command_line):

@@ -1,6 +1,7 @@
 import argparse
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from support.deliveries import SECRET
 
 from sdk_trio.cli.main import main
-from sdk_trio.cli.parse import COMMANDS, NOT_IN_THIS_VERSION, build_parser
+from sdk_trio.cli.parse import COMMANDS, EXAMPLES, NOT_IN_THIS_VERSION, build_parser, parse
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
 
@@ -32,8 +33,6 @@ def test_every_command_has_code_help_and_the_settings_options(command, capsys):
         (["evnts", "list"], "there is no command 'evnts': did you mean 'events'?"),
         (["events", "lst"], "there is no command 'events lst': did you mean 'events list'?"),
         (["zzz"], "there is no command 'zzz': choose from run, health, dev"),
-        (["events"], "arguments are required: COMMAND"),
-        ([], "arguments are required: COMMAND"),
         (
             ["events", "list", "--stat", "dead"],
             "unrecognized arguments: --stat dead; did you mean --state?\nusage: sdk-trio events",
@@ -59,8 +58,76 @@ def test_documented_commands_that_are_missing_say_so(words, capsys):
     )
 
 
-def test_version(capsys):
-    assert main(["--version"]) == 0
+@pytest.mark.parametrize(
+    ("words", "below"),
+    [
+        ([], ["run", "events", "secrets"]),
+        (["events"], ["list", "trigger", "types"]),
+        (["tenant", "credentials"], ["show", "set", "rotate"]),
+    ],
+)
+def test_a_group_alone_prints_its_list_and_fails(words, below, capsys):
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    *shown, last = captured.err.splitlines()
+    assert {line.split()[0] for line in shown if line.startswith("    ")} >= set(below)
+    assert last == "sdk-trio: error: a command is missing: choose one of this list"
+
+
+@pytest.mark.parametrize("words", ["events list", "events", ""])
+def test_help_is_a_command_too(words, capsys):
+    assert main(["help", *words.split()]) == 0
+    shown = capsys.readouterr().out
+    assert main([*words.split(), "--help"]) == 0
+    assert shown == capsys.readouterr().out
+    assert shown.startswith("usage: sdk-trio")
+
+
+def test_help_of_an_unknown_command_is_an_error(capsys):
+    assert main(["help", "evnts"]) == 2
+    assert "did you mean 'events'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words)
+def test_every_help_ends_with_examples_that_parse(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*command.words.split(), "--help"]) == 0
+    examples = capsys.readouterr().out.partition("\nexamples:\n")[2]
+    lines = [line.strip().removeprefix("sdk-trio ") for line in examples.splitlines()]
+    assert lines == [line.removeprefix("sdk-trio ") for line in EXAMPLES[command.words]]
+    for line in lines:
+        assert len(line) <= 70
+        inner = line.removeprefix('eval "$(sdk-trio ').removesuffix(')"')
+        words = shlex.split(re.split(" [|>] ", inner)[0])
+        assert parse(words).words == command.words
+
+
+def test_there_are_examples_of_commands_alone():
+    assert list(EXAMPLES) == [command.words for command in COMMANDS]
+
+
+def test_options_that_are_typed_often_have_a_short_form():
+    short = parse(["events", "list", "-n", "3", "-f", "json", "-c", "a.toml", "-s", "A=b"])
+    assert (short.limit, short.format, short.config, short.set) == (
+        "3",
+        "json",
+        ["a.toml"],
+        ["A=b"],
+    )
+    assert parse(["dev", "-a", "app:handlers", "-p", "0"]).port == "0"
+    assert parse(["events", "replay", "x", "-y"]).yes
+
+
+@pytest.mark.parametrize("port", ["", "x", "65536", "-1", "1.5"])
+def test_a_port_is_a_number(port, capsys):
+    assert main(["dev", f"--port={port}"]) == 2
+    assert "--port takes a whole number from 0 to 65535" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["--version", "version"])
+def test_version(words, capsys):
+    assert main([words]) == 0
     assert re.fullmatch(r"sdk-trio \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import unicodedata
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.cli import terminal
+from sdk_trio.cli.events import LIST_COLUMNS
 
 COLUMNS = ("webhook_id", "state", "subject", "last_error")
 ROW = {"webhook_id": "msg_1", "state": "dead", "subject": "order-1", "last_error": None}
@@ -51,6 +53,49 @@ def test_a_table_fits_or_is_not_drawn(needed, available):
         # Ids and states are whole, or what is copied out of the table would find nothing.
         assert after == before or (column in ("subject", "last_error") and after >= 12)
     assert fitted == needed or sum(fitted) + edges == available
+
+
+@given(widths, st.integers(20, 100))
+def test_a_row_of_several_lines_has_every_column_in_its_terminal(needed, available):
+    lines = terminal._lines_of(COLUMNS, needed, available)
+    assert [index for line in lines for index in line] == list(range(len(COLUMNS)))
+    for number, line in enumerate(lines):
+        used = sum(line.values()) + 2 * (len(line) - 1) + (2 if number else 0)
+        # A column that cannot be shortened and is wider than the terminal stands alone.
+        assert used <= available or len(line) == 1
+        for index, width in line.items():
+            whole = COLUMNS[index] not in ("subject", "last_error")
+            assert width == needed[index] or (not whole and 12 <= width < needed[index])
+
+
+def test_a_list_of_events_fits_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    row = {
+        "received": "2026-11-22 10:00:58Z",
+        "webhook_id": "msg_3868af5cf89b4e61995b377614f2a2d2",
+        "type": "subscription.canceled",
+        "state": "retrying",
+        "attempts": 1,
+        "subject": "7f1367cf-808d-47cc-bf21-ce9bd72dd06b",
+        "last_error": "KeyError: 'missing', which is as long as errors are, or somewhat longer",
+    }
+    terminal.print_rows([row, row], LIST_COLUMNS, as_json=False)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
+    assert len(lines) == 3 * 2
+    assert max(map(len, lines)) <= 80
+    assert row["webhook_id"] in lines[2].split()
+    assert row["type"] in " ".join(lines).split()
+    assert "KeyError: 'missing'" in lines[3]
+    assert lines[3].startswith("  ")
+    assert "\x1b[33mretrying\x1b[0m" in screen.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen.truncate(0)
+    terminal.print_rows([row], LIST_COLUMNS, as_json=False)
+    assert "\x1b" not in screen.getvalue()
 
 
 @given(st.text())

@@ -65,6 +65,10 @@ def make_with_services(services):
     return Grant(services)
 
 
+def annotated_factory(given: Services):
+    return Grant(given)
+
+
 def synchronous(event):
     return None
 
@@ -198,7 +202,7 @@ class Invoice(Event[dict]):
 
 @pytest.mark.parametrize("event_class", [Invoice, Event, dict, "order.paid", None])
 def test_only_classes_of_the_catalogue_can_be_registered(event_class):
-    with pytest.raises(HandlerRegistrationError, match="catalog"):
+    with pytest.raises(HandlerRegistrationError, match=r"catalog|a type's name"):
         HandlerRegistry().register(event_class, function)
 
 
@@ -343,6 +347,55 @@ def test_additional_types_and_the_fallback_do_not_count():
     handlers.register(DiscountCreatedEvent, function)
     handlers.fallback(function)
     assert len(handlers.missing()) == 28
+
+
+def test_types_that_are_left_out_on_purpose_are_not_missing():
+    handlers = HandlerRegistry()
+    assert handlers.incomplete() == (
+        "28 of 28 known event types: order.created, order.updated, order.paid, ..."
+    )
+    handlers.ignore(*(each for each in KNOWN if each is not OrderPaidEvent))
+    assert handlers.incomplete() == "1 of 28 known event types: order.paid"
+    assert len(handlers.missing()) == 1
+    with pytest.raises(HandlerRegistrationError, match="not in the catalogue"):
+        handlers.ignore(Event)
+    handlers.register(OrderPaidEvent, function)
+    assert handlers.incomplete() is None
+    handlers.require_complete()
+
+
+def test_a_fallback_leaves_nothing_to_tell_at_the_start():
+    handlers = HandlerRegistry()
+    handlers.fallback(function)
+    assert handlers.incomplete() is None
+
+
+def test_a_function_without_async_is_refused_before_it_is_called():
+    handlers = HandlerRegistry()
+
+    def grant(event, services):
+        raise AssertionError("it was called")
+
+    with pytest.raises(HandlerRegistrationError, match=r"write `async def grant\(event, services"):
+        handlers.register(OrderPaidEvent, grant)
+    with pytest.raises(HandlerRegistrationError, match="no coroutine function"):
+        handlers.fallback(grant)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        lambda: Grant(),
+        lambda services: Grant(services),
+        make_grant,
+        make_with_services,
+        annotated_factory,
+    ],
+)
+def test_a_factory_is_none_of_them(factory):
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, factory)
+    assert handlers.bind(services_of()).find("order.paid") is not None
 
 
 def test_a_complete_registry_lacks_nothing():

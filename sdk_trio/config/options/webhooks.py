@@ -123,7 +123,8 @@ class WebhooksOptions:
     fail_on_missing_handlers: bool = attrs.field(
         default=False,
         metadata=about(
-            "Startup fails if any known event type has no handler; otherwise a warning."
+            "Startup fails if any known event type has no handler; otherwise one line "
+            "says how many."
         ),
     )
     # Senders do both: some sign with the decoded key, some with the text, and Auto accepts either.
