@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from sdk_trio.records.deliveries import Dead, DeliveryRecord, DeliveryState, NewDelivery
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite import arrivals, reads, writes
-from sdk_trio.storage.sqlite.schema import BLOCK_BITS, MIGRATIONS
+from sdk_trio.storage.sqlite.schema import BLOCK_BITS, BUCKET_BITS, MIGRATIONS
 
 TERMS = LeaseTerms(owner="o", lease_seconds=10.0, dedup_seconds=1e9, payload_seconds=1e9)
 BLOCK = 1 << BLOCK_BITS
+BUCKET = 1 << BUCKET_BITS
 ROWS = 5 * BLOCK // 2
 
 FILTERS = st.fixed_dictionaries(
@@ -147,6 +148,29 @@ def test_what_is_removed_is_in_no_index_of_listings() -> None:
     assert writes.erase(connection, "acme", [4]) == 1
     assert connection.execute(acme).get == 0
     arrivals.remove(connection, range(1, 2 * BLOCK + 1))
-    for table in ("block", "block_with", "subject_end", "key", "bucket"):
+    for table in ("block", "block_with", "subject_end", "key"):
         assert connection.execute(f"SELECT count(*) FROM {table}").get == 0, table
+    connection.close()
+
+
+def test_the_hashes_of_a_bucket_without_arrivals_go_a_few_at_a_time() -> None:
+    connection = apsw.Connection(":memory:")
+    for step in MIGRATIONS:
+        for statement in step:
+            connection.execute(statement)
+    for number in range(BUCKET + BLOCK):
+        arrivals.add(connection, delivery(number), state="done", finished_at=1.0)
+    hashes = "SELECT count(*) FROM key"
+    before = connection.execute(hashes).get
+    old = DeliveryState.DONE, 2.0
+    assert writes.delete_deliveries(connection, range(1, BUCKET), *old) == BUCKET - 1
+    assert connection.execute(hashes).get == before
+    assert arrivals.sequence_of(connection, "m7") is None
+    assert arrivals.sequence_of(connection, f"m{BUCKET}") == BUCKET + 1
+    steps = 0
+    while connection.execute("SELECT count(*) FROM emptied").get:
+        writes.delete_deliveries(connection, (), *old)
+        steps += 1
+    assert connection.execute(hashes).get == before - BUCKET + 1
+    assert steps > BUCKET // 500
     connection.close()

@@ -205,7 +205,7 @@ class Writes(RuleBasedStateMachine):
 
     @invariant()
     def every_body_and_failure_belongs_to_a_delivery(self) -> None:
-        for table in ("body", "attempt", "evidence", "open", "outcome", "key"):
+        for table in ("body", "attempt", "evidence", "open", "outcome", "subject_end"):
             strays = f"SELECT 1 FROM {table} WHERE sequence NOT IN (SELECT sequence FROM inbox)"
             assert self.connection.execute(strays).fetchone() is None
 

@@ -223,7 +223,7 @@ def take_up(connection: apsw.Connection, sequence: int, delivery: NewDelivery) -
     A row of before has no signer; its key becomes that of the delivery.
     """
     hashes = _hashes_of(delivery.key, delivery)
-    if _remove_keys(connection, sequence)[0]:
+    if _remove_keys(connection, sequence):
         for each in hashes:
             if each is not None:
                 bindings = (sequence >> BUCKET_BITS, each, sequence)
@@ -232,15 +232,13 @@ def take_up(connection: apsw.Connection, sequence: int, delivery: NewDelivery) -
     connection.execute(_TAKE_UP, values)
 
 
-def _remove_keys(connection: apsw.Connection, sequence: int) -> tuple[bool, str | None]:
-    """Remove what finds this arrival in ``key``; return whether it was indexed, and its subject."""
-    ((hashed, id_hash, indexed, subject),) = cast(
-        "Any", connection.execute(_IS_INDEXED, (sequence,))
-    )
+def _remove_keys(connection: apsw.Connection, sequence: int) -> bool:
+    """Remove what finds this arrival in ``key``; False if nothing does yet."""
+    ((hashed, id_hash, indexed, _),) = cast("Any", connection.execute(_IS_INDEXED, (sequence,)))
     if indexed:
         for each in (hashed, id_hash):
             connection.execute(_REMOVE_KEY, (sequence >> BUCKET_BITS, each, sequence))
-    return bool(indexed), subject
+    return bool(indexed)
 
 
 # -- rows in `open` ----------------------------------------------------------------------------
@@ -273,9 +271,20 @@ def settle_one(connection: apsw.Connection, sequence: int) -> None:
 
 # -- removing ----------------------------------------------------------------------------------
 
-_REMOVE_BUCKET = """
-DELETE FROM bucket WHERE number = ?1 AND NOT EXISTS (SELECT 1 FROM key WHERE bucket = ?1)
+# A bucket is given up when it is full and none of its arrivals is left.
+_GIVE_UP_BUCKET = f"""
+DELETE FROM bucket WHERE number = ?1 AND (?1 + 1) << {BUCKET_BITS} <= {INDEXED}
+    AND NOT EXISTS (SELECT 1 FROM arrival
+        WHERE sequence >= ?1 << {BUCKET_BITS} AND sequence < (?1 + 1) << {BUCKET_BITS})
 """
+
+_EMPTY_BUCKET = """
+DELETE FROM key WHERE (bucket, hash, sequence) IN (
+    SELECT bucket, hash, sequence FROM key WHERE bucket = ? LIMIT ?)
+"""
+
+#: Hashes of a bucket that was given up, of which one step removes so many: half a millisecond.
+_HASHES_AT_ONCE = 500
 
 _COUNT_REMOVED = """
 UPDATE tally SET number = CASE name WHEN 'last' THEN max(number, ?1) ELSE number + ?2 END
@@ -283,23 +292,41 @@ WHERE name IN ('last', 'removed')
 """
 
 
-def remove(connection: apsw.Connection, sequences: Iterable[int]) -> int:
-    """Remove these deliveries with all that belongs to them; count those that were there."""
+def remove(
+    connection: apsw.Connection, sequences: Iterable[int], *, keep_hashes: bool = False
+) -> int:
+    """Remove these deliveries with all that belongs to them; count those that were there.
+
+    With ``keep_hashes`` the hashes of their keys stay until their bucket is empty, and lead to
+    nothing: to remove each would change a page for each delivery.
+    """
     removed: list[int] = []
-    buckets = set()
     for sequence in sequences:
-        if connection.execute(_IS_INDEXED, (sequence,)).fetchone() is None:
+        row = connection.execute(_IS_INDEXED, (sequence,)).fetchone()
+        if row is None:
             continue
-        indexed, subject = _remove_keys(connection, sequence)
+        _, _, indexed, subject = cast("Any", row)
         if indexed:
             listing.remove_subject(connection, sequence, subject)
-            buckets.add(sequence >> BUCKET_BITS)
+        if not keep_hashes:
+            _remove_keys(connection, sequence)
         for table in ("body", "evidence", "attempt", "open", "outcome", "arrival"):
             connection.execute(f"DELETE FROM {table} WHERE sequence = ?", (sequence,))
         removed.append(sequence)
     if removed:
         connection.execute(_COUNT_REMOVED, (max(removed), len(removed)))
         listing.remove_blocks(connection, removed)
-        for bucket in buckets:
-            connection.execute(_REMOVE_BUCKET, (bucket,))
+        for bucket in {sequence >> BUCKET_BITS for sequence in removed}:
+            connection.execute(_GIVE_UP_BUCKET, (bucket,))
+            if connection.changes():
+                connection.execute("INSERT OR IGNORE INTO emptied VALUES (?)", (bucket,))
     return len(removed)
+
+
+def empty_buckets(connection: apsw.Connection) -> None:
+    """Remove some of the hashes that a bucket without arrivals still has."""
+    bucket = connection.execute("SELECT min(number) FROM emptied").get
+    if bucket is not None:
+        connection.execute(_EMPTY_BUCKET, (bucket, _HASHES_AT_ONCE))
+        if not connection.changes():
+            connection.execute("DELETE FROM emptied WHERE number = ?", (bucket,))

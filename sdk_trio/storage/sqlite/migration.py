@@ -106,7 +106,7 @@ SELECT sum(pgsize) FROM dbstat WHERE aggregate = TRUE AND name IN (
 """
 
 #: Room for each byte of the old table and its index. The move writes the new rows into the log and
-#: into the database, and the old pages, overwritten, into the log: 2.96 bytes were measured.
+#: into the database, and the old pages, overwritten, into the log: 3.2 bytes were measured.
 _ROOM = 4
 
 

@@ -355,8 +355,12 @@ CREATE TABLE key (
 ) STRICT, WITHOUT ROWID
 """
 
-# The buckets that there are: one statement looks into all of them.
-_BUCKET = "CREATE TABLE bucket (number INTEGER PRIMARY KEY) STRICT"
+# The buckets that there are: one statement looks into all of them. In an emptied one there are only
+# hashes that lead to nothing, which the retention removes a few at a time.
+_BUCKETS = (
+    "CREATE TABLE bucket (number INTEGER PRIMARY KEY) STRICT",
+    "CREATE TABLE emptied (number INTEGER PRIMARY KEY) STRICT",
+)
 
 #: Arrivals whose keys share a bucket, as a power of two: 16 384 of them take half a megabyte.
 BUCKET_BITS = 14
@@ -556,7 +560,7 @@ MIGRATIONS: Sequence[Sequence[str]] = (
         *_OLD_INBOX,
         _ARRIVAL,
         _KEY_TABLE,
-        _BUCKET,
+        *_BUCKETS,
         *_LISTING,
         _OUTCOME,
         _OPEN_TABLE,

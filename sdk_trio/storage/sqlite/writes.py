@@ -544,7 +544,9 @@ def delete_deliveries(
     connection: apsw.Connection, sequences: Sequence[int], state: DeliveryState, before: float
 ) -> int:
     """Delete those ``sequences`` whole that are still in ``state`` and older; count them."""
-    return arrivals.remove(connection, _still_old(connection, sequences, state, before))
+    arrivals.empty_buckets(connection)
+    old = _still_old(connection, sequences, state, before)
+    return arrivals.remove(connection, old, keep_hashes=True)
 
 
 def erase(connection: apsw.Connection, tenant_id: str, sequences: Sequence[int]) -> int:
