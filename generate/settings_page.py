@@ -36,7 +36,8 @@ Later sources win:
    followed by its sibling for the environment: `appsettings.Production.json`. A file that nobody
    named has to belong to this user or root, and nobody else may write it (a group of the owner's
    own aside): else every command ends with 78 and says whose it is;
-3. `.env` of the working directory, in Development only, and only if it is this user's, too;
+3. `.env` of the working directory, in Development only, and only if it is this user's, too
+   (elsewhere one with settings that nothing else sets is a warning);
 4. directories with one file per key: `/run/secrets`, then `$CREDENTIALS_DIRECTORY`. A file is named
    like `Sdk__Webhooks__Secret`; one line break at its end does not count;
 5. `SDK_ENVIRONMENT` (for `Environment` alone), then variables such as `SDK__WEBHOOKS__PATH`;

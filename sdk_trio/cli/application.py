@@ -192,11 +192,33 @@ async def grant_access(event: OrderPaidEvent) -> None:
     print(f"order {event.data.id} is paid")
 '''
 
+TEST_APP = '''\
+"""Tests of the handlers: `pip install "sdk-trio[testing]"`, then `python -m pytest`."""
+
+import app
+import pytest
+
+
+@pytest.fixture
+def sdk_handlers():
+    return app.handlers
+
+
+async def test_a_paid_order_is_handled(deliver):
+    delivered = await deliver("order.paid", {"amount": 100}, expect="done")
+    assert delivered.status == 200
+'''
+
 #: Lines that ``.gitignore`` must hold: both name secrets and data of customers.
 GITIGNORE_LINES = (".env", "sdk-data/")
 
 #: Each new file and its content; ``.gitignore`` is completed instead.
-FILES = {"appsettings.json": APPSETTINGS, ".env.example": ENV_EXAMPLE, "app.py": APP}
+FILES = {
+    "appsettings.json": APPSETTINGS,
+    ".env.example": ENV_EXAMPLE,
+    "app.py": APP,
+    "test_app.py": TEST_APP,
+}
 
 
 class FilesExistError(SdkError):
@@ -249,7 +271,8 @@ def init(arguments: Namespace) -> int:
     say(f"next: {enter}{program_name(elsewhere=not here)} dev --app app:handlers")
     # .env is left to the user: a file with an empty secret would be a webhook secret that is
     # refused.
-    say("for deliveries of the upstream: copy .env.example to .env, and set its secret there")
+    say("for deliveries of the upstream: copy .env.example to .env, and set its secret there;")
+    say("'run' is Production and reads no .env: set the same variables there")
     return 0
 
 

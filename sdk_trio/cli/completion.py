@@ -35,7 +35,7 @@ class Option:
 
 @attrs.frozen
 class Junction:
-    """The things that may follow ``words``: further words, options, and values of positional arguments."""
+    """The words, options and values of arguments that may follow ``words``."""
 
     words: str
     further: dict[str, str]

@@ -30,13 +30,13 @@ if not describing():
     from ..config.sources import split_mapping_key
     from ..events import Event
     from ..runtime import Runtime, Started
+    from ..runtime.presence import DEV_SECRET
     from ..storage.data_directory import keep_files_private
     from ..storage.sqlite.schema import DATABASE_NAME
     from ..webhooks import HandlerRegistry
     from ..webhooks.signed_request import own_url
     from ..webhooks.simulator import PREFIX
     from .application import import_registry
-    from .receiver import DEV_SECRET
     from .run import announcement, begin_logs, serve
     from .settings import assignments, read
     from .sign import DEV_SECRET_NAME, provide_dev_secret

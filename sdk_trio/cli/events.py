@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -265,7 +266,7 @@ def replay(arguments: Namespace) -> int:
     if not arguments.dry_run:
         # One named event is what the user typed; many are a choice that may be larger than meant.
         sure = len(possible) < 2 or arguments.yes
-        if not (sure or confirmed(f"replay {len(possible)} events?")):
+        if not (sure or confirmed(_question(candidates))):
             say("nothing was replayed")
             return EXIT_FAILURE
         replayed = trio.run(_put_back, settings, possible)
@@ -274,6 +275,13 @@ def replay(arguments: Namespace) -> int:
     expected = {candidate.key for candidate in candidates} if arguments.ids else set()
     reached = set(possible) if arguments.dry_run else replayed
     return EXIT_FAILURE if expected - reached else 0
+
+
+def _question(candidates: Sequence[ReplayCandidate]) -> str:
+    types = Counter(each.type for each in candidates if each.reason is None)
+    named = [f"{count} {name}" for name, count in types.most_common(3)]
+    more = ", ..." if len(types) > 3 else ""
+    return f"replay {types.total()} events ({', '.join(named)}{more})?"
 
 
 async def _candidates(

@@ -1,7 +1,4 @@
-"""The running receiver: ``runtime.json``, which says where it listens, and ``health``.
-
-The file lies in the data directory. ``events trigger`` reads it, so that it needs no arguments. It
-is no lock, because a process that was killed leaves it behind.
+"""The running receiver: the reading of its ``runtime.json``, and ``health``.
 
 ``health`` asks the admin address instead, for containers without another HTTP client: their health
 check has to be a program in the image that exits with a status.
@@ -12,13 +9,9 @@ from __future__ import annotations
 import json
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-import attrs
 
 from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, SdkError
 from .parse import UsageError, describing
@@ -29,47 +22,17 @@ if not describing():
 
     from ..config import Settings
     from ..config.fields import split_unix
-    from ..storage.data_directory import read_private, write_private
+    from ..runtime.presence import FILE_NAME, Presence
+    from ..storage.data_directory import read_private
     from ..webhooks.signed_request import own_url
     from .settings import read
     from .terminal import print_text
-
-FILE_NAME = "runtime.json"
-
-#: The place of the secret that ``events trigger`` signs with: the file of ``dev``, or the settings.
-DEV_SECRET = "dev-secret"
-SETTINGS_SECRET = "settings"
 
 
 class NobodyThereError(SdkError):
     """No receiver is running on the data directory."""
 
     exit_code = EXIT_UNAVAILABLE
-
-
-@attrs.frozen
-class Presence:
-    """A running receiver: its ``address``, the ``url`` of deliveries, its process, its secret."""
-
-    address: str
-    url: str
-    pid: int
-    secret: str
-
-
-@contextmanager
-def announced(directory: str | os.PathLike[str], presence: Presence) -> Iterator[None]:
-    """Keep the file for the length of the block; its directory exists."""
-    file = Path(directory) / FILE_NAME
-    # Replaced whole, so that a command never reads half of it.
-    write_private(file, json.dumps(attrs.asdict(presence)) + "\n")
-    try:
-        yield
-    finally:
-        # The directory may be gone, and a stop must not fail by that; a file that is left behind is
-        # recognised by its process.
-        with suppress(OSError):
-            file.unlink()
 
 
 def find(directory: str | os.PathLike[str]) -> Presence:

@@ -21,6 +21,7 @@ if not describing():
     from ..config.sources import KeyFileReader, key_directories, key_files
     from ..config.table import ROOT
     from ..runtime import Runtime, Started
+    from ..runtime.presence import SETTINGS_SECRET, Presence, announced
     from ..runtime.systemd import (
         ServiceEnvironment,
         SystemdNotifier,
@@ -31,7 +32,6 @@ if not describing():
     from ..webhooks.signed_request import own_url
     from .application import import_part, import_registry
     from .main import release_interrupt
-    from .receiver import SETTINGS_SECRET, Presence, announced
     from .settings import read
     from .shutdown import ExitReport
 

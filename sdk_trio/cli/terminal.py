@@ -261,7 +261,11 @@ def confirmed(question: str) -> bool:
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     # Anything but a yes is a no, the end of the input included.
-    return sys.stdin.readline().strip().casefold() in ("y", "yes")
+    try:
+        return sys.stdin.readline().strip().casefold() in ("y", "yes")
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")  # the shell's prompt gets a line of its own
+        raise
 
 
 class UnreadableFileError(SdkError):

@@ -23,10 +23,11 @@ if not describing():
     from ..events import DEFAULT_CATALOG
     from ..events.samples import sample_body
     from ..records.deliveries import DeliveryRecord, DeliveryState, key_of
+    from ..runtime.presence import DEV_SECRET, Presence
     from ..storage.ports import Inbox
     from ..webhooks.signed_request import post, sign_body
     from .events import find_event
-    from .receiver import DEV_SECRET, Presence, find
+    from .receiver import find
     from .settings import load
     from .sign import NoSecretError, chosen_secrets, for_signing, known_secrets, read_dev_secret
     from .store import open_inbox, open_tenants, tenant_path, why_unreachable

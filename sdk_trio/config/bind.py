@@ -429,7 +429,9 @@ def _similar(known: tuple[str, ...], name: str) -> str | None:
     paths = [*sections().values(), *(setting.path for setting in table())]
     neighbours = {path[-1].casefold(): path for path in paths if path and fold(path[:-1]) == known}
     anywhere = {path[-1].casefold(): path for path in reversed(paths) if path}
-    for candidates in (neighbours, anywhere):
+    # A name that lacks its unit, such as ToleranceSeconds without the seconds.
+    begun = {key[: len(name)]: path for key, path in neighbours.items() if len(name) >= 6}
+    for candidates in (neighbours, begun, anywhere):
         matches = difflib.get_close_matches(name, candidates, n=1, cutoff=SIMILARITY)
         if matches:
             return full_key(candidates[matches[0]])

@@ -39,6 +39,7 @@ from .sources import (
     read_overrides,
     read_section,
     read_state_directory,
+    unread_dotenv,
 )
 from .table import REPLICATION, ROOT, fold, full_key, is_below, is_unused, used_settings
 
@@ -174,6 +175,8 @@ def _layers(
     # A ``.env`` that was left behind on a server must not count in Production.
     if environment == DEVELOPMENT:
         below.append(read_dotenv(directory / ".env"))
+    else:
+        below.append(unread_dotenv(directory / ".env", [*below, *above_files]))
     return [*below, *above_files]
 
 

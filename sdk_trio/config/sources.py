@@ -258,6 +258,23 @@ def read_dotenv(path: Path) -> Layer:
     return Layer(layer.entries, (*problems, *layer.problems), file=file)
 
 
+def unread_dotenv(path: Path, layers: Iterable[Layer]) -> Layer:
+    """Warn of a ``.env`` file that is not read, if it sets what no other of ``layers`` sets.
+
+    Where its variables were set by somebody, as ``docker compose`` does, all is as it was meant.
+    """
+    known = {fold(entry.path) for layer in layers for entry in layer.entries}
+    lost = [entry.key for entry in read_dotenv(path).entries if fold(entry.path) not in known]
+    if not lost:
+        return Layer()
+    some = ", ".join(lost[:3]) + (", ..." if lost[3:] else "")
+    message = (
+        f"the file has {some}, and is read in the Development environment only: set the variables "
+        "themselves, or run 'dev'"
+    )
+    return Layer(warnings=(Problem(ROOT, message, str(path)),))
+
+
 def read_directory(directory: Path) -> Layer:
     """Read a directory with one file per key, such as ``Sdk__Webhooks__Secret``.
 
@@ -311,7 +328,15 @@ def read_environ(environ: Mapping[str, str]) -> Layer:
     # Names are compared without case: Windows has them in capitals only.
     found = ((below, name) for name in environ if (below := _path_of(name)) is not None)
     entries = [Entry(below, environ[name], _variable_origin(name)) for below, name in found]
-    return layer_of(entries, "the environment")
+    layer = layer_of(entries, "the environment")
+    # SDK_ENVIRONMENT and SDK_ADMIN_TOKEN have no second pair: they are no keys.
+    slips = [name for name in environ if name.upper().startswith("SDK_") and "__" in name[4:]]
+    warnings = tuple(
+        Problem(ROOT, f"the variable is not read: write {name[:4]}_{name[4:]}", name)
+        for name in map(printable, slips)
+        if name[4] != "_"
+    )
+    return Layer(layer.entries, layer.problems, (*layer.warnings, *warnings))
 
 
 def read_overrides(overrides: Mapping[str, Any]) -> Layer:
@@ -384,7 +409,10 @@ def _parse_json(text: str) -> tuple[Pairs | None, str]:
         content = json.loads(text, object_pairs_hook=_pairs, parse_int=_parse_integer)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        return None, f"the file is not valid JSON at {where}: {error.msg}"
+        # The two slips of people who know other formats; the parser has words for neither.
+        extra = text[error.pos : error.pos + 1] in tuple("/#}]") or "trailing" in error.msg
+        hint = "; JSON has no comments and no comma after the last value, TOML has both"
+        return None, f"the file is not valid JSON at {where}: {error.msg}{hint if extra else ''}"
     except RecursionError:
         return None, "the file is nested too deeply"
     if isinstance(content, Pairs):

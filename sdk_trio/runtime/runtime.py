@@ -10,6 +10,7 @@ The order of the end: unready, no new connections, requests in progress, queue a
 the other parts; the admin address last, so that probes can watch the drain.
 """
 
+import os
 import time
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
@@ -22,7 +23,7 @@ import trio
 from ..base.log_output import dropped_in_all
 from ..base.logs import get_logger
 from ..base.telemetry import Sample
-from ..config import Settings, missing_parts, unmet_needs
+from ..config import Settings, StorageBackend, missing_parts, unmet_needs
 from ..config.check import RECONCILIATION_NEEDS_CLIENT
 from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError, only_member
 from ..server.limits import Limits
@@ -30,6 +31,7 @@ from ..server.serve import Server
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from ..webhooks.companion import Part, keep
 from ..webhooks.endpoint import LIVE_KEYS
+from ..webhooks.signed_request import own_url
 from .reload import Prepare, Reloaded, SettingsReload
 from .watchdog import Watchdog
 from .wiring import (
@@ -419,14 +421,19 @@ class Runtime:
                 if self._client is not None:
                     # Opened first and closed last, because handlers use it until the drain ends.
                     await stack.enter_async_context(self._client)
-                await self._run_parts(server, routes, task_status=task_status)
+                await self._run_parts(server, routes, stack, task_status=task_status)
         # Everything ended well, and yet nobody was ever served: a caller who waits for the start
         # has to hear of it.
         if not self._served:
             raise NotRunningError("the runtime was stopped by force before it had started")
 
     async def _run_parts(
-        self, server: Server, routes: Routes, *, task_status: trio.TaskStatus[Started]
+        self,
+        server: Server,
+        routes: Routes,
+        stack: AsyncExitStack,
+        *,
+        task_status: trio.TaskStatus[Started],
     ) -> None:
         async with trio.open_nursery() as parts:
             admin: tuple[str, ...] = ()
@@ -443,6 +450,7 @@ class Runtime:
                     await start(name, part)
             started = Started(receiver=await start("the server", server.run), admin=admin)
             routes.started(started.receiver[0])
+            self._announce(started, stack)
             _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
             # From here on, only the drain's deadline or force() ends the parts.
             self._scope.shield = self._served = True
@@ -460,6 +468,20 @@ class Runtime:
             await server.ended.wait()
             await self.receiver.drain()
             parts.cancel_scope.cancel()
+
+    def _announce(self, started: Started, stack: AsyncExitStack) -> None:
+        """Let commands find this runtime, where it holds the lock of the data directory."""
+        storage = self.settings.storage
+        if storage.backend is StorageBackend.MEMORY:
+            return  # another program may have the directory
+        from .presence import SETTINGS_SECRET, Presence, announced
+
+        url = own_url(started.receiver[0], self.settings.webhooks.path)
+        presence = Presence(started.receiver[0], url, os.getpid(), SETTINGS_SECRET)
+        try:
+            stack.enter_context(announced(storage.path, presence))
+        except OSError as error:
+            _log.warning("runtime.not_announced", error=str(error), hint="commands need --url")
 
     async def _start(self, parts: trio.Nursery, name: str, part: Part) -> Any:
         return await parts.start(partial(keep, name, part, may_end=self._drain_begun.is_set))

@@ -296,3 +296,51 @@ def test_any_bytes_in_any_file_are_read_or_reported(
     files = () if suffix == "env" else (path,)
     loaded = read(folder, *files, environ={"SDK_ENVIRONMENT": "Development"})
     assert (loaded.settings is None) == bool(loaded.problems)
+
+
+def test_a_dotenv_that_is_not_read_is_told_where_it_is_missed(folder: Path) -> None:
+    write(folder / ".env", f"OTHER=1\nSDK__WEBHOOKS__SECRET={SECRET}\nSDK__BASEPATH=/dotenv")
+    # docker compose and `set -a; . .env` have set the same variables.
+    loaded = read(folder, environ={"SDK__BASEPATH": "/v1"})
+    assert loaded.warnings == ()
+    loaded = read_settings(environ={}, directory=folder, standalone=True)
+    (warning,) = loaded.warnings
+    assert (warning.key, warning.origin) == ("Sdk", f"{folder}/.env")
+    assert "has Sdk:BASEPATH, Sdk:WEBHOOKS:SECRET, and is read in the Development" in str(warning)
+    assert SECRET not in str(warning)
+    development = {"SDK_ENVIRONMENT": "Development"}
+    loaded = read_settings(environ=development, directory=folder, standalone=True)
+    assert loaded.problems == ()
+    assert "the file has" not in str(loaded.warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SDK_WEBHOOKS__SECRET", "SDK__WEBHOOKS__SECRET"),
+        ("sdk_Storage__Path", "sdk__Storage__Path"),
+        ("SDK_ADMIN_TOKEN", None),
+        ("SDKX__PATH", None),
+    ],
+)
+def test_a_variable_with_one_underscore_too_few_is_told(
+    folder: Path, name: str, meant: str | None
+) -> None:
+    messages = [str(warning) for warning in read(folder, environ={name: "x" * 40}).warnings]
+    expected = f"Sdk: the variable is not read: write {meant} (from {name})"
+    assert messages == ([] if meant is None else [expected])
+
+
+@pytest.mark.parametrize(
+    "text", ['{"Sdk": {"Mode": "Test",}}', '{"Sdk": {} // x\n}', '{\n# x\n"Sdk": {}}']
+)
+def test_json_with_what_other_formats_have_says_so(folder: Path, text: str) -> None:
+    file = write(folder / "a.json", text)
+    assert "JSON has no comments and no comma after" in str(only_problem(read(folder, file)))
+    file = write(folder / "b.json", '{"Sdk": {"Mode" "Test"}}')
+    assert "comments" not in str(only_problem(read(folder, file)))
+
+
+def test_a_key_without_its_unit_is_recognised(folder: Path) -> None:
+    (warning,) = read(folder, overrides={"Webhooks:Tolerence": 3}).warnings
+    assert "did you mean Sdk:Webhooks:ToleranceSeconds?" in str(warning)

@@ -14,9 +14,9 @@ from support.deliveries import SECRET
 from support.doctor import Doctor
 
 from sdk_trio.cli.doctor import Report, machine, store
-from sdk_trio.cli.receiver import SETTINGS_SECRET, Presence, announced
 from sdk_trio.config import Settings
 from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.runtime.presence import SETTINGS_SECRET, Presence, announced
 from sdk_trio.storage.examine import examine
 
 

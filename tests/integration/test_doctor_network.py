@@ -18,8 +18,8 @@ from support.upstreams import serving as serving_upstream
 
 from sdk_trio.cli.doctor import run as doctor_command
 from sdk_trio.cli.doctor.store import PROBE_ID
-from sdk_trio.cli.receiver import SETTINGS_SECRET, Presence, announced
 from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.runtime.presence import SETTINGS_SECRET, Presence, announced
 from sdk_trio.webhooks.signed_request import own_url
 
 OTHER_SECRET = "whsec_" + "A" * 32

@@ -91,7 +91,7 @@ DOORS = {
     "sdk_trio.cli.sign": "the store, where a secret is looked for beside it",
     "sdk_trio.client.pipeline": "tracing, an extra",
     "sdk_trio.net.http3_origins": "HTTP/3, an extra",
-    "sdk_trio.runtime.runtime": "client, admin address, replication, reconciliation",
+    "sdk_trio.runtime.runtime": "client, admin address, replication, data directory",
     "sdk_trio.runtime.wiring": "client, admin address, notifications, simulator",
     "sdk_trio.server.serve": "hypercorn",
     "sdk_trio.storage.memory.inbox": "tenants",

@@ -14,7 +14,6 @@ from sdk_trio.cli import main as command_line_main
 from sdk_trio.cli.application import AppBrokenError, AppNotFoundError, import_registry
 from sdk_trio.cli.main import main
 from sdk_trio.cli.parse import UsageError
-from sdk_trio.cli.receiver import Presence, announced
 from sdk_trio.errors import (
     NotSupportedError,
     OptionsValidationError,
@@ -23,6 +22,7 @@ from sdk_trio.errors import (
     StoreUnavailableError,
     only_member,
 )
+from sdk_trio.runtime.presence import Presence, announced
 
 MODULES = {
     "good": "import sdk_trio\nhandlers = sdk_trio.HandlerRegistry()\nother = 1",

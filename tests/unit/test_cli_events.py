@@ -263,7 +263,7 @@ def test_more_than_one_is_asked_about_on_a_terminal(
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     answer = command_line("events", "replay", "--state", "dead", *words)
     assert answer.status == status
-    assert ("replay 2 events? [y/N]" in answer.err) == (not words)
+    assert ("replay 2 events (2 order.paid)? [y/N]" in answer.err) == (not words)
     assert set(states(command_line).values()) == {state}
 
 

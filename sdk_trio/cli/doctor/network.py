@@ -17,9 +17,10 @@ from ...errors import OptionsValidationError
 from ...net.transport import URL_KEY as PROXY_URL
 from ...net.transport import Proxy, ignored_variable, proxy_of, tls_context
 from ...reconcile.plan import has_path
+from ...runtime.presence import Presence
 from ...webhooks.screen import TrustedProxies
 from ...webhooks.signed_request import DeliveryFailedError, post, sign_body
-from ..receiver import Presence, find
+from ..receiver import find
 from ..sign import NoSecretError
 from ..trigger import secret_of
 from . import Report

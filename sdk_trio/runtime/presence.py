@@ -1,0 +1,53 @@
+"""``runtime.json`` in the data directory, which says where the running receiver listens.
+
+Commands read it, so that ``events trigger`` and ``doctor`` need no address, whether the runtime is
+a daemon or a part of another program. It is no lock, because a process that was killed leaves it
+behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import attrs
+
+from ..storage.data_directory import write_private
+
+FILE_NAME = "runtime.json"
+
+#: The place of the secret that ``events trigger`` signs with: the file of ``dev``, or the settings.
+DEV_SECRET = "dev-secret"
+SETTINGS_SECRET = "settings"
+
+
+@attrs.frozen
+class Presence:
+    """A running receiver: its ``address``, the ``url`` of deliveries, its process, its secret."""
+
+    address: str
+    url: str
+    pid: int
+    secret: str
+
+
+@contextmanager
+def announced(directory: str | os.PathLike[str], presence: Presence) -> Iterator[None]:
+    """Keep the file for the length of the block; its directory exists.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file = Path(directory) / FILE_NAME
+    # Replaced whole, so that a command never reads half of it.
+    write_private(file, json.dumps(attrs.asdict(presence)) + "\n")
+    try:
+        yield
+    finally:
+        # The directory may be gone, and a stop must not fail by that; a file that is left behind is
+        # recognised by its process.
+        with suppress(OSError):
+            file.unlink()
