@@ -35,7 +35,7 @@ class Option:
 
 @attrs.frozen
 class Junction:
-    """The things that may follow ``words``: further words, options, and values of positional arguments."""
+    """The things that may follow ``words``: further words, options, and arguments by position."""
 
     words: str
     further: dict[str, str]
