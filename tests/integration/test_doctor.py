@@ -385,7 +385,7 @@ def test_handlers_of_the_application(doctor, tmp_path):
         "known = (row.event_class for row in handlers.catalog.known)\n"
         "handlers.ignore(*(each for each in known if each.wire_type != 'order.paid'))\n"
     )
-    doctor.alone("--app", "settled_app:handlers").one("handlers", "ok")
+    doctor.alone("--app", "settled_app:handlers").one("handlers", "ok", "")
     wrong = doctor.alone("--app", "doctored_app:nothing")
     wrong.one("handlers", "problem", "no attribute 'nothing'")
     assert wrong.of("store") != []
