@@ -273,6 +273,11 @@ class HandlerRegistry:
             for entry in lacking
         )
 
+    @property
+    def missing_types(self) -> tuple[str, ...]:
+        """The known types without a handler, but those given to :meth:`ignore`."""
+        return tuple(row.wire_type for row in self._lacking())
+
     def incomplete(self) -> str | None:
         """Say in one line how many known types nothing handles; None if there are none.
 
@@ -291,9 +296,8 @@ class HandlerRegistry:
         """Raise :class:`MissingHandlersError`, with every missing type, if there is any."""
         lines = self.missing()
         if lines:
-            types = [entry.wire_type for entry in self._lacking()]
             raise MissingHandlersError(
-                types,
+                self.missing_types,
                 "Sdk:Webhooks:FailOnMissingHandlers is true, and:\n  " + "\n  ".join(lines),
             )
 

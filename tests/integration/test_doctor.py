@@ -380,6 +380,12 @@ def test_handlers_of_the_application(doctor, tmp_path):
     assert "27 of 28" in found.one("handlers", "note", "have no handler")["what"]
     doctor.set("Webhooks__FailOnMissingHandlers", "true")
     doctor.alone("--app", "doctored_app:handlers").one("handlers", "problem", "does not start")
+    (tmp_path / "settled_app.py").write_text(
+        "from doctored_app import handlers\n"
+        "known = (row.event_class for row in handlers.catalog.known)\n"
+        "handlers.ignore(*(each for each in known if each.wire_type != 'order.paid'))\n"
+    )
+    doctor.alone("--app", "settled_app:handlers").one("handlers", "ok", "")
     wrong = doctor.alone("--app", "doctored_app:nothing")
     wrong.one("handlers", "problem", "no attribute 'nothing'")
     assert wrong.of("store") != []

@@ -357,6 +357,7 @@ def test_types_that_are_left_out_on_purpose_are_not_missing():
     handlers.ignore(*(each for each in KNOWN if each is not OrderPaidEvent))
     assert handlers.incomplete() == "1 of 28 known event types: order.paid"
     assert len(handlers.missing()) == 1
+    assert handlers.missing_types == ("order.paid",)
     with pytest.raises(HandlerRegistrationError, match="not in the catalogue"):
         handlers.ignore(Event)
     handlers.register(OrderPaidEvent, function)

@@ -94,10 +94,9 @@ class _Handled:
             return
         registry = import_registry(self.reference)
         self.types = tuple(registry)
-        known = [row.wire_type for row in registry.catalog.known]
         check_handlers(
-            tuple(name for name in known if name not in self.types),
-            len(known),
+            registry.missing_types,
+            len(registry.catalog.known),
             len(registry),
             required=settings.webhooks.fail_on_missing_handlers,
             report=report,
