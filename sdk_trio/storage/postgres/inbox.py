@@ -51,7 +51,7 @@ class PostgresInbox:
         self._node = str(uuid.uuid4())
         self._commits = GroupCommit(address, self._node)
         self._queries = QueryPool(address)
-        self._seen: tuple[int, int] | None = None
+        self._seen: list[int] | None = None
         # Starts of runs that were posted without waiting, by key, with the time of the start.
         self._begun: dict[str, tuple[object, float]] = {}
         # One object for each kind of job, by which those that go together are found.
@@ -136,6 +136,10 @@ class PostgresInbox:
             self._claim, delivery.key, delivery, undo=partial(self._give_up, delivery)
         )
         return admitted
+
+    def claim_new(self, delivery: NewDelivery) -> bool:
+        """See :meth:`Inbox.claim_new`; no process knows what the others have written meanwhile."""
+        return False
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
         """See :meth:`Inbox.park`."""
@@ -292,9 +296,12 @@ class PostgresInbox:
 
     async def changed_elsewhere(self) -> bool:
         """See :meth:`Inbox.changed_elsewhere`."""
-        seen = await self._queries.run(lambda c: reads.changes_of_others(c, self._node))
+        owner, shared = self._terms.lease.owner, self._terms.shared
+        *seen, expired = await self._queries.run(
+            lambda c: reads.changes_of_others(c, self._node, owner, shared=shared)
+        )
         before, self._seen = self._seen, seen
-        return before is not None and seen != before
+        return expired or (before is not None and seen != before)
 
     # -- what is remembered beside deliveries ----------------------------------------------------
 

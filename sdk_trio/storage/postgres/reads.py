@@ -204,8 +204,23 @@ def of_tenant(
     return [sequence for (sequence,) in rows]
 
 
-def changes_of_others(connection: StoreConnection, node: str) -> tuple[int, int]:
-    """Return two numbers, one of which changes with every transaction of another node."""
-    statement = "SELECT coalesce(sum(changes), 0), count(*) FROM node WHERE id <> %s"
-    changes, nodes = connection.execute(statement, (node,)).fetchone() or (0, 0)
-    return int(changes), int(nodes)
+_CHANGES = """
+SELECT coalesce(sum(changes), 0), count(*),
+    %(shared)s AND EXISTS (SELECT 1 FROM work WHERE lease_owner IS NOT NULL
+        AND lease_owner <> %(owner)s AND queued AND state IN ('received', 'running', 'retrying')
+        AND lease_until <= extract(epoch FROM statement_timestamp()))
+FROM node WHERE id <> %(node)s
+"""
+
+
+def changes_of_others(
+    connection: StoreConnection, node: str, owner: str, *, shared: bool
+) -> tuple[int, int, bool]:
+    """Return numbers of which one changes with every transaction of another node.
+
+    The last one says whether a lease of another owner has expired, if the store is ``shared``: a
+    process that ended writes nothing that would tell of it.
+    """
+    values = {"node": node, "owner": owner, "shared": shared}
+    changes, nodes, expired = connection.execute(_CHANGES, values).fetchone() or (0, 0, False)
+    return int(changes), int(nodes), bool(expired)

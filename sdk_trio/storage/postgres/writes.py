@@ -519,20 +519,17 @@ def replay(connection: StoreConnection, keys: Sequence[str]) -> Sequence[str]:
 
 # -- retention ---------------------------------------------------------------------------------
 
-_OLD = {
-    DeliveryState.DONE: """
-SELECT sequence FROM ended WHERE finished_at < %s ORDER BY finished_at LIMIT %s
+# Each condition is that of an index.
+_OLD = """
+SELECT sequence FROM ended WHERE {which} AND finished_at < %s ORDER BY finished_at LIMIT %s
 FOR UPDATE SKIP LOCKED
-""",
-    DeliveryState.PARKED: """
+"""
+
+_OLD_WHOLE, _OLD_BARE = _OLD.format(which="NOT bare"), _OLD.format(which="bare")
+
+_OLD_PARKED = """
 SELECT work.sequence FROM work JOIN arrival USING (sequence)
 WHERE state = 'parked' AND received_at < %s LIMIT %s FOR UPDATE OF work SKIP LOCKED
-""",
-}
-
-_OLD_WITH_BODY = """
-SELECT sequence FROM ended WHERE NOT bare AND finished_at < %s ORDER BY finished_at LIMIT %s
-FOR UPDATE SKIP LOCKED
 """
 
 _DROP_BODIES = """
@@ -545,7 +542,7 @@ def delete_bodies(connection: StoreConnection, before: float, limit: int) -> tup
 
     Returns the number of deliveries that were looked at, up to ``limit``, and that of the bodies.
     """
-    sequences = [row[0] for row in connection.execute(_OLD_WITH_BODY, (before, limit))]
+    sequences = [row[0] for row in connection.execute(_OLD_WHOLE, (before, limit))]
     if not sequences:
         return 0, 0
     connection.write("DELETE FROM evidence WHERE sequence = ANY(%s::bigint[])", (sequences,))
@@ -559,7 +556,11 @@ def delete_deliveries(
     connection: StoreConnection, state: DeliveryState, before: float, limit: int
 ) -> tuple[int, int]:
     """Delete deliveries whole that were done, or are parked and arrived, before that time."""
-    sequences = [row[0] for row in connection.execute(_OLD[state], (before, limit))]
+    old = (_OLD_WHOLE, _OLD_BARE) if state is DeliveryState.DONE else (_OLD_PARKED,)
+    sequences: list[int] = []
+    for statement in old:
+        rows = connection.execute(statement, (before, limit - len(sequences)))
+        sequences += [sequence for (sequence,) in rows]
     forget(connection, sequences)
     return len(sequences), len(sequences)
 
