@@ -326,7 +326,9 @@ async def test_cancelling_at_random_leaves_no_connection_and_no_open_transaction
         assert len(database.connections()) <= 5
         await inbox.accept(delivery("last"), leased=True)
         assert await inbox.get("last") is not None
-    assert database.connections() == []
+    with trio.fail_after(30):
+        while database.connections():  # the server notices in its own time
+            await trio.sleep(0.01)
 
 
 # -- costs -------------------------------------------------------------------------------------
