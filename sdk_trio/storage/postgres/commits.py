@@ -50,7 +50,7 @@ STALL_SECONDS = 2.0
 #: Time for ``close`` to finish the queued jobs, in seconds.
 CLOSE_SECONDS = 4.0
 
-#: How often a transaction is run again that another one has got in the way of.
+#: The most times that a transaction is run again, where another one has got in its way.
 CONFLICT_LIMIT = 5
 
 _log = get_logger("storage")
@@ -61,7 +61,7 @@ ON CONFLICT (id) DO UPDATE SET changes = node.changes + 1, done = node.done + ex
     seen_at = now()
 """
 
-# What a store that closes has counted goes to the common row.
+# A store that closes leaves its count to the common row.
 _LEAVE = """
 WITH gone AS (DELETE FROM node WHERE id = %s RETURNING done)
 UPDATE node SET done = done + (SELECT coalesce(sum(gone.done), 0) FROM gone) WHERE id = ''

@@ -6,7 +6,7 @@ transaction sets what it needs, and no statement is prepared.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,8 +28,8 @@ OLDEST_SERVER = 130_000
 #: Time for a statement, in seconds: a lock or a listing that takes longer is given up.
 STATEMENT_SECONDS = 60
 
-# How long a dial may last, and after how long without an answer a connection counts as dead. A
-# sender gives up after 10 s, so a server that vanished has to be noticed before.
+# The time that a dial may last, and the time without an answer after which a connection counts as
+# dead. A sender gives up after 10 s, so a server that vanished has to be noticed before.
 _DIAL: dict[str, Any] = {
     "connect_timeout": 4,
     "keepalives_idle": 5,
@@ -89,6 +89,25 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     def useless(self) -> bool:
         """Whether nothing can be done with it any more."""
         return self.closed or self.broken
+
+
+_EXAMINE = """
+SELECT current_setting('server_version'), current_setting('fsync'),
+    pg_database_size(current_database())
+"""
+
+
+@attrs.frozen(kw_only=True)
+class PostgresExamination:
+    """The findings of a look at the database; ``size`` is that of all of it, in bytes.
+
+    ``syncs``: its server syncs its log to disk. ``is_current``: the schema is that of this version.
+    """
+
+    server: str
+    syncs: bool
+    size: int
+    is_current: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -231,7 +250,27 @@ class PostgresAddress:
             for statement in self._plan(connection, place):
                 connection.execute(statement)
 
-    def _plan(self, connection: StoreConnection, place: str) -> Any:
+    def examine(self) -> PostgresExamination:
+        """Look at the database and change nothing; blocks.
+
+        Raises:
+            StoreUnavailableError: no server answers, or it refuses.
+            StoreVersionError: the server is too old, or the schema newer, or another program's.
+        """
+        connection = self.connect()
+        try:
+            with self.transaction(connection, reading=True):
+                plan = self._plan(connection, f"the schema {self.schema} of {self.place}")
+                (server, fsync, size) = connection.execute(_EXAMINE).fetchone() or ("", "", 0)
+        except psycopg.Error as error:
+            raise self.describe(error) from error
+        finally:
+            connection.close()
+        return PostgresExamination(
+            server=server, syncs=fsync == "on", size=size, is_current=not plan
+        )
+
+    def _plan(self, connection: StoreConnection, place: str) -> Sequence[str]:
         (tables,) = connection.execute(
             "SELECT count(*) FROM pg_tables WHERE schemaname = %s", (self.schema,)
         ).fetchone() or (0,)

@@ -155,7 +155,7 @@ _SEQUENCE = "SELECT sequence FROM arrival WHERE delivery_key = %(key)s"
 
 _SAY_WHY = f"UPDATE work SET last_error = %(reason)s WHERE sequence = ({_SEQUENCE})"
 
-#: How often an admission is decided again because the row has changed in between.
+#: The most times that an admission is decided, as the row may change in between.
 _TRIES = 10
 
 
