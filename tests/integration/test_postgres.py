@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,10 +185,12 @@ async def test_hosts_that_start_at_once_make_one_schema(empty: Database) -> None
         assert (await inbox.counts())[DeliveryState.RECEIVED] == 5
 
 
-async def test_a_schema_of_a_newer_version_is_refused(database: Database) -> None:
-    database.execute("UPDATE sdk_trio.store SET version = 999")
+async def test_a_schema_of_a_newer_version_is_refused(empty: Database) -> None:
+    async with empty.open():
+        pass
+    empty.execute("UPDATE sdk_trio.store SET version = 999")
     with pytest.raises(StoreVersionError, match=r"version 999.*install the version"):
-        async with database.open():
+        async with empty.open():
             pass
 
 
@@ -241,16 +244,14 @@ async def test_connections_that_the_server_has_ended_are_replaced_unnoticed(
 
 
 async def test_a_database_that_only_reads_is_away_until_it_writes_again(
-    database: Database,
+    empty: Database,
 ) -> None:
-    async with database.open() as inbox:
-        database.execute(f"ALTER DATABASE {database.name} SET default_transaction_read_only = on")
-        database.end_connections()
+    async with empty.open() as inbox:
+        empty.execute(f"ALTER DATABASE {empty.name} SET default_transaction_read_only = on")
+        empty.end_connections()
         with pytest.raises(StoreUnavailableError, match="read-only"):
             await inbox.accept(delivery(), leased=True)
-        database.server.execute(
-            f"ALTER DATABASE {database.name} RESET default_transaction_read_only"
-        )
+        empty.server.execute(f"ALTER DATABASE {empty.name} RESET default_transaction_read_only")
         with trio.fail_after(30):
             while True:
                 try:
@@ -260,11 +261,50 @@ async def test_a_database_that_only_reads_is_away_until_it_writes_again(
                     await trio.sleep(0.05)
 
 
-async def test_commits_are_durable_where_the_server_would_not_make_them_so(
-    database: Database,
+@pytest.mark.parametrize("call", ["accept", "claim"])
+async def test_a_claim_whose_commit_nobody_has_heard_of_is_given_up(
+    database: Database, call: str
 ) -> None:
-    database.execute(f"ALTER DATABASE {database.name} SET synchronous_commit = off")
+    server = database.server
     async with database.open() as inbox:
+        # A standby that never answers: the commit is made, and its answer does not come.
+        server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        server.execute("SELECT pg_reload_conf()")
+        try:
+            async with trio.open_nursery() as nursery:
+
+                async def fail() -> None:
+                    calls = {"accept": partial(inbox.accept, leased=True), "claim": inbox.claim}
+                    with pytest.raises(StoreUnavailableError, match="during a commit"):
+                        await calls[call](delivery())
+
+                nursery.start_soon(fail)
+                waiting = (
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    f"WHERE wait_event = 'SyncRep' AND datname = '{database.name}'"
+                )
+                with trio.fail_after(30):
+                    while not server.execute(waiting):
+                        await trio.sleep(0.02)
+        finally:
+            server.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            server.execute("SELECT pg_reload_conf()")
+        kept = await inbox.get("m1")
+        assert kept is not None
+        await inbox.write_checkpoint("next", "transaction")
+        async with database.open("two") as two:
+            if call == "accept":
+                (record,) = (await two.take_due(limit=9, now=1001)).records
+                assert record.key == "m1"
+            else:
+                assert (await two.claim(delivery())).admission is not Admission.RUNNING
+
+
+async def test_commits_are_durable_where_the_server_would_not_make_them_so(
+    empty: Database,
+) -> None:
+    empty.server.execute(f"ALTER DATABASE {empty.name} SET synchronous_commit = off")
+    async with empty.open() as inbox:
         shown = await inbox._commits.submit(
             lambda c: c.execute("SHOW synchronous_commit").fetchone()
         )
